@@ -1,0 +1,51 @@
+# Every target sets up what it needs; nothing but Python 3.11 or newer is assumed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DATA := $(wildcard ../shared/data)
+ifneq ($(DATA),)
+export SOTTOVOCE_DATA ?= $(abspath $(DATA))
+endif
+
+.PHONY: demo test test-all check format bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.core
+	$(BIN)/sottovoce demo
+
+test: check
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-all: check
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/sottovoce bench fpl
+
+$(BIN)/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Sottovoce needs Python 3.11 or newer; set PYTHON=/path/to/it." >&2; exit 1; }
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing the core (no torch, no Flower)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing the core, torch and the development tools"
+	@$(PIP) -e '.[torch,dev]'
+	@touch $@ $(VENV)/.core
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,37 @@
+"""What the federated systems are compared with: central recommenders that see all the data.
+
+Each is a frozen configuration with one method, `fit(train, rng, progress=None) -> Scorer`.
+Experiment files name them through `BASELINES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from sottovoce.baselines.base import Baseline, Progress
+from sottovoce.baselines.knn import ItemKNN, UserKNN
+from sottovoce.baselines.mult_vae import MultVAE
+from sottovoce.baselines.popular import TopPop
+from sottovoce.baselines.uniform import Random
+
+BASELINES: Mapping[str, type[Baseline]] = MappingProxyType(
+    {
+        "random": Random,
+        "top-pop": TopPop,
+        "user-knn": UserKNN,
+        "item-knn": ItemKNN,
+        "mult-vae": MultVAE,
+    }
+)
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "ItemKNN",
+    "MultVAE",
+    "Progress",
+    "Random",
+    "TopPop",
+    "UserKNN",
+]

@@ -1,0 +1,39 @@
+"""Top-Pop: what most people have, for everyone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.baselines.base import Progress
+from sottovoce.data.interactions import Interactions
+from sottovoce.rng import Streams
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class PopularityScorer:
+    """One score per item, the same for every user."""
+
+    counts: NDArray[np.float32]
+
+    @property
+    def n_items(self) -> int:
+        return len(self.counts)
+
+    def scores(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
+        return np.tile(self.counts, (len(users), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class TopPop:
+    """An item's score is its number of training users. Nothing to configure.
+
+    Counts are exact up to 2**24 users per item, where float32 stops telling integers apart.
+    """
+
+    def fit(
+        self, train: Interactions, rng: Streams, progress: Progress | None = None
+    ) -> PopularityScorer:
+        return PopularityScorer(train.item_counts.astype(np.float32))

@@ -1,0 +1,33 @@
+"""Random: the floor under every other figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.baselines.base import Progress
+from sottovoce.data.interactions import Interactions
+from sottovoce.rng import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class RandomScorer:
+    """A uniform score per (user, item); a user's row depends on the user and the stream alone."""
+
+    n_items: int
+    rng: Streams
+
+    def scores(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.rng.uniform(users, self.n_items).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Every item is as good as any other. Nothing to configure."""
+
+    def fit(
+        self, train: Interactions, rng: Streams, progress: Progress | None = None
+    ) -> RandomScorer:
+        return RandomScorer(train.n_items, rng.child("random"))

@@ -1,0 +1,226 @@
+"""What each user permits. One record per user; the door reads it before anything leaves.
+
+`Consent` holds a row per device of a cohort. Operators choose a `ConsentPolicy`: the same default
+for everyone, or a stated mix. The draw of a mix depends on seed and user alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import ConfigError, ConsentError
+from sottovoce.rng import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One person's settings. The default takes part and shares no positive item."""
+
+    takes_part: bool = True
+    share_positives: float = 0.0
+    """π: the share of positive-item updates that may leave, in [0, 1]."""
+    epsilon: float = 0.0
+    """Largest privacy cost per report that the user accepts; 0 permits no randomised report."""
+    max_reports: int = 0
+    """k: most randomised reports per round."""
+    hidden_attributes: tuple[str, ...] = ()
+    """Attributes that must not be learnt."""
+    strength: float = 0.5
+    """β in [0, 1): how strongly hidden attributes are protected against how well the model serves."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden_attributes", tuple(self.hidden_attributes))
+        if not isinstance(self.takes_part, bool):
+            raise ConfigError("takes_part must be true or false")
+        _within("share_positives", self.share_positives, 0.0, 1.0)
+        _within("epsilon", self.epsilon, 0.0, float("inf"))
+        _within("strength", self.strength, 0.0, 1.0)
+        if self.strength == 1.0:
+            raise ConfigError("strength must be below 1")
+        if isinstance(self.max_reports, bool) or not isinstance(self.max_reports, int):
+            raise ConfigError("max_reports must be a whole number")
+        _within("max_reports", self.max_reports, 0, float("inf"))
+
+    def words(self) -> str:
+        """The settings as a device owner would read them."""
+        if not self.takes_part:
+            return "does not take part: learns at home, sends nothing"
+        share = f"{self.share_positives:.0%}".replace("%", " %")
+        parts = [f"takes part, shares {share} of positive-item updates"]
+        if self.max_reports:
+            parts.append(f"at most {self.max_reports} reports at ε ≤ {self.epsilon:g}")
+        if self.hidden_attributes:
+            parts.append("hides " + ", ".join(self.hidden_attributes))
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Consent:
+    """A row per device. Immutable: a change of mind is a new record."""
+
+    users: NDArray[np.int64]
+    takes_part: NDArray[np.bool_]
+    share_positives: NDArray[np.float32]
+    epsilon: NDArray[np.float32]
+    max_reports: NDArray[np.int32]
+    hidden_attributes: NDArray[np.bool_]
+    """[n, attributes], columns named by `attributes`."""
+    strength: NDArray[np.float32]
+    attributes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self.users)
+        for name in ("takes_part", "share_positives", "epsilon", "max_reports", "strength"):
+            if getattr(self, name).shape != (n,):
+                raise ConsentError(f"{name} must have one value per device")
+        if self.hidden_attributes.shape != (n, len(self.attributes)):
+            raise ConsentError("hidden_attributes must have one row per device")
+        share = self.share_positives
+        if n and not bool(np.all((share >= 0.0) & (share <= 1.0))):
+            raise ConsentError("share_positives must lie in [0, 1]")
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __repr__(self) -> str:
+        return f"<Consent of {len(self):,}, redacted>"
+
+    @classmethod
+    def uniform(
+        cls, users: NDArray[np.int64], choice: Choice, attributes: Sequence[str] = ()
+    ) -> Consent:
+        """The same choice for every user."""
+        return cls.of(users, [choice], np.zeros(len(users), dtype=np.int64), attributes)
+
+    @classmethod
+    def of(
+        cls,
+        users: NDArray[np.int64],
+        choices: Sequence[Choice],
+        which: NDArray[np.int64],
+        attributes: Sequence[str] = (),
+    ) -> Consent:
+        """choices[which[n]] for the n-th user."""
+        known = tuple(attributes)
+        for choice in choices:
+            for name in choice.hidden_attributes:
+                if name not in known:
+                    raise ConfigError(
+                        f"hidden attribute {name!r} is not among the data's attributes {list(known)}"
+                    )
+        hidden = np.array(
+            [[a in c.hidden_attributes for a in known] for c in choices], dtype=bool
+        ).reshape(len(choices), len(known))
+        return cls(
+            users=np.asarray(users, dtype=np.int64),
+            takes_part=np.array([c.takes_part for c in choices], dtype=bool)[which],
+            share_positives=np.array([c.share_positives for c in choices], np.float32)[which],
+            epsilon=np.array([c.epsilon for c in choices], dtype=np.float32)[which],
+            max_reports=np.array([c.max_reports for c in choices], dtype=np.int32)[which],
+            hidden_attributes=hidden[which],
+            strength=np.array([c.strength for c in choices], dtype=np.float32)[which],
+            attributes=known,
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> Consent:
+        return replace(
+            self,
+            users=self.users[rows],
+            takes_part=self.takes_part[rows],
+            share_positives=self.share_positives[rows],
+            epsilon=self.epsilon[rows],
+            max_reports=self.max_reports[rows],
+            hidden_attributes=self.hidden_attributes[rows],
+            strength=self.strength[rows],
+        )
+
+    def row(self, index: int) -> Choice:
+        """One device's record."""
+        hidden = self.hidden_attributes[index]
+        return Choice(
+            takes_part=bool(self.takes_part[index]),
+            share_positives=float(self.share_positives[index]),
+            epsilon=float(self.epsilon[index]),
+            max_reports=int(self.max_reports[index]),
+            hidden_attributes=tuple(a for a, h in zip(self.attributes, hidden, strict=True) if h),
+            strength=float(self.strength[index]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsentPolicy:
+    """How a federation's records come about in simulation: a mix of choices with weights."""
+
+    choices: tuple[Choice, ...] = field(default_factory=lambda: (Choice(),))
+    weights: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "choices", tuple(self.choices))
+        object.__setattr__(self, "weights", tuple(float(w) for w in self.weights))
+        if not self.choices or len(self.choices) != len(self.weights):
+            raise ConfigError("a consent mix needs one weight per choice, and at least one choice")
+        if not all(np.isfinite(w) and w >= 0 for w in self.weights) or sum(self.weights) <= 0:
+            raise ConfigError("the weights of a consent mix must be non-negative and not all zero")
+
+    @classmethod
+    def everyone(cls, choice: Choice) -> ConsentPolicy:
+        return cls((choice,), (1.0,))
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> ConsentPolicy:
+        """From an experiment file: one choice's fields, or `mix`, a list of choices with `weight`."""
+        if "mix" not in table:
+            return cls.everyone(_choice(table, "consent"))
+        others = sorted(set(table) - {"mix"})
+        if others:
+            raise ConfigError(f"[consent] has a mix and also {others}; choose one way")
+        mix = table["mix"]
+        if not isinstance(mix, list) or not all(isinstance(entry, dict) for entry in mix):
+            raise ConfigError("consent.mix must be a list of tables")
+        choices, weights = [], []
+        for number, entry in enumerate(mix):
+            fields = dict(entry)
+            weight = fields.pop("weight", None)
+            if isinstance(weight, bool) or not isinstance(weight, int | float):
+                raise ConfigError(f"consent.mix[{number}] needs a weight")
+            choices.append(_choice(fields, f"consent.mix[{number}]"))
+            weights.append(float(weight))
+        return cls(tuple(choices), tuple(weights))
+
+    def draw(
+        self, users: NDArray[np.int64], rng: Streams, attributes: Sequence[str] = ()
+    ) -> Consent:
+        edges = np.cumsum(self.weights) / sum(self.weights)
+        where = rng.child("consent").uniform(np.asarray(users, dtype=np.int64), 1)[:, 0]
+        which = np.minimum(np.searchsorted(edges, where, side="right"), len(edges) - 1)
+        return Consent.of(users, self.choices, which.astype(np.int64), attributes)
+
+    def words(self) -> list[str]:
+        """One line per choice: its share of the users and what it means."""
+        total = sum(self.weights)
+        return [
+            f"{weight / total:4.0%}  {choice.words()}"
+            for choice, weight in zip(self.choices, self.weights, strict=True)
+        ]
+
+
+def _choice(fields: Mapping[str, object], where: str) -> Choice:
+    known = set(Choice.__dataclass_fields__)
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise ConfigError(f"{where} has unknown keys {unknown}; known are {sorted(known)}")
+    try:
+        return Choice(**fields)  # type: ignore[arg-type]
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _within(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number")
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must lie in [{low:g}, {high:g}], not {value:g}")

@@ -1,0 +1,64 @@
+"""One exception tree. Every error a user can cause says what, where and what to do.
+
+SottovoceError (1)
+├── UsageError (2)            a bad option, experiment file or value
+│   └── ConfigError           unknown key, wrong type or out-of-range value
+├── DataError (3)             a file or table that cannot be used
+│   ├── DataNotFound
+│   └── CorruptData
+├── RunError (4)              a run folder or a training run that cannot go on
+│   ├── FolderInUse
+│   └── Diverged
+├── ConsentError (5)          something would leave a device against its owner's word
+└── MessageError (6)          a message that must be rejected whole
+
+The number is the exit code of the command line.
+"""
+
+from __future__ import annotations
+
+
+class SottovoceError(Exception):
+    """Base of everything we raise on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(SottovoceError):
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class DataError(SottovoceError):
+    exit_code = 3
+
+
+class DataNotFound(DataError):
+    pass
+
+
+class CorruptData(DataError):
+    pass
+
+
+class RunError(SottovoceError):
+    exit_code = 4
+
+
+class FolderInUse(RunError):
+    pass
+
+
+class Diverged(RunError):
+    pass
+
+
+class ConsentError(SottovoceError):
+    exit_code = 5
+
+
+class MessageError(SottovoceError):
+    exit_code = 6
