@@ -151,6 +151,17 @@ class Consent:
         )
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class ShareRule:
+    """Which positive updates may leave, in the form the kernels read, a row per device of a round:
+    the draw's coin must fall below `threshold`, and, where `allowed` is not empty, the item must be
+    in the user's subset (a flag per interaction of the cohort's history)."""
+
+    keys: NDArray[np.uint64]
+    threshold: NDArray[np.uint64]
+    allowed: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, slots=True)
 class ConsentPolicy:
     """How a federation's records come about in simulation: a mix of choices with weights."""

@@ -6,17 +6,30 @@ the smaller item number; items already seen are masked.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from sottovoce import _ranking
+from sottovoce.data.interactions import Interactions
+from sottovoce.errors import DataError, Diverged, UsageError
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+TILE = 40 * _ranking.GROUP
+"""Users per unit of work. Results do not depend on it."""
 
 
 class Scorer(Protocol):
     """Anything that can rank the catalogue for a user."""
 
-    n_items: int
+    @property
+    def n_items(self) -> int: ...
 
     def scores(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores of shape [len(users), n_items]. Higher is better; -inf is never recommended."""
@@ -25,7 +38,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FactorScorer:
-    """score(u, i) = bias_i + user_u · item_i. Evaluation has a fast path for it."""
+    """score(u, i) = bias_i + user_u · item_i. Ranking has a fast path for it."""
 
     user_factors: NDArray[np.float32]
     item_factors: NDArray[np.float32]
@@ -38,3 +51,171 @@ class FactorScorer:
     def scores(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
         product: NDArray[np.float32] = self.user_factors[users] @ self.item_factors.T
         return product + self.item_bias
+
+
+def default_threads() -> int:
+    """The number of processors this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def top_n(
+    scorer: Scorer,
+    users: ArrayLike,
+    seen: Interactions | None,
+    n: int,
+    *,
+    threads: int | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The n best items per user, and their scores: two arrays of shape [len(users), n].
+
+    By score descending, ties by ascending item; `seen` items are left out, an item of score -inf
+    is never recommended. Rows with fewer than n candidates end in item -1 with score -inf. The
+    lists of a `FactorScorer` do not depend on `threads` or on which users are asked for together.
+    """
+    if n < 1:
+        raise UsageError(f"a list must have at least one place, not {n}")
+    if threads is not None and threads < 1:
+        raise UsageError(f"ranking needs at least one thread, not {threads}")
+    wanted = _user_numbers(users, seen)
+    if seen is None:
+        rows, indptr = _fixed(np.zeros_like(wanted)), _fixed(np.zeros(2, dtype=np.int64))
+        entries = _fixed(np.zeros(0, dtype=np.int32))
+    else:
+        rows, indptr, entries = wanted, seen.indptr, seen.items
+    items = np.full((len(wanted), n), -1, dtype=np.int32)
+    scores = np.full((len(wanted), n), -np.inf, dtype=np.float32)
+
+    if isinstance(scorer, FactorScorer):
+        vectors, factors, bias = _checked(scorer, wanted)
+        panels = _ranking.pack_items(factors, bias)
+
+        def rank(part: slice) -> None:
+            _ranking.rank_factors(
+                vectors,
+                panels,
+                wanted[part],
+                rows[part],
+                indptr,
+                entries,
+                items[part],
+                scores[part],
+            )
+
+        _for_tiles(len(wanted), TILE, rank, threads or default_threads())
+    else:
+        for part in _tiles(len(wanted), _table_tile(scorer.n_items)):
+            table = _table(scorer, wanted[part])
+            _ranking.rank_scores(table, rows[part], indptr, entries, items[part], scores[part])
+    return items, scores
+
+
+def recommend(
+    scorer: Scorer, user: int, seen: Interactions | NDArray[np.integer] | None, n: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """At most n items for one user, best first, with their scores; no padding.
+
+    `seen` may be the user's own items, as a device knows them, instead of everybody's table.
+    Equal to the user's row of `top_n`.
+    """
+    if isinstance(seen, np.ndarray):
+        own = np.unique(seen).astype(np.int32)
+        if len(own) and own[0] < 0:
+            raise DataError(f"there is no item {own[0]}")
+        indptr = np.zeros(user + 2, dtype=np.int64)
+        indptr[user + 1] = len(own)
+        seen = Interactions(indptr=indptr, items=own, n_items=int(own[-1]) + 1 if len(own) else 0)
+    items, scores = top_n(scorer, [user], seen, n, threads=1)
+    found = items[0] >= 0
+    return items[0][found], scores[0][found]
+
+
+def score_items(
+    scorer: Scorer, users: ArrayLike, items: ArrayLike, *, threads: int | None = None
+) -> NDArray[np.float32]:
+    """Scores of given items: row r holds those of `items[r]` for `users[r]`; item -1 gets -inf."""
+    wanted = _user_numbers(users, None)
+    chosen = _fixed(np.ascontiguousarray(items, dtype=np.int32))
+    if chosen.ndim != 2 or len(chosen) != len(wanted):
+        raise UsageError("items must be a table with one row per user")
+    if chosen.size and (chosen.min() < -1 or chosen.max() >= scorer.n_items):
+        raise DataError(f"item numbers must lie in [0, {scorer.n_items}), or be -1 for none")
+    out = np.empty(chosen.shape, dtype=np.float32)
+    if isinstance(scorer, FactorScorer):
+        vectors, factors, bias = _checked(scorer, wanted)
+
+        def score(part: slice) -> None:
+            _ranking.score_pairs(vectors, factors, bias, wanted[part], chosen[part], out[part])
+
+        _for_tiles(len(wanted), TILE, score, threads or default_threads())
+    else:
+        for part in _tiles(len(wanted), _table_tile(scorer.n_items)):
+            table = _table(scorer, wanted[part])
+            out[part] = np.take_along_axis(table, np.maximum(chosen[part], 0), axis=1)
+        out[chosen < 0] = -np.inf
+    return out
+
+
+def _user_numbers(users: ArrayLike, seen: Interactions | None) -> NDArray[np.int64]:
+    wanted = np.ascontiguousarray(users, dtype=np.int64)
+    if wanted.ndim != 1:
+        raise UsageError("users must be a list of user numbers")
+    if len(wanted) and wanted.min() < 0:
+        raise DataError(f"there is no user {wanted.min()}")
+    if seen is not None and len(wanted) and wanted.max() >= seen.n_users:
+        raise DataError(f"there is no user {wanted.max()}; there are {seen.n_users:,} users")
+    return _fixed(wanted)
+
+
+def _fixed(array: NDArray[Scalar]) -> NDArray[Scalar]:
+    # numba compiles a kernel again for each mix of writable and read-only arguments.
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _checked(scorer: FactorScorer, users: NDArray[np.int64]) -> tuple[NDArray[np.float32], ...]:
+    # The kernels read raw memory: every shape and index is checked here.
+    vectors = np.ascontiguousarray(scorer.user_factors, dtype=np.float32)
+    factors = np.ascontiguousarray(scorer.item_factors, dtype=np.float32)
+    bias = np.ascontiguousarray(scorer.item_bias, dtype=np.float32)
+    if vectors.ndim != 2 or factors.ndim != 2 or vectors.shape[1] != factors.shape[1]:
+        raise DataError(f"factors of shape {vectors.shape} and {factors.shape} do not match")
+    if bias.shape != (len(factors),):
+        raise DataError(f"{len(factors):,} items need as many biases, not {bias.shape}")
+    if len(users) and users.max() >= len(vectors):
+        raise DataError(f"there is no user {users.max()}; there are {len(vectors):,} users")
+    if not (np.isfinite(vectors).all() and np.isfinite(factors).all()) or np.isnan(bias).any():
+        raise Diverged("the model holds numbers that are not finite; lower the learning rate")
+    return _fixed(vectors), _fixed(factors), _fixed(bias)
+
+
+def _table(scorer: Scorer, users: NDArray[np.int64]) -> NDArray[np.float32]:
+    table = np.ascontiguousarray(scorer.scores(users), dtype=np.float32)
+    if table.shape != (len(users), scorer.n_items):
+        raise DataError(
+            f"a scorer of {scorer.n_items:,} items gave scores of shape {table.shape} "
+            f"for {len(users):,} users"
+        )
+    if np.isnan(table).any():
+        raise Diverged("the model gave scores that are not numbers")
+    return _fixed(table)
+
+
+def _table_tile(n_items: int) -> int:
+    # A table of at most 64 MB.
+    return max(1, min(256, (16 << 20) // max(1, n_items)))
+
+
+def _tiles(n: int, size: int) -> Iterable[slice]:
+    return (slice(start, min(n, start + size)) for start in range(0, n, size))
+
+
+def _for_tiles(n: int, size: int, work: Callable[[slice], None], threads: int) -> None:
+    if threads == 1 or n <= size:
+        for part in _tiles(n, size):
+            work(part)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(work, _tiles(n, size)):
+            pass

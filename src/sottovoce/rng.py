@@ -71,6 +71,14 @@ class Streams:
             words = (counters.astype(np.uint64) + np.uint64(1)) * GAMMA
             return mix_array(np.uint64(self.key) + words)
 
+    def paired_keys(
+        self, outer: NDArray[np.int64], inner: NDArray[np.int64]
+    ) -> NDArray[np.uint64]:
+        """`child(outer, inner).key` for pairs of counters (a round and a user, say)."""
+        with np.errstate(over="ignore"):
+            words = (inner.astype(np.uint64) + np.uint64(1)) * GAMMA
+            return mix_array(self.keys(outer) + words)
+
     def words(self, counters: NDArray[np.int64], draws: int) -> NDArray[np.uint64]:
         """64-bit words, shape [len(counters), draws]; row c depends on c alone."""
         with np.errstate(over="ignore"):
@@ -92,12 +100,18 @@ class Streams:
         """A NumPy generator for work outside the per-user path (splits, towns)."""
         return np.random.Generator(np.random.PCG64(self.key))
 
+    def choose_one(self, n: int, counters: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`child(c).choose(n, 1)` for each counter c."""
+        with np.errstate(over="ignore"):
+            word = mix_array(self.keys(counters) + GAMMA) >> np.uint64(32)
+            return ((word * np.uint64(n)) >> np.uint64(32)).astype(np.int64)
+
     def choose(self, n: int, size: int) -> NDArray[np.int64]:
         """`size` distinct numbers below n, uniform without replacement, in ascending order."""
         if size >= n:
             return np.arange(n, dtype=np.int64)
         if size == 1:
-            word = int(_mix_int((self.key + int(GAMMA)) & _MASK))
+            word = _mix_int((self.key + int(GAMMA)) & _MASK)
             return np.array([((word >> 32) * n) >> 32], dtype=np.int64)
         return np.sort(self.generator().choice(n, size, replace=False)).astype(np.int64)
 

@@ -27,6 +27,7 @@ import numpy as np
 from numba import float32, int32, int64, njit, uint64
 from numpy.typing import NDArray
 
+from sottovoce.consent import ShareRule
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import GAMMA, LOW32, below, mix
 
@@ -296,17 +297,6 @@ def kernels(embedding_size: int) -> Kernels:
                 vectors[row, f] = p[f]
 
     return Kernels(learn_rows, learn_summed, learn_rounds)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ShareRule:
-    """Which positive updates of a cohort may leave, as the kernels need it: the draw's coin must
-    fall below `threshold`, and, where `allowed` is not empty, the item must be in the user's subset
-    (a flag per interaction)."""
-
-    keys: NDArray[np.uint64]
-    threshold: NDArray[np.uint64]
-    allowed: NDArray[np.bool_]
 
 
 def learn_rows(

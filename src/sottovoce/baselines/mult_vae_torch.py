@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -22,16 +22,20 @@ from sottovoce.rng import Streams
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Rows:
-    """A batch of users' items, compressed; `weights` are the encoder's inputs, zeros elsewhere."""
+    """A batch of users' items, compressed by user."""
 
     items: Tensor
+    owners: Tensor
+    """The row of the batch each item belongs to."""
     starts: Tensor
+    """Where each row begins in `items`."""
     weights: Tensor
+    """What the encoder sees of each item."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Network:
-    """Weights as [out, in], but for the first layer, which is looked up by item: [items, hidden]."""
+    """Weights are [out, in]; the first layer is looked up by item, so it is [items, hidden]."""
 
     enter: Tensor
     enter_bias: Tensor
@@ -56,7 +60,7 @@ class _Network:
         return torch.tanh(F.linear(z, self.leave, self.leave_bias))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return astuple(self)
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 def fit(
@@ -99,14 +103,10 @@ def _loss(network: _Network, rows: _Rows, noise: NDArray[np.float64], beta: floa
     mean, log_variance = network.encode(rows)
     z = mean + torch.exp(0.5 * log_variance) * torch.as_tensor(noise).to(mean)
     logits = F.linear(network.decode(z), network.output, network.output_bias)
-    # Σ x log softmax = Σ over the positives of (logit − logsumexp): no dense target is built.
-    n = len(logits)
-    ends = torch.cat((rows.starts[1:], rows.starts.new_tensor([len(rows.items)])))
-    sizes = ends - rows.starts
-    owner = torch.repeat_interleave(torch.arange(n, device=logits.device), sizes)
-    likelihood = logits[owner, rows.items].sum() - (sizes * logits.logsumexp(dim=1)).sum()
+    log_share = F.log_softmax(logits, dim=1)
+    likelihood = log_share[rows.owners, rows.items].sum()
     kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum()
-    return (beta * kl - likelihood) / n
+    return (beta * kl - likelihood) / len(logits)
 
 
 def _rows(
@@ -115,24 +115,26 @@ def _rows(
     device: torch.device,
     kept: NDArray[np.float64] | None = None,
 ) -> _Rows:
-    """The users' items, each row of unit length before `kept` (a factor per interaction) scales it."""
+    """The users' items, rows of unit length; `kept` then scales each interaction of the table."""
     counts = train.counts[users]
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     entries = np.repeat(train.indptr[users] - starts, counts) + np.arange(counts.sum())
     weights = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts)
     if kept is not None:
         weights = weights * kept[entries]
-    return _Rows(
-        torch.from_numpy(train.items[entries].astype(np.int64)).to(device),
-        torch.from_numpy(starts).to(device),
-        torch.from_numpy(weights.astype(np.float32)).to(device),
+    columns = (
+        train.items[entries].astype(np.int64),
+        np.repeat(np.arange(len(users)), counts),
+        starts,
+        weights.astype(np.float32),
     )
+    return _Rows(*(torch.from_numpy(column).to(device) for column in columns))
 
 
 def _kept(dropout: float, train: Interactions, rng: Streams) -> NDArray[np.float64]:
     """0 for a dropped interaction, 1 / (1 − dropout) for one that stays."""
     draws = rng.uniform(np.zeros(1, dtype=np.int64), train.n_interactions)[0]
-    return (draws >= dropout) / (1 - dropout)
+    return np.where(draws >= dropout, 1 / (1 - dropout), 0.0)
 
 
 def _init(config: MultVAE, n_items: int, rng: Streams, device: torch.device) -> _Network:

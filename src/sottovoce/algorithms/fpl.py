@@ -1,0 +1,276 @@
+"""FPL, federated pair-wise learning (Anelli, Deldjoo, Di Noia, Ferrara, Narducci 2021).
+
+| here              | paper | meaning                                          |
+|-------------------|-------|--------------------------------------------------|
+| items             | Q, b  | item rows, the last column being the bias        |
+| vectors           | P     | user vectors, which never leave their devices    |
+| learning_rate     | α     | step size, on the device and on the server       |
+| triples           | T     | draws (u, i, j) per device and round             |
+| cohort_size       | |U⁻|  | devices per round                                |
+| share_positives   | π     | lives in the consent record, not here            |
+
+Each round: the server publishes `items`; every selected device draws T triples with the item rows
+frozen, moves its vector after each, and sums the changes it would make to item rows; what may leave
+is the release's business; the server adds α times the sum of all reports.
+
+Two errors of the papers that matter here: the sum's σ is over the whole score (not per factor), and
+pFPL+ makes X⁺/N times as many draws per epoch as pFPL although the text calls them equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms import factors
+from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.consent import ShareRule
+from sottovoce.errors import ConfigError, Diverged
+from sottovoce.messages import ModelView, SummedReports, Updates
+from sottovoce.rng import Streams
+
+CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = {
+    "sFPL": (1, 1),
+    "sFPL+": (1, "mean"),
+    "pFPL": ("all", 1),
+    "pFPL+": ("all", "mean"),
+}
+"""Name → (cohort_size, triples)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FPLConfig:
+    embedding_size: int = 10
+    """Length of a user's or item's vector; F in the paper."""
+    learning_rate: float = 0.05
+    """Step size; α in the paper."""
+    configuration: str = ""
+    """sFPL, sFPL+, pFPL or pFPL+: sets `cohort_size` and `triples` as the paper does."""
+    cohort_size: int | Literal["all"] = "all"
+    """Devices per round; "all" takes every device that takes part."""
+    triples: int | Literal["mean"] = "mean"
+    """Draws per device and round; "mean" is the mean number of positives, rounded down."""
+    epochs: int = 20
+    """An epoch is as many rounds as make |U⁻| · rounds = X⁺ contacts between devices and server."""
+    rounds: int = 0
+    """Total rounds; overrides `epochs` where it is not 0."""
+    reg_user: float | None = None
+    """Pull of the user's vector to 0; α/20 where it is not given."""
+    reg_positive: float | None = None
+    """The same for the positive item's row; α/20."""
+    reg_negative: float | None = None
+    """The same for the negative item's row; α/200."""
+    reg_bias: float = 0.0
+    """The same for biases."""
+    init_scale: float = 0.1
+    """Standard deviation of the initial values."""
+    init_bias: Literal["normal", "zero"] = "normal"
+    """Initial biases: drawn like the factors, or 0."""
+
+    def __post_init__(self) -> None:
+        if self.configuration:
+            if self.configuration not in CONFIGURATIONS:
+                raise ConfigError(
+                    f"algorithm.configuration must be one of {list(CONFIGURATIONS)}, "
+                    f"not {self.configuration!r}"
+                )
+            size, triples = CONFIGURATIONS[self.configuration]
+            object.__setattr__(self, "cohort_size", size)
+            object.__setattr__(self, "triples", triples)
+        _at_least("embedding_size", self.embedding_size, 1)
+        _at_least("epochs", self.epochs, 1)
+        _at_least("rounds", self.rounds, 0)
+        if self.cohort_size != "all":
+            _at_least("cohort_size", self.cohort_size, 1)
+        if self.triples != "mean":
+            _at_least("triples", self.triples, 1)
+        if not 0.0 < self.learning_rate <= 10.0:
+            raise ConfigError(f"learning_rate must lie in (0, 10], not {self.learning_rate:g}")
+        for name in ("reg_user", "reg_positive", "reg_negative", "reg_bias", "init_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < 1e3:
+                raise ConfigError(f"{name} must lie in [0, 1000), not {value:g}")
+        if self.init_bias not in ("normal", "zero"):
+            raise ConfigError(f'init_bias must be "normal" or "zero", not {self.init_bias!r}')
+
+    def step(self) -> factors.PairStep:
+        rate = self.learning_rate
+        return factors.PairStep(
+            learning_rate=rate,
+            reg_user=rate / 20 if self.reg_user is None else self.reg_user,
+            reg_positive=rate / 20 if self.reg_positive is None else self.reg_positive,
+            reg_negative=rate / 200 if self.reg_negative is None else self.reg_negative,
+            reg_bias=self.reg_bias,
+        )
+
+
+def _at_least(name: str, value: object, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name} must be a whole number of at least {low}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a configuration plays out on N devices that hold X⁺ positives between them."""
+
+    devices: int
+    positives: int
+    cohort_size: int
+    triples: int
+    rounds_per_epoch: int
+    rounds: int
+
+    def communication_cost(self, n_items: int, share_positives: float) -> float:
+        """CCE in item rows exchanged per epoch, with whole T and rounds as they are run here."""
+        contacts = self.cohort_size * self.rounds_per_epoch
+        return contacts * (n_items + self.triples * (1.0 + share_positives))
+
+    @property
+    def freshness(self) -> float:
+        """Model versions per epoch, relative to one per positive (nFRSH)."""
+        return self.rounds_per_epoch / self.positives
+
+
+def published_cost(
+    devices: int, n_items: int, positives: int, plus: bool, share_positives: float
+) -> float:
+    """CCE as the paper computes it: ρ = X⁺ contacts, and T = X⁺/N not rounded in the "+" columns."""
+    triples = positives / devices if plus else 1.0
+    return positives * (n_items + triples * (1.0 + share_positives))
+
+
+def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
+    """The schedule for N devices with X⁺ positives between them."""
+    if devices < 1:
+        raise ConfigError("no device takes part: nobody has positives and consents")
+    cohort_size = devices if config.cohort_size == "all" else config.cohort_size
+    if cohort_size > devices:
+        raise ConfigError(f"cohort_size is {cohort_size}, but only {devices} devices take part")
+    triples = positives // devices if config.triples == "mean" else config.triples
+    per_epoch = positives // cohort_size
+    if triples < 1 or per_epoch < 1:
+        raise ConfigError("there are fewer positives than devices; set triples and rounds yourself")
+    rounds = config.rounds or config.epochs * per_epoch
+    return Schedule(devices, positives, cohort_size, triples, per_epoch, rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class FPL:
+    """Both halves of FPL, for a fixed number of triples per device and round."""
+
+    config: FPLConfig
+    triples: int
+
+    def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
+        size = self.config.embedding_size
+        numbers = np.arange(n_items, dtype=np.int64)
+        items = self.config.init_scale * rng.child("init-items").normal(numbers, size + 1)
+        if self.config.init_bias == "zero":
+            items[:, size] = 0.0
+        return items.astype(np.float32)
+
+    def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
+        vectors = np.empty((len(users), self.config.embedding_size), dtype=np.float32)
+        stream = rng.child("init-users")
+        for start in range(0, len(users), 65536):
+            part = slice(start, start + 65536)
+            vectors[part] = self.config.init_scale * stream.normal(users[part], vectors.shape[1])
+        return vectors
+
+    def device_learn(
+        self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64], rng: Streams
+    ) -> Updates:
+        history = cohort.history
+        entry, item, values = factors.learn_rows(
+            self.config.step(),
+            factors.padded(view.items),
+            cohort.vectors,
+            rows,
+            history.indptr,
+            history.items,
+            self._keys(cohort, rows, view.round, rng),
+            self.triples,
+        )
+        draws = np.arange(len(rows) * self.triples)
+        return Updates(
+            row=np.repeat(draws // self.triples, 2).astype(np.int32),
+            draw=np.repeat(draws % self.triples, 2).astype(np.int32),
+            entry=np.repeat(entry, 2),
+            item=item,
+            positive=np.tile([False, True], len(draws)),
+            values=values,
+        )
+
+    def device_learn_summed(
+        self,
+        view: ModelView,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        rule: ShareRule,
+        rng: Streams,
+        threads: int,
+    ) -> tuple[NDArray[np.int64], Counts]:
+        sums, positives, negatives = factors.learn_summed(
+            self.config.step(),
+            factors.padded(view.items),
+            cohort.vectors,
+            rows,
+            cohort.history.indptr,
+            cohort.history.items,
+            self._keys(cohort, rows, view.round, rng),
+            self.triples,
+            rule,
+            threads,
+        )
+        return sums[:, : view.items.shape[1]], Counts(positives, negatives)
+
+    def device_learn_rounds(
+        self,
+        items: NDArray[np.float32],
+        first_round: int,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        rule: ShareRule,
+        rng: Streams,
+    ) -> tuple[NDArray[np.float32], Counts]:
+        model = factors.padded(items)
+        rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
+        positives, negatives = factors.learn_rounds(
+            self.config.step(),
+            model,
+            cohort.vectors,
+            rows,
+            cohort.history.indptr,
+            cohort.history.items,
+            rng.child("learn").paired_keys(rounds, cohort.users[rows]),
+            self.triples,
+            rule,
+        )
+        return model[:, : items.shape[1]].copy(), Counts(positives, negatives)
+
+    def server_fold(
+        self, items: NDArray[np.float32], reports: SummedReports
+    ) -> NDArray[np.float32]:
+        folded = items.copy()
+        factors.fold(self.config.step(), folded, np.ascontiguousarray(reports.sums))
+        if not np.isfinite(folded).all():
+            raise Diverged(
+                f"the model ran off to infinity in round {reports.round}; "
+                "lower learning_rate or cohort_size"
+            )
+        return folded
+
+    def device_score(
+        self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        size = view.embedding_size
+        scores: NDArray[np.float32] = cohort.vectors[rows] @ view.items[:, :size].T
+        return scores + view.items[:, size]
+
+    def _keys(
+        self, cohort: Cohort, rows: NDArray[np.int64], round: int, rng: Streams
+    ) -> NDArray[np.uint64]:
+        return rng.child("learn", round).keys(cohort.users[rows])

@@ -1,0 +1,104 @@
+"""From tables of an experiment file to frozen dataclasses: unknown keys and wrong types raise."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from sottovoce.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], table: Mapping[str, object], where: str) -> T:
+    """`cls(**table)` with every key and type checked. `where` names the table in messages."""
+    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        raise ConfigError(f"[{where}] has unknown keys {unknown}; known are {sorted(known)}")
+    missing = [
+        name
+        for name, f in known.items()
+        if name not in table and f.default is MISSING and f.default_factory is MISSING
+    ]
+    if missing:
+        raise ConfigError(f"[{where}] lacks {missing}")
+    hints = typing.get_type_hints(cls)
+    values = {
+        name: _checked(value, hints[name], f"{where}.{name}") for name, value in table.items()
+    }
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        message = str(error)
+        raise ConfigError(message if where in message else f"[{where}] {message}") from None
+
+
+def _checked(value: object, hint: Any, where: str) -> object:
+    for option in _options(hint):
+        fits, converted = _fit(value, option)
+        if fits:
+            return converted
+    raise ConfigError(f"{where} must be {_words(hint)}, not {value!r}")
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _fit(value: object, option: Any) -> tuple[bool, object]:
+    origin = typing.get_origin(option)
+    if origin is typing.Literal:
+        return value in typing.get_args(option), value
+    if origin is tuple:
+        inner = typing.get_args(option)[0]
+        if not isinstance(value, list | tuple):
+            return False, value
+        parts = [_fit(v, inner) for v in value]
+        return all(fits for fits, _ in parts), tuple(v for _, v in parts)
+    if option is type(None):
+        return value is None, value
+    if option is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number, float(value) if number else value  # type: ignore[arg-type]
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return isinstance(value, option), value
+
+
+def _words(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    words = []
+    for option in _options(hint):
+        if typing.get_origin(option) is typing.Literal:
+            words += [repr(choice) for choice in typing.get_args(option)]
+        elif typing.get_origin(option) is tuple:
+            words.append("a list")
+        elif option is not type(None):
+            words.append(names.get(option, str(getattr(option, "__name__", option))))
+    return " or ".join(words)
+
+
+def assign(table: dict[str, Any], setting: str) -> None:
+    """Apply one `a.b=c` from the command line to a nested table. The value is read as TOML where
+    that works, else taken as text."""
+    import tomllib
+
+    path, sign, text = setting.partition("=")
+    names = [name.strip() for name in path.split(".")]
+    if not sign or not all(names):
+        raise ConfigError(f"--set wants key=value with a dotted key, not {setting!r}")
+    try:
+        value: object = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for name in names[:-1]:
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {setting}: {name} is not a table")
+        table = inner
+    table[names[-1]] = value

@@ -1,0 +1,194 @@
+"""From raw event and side tables (Arrow) to a `Dataset`: numbering, collapsing, aligning.
+
+Every reader ends here, so that all data sets share one numbering: users and items that interact,
+by number where all ids are whole numbers, else by text. Side tables are aligned to it; rows about
+others are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from sottovoce.data.dataset import Dataset, Labels, sorted_names
+from sottovoce.data.interactions import Interactions, Vocabulary
+from sottovoce.errors import CorruptData
+
+Keep = Literal["first", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class RawTables:
+    """What a reader found: `events` (user, item, timestamp?, rating?), `users`, `items`."""
+
+    events: pa.Table
+    users: pa.Table | None = None
+    items: pa.Table | None = None
+
+
+def assemble(name: str, raw: RawTables, *, where: str, keep: Keep = "last") -> Dataset:
+    """Number, collapse and align. The provenance counts what was collapsed."""
+    events = raw.events
+    if events.num_rows == 0:
+        raise CorruptData(f"{where} holds no interactions")
+    users, user_ids = number(events["user"], f"{where}, column user")
+    items, item_ids = number(events["item"], f"{where}, column item")
+    table = Interactions.from_pairs(
+        users,
+        items,
+        n_users=len(user_ids),
+        n_items=len(item_ids),
+        timestamps=_numbers(events, "timestamp", np.int64, where),
+        ratings=_numbers(events, "rating", np.float32, where),
+        user_ids=user_ids,
+        item_ids=item_ids,
+        keep=keep,
+    )
+    titles, categories, item_attributes = _item_side(raw.items, item_ids)
+    repeated = events.num_rows - table.n_interactions
+    story = f"{where}: {events.num_rows:,} events"
+    if repeated:
+        story += f", {repeated:,} repeated (user, item) events collapsed to the {keep}"
+    return Dataset(
+        name=name,
+        interactions=table,
+        user_attributes=_user_side(raw.users, user_ids),
+        item_titles=titles,
+        item_categories=categories,
+        item_attributes=item_attributes,
+        provenance=story,
+    )
+
+
+def number(column: pa.ChunkedArray, where: str) -> tuple[NDArray[np.int64], Vocabulary]:
+    """Dense numbers and their names, in the common order."""
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise CorruptData(f"{where}: row {row + 1} is empty; every event needs a user and an item")
+    if pa.types.is_floating(column.type):
+        column = whole(column, where)
+    if pa.types.is_integer(column.type):
+        unique, codes = np.unique(column.to_numpy(), return_inverse=True)
+        if len(unique) and unique[0] == 0 and unique[-1] == len(unique) - 1:
+            return codes.astype(np.int64), Vocabulary.numbered(len(unique))
+        return codes.astype(np.int64), Vocabulary(unique.astype(np.str_))
+    encoded = texts(column, where).dictionary_encode().combine_chunks()
+    names = np.array(encoded.dictionary.to_pylist(), dtype=np.str_)
+    order = sorted_names(names)
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[order] = np.arange(len(names))
+    codes = rank[encoded.indices.to_numpy(zero_copy_only=False)]
+    return codes, Vocabulary(names[order])
+
+
+def whole(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """As 64-bit whole numbers; raises where a value has a fraction or is no number."""
+    try:
+        return pc.cast(column, pa.int64())
+    except pa.ArrowInvalid as error:
+        raise CorruptData(f"{where}: {_reason(error)}; it must hold whole numbers") from None
+
+
+def texts(column: Any, where: str) -> Any:
+    """As text, nulls as they are."""
+    try:
+        return pc.cast(column, pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise CorruptData(f"{where}: {_reason(error)}; it must hold plain values") from None
+
+
+def rows_of(ids: Vocabulary, keys: pa.ChunkedArray, where: str) -> NDArray[np.int64]:
+    """For every name of the vocabulary its row in a side table, -1 where it has none."""
+    keys = texts(keys, where).combine_chunks()
+    if isinstance(keys, pa.ChunkedArray):
+        keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], pa.string())
+    if keys.null_count or pc.count_distinct(keys).as_py() != len(keys):
+        raise CorruptData(f"{where}: ids must be present and occur once")
+    found = pc.index_in(pa.array(ids.names(), pa.string()), value_set=keys)
+    rows: NDArray[np.int64] = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+    if len(keys) and len(rows) and rows.max() < 0:
+        raise CorruptData(f"{where}: none of the ids occurs among the interactions")
+    return rows
+
+
+def _user_side(table: pa.Table | None, ids: Vocabulary) -> dict[str, Labels]:
+    if table is None:
+        return {}
+    rows = rows_of(ids, table["user"], "the user table")
+    return {key: _labels(table, key, rows) for key in table.column_names if key != "user"}
+
+
+def _item_side(
+    table: pa.Table | None, ids: Vocabulary
+) -> tuple[tuple[str, ...] | None, tuple[tuple[str, ...], ...] | None, dict[str, Labels]]:
+    if table is None:
+        return None, None, {}
+    rows = rows_of(ids, table["item"], "the item table")
+    titles = categories = None
+    if "title" in table.column_names:
+        titles = tuple(_pick(table["title"], rows, "the item titles"))
+    if "categories" in table.column_names:
+        lists = table["categories"].to_pylist()
+        categories = tuple(tuple(lists[r] or ()) if r >= 0 else () for r in rows)
+    elif "category" in table.column_names:
+        single = _pick(table["category"], rows, "the item categories")
+        categories = tuple((text,) if text else () for text in single)
+    known = {"item", "title", "categories", "category"}
+    extra = {key: _labels(table, key, rows) for key in table.column_names if key not in known}
+    return titles, categories, extra
+
+
+def _labels(table: pa.Table, key: str, rows: NDArray[np.int64]) -> Labels:
+    return Labels.of(_pick(table[key], rows, f"the side column {key!r}"))
+
+
+def _pick(column: pa.ChunkedArray, rows: NDArray[np.int64], where: str) -> list[str]:
+    values = texts(column, where).to_pylist()
+    return [(values[r] or "") if r >= 0 else "" for r in rows.tolist()]
+
+
+def _numbers(
+    events: pa.Table, name: str, dtype: type[np.generic], where: str
+) -> NDArray[np.generic] | None:
+    if name not in events.column_names:
+        return None
+    column = events[name]
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise CorruptData(f"{where}, column {name}: row {row + 1} is empty")
+    if dtype is np.int64:
+        column = seconds(column, f"{where}, column {name}")
+    elif not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        raise CorruptData(f"{where}, column {name}: it must hold numbers, not {column.type}")
+    return column.to_numpy().astype(dtype)
+
+
+MILLISECONDS_FROM = 10**11
+"""Numbers from here on are taken as milliseconds: as seconds they would lie past the year 5000."""
+
+
+def seconds(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Seconds since 1970 from numbers (seconds or milliseconds), time stamps or ISO texts."""
+    kind = column.type
+    try:
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            column = pc.cast(column, pa.timestamp("s"))
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            return pc.cast(pc.cast(column, pa.timestamp("s"), safe=False), pa.int64())
+        if pa.types.is_floating(kind):
+            column = pc.cast(pc.floor(column), pa.int64())
+        column = pc.cast(column, pa.int64())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise CorruptData(f"{where}: {_reason(error)}; it must hold times") from None
+    if len(column) and pc.max(column).as_py() >= MILLISECONDS_FROM:
+        return pc.divide(column, 1000)
+    return column
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".")

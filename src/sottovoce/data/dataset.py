@@ -1,0 +1,223 @@
+"""A data set: interactions, what is known about users and items, and where it came from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.data.interactions import Interactions, Vocabulary
+from sottovoce.errors import CorruptData, DataError
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Labels:
+    """One categorical value per row. Code -1 means that the value is not known."""
+
+    codes: NDArray[np.int32]
+    values: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        codes = np.ascontiguousarray(self.codes, dtype=np.int32).view()
+        codes.flags.writeable = False
+        object.__setattr__(self, "codes", codes)
+        if len(codes) and not (-1 <= int(codes.min()) and int(codes.max()) < len(self.values)):
+            raise CorruptData("a label's code lies outside its values")
+
+    @classmethod
+    def of(cls, texts: Sequence[str] | NDArray[np.str_]) -> Labels:
+        """From one text per row. Empty texts are unknown; values are ordered as `sorted_names`."""
+        unique, codes = np.unique(np.asarray(texts, dtype=np.str_), return_inverse=True)
+        kept = [i for i in sorted_names(unique) if unique[i]]
+        rank = np.full(len(unique), -1, dtype=np.int32)
+        rank[kept] = np.arange(len(kept), dtype=np.int32)
+        return cls(rank[codes.reshape(-1)], tuple(str(unique[i]) for i in kept))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __repr__(self) -> str:
+        return f"<Labels of {len(self):,}, {len(self.values)} values>"
+
+    def texts(self) -> list[str]:
+        """The value of every row; empty where it is not known."""
+        return [self.values[c] if c >= 0 else "" for c in self.codes.tolist()]
+
+    def take(self, rows: NDArray[np.integer]) -> Labels:
+        return Labels(self.codes[rows], self.values)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class PublishedSplit:
+    """A split that came with the data: which entries are held out, and sampled negatives."""
+
+    held_out: NDArray[np.bool_]
+    negatives: NDArray[np.int32] | None = None
+    """Item numbers, shape [users, k]."""
+
+
+def _no_labels() -> Mapping[str, Labels]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Dataset:
+    """Interactions with side tables aligned to their user and item numbers."""
+
+    name: str
+    interactions: Interactions
+    user_attributes: Mapping[str, Labels] = field(default_factory=_no_labels)
+    item_titles: tuple[str, ...] | None = None
+    item_categories: tuple[tuple[str, ...], ...] | None = None
+    item_attributes: Mapping[str, Labels] = field(default_factory=_no_labels)
+    published: PublishedSplit | None = None
+    provenance: str = ""
+
+    def __post_init__(self) -> None:
+        for side in ("user_attributes", "item_attributes"):
+            object.__setattr__(self, side, MappingProxyType(dict(getattr(self, side))))
+        users, items = self.interactions.n_users, self.interactions.n_items
+        for key, labels in self.user_attributes.items():
+            _same_length(f"user attribute {key!r}", len(labels), users)
+        for key, labels in self.item_attributes.items():
+            _same_length(f"item attribute {key!r}", len(labels), items)
+        if self.item_titles is not None:
+            _same_length("item titles", len(self.item_titles), items)
+        if self.item_categories is not None:
+            _same_length("item categories", len(self.item_categories), items)
+        if self.published is not None:
+            entries = self.interactions.n_interactions
+            _same_length("the published split", len(self.published.held_out), entries)
+            if self.published.negatives is not None:
+                _same_length("sampled negatives", len(self.published.negatives), users)
+
+    def __repr__(self) -> str:
+        i = self.interactions
+        return f"<Dataset {self.name}: {i.n_users:,} users, {i.n_items:,} items, {i.n_interactions:,}>"
+
+    def attribute(self, name: str) -> Labels:
+        """A user attribute by name; the error lists those there are."""
+        try:
+            return self.user_attributes[name]
+        except KeyError:
+            known = ", ".join(self.user_attributes) or "none"
+            raise DataError(f"{self.name} has no user attribute {name!r}; it has: {known}") from None
+
+    def title(self, item: int) -> str:
+        """What to call an item: its title, or its id where it has none."""
+        title = self.item_titles[item] if self.item_titles is not None else ""
+        return title or self.interactions.items_vocabulary().name(item)
+
+    def category_names(self) -> tuple[str, ...]:
+        """Every category that occurs, in alphabetical order."""
+        return tuple(sorted({c for row in self.item_categories or () for c in row}))
+
+    def category_matrix(self) -> NDArray[np.bool_]:
+        """Which item is in which category, shape [items, categories], columns as `category_names`."""
+        column = {name: j for j, name in enumerate(self.category_names())}
+        matrix = np.zeros((self.interactions.n_items, len(column)), dtype=np.bool_)
+        for i, row in enumerate(self.item_categories or ()):
+            for name in row:
+                matrix[i, column[name]] = True
+        return matrix
+
+    def restrict(self, interactions: Interactions) -> Dataset:
+        """Side tables realigned, by name, to a filtered copy of the interactions.
+
+        A published split belongs to the unfiltered table and is dropped.
+        """
+        old = self.interactions
+        users = _positions(old.users_vocabulary(), interactions.users_vocabulary())
+        items = _positions(old.items_vocabulary(), interactions.items_vocabulary())
+        titles, categories = self.item_titles, self.item_categories
+        return replace(
+            self,
+            interactions=interactions,
+            user_attributes={k: v.take(users) for k, v in self.user_attributes.items()},
+            item_attributes={k: v.take(items) for k, v in self.item_attributes.items()},
+            item_titles=None if titles is None else tuple(titles[i] for i in items),
+            item_categories=None if categories is None else tuple(categories[i] for i in items),
+            published=None,
+        )
+
+    def fingerprint(self) -> str:
+        """A digest of everything a result may depend on; the name and provenance do not count."""
+        table = self.interactions
+        digest = hashlib.blake2b(table.fingerprint().encode(), digest_size=16)
+        if table.ratings is not None:
+            digest.update(table.ratings.tobytes())
+        _feed(digest, table.users_vocabulary().names())
+        _feed(digest, table.items_vocabulary().names())
+        for side in (self.user_attributes, self.item_attributes):
+            for key in sorted(side):
+                _feed(digest, (key, *side[key].values))
+                digest.update(side[key].codes.tobytes())
+        _feed(digest, self.item_titles or ())
+        _feed(digest, ("\x1f".join(row) for row in self.item_categories or ()))
+        if self.published is not None:
+            digest.update(self.published.held_out.tobytes())
+            if self.published.negatives is not None:
+                digest.update(self.published.negatives.tobytes())
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """What there is, in plain values that print and serialise."""
+        table, counts = self.interactions, self.interactions.counts
+        cells = table.n_users * table.n_items
+        times = table.timestamps
+        quantiles = np.quantile(counts, [0, 0.25, 0.5, 0.75, 1]) if len(counts) else np.zeros(5)
+        names = ("min", "q25", "median", "q75", "max")
+        return {
+            "name": self.name,
+            "users": table.n_users,
+            "items": table.n_items,
+            "interactions": table.n_interactions,
+            "density": table.n_interactions / cells if cells else 0.0,
+            "interactions_per_user": dict(zip(names, map(float, quantiles), strict=True)),
+            "time_range": _time_range(times) if times is not None and len(times) else None,
+            "ratings": table.ratings is not None,
+            "attributes": {key: len(v.values) for key, v in self.user_attributes.items()},
+            "item_attributes": {key: len(v.values) for key, v in self.item_attributes.items()},
+            "titles": self.item_titles is not None,
+            "categories": len(self.category_names()),
+            "published_split": self.published is not None,
+            "fingerprint": self.fingerprint(),
+            "provenance": self.provenance,
+        }
+
+
+def sorted_names(names: NDArray[np.str_]) -> NDArray[np.int64]:
+    """The order of ids and values: by number where all are whole numbers, else by text."""
+    if len(names) and all(_is_whole(name) for name in names.tolist()):
+        numbers = [(int(name), name) for name in names.tolist()]
+        return np.array(sorted(range(len(numbers)), key=numbers.__getitem__), dtype=np.int64)
+    return np.argsort(names, kind="stable").astype(np.int64)
+
+
+def _is_whole(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdecimal()
+
+
+def _same_length(what: str, have: int, need: int) -> None:
+    if have != need:
+        raise CorruptData(f"{what}: {have:,} values for {need:,} rows")
+
+
+def _positions(old: Vocabulary, new: Vocabulary) -> NDArray[np.int64]:
+    return np.array([old.index(name) for name in new.names()], dtype=np.int64)
+
+
+def _feed(digest: hashlib.blake2b, texts: Iterable[str]) -> None:
+    digest.update("\x1e".join(texts).encode())
+    digest.update(b"\x1d")
+
+
+def _time_range(times: NDArray[np.int64]) -> list[str]:
+    edges = np.array([times.min(), times.max()]).astype("datetime64[s]")
+    return [str(edge) for edge in edges]

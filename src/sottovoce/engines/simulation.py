@@ -1,0 +1,75 @@
+"""Simulation: all devices as one cohort, in this process.
+
+The engine knows no algorithm. It runs rounds, fuses rounds of a single device between two stops of
+the observers, and writes messages out only where somebody listens. Whatever it chooses, the model,
+the vectors and the ledger are the same bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.engines.base import Listener, Moment, Observer
+from sottovoce.errors import ConfigError
+from sottovoce.parties.device import Devices
+from sottovoce.parties.server import Server
+
+
+@dataclass(slots=True)
+class Simulation:
+    server: Server
+    devices: Devices
+    cohort_size: int
+    rounds: int
+    observers: Sequence[Observer] = ()
+    listeners: Sequence[Listener] = ()
+    threads: int = 1
+    fuse: bool = True
+    """Run single-device rounds in blocks. Off, every round passes through its own message."""
+    block: int = field(default=200_000)
+    """Most rounds fused at once, so that an interrupt is heard soon."""
+
+    def run(self) -> None:
+        """Go on from the server's round to `rounds`."""
+        willing = self.devices.willing()
+        if not 1 <= self.cohort_size <= len(willing):
+            raise ConfigError(
+                f"{self.cohort_size} devices are asked for in a round, {len(willing)} take part"
+            )
+        server = self.server
+        while server.round < self.rounds:
+            stop = self._next_stop()
+            if self.fuse and self.cohort_size == 1 and not self.listeners:
+                rows = willing[server.select_rounds(len(willing), stop - server.round)]
+                after = self.devices.report_rounds(server.items, server.round, rows)
+                server.advance(after, len(rows))
+            else:
+                self._round(willing[server.select(len(willing), self.cohort_size)])
+            self._look()
+
+    def _round(self, rows: NDArray[np.int64]) -> None:
+        view = self.server.publish()
+        if self.listeners:
+            reports = self.devices.report(view, rows)
+            for listener in self.listeners:
+                listener.hear(reports)
+            self.server.fold(self.server.sum_reports([reports]))
+        else:
+            self.server.fold(self.devices.report_summed(view, rows, self.threads))
+
+    def _next_stop(self) -> int:
+        stops = [o.next_stop(self.server.round) for o in self.observers]
+        return min([self.rounds, self.server.round + self.block, *stops])
+
+    def _look(self) -> None:
+        round = self.server.round
+        moment = Moment(
+            round, self.rounds, self.server.items, self.devices.cohort, self.devices.ledger
+        )
+        for observer in self.observers:
+            if observer.next_stop(round - 1) == round or round == self.rounds:
+                observer.look(moment)

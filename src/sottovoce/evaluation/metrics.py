@@ -1,0 +1,170 @@
+"""Ranking metrics, one value per user; and what a set of lists does to the catalogue.
+
+Lists are item numbers [users, K], best first, -1 where there was nothing to recommend. `relevant`
+counts a user's test items, including those that no system could rank. Every function here wants
+users with at least one relevant item; `protocol.evaluate` skips and counts the others.
+
+Agreement with ir-measures: P, R, Success (our HR) and nDCG are the same. Its AP@K divides by the
+number of relevant items R; ours divides by min(K, R), so that a perfect list of K reaches 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sottovoce.data.interactions import Interactions
+from sottovoce.errors import DataError, UsageError
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+def hits(lists: NDArray[np.int32], users: Ints, test: Interactions) -> Bools:
+    """Which places of each list hold one of the user's test items; same shape as `lists`."""
+    lists = np.asarray(lists)
+    if lists.ndim != 2 or len(lists) != len(users):
+        raise UsageError("there must be one list per user")
+    width = np.int64(max(test.n_items, 1))
+    # Users ascend and items ascend within a user, so these keys are sorted.
+    known = test.users * width + test.items
+    wanted = np.asarray(users, dtype=np.int64)[:, None] * width + lists
+    place = np.searchsorted(known, wanted)
+    found = np.zeros(lists.shape, dtype=bool)
+    inside = (place < len(known)) & (lists >= 0) & (lists < width)
+    found[inside] = known[place[inside]] == wanted[inside]
+    return found
+
+
+def precision(hit: Bools, relevant: Ints) -> Floats:
+    """P@K = hits / K, also where the list is shorter than K."""
+    return hit.sum(axis=1) / hit.shape[1]
+
+
+def recall(hit: Bools, relevant: Ints) -> Floats:
+    """R@K = hits / relevant."""
+    return hit.sum(axis=1) / relevant
+
+
+def hit_rate(hit: Bools, relevant: Ints) -> Floats:
+    """HR@K = 1 where the list holds at least one hit."""
+    return hit.any(axis=1).astype(np.float64)
+
+
+def ndcg(hit: Bools, relevant: Ints) -> Floats:
+    """NDCG@K with binary gains and discount 1 / log2(rank + 1)."""
+    discount = 1.0 / np.log2(np.arange(2, hit.shape[1] + 2))
+    ideal = np.cumsum(discount)[np.minimum(relevant, hit.shape[1]) - 1]
+    gained: Floats = (hit * discount).sum(axis=1) / ideal
+    return gained
+
+
+def average_precision(hit: Bools, relevant: Ints) -> Floats:
+    """AP@K = sum of P@r over the ranks r ≤ K of hits / min(K, relevant)."""
+    k = hit.shape[1]
+    at_rank = np.cumsum(hit, axis=1) / np.arange(1, k + 1)
+    value: Floats = (at_rank * hit).sum(axis=1) / np.minimum(relevant, k)
+    return value
+
+
+PER_USER = {
+    "P": precision,
+    "R": recall,
+    "HR": hit_rate,
+    "NDCG": ndcg,
+    "AP": average_precision,
+}
+"""Metrics by their short names: (hits, relevant) -> one value per user."""
+
+
+def f1(precision: float, recall: float) -> float:
+    """Harmonic mean of the two averages (not the average of per-user harmonic means)."""
+    total = precision + recall
+    return 2.0 * precision * recall / total if total > 0 else 0.0
+
+
+def item_coverage(lists: NDArray[np.int32]) -> int:
+    """IC: the number of distinct items recommended to anybody."""
+    chosen = np.unique(lists)
+    return int((chosen >= 0).sum())
+
+
+def gini(lists: NDArray[np.int32], n_items: int) -> float:
+    """1 minus the Gini index of the recommendation slots: 1 where all items get the same share,
+    0 where one item takes all. `n_items` is the size of the catalogue.
+
+    Not a number where nothing was recommended or the catalogue has fewer than two items.
+    """
+    chosen = lists[lists >= 0]
+    if len(chosen) == 0 or n_items < 2:
+        return float("nan")
+    if int(chosen.max()) >= n_items:
+        raise DataError(f"item {int(chosen.max())} lies outside a catalogue of {n_items}")
+    share = np.sort(np.bincount(chosen, minlength=n_items)) / len(chosen)
+    weight = 2 * np.arange(1, n_items + 1) - n_items - 1
+    return float(1.0 - (weight * share).sum() / (n_items - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class BiasDisparity:
+    """Per category: its over-representation in the data and in the lists, and the relative change.
+
+    Values are not numbers for a category without items (`source`, `recommended`) or without
+    training interactions (`disparity`).
+    """
+
+    source: Floats
+    recommended: Floats
+    disparity: Floats
+
+
+def bias_disparity(
+    lists: NDArray[np.int32],
+    train: Interactions,
+    membership: Bools,
+    *,
+    users: Ints | None = None,
+) -> BiasDisparity:
+    """How far lists shift categories: B = (share of events in C) / (share of items in C), and
+    BD = (B of the lists − B of the training data) / B of the training data.
+
+    `membership` says which item is in which category, [items, categories]; an item may be in
+    several or in none. `users` restricts the training data to a group, that of the lists.
+    """
+    member = np.asarray(membership, dtype=bool)[: train.n_items]
+    if member.ndim != 2 or len(member) != train.n_items:
+        raise DataError(f"membership must have a row for each of {train.n_items:,} items")
+    consumed = train.items if users is None else train.take_users(users).items
+    share_items = member.mean(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        source = _category_share(consumed, member) / share_items
+        recommended = _category_share(lists[lists >= 0], member) / share_items
+        disparity = (recommended - source) / source
+    disparity[~(source > 0)] = np.nan
+    return BiasDisparity(source, recommended, disparity)
+
+
+def _category_share(items: NDArray[np.int32], member: Bools) -> Floats:
+    counts = np.bincount(items, minlength=len(member)).astype(np.float64)
+    if len(counts) > len(member):
+        raise DataError("a list holds items that are not in the training catalogue")
+    return counts @ member / max(1, len(items))
+
+
+def auc(scores: ArrayLike, positive: ArrayLike) -> float:
+    """Area under the ROC curve; ties count one half. Not a number with one class only."""
+    value = np.asarray(scores, dtype=np.float64)
+    label = np.asarray(positive, dtype=bool)
+    if value.shape != label.shape or value.ndim != 1:
+        raise UsageError("there must be one score per label")
+    n_positive = int(label.sum())
+    n_negative = len(label) - n_positive
+    if not n_positive or not n_negative:
+        return float("nan")
+    _, which, count = np.unique(value, return_inverse=True, return_counts=True)
+    mid_rank = np.cumsum(count) - (count - 1) / 2.0
+    above = mid_rank[which][label].sum() - n_positive * (n_positive + 1) / 2.0
+    return float(above / (n_positive * n_negative))

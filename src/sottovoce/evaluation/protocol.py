@@ -1,0 +1,290 @@
+"""How systems are compared: candidates, ties, cut-off. Printed with every table.
+
+The rules. Candidates are the items of the training catalogue that the user has not touched in
+training; items that occur in the test set alone cannot be ranked but count as relevant. Order is
+by score, ties by item number. Users without test items are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.data.interactions import Interactions
+from sottovoce.errors import DataError, UsageError
+from sottovoce.evaluation import metrics
+from sottovoce.evaluation.sampling import draw_negatives
+from sottovoce.recommender import Scorer, score_items, top_n
+from sottovoce.rng import Streams
+
+Progress = Callable[[int, int], None]
+"""Called with users done and users in all."""
+
+SLAB = 8192
+"""Users between two calls of `progress`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Rank the whole training catalogue."""
+
+    def describe(self) -> str:
+        return "all training items the user has not touched"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Rank each test item against negatives drawn once per user, uniformly and without
+    replacement, from the training items in neither the user's training nor test row."""
+
+    negatives: int = 99
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.negatives < 1:
+            raise UsageError(f"at least one negative must be drawn, not {self.negatives}")
+
+    def describe(self) -> str:
+        return f"each test item among {self.negatives} sampled negatives (seed {self.seed})"
+
+    def draw(
+        self, train: Interactions, test: Interactions, users: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        """Distinct negatives [len(users), negatives]; a user's row depends on the user alone."""
+        keys = Streams.from_seed(self.seed).child("negatives").keys(users)
+        return draw_negatives(train, test, users, self.negatives, keys)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Given:
+    """Rank each test item against published negatives: row u of `negatives` is for user u, -1
+    where a user has fewer."""
+
+    negatives: NDArray[np.int32]
+    name: str = "given"
+
+    def __post_init__(self) -> None:
+        table = np.array(self.negatives, dtype=np.int32)
+        if table.ndim != 2 or table.size == 0:
+            raise UsageError("negatives must be a table with one row per user")
+        table.flags.writeable = False
+        object.__setattr__(self, "negatives", table)
+
+    def describe(self) -> str:
+        digest = hashlib.blake2b(self.negatives.tobytes(), digest_size=4).hexdigest()
+        width = self.negatives.shape[1]
+        return f"each test item among {width} negatives of {self.name} ({digest})"
+
+    def draw(
+        self, train: Interactions, test: Interactions, users: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        if len(self.negatives) != test.n_users:
+            raise DataError(
+                f"{self.name} has negatives for {len(self.negatives):,} users, "
+                f"the test set has {test.n_users:,}"
+            )
+        if self.negatives.max() >= train.n_items or self.negatives.min() < -1:
+            raise DataError(f"{self.name} has negatives outside the training catalogue")
+        return self.negatives[users]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """Cut-off and candidates."""
+
+    k: int = 10
+    candidates: Full | Sampled | Given = field(default_factory=Full)
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"the cut-off must be at least 1, not {self.k}")
+
+    def describe(self) -> str:
+        ties = "ties by item number"
+        if not isinstance(self.candidates, Full):
+            ties = "ties against the system"
+        return f"top {self.k}; {self.candidates.describe()}; {ties}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Evaluation:
+    """What one system did for each user.
+
+    `values` holds one number per user in `users`, by metric ("P@10", "AP@10", ...). `served` tells
+    who got any recommendation; users who got none count as zero. `lists` is there under `Full`
+    only.
+    """
+
+    protocol: Protocol
+    users: NDArray[np.int64]
+    values: Mapping[str, NDArray[np.float64]]
+    served: NDArray[np.bool_]
+    skipped: int
+    n_items: int
+    lists: NDArray[np.int32] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Evaluation {self.describe()}>"
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def per_user(self, metric: str) -> NDArray[np.float64]:
+        try:
+            return self.values[metric]
+        except KeyError:
+            known = ", ".join(self.values)
+            raise UsageError(f"there is no per-user {metric!r}; there are {known}") from None
+
+    def mean(self, metric: str) -> float:
+        """Mean over all evaluated users, served or not."""
+        return float(self.per_user(metric).mean())
+
+    def summary(self, *, gini_items: int | None = None) -> dict[str, float]:
+        """Averages, and F1, IC and Gini of the whole. `gini_items` is the catalogue of Gini; by
+        default all items, those of the test set included."""
+        at = f"@{self.protocol.k}"
+        means = {name: self.mean(name) for name in self.values}
+        result = {name: means[name] for name in (f"P{at}", f"R{at}") if name in means}
+        if len(result) == 2:
+            result[f"F1{at}"] = metrics.f1(result[f"P{at}"], result[f"R{at}"])
+        result |= {name: means[name] for name in (f"HR{at}", f"NDCG{at}")}
+        result[f"MAP{at}"] = means[f"AP{at}"]
+        if self.lists is not None:
+            result[f"IC{at}"] = metrics.item_coverage(self.lists)
+            result[f"Gini{at}"] = metrics.gini(self.lists, gini_items or self.n_items)
+        return result
+
+    def describe(self) -> str:
+        """The protocol and the users in one line."""
+        text = f"{self.protocol.describe()}; {len(self.users):,} users"
+        if self.skipped:
+            text += f" ({self.skipped:,} without test items skipped)"
+        missing = int((~self.served).sum())
+        if missing:
+            text += f", {missing:,} of them not served"
+        return text
+
+
+def evaluate(
+    scorer: Scorer,
+    train: Interactions,
+    test: Interactions,
+    protocol: Protocol | None = None,
+    *,
+    users: NDArray[np.int64] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Rank for every user (or for `users`) with test items, and measure."""
+    protocol = protocol or Protocol()
+    _check(scorer, train, test)
+    asked = np.arange(test.n_users) if users is None else np.asarray(users, dtype=np.int64)
+    if len(np.unique(asked)) != len(asked) or (
+        len(asked) and (asked.min() < 0 or asked.max() >= test.n_users)
+    ):
+        raise DataError(f"users must be distinct numbers below {test.n_users:,}")
+    chosen = asked[test.counts[asked] > 0]
+    if not len(chosen):
+        raise DataError("no user has test items; there is nothing to evaluate")
+    measure = _full if isinstance(protocol.candidates, Full) else _sampled
+    values, served, lists = measure(scorer, train, test, protocol, chosen, threads, progress)
+    return Evaluation(
+        protocol=protocol,
+        users=chosen,
+        values={f"{name}@{protocol.k}": column for name, column in values.items()},
+        served=served,
+        skipped=len(asked) - len(chosen),
+        n_items=test.n_items,
+        lists=lists,
+    )
+
+
+Measured = tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_], NDArray[np.int32] | None]
+
+
+def _full(
+    scorer: Scorer,
+    train: Interactions,
+    test: Interactions,
+    protocol: Protocol,
+    users: NDArray[np.int64],
+    threads: int | None,
+    progress: Progress | None,
+) -> Measured:
+    lists = np.empty((len(users), protocol.k), dtype=np.int32)
+    for start in range(0, len(users), SLAB):
+        part = users[start : start + SLAB]
+        lists[start : start + SLAB], _ = top_n(scorer, part, train, protocol.k, threads=threads)
+        if progress is not None:
+            progress(start + len(part), len(users))
+    hit = metrics.hits(lists, users, test)
+    relevant = test.counts[users]
+    values = {name: metric(hit, relevant) for name, metric in metrics.PER_USER.items()}
+    return values, (lists >= 0).any(axis=1), lists
+
+
+def _sampled(
+    scorer: Scorer,
+    train: Interactions,
+    test: Interactions,
+    protocol: Protocol,
+    users: NDArray[np.int64],
+    threads: int | None,
+    progress: Progress | None,
+) -> Measured:
+    if isinstance(protocol.candidates, Full):
+        raise UsageError("sampled evaluation needs sampled candidates")
+    values = {name: np.empty(len(users)) for name in ("HR", "NDCG", "AP")}
+    served = np.empty(len(users), dtype=bool)
+    for start in range(0, len(users), SLAB):
+        part = users[start : start + SLAB]
+        window = slice(start, start + len(part))
+        negatives = protocol.candidates.draw(train, test, part)
+        against = score_items(scorer, part, negatives, threads=threads)
+        against[negatives < 0] = np.nan
+        counts = test.counts[part]
+        owner = np.repeat(np.arange(len(part)), counts)
+        positives = test.take_users(part).items
+        known = np.where(positives < train.n_items, positives, -1)
+        own = score_items(scorer, part[owner], known[:, None], threads=threads)[:, 0]
+        # Comparisons with the missing negatives are false.
+        rank = 1 + (against[owner] >= own[:, None]).sum(axis=1)
+        found = (rank <= protocol.k) & (own > -np.inf)
+        gain = {
+            "HR": found,
+            "NDCG": found / np.log2(rank + 1),
+            "AP": found / rank,
+        }
+        for name, value in gain.items():
+            values[name][window] = np.bincount(owner, value, minlength=len(part)) / counts
+        best = np.maximum(np.nanmax(against, axis=1), np.maximum.reduceat(own, _starts(counts)))
+        served[window] = best > -np.inf
+        if progress is not None:
+            progress(start + len(part), len(users))
+    return values, served, None
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(counts) - counts
+
+
+def _check(scorer: Scorer, train: Interactions, test: Interactions) -> None:
+    if train.n_users != test.n_users:
+        raise DataError(
+            f"training and test set must number the same users; there are {train.n_users:,} "
+            f"and {test.n_users:,}"
+        )
+    if train.n_items > test.n_items:
+        raise DataError(
+            f"the test set must number all items of the training set; it has {test.n_items:,} "
+            f"of {train.n_items:,}"
+        )
+    if scorer.n_items != train.n_items:
+        raise DataError(
+            f"the model ranks {scorer.n_items:,} items, the training set has {train.n_items:,}"
+        )

@@ -1,0 +1,166 @@
+"""The ledger: a row for every release that left a device.
+
+A row says who, in which round, by which release, how many positive and negative rows, how many bytes
+and what it cost. `epsilon` is the privacy cost that the release can vouch for; infinity where it can
+vouch for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import CorruptData
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("user", "round", "kind", "positive_rows", "negative_rows", "bytes", "epsilon")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Entries:
+    """Ledger rows of one kind, column by column."""
+
+    kind: str
+    user: NDArray[np.int64]
+    round: NDArray[np.int64]
+    positive_rows: NDArray[np.int32]
+    negative_rows: NDArray[np.int32]
+    bytes: NDArray[np.int64]
+    epsilon: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over some ledger rows."""
+
+    releases: int = 0
+    positive_rows: int = 0
+    negative_rows: int = 0
+    bytes: int = 0
+    epsilon: float = 0.0
+
+
+class Ledger:
+    """Rows in memory since the last `flush`, and the running totals of everything recorded."""
+
+    def __init__(self, totals: Totals | None = None) -> None:
+        self._pending: list[Entries] = []
+        self.totals = totals or Totals()
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {self.totals.releases:,} releases, redacted>"
+
+    def record(self, entries: Entries) -> None:
+        self._pending.append(entries)
+        self.totals = add_totals(self.totals, entries)
+
+    def pending(self) -> pa.Table:
+        """Rows not yet flushed, as a table."""
+        return _table(self._pending)
+
+    def flush(self, path: Path) -> None:
+        """Write pending rows to `path` (atomically) and forget them here."""
+        import pyarrow.parquet as pq
+
+        partial = path.with_suffix(".partial")
+        pq.write_table(self.pending(), partial, compression="zstd")
+        partial.replace(path)
+        self._pending.clear()
+
+
+def add_totals(totals: Totals, entries: Entries) -> Totals:
+    return Totals(
+        totals.releases + len(entries),
+        totals.positive_rows + int(entries.positive_rows.sum()),
+        totals.negative_rows + int(entries.negative_rows.sum()),
+        totals.bytes + int(entries.bytes.sum()),
+        totals.epsilon + float(entries.epsilon.sum()),
+    )
+
+
+def merge(parts: list[Path], path: Path) -> None:
+    """Join flushed parts, in order, into one file; bounded memory, atomic."""
+    import pyarrow.parquet as pq
+
+    partial = path.with_suffix(".partial")
+    with pq.ParquetWriter(partial, _schema(), compression="zstd") as writer:
+        for part in parts:
+            writer.write_table(pq.read_table(part, schema=_schema()))
+    partial.replace(path)
+
+
+def read(path: Path, user: int | None = None) -> pa.Table:
+    """The ledger of a run, or one user's rows of it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        filters = None if user is None else [("user", "==", user)]
+        return pq.read_table(path, filters=filters)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CorruptData(f"the ledger {path} cannot be read: {error}") from None
+
+
+def user_totals(table: pa.Table) -> Totals:
+    """Sums of a ledger table."""
+    import pyarrow.compute as pc
+
+    def total(column: str) -> Any:
+        return pc.sum(table[column]).as_py() or 0
+
+    return Totals(
+        table.num_rows,
+        int(total("positive_rows")),
+        int(total("negative_rows")),
+        int(total("bytes")),
+        float(total("epsilon")),
+    )
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("user", pa.int64()),
+            ("round", pa.int64()),
+            ("kind", pa.dictionary(pa.int32(), pa.string())),
+            ("positive_rows", pa.int32()),
+            ("negative_rows", pa.int32()),
+            ("bytes", pa.int64()),
+            ("epsilon", pa.float32()),
+        ]
+    )
+
+
+def _table(chunks: list[Entries]) -> pa.Table:
+    import pyarrow as pa
+
+    schema = _schema()
+    tables = [
+        pa.table(
+            [
+                pa.array(c.user),
+                pa.array(c.round),
+                pa.DictionaryArray.from_arrays(
+                    pa.array(np.zeros(len(c), dtype=np.int32)), pa.array([c.kind])
+                ),
+                pa.array(c.positive_rows),
+                pa.array(c.negative_rows),
+                pa.array(c.bytes),
+                pa.array(c.epsilon),
+            ],
+            schema=schema,
+        )
+        for c in chunks
+    ]
+    return pa.concat_tables(tables).unify_dictionaries() if tables else schema.empty_table()

@@ -1,0 +1,149 @@
+"""The one door. Everything that leaves a device leaves through here, and nothing else builds a report.
+
+Consent is read first; then the device learns, the release decides what may leave, the ledger gets a
+row, and only then is there a report. The three ways out differ in how many devices and rounds they
+serve at once, not in what leaves: `report` is the definition (a message per device), the other two
+are the same sums without the messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import Cohort, Counts, CrossDevice
+from sottovoce.consent import ShareRule
+from sottovoce.errors import ConsentError
+from sottovoce.ledger import Entries, Ledger
+from sottovoce.messages import DeviceReports, ModelView, SummedReports, Updates, row_bytes
+from sottovoce.privacy.mechanisms import BoundRelease, Release
+from sottovoce.rng import Streams
+
+
+@dataclass(slots=True, repr=False)
+class Devices:
+    """A cohort behind its door. A phone is a cohort of one."""
+
+    algorithm: CrossDevice
+    cohort: Cohort
+    ledger: Ledger
+    rng: Streams
+    _release: BoundRelease
+
+    @classmethod
+    def behind_door(
+        cls,
+        algorithm: CrossDevice,
+        cohort: Cohort,
+        release: Release,
+        ledger: Ledger,
+        rng: Streams,
+    ) -> Devices:
+        bound = release.bind(cohort.users, cohort.consent, cohort.history, rng)
+        return cls(algorithm, cohort, ledger, rng, bound)
+
+    def __repr__(self) -> str:
+        return f"<Devices {len(self.cohort):,}, redacted>"
+
+    def willing(self) -> NDArray[np.int64]:
+        """Rows of the devices that take part and can learn."""
+        return np.flatnonzero(self.cohort.consent.takes_part & self.cohort.able())
+
+    def report(self, view: ModelView, rows: NDArray[np.int64]) -> DeviceReports:
+        """One round of these devices, as messages."""
+        self._require_consent(rows)
+        updates = self.algorithm.device_learn(view, self.cohort, rows, self.rng)
+        rule = self._release.rule(rows, np.array([view.round]))
+        reports, counts = self._merge(updates, rows, view.round, self._leaving(updates, rule))
+        self._record(rows, np.full(len(rows), view.round), counts, view.embedding_size)
+        return reports
+
+    def report_summed(
+        self, view: ModelView, rows: NDArray[np.int64], threads: int = 1
+    ) -> SummedReports:
+        """One round of these devices, as the sum of their messages."""
+        self._require_consent(rows)
+        rule = self._release.rule(rows, np.array([view.round]))
+        sums, counts = self.algorithm.device_learn_summed(
+            view, self.cohort, rows, rule, self.rng, threads
+        )
+        self._record(rows, np.full(len(rows), view.round), counts, view.embedding_size)
+        return SummedReports(view.round, sums, len(rows))
+
+    def report_rounds(
+        self, items: NDArray[np.float32], first_round: int, rows: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """len(rows) rounds of one device each, folded one after the other; returns the model after."""
+        self._require_consent(rows)
+        rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
+        after, counts = self.algorithm.device_learn_rounds(
+            items, first_round, self.cohort, rows, self._release.rule(rows, rounds), self.rng
+        )
+        self._record(rows, rounds, counts, items.shape[1] - 1)
+        return after
+
+    def learn_at_home(self, view: ModelView, rows: NDArray[np.int64]) -> None:
+        """Move these devices' vectors towards the published model. Nothing leaves."""
+        self.algorithm.device_learn(view, self.cohort, rows, self.rng)
+
+    def _require_consent(self, rows: NDArray[np.int64]) -> None:
+        if not self.cohort.consent.takes_part[rows].all():
+            raise ConsentError("a device that does not take part was asked to send")
+
+    def _leaving(self, updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
+        positive = updates.positive
+        entry = updates.entry[positive].reshape(len(rule.keys), -1)
+        leaves = np.ones(len(updates), dtype=bool)
+        leaves[positive] = self._release.may_leave(rule, entry).ravel()
+        return leaves
+
+    def _merge(
+        self,
+        updates: Updates,
+        rows: NDArray[np.int64],
+        round: int,
+        leaves: NDArray[np.bool_],
+    ) -> tuple[DeviceReports, Counts]:
+        """Sum each device's leaving updates by item, items ascending."""
+        row, item, values = updates.row[leaves], updates.item[leaves], updates.values[leaves]
+        positive = updates.positive[leaves]
+        order = np.lexsort((item, row))
+        row, item = row[order], item[order]
+        first = np.ones(len(row), dtype=bool)
+        first[1:] = (row[1:] != row[:-1]) | (item[1:] != item[:-1])
+        starts = np.flatnonzero(first)
+        sums = (
+            np.add.reduceat(values[order].astype(np.int64), starts, axis=0)
+            if len(starts)
+            else np.zeros((0, values.shape[1]), dtype=np.int64)
+        )
+        sent_positive = positive[order][starts]
+        n = len(rows)
+        counts = Counts(
+            np.bincount(row[starts][sent_positive], minlength=n).astype(np.int32),
+            np.bincount(row[starts][~sent_positive], minlength=n).astype(np.int32),
+        )
+        sender = self.cohort.users[rows][row[starts]]
+        return DeviceReports(round, sender, item[starts], sums), counts
+
+    def _record(
+        self,
+        rows: NDArray[np.int64],
+        rounds: NDArray[np.int64],
+        counts: Counts,
+        embedding_size: int,
+    ) -> None:
+        sent = counts.positive.astype(np.int64) + counts.negative
+        self.ledger.record(
+            Entries(
+                kind=self._release.kind,
+                user=self.cohort.users[rows],
+                round=rounds,
+                positive_rows=counts.positive,
+                negative_rows=counts.negative,
+                bytes=sent * row_bytes(embedding_size),
+                epsilon=np.full(len(rows), self._release.epsilon, dtype=np.float32),
+            )
+        )

@@ -1,0 +1,120 @@
+"""Releases: which of a device's updates become a report, and at what price.
+
+`ShareFraction` is FPL's own: negatives always leave, positives by the user's π.
+
+What it promises. `per="item"` fixes once a subset of round(π·|I_u|) positives and never sends a row
+for any other positive; `per="draw"` (as printed) tosses a coin for every draw, so that over many
+rounds nearly every positive is sent at least once. Neither hides anything from a server that does
+the algebra: one negative row gives the user's vector and the hidden positive away. Both therefore
+cost infinity in the ledger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numba import njit, uint64
+from numpy.typing import NDArray
+
+from sottovoce.consent import Consent, ShareRule
+from sottovoce.data.interactions import Interactions
+from sottovoce.errors import ConfigError
+from sottovoce.rng import GAMMA, Streams, mix, mix_array
+
+ALWAYS = 1 << 32
+
+
+class BoundRelease(Protocol):
+    """A release bound to the records and histories of one cohort."""
+
+    kind: str
+    epsilon: float
+    """Privacy cost of one release, by what we can prove."""
+
+    def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
+        """The rule for these devices; `rounds` holds one round number, or one per row."""
+        ...
+
+    def may_leave(self, rule: ShareRule, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """For draws of shape [devices, draws] given as interactions drawn: which positives leave."""
+        ...
+
+
+class Release(Protocol):
+    def bind(
+        self, users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
+    ) -> BoundRelease: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShareFraction:
+    """Positives leave by π: per "draw" (a coin each time) or per "item" (a subset fixed once)."""
+
+    per: Literal["draw", "item"] = "item"
+
+    def __post_init__(self) -> None:
+        if self.per not in ("draw", "item"):
+            raise ConfigError(f'release.per must be "draw" or "item", not {self.per!r}')
+
+    def bind(
+        self, users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
+    ) -> BoundShare:
+        if self.per == "draw":
+            allowed = np.zeros(0, dtype=bool)
+            threshold = np.round(consent.share_positives.astype(np.float64) * ALWAYS)
+        else:
+            allowed = share_subsets(users, consent, history, rng)
+            threshold = np.full(len(users), float(ALWAYS))
+        return BoundShare(
+            f"share-{self.per}", users, threshold.astype(np.uint64), allowed, rng.child("share")
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BoundShare:
+    kind: str
+    users: NDArray[np.int64]
+    threshold: NDArray[np.uint64]
+    allowed: NDArray[np.bool_]
+    rng: Streams
+    epsilon: float = float("inf")
+
+    def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
+        keys = self.rng.paired_keys(rounds, self.users[rows])
+        return ShareRule(keys, self.threshold[rows], self.allowed)
+
+    def may_leave(self, rule: ShareRule, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
+        with np.errstate(over="ignore"):
+            offset = np.arange(1, entry.shape[1] + 1, dtype=np.uint64) * GAMMA
+            words = mix_array(rule.keys[:, None] + offset[None, :]) >> np.uint64(32)
+        leaves: NDArray[np.bool_] = words < rule.threshold[:, None]
+        return leaves & self.allowed[entry] if len(self.allowed) else leaves
+
+
+def share_subsets(
+    users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
+) -> NDArray[np.bool_]:
+    """A flag per interaction: the round(π·|I_u|) positives of u that may ever be sent.
+
+    The subset holds the items with the smallest keyed hashes, so it does not change from round to
+    round, and as little as possible when the history or π changes.
+    """
+    wanted = np.rint(consent.share_positives.astype(np.float64) * history.counts).astype(np.int64)
+    allowed = np.zeros(history.n_interactions, dtype=bool)
+    keys = rng.child("share-subset").keys(users)
+    _flag_smallest(keys, history.indptr, history.items, wanted, allowed)
+    return allowed
+
+
+@njit(cache=True)
+def _flag_smallest(keys, indptr, items, wanted, allowed):  # type: ignore[no-untyped-def]
+    for u in range(len(keys)):
+        start, stop = indptr[u], indptr[u + 1]
+        words = np.empty(stop - start, dtype=np.uint64)
+        for k in range(stop - start):
+            words[k] = mix(keys[u] + uint64(items[start + k] + 1) * GAMMA)
+        order = np.argsort(words)
+        for k in range(min(wanted[u], stop - start)):
+            allowed[start + order[k]] = True
