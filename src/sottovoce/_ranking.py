@@ -94,7 +94,8 @@ def _fma(typingctx, a, b, c):
     """a * b + c in float32, rounded once."""
 
     def generate(context, builder, signature, args):
-        fma = builder.module.declare_intrinsic("llvm.fma", [ir.FloatType()])
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 3)
+        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f32")
         return builder.call(fma, args)
 
     return types.float32(types.float32, types.float32, types.float32), generate

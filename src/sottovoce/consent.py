@@ -30,7 +30,7 @@ class Choice:
     hidden_attributes: tuple[str, ...] = ()
     """Attributes that must not be learnt."""
     strength: float = 0.5
-    """β in [0, 1): how strongly hidden attributes are protected against how well the model serves."""
+    """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden_attributes", tuple(self.hidden_attributes))
@@ -110,7 +110,7 @@ class Consent:
             for name in choice.hidden_attributes:
                 if name not in known:
                     raise ConfigError(
-                        f"hidden attribute {name!r} is not among the data's attributes {list(known)}"
+                        f"hidden attribute {name!r} is not among the data's {list(known)}"
                     )
         hidden = np.array(
             [[a in c.hidden_attributes for a in known] for c in choices], dtype=bool
@@ -183,7 +183,7 @@ class ConsentPolicy:
 
     @classmethod
     def from_table(cls, table: Mapping[str, object]) -> ConsentPolicy:
-        """From an experiment file: one choice's fields, or `mix`, a list of choices with `weight`."""
+        """From an experiment file: one choice's fields, or `mix`, a list of them with `weight`."""
         if "mix" not in table:
             return cls.everyone(_choice(table, "consent"))
         others = sorted(set(table) - {"mix"})

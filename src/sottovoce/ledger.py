@@ -1,8 +1,8 @@
 """The ledger: a row for every release that left a device.
 
-A row says who, in which round, by which release, how many positive and negative rows, how many bytes
-and what it cost. `epsilon` is the privacy cost that the release can vouch for; infinity where it can
-vouch for nothing.
+A row says who, in which round, by which release, how many positive and negative rows, how many
+bytes and what it cost. `epsilon` is the privacy cost that the release can vouch for; infinity where
+it can vouch for nothing.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class ModelView:
 
     @property
     def embedding_size(self) -> int:
-        return self.items.shape[1] - 1
+        return int(self.items.shape[1]) - 1
 
     def __repr__(self) -> str:
         return f"<ModelView round={self.round} items={self.items.shape}>"

@@ -1,4 +1,4 @@
-"""Where the experiment files and benchmarks lie: inside the installed package, or in the checkout."""
+"""Where experiment files and benchmarks lie: in the installed package, or in the checkout."""
 
 from __future__ import annotations
 

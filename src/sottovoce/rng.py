@@ -71,9 +71,7 @@ class Streams:
             words = (counters.astype(np.uint64) + np.uint64(1)) * GAMMA
             return mix_array(np.uint64(self.key) + words)
 
-    def paired_keys(
-        self, outer: NDArray[np.int64], inner: NDArray[np.int64]
-    ) -> NDArray[np.uint64]:
+    def paired_keys(self, outer: NDArray[np.int64], inner: NDArray[np.int64]) -> NDArray[np.uint64]:
         """`child(outer, inner).key` for pairs of counters (a round and a user, say)."""
         with np.errstate(over="ignore"):
             words = (inner.astype(np.uint64) + np.uint64(1)) * GAMMA

@@ -137,7 +137,7 @@ class Schedule:
 def published_cost(
     devices: int, n_items: int, positives: int, plus: bool, share_positives: float
 ) -> float:
-    """CCE as the paper computes it: ρ = X⁺ contacts, and T = X⁺/N not rounded in the "+" columns."""
+    """CCE as the paper computes it: ρ = X⁺ contacts; T = X⁺/N not rounded in the "+" columns."""
     triples = positives / devices if plus else 1.0
     return positives * (n_items + triples * (1.0 + share_positives))
 

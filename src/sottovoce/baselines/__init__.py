@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from sottovoce.baselines.base import Baseline, Progress
+from sottovoce.baselines.bpr_mf import BPRMF
 from sottovoce.baselines.knn import ItemKNN, UserKNN
 from sottovoce.baselines.mult_vae import MultVAE
 from sottovoce.baselines.popular import TopPop
@@ -21,12 +22,14 @@ BASELINES: Mapping[str, type[Baseline]] = MappingProxyType(
         "top-pop": TopPop,
         "user-knn": UserKNN,
         "item-knn": ItemKNN,
+        "bpr-mf": BPRMF,
         "mult-vae": MultVAE,
     }
 )
 
 __all__ = [
     "BASELINES",
+    "BPRMF",
     "Baseline",
     "ItemKNN",
     "MultVAE",

@@ -19,7 +19,7 @@ from sottovoce.errors import CorruptData, DataError
 
 
 class Vocabulary:
-    """Outside names for dense indices. `Vocabulary.numbered(n)` names index 7 "7" and stores nothing."""
+    """Outside names for dense indices. `numbered(n)` names index 7 "7" and stores nothing."""
 
     __slots__ = ("__dict__", "_names", "_size")
 
@@ -217,7 +217,7 @@ class Interactions:
         return self.item_ids if self.item_ids is not None else Vocabulary.numbered(self.n_items)
 
     def select(self, mask: NDArray[np.bool_]) -> Interactions:
-        """The entries where the mask (aligned with `items`) is true; users and items keep their numbers."""
+        """The entries where the mask (aligned with `items`) is true; all numbers stay."""
         indptr = np.zeros(self.n_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(self.users[mask], minlength=self.n_users), out=indptr[1:])
         return Interactions(

@@ -1,4 +1,4 @@
-"""Observers of a run: evaluation as it goes, checkpoints, progress, and a transcript for attacks."""
+"""Observers of a run: evaluation as it goes, checkpoints, progress, transcripts for attacks."""
 
 from __future__ import annotations
 

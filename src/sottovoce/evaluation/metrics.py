@@ -41,25 +41,28 @@ def hits(lists: NDArray[np.int32], users: Ints, test: Interactions) -> Bools:
 
 def precision(hit: Bools, relevant: Ints) -> Floats:
     """P@K = hits / K, also where the list is shorter than K."""
-    return hit.sum(axis=1) / hit.shape[1]
+    value: Floats = hit.sum(axis=1) / hit.shape[1]
+    return value
 
 
 def recall(hit: Bools, relevant: Ints) -> Floats:
     """R@K = hits / relevant."""
-    return hit.sum(axis=1) / relevant
+    value: Floats = hit.sum(axis=1) / relevant
+    return value
 
 
 def hit_rate(hit: Bools, relevant: Ints) -> Floats:
     """HR@K = 1 where the list holds at least one hit."""
-    return hit.any(axis=1).astype(np.float64)
+    value: Floats = np.any(hit, axis=1).astype(np.float64)
+    return value
 
 
 def ndcg(hit: Bools, relevant: Ints) -> Floats:
     """NDCG@K with binary gains and discount 1 / log2(rank + 1)."""
     discount = 1.0 / np.log2(np.arange(2, hit.shape[1] + 2))
     ideal = np.cumsum(discount)[np.minimum(relevant, hit.shape[1]) - 1]
-    gained: Floats = (hit * discount).sum(axis=1) / ideal
-    return gained
+    value: Floats = (hit * discount).sum(axis=1) / ideal
+    return value
 
 
 def average_precision(hit: Bools, relevant: Ints) -> Floats:

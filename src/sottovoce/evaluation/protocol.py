@@ -191,8 +191,15 @@ def evaluate(
     chosen = asked[test.counts[asked] > 0]
     if not len(chosen):
         raise DataError("no user has test items; there is nothing to evaluate")
-    measure = _full if isinstance(protocol.candidates, Full) else _sampled
-    values, served, lists = measure(scorer, train, test, protocol, chosen, threads, progress)
+    if isinstance(protocol.candidates, Full):
+        values, lists = _full(scorer, train, test, protocol.k, chosen, threads, progress)
+        served = np.asarray(lists[:, 0] >= 0)
+    else:
+        sample = protocol.candidates.draw
+        lists = None
+        values, served = _sampled(
+            scorer, train, test, protocol.k, sample, chosen, threads, progress
+        )
     return Evaluation(
         protocol=protocol,
         users=chosen,
@@ -204,73 +211,64 @@ def evaluate(
     )
 
 
-Measured = tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_], NDArray[np.int32] | None]
+Values = dict[str, NDArray[np.float64]]
+Sampler = Callable[[Interactions, Interactions, NDArray[np.int64]], NDArray[np.int32]]
 
 
 def _full(
     scorer: Scorer,
     train: Interactions,
     test: Interactions,
-    protocol: Protocol,
+    k: int,
     users: NDArray[np.int64],
     threads: int | None,
     progress: Progress | None,
-) -> Measured:
-    lists = np.empty((len(users), protocol.k), dtype=np.int32)
+) -> tuple[Values, NDArray[np.int32]]:
+    lists: NDArray[np.int32] = np.empty((len(users), k), dtype=np.int32)
     for start in range(0, len(users), SLAB):
         part = users[start : start + SLAB]
-        lists[start : start + SLAB], _ = top_n(scorer, part, train, protocol.k, threads=threads)
+        lists[start : start + SLAB], _ = top_n(scorer, part, train, k, threads=threads)
         if progress is not None:
             progress(start + len(part), len(users))
     hit = metrics.hits(lists, users, test)
     relevant = test.counts[users]
-    values = {name: metric(hit, relevant) for name, metric in metrics.PER_USER.items()}
-    return values, (lists >= 0).any(axis=1), lists
+    return {name: metric(hit, relevant) for name, metric in metrics.PER_USER.items()}, lists
 
 
 def _sampled(
     scorer: Scorer,
     train: Interactions,
     test: Interactions,
-    protocol: Protocol,
+    k: int,
+    sample: Sampler,
     users: NDArray[np.int64],
     threads: int | None,
     progress: Progress | None,
-) -> Measured:
-    if isinstance(protocol.candidates, Full):
-        raise UsageError("sampled evaluation needs sampled candidates")
+) -> tuple[Values, NDArray[np.bool_]]:
     values = {name: np.empty(len(users)) for name in ("HR", "NDCG", "AP")}
     served = np.empty(len(users), dtype=bool)
     for start in range(0, len(users), SLAB):
         part = users[start : start + SLAB]
         window = slice(start, start + len(part))
-        negatives = protocol.candidates.draw(train, test, part)
-        against = score_items(scorer, part, negatives, threads=threads)
-        against[negatives < 0] = np.nan
-        counts = test.counts[part]
-        owner = np.repeat(np.arange(len(part)), counts)
-        positives = test.take_users(part).items
-        known = np.where(positives < train.n_items, positives, -1)
-        own = score_items(scorer, part[owner], known[:, None], threads=threads)[:, 0]
-        # Comparisons with the missing negatives are false.
-        rank = 1 + (against[owner] >= own[:, None]).sum(axis=1)
-        found = (rank <= protocol.k) & (own > -np.inf)
-        gain = {
-            "HR": found,
-            "NDCG": found / np.log2(rank + 1),
-            "AP": found / rank,
-        }
-        for name, value in gain.items():
-            values[name][window] = np.bincount(owner, value, minlength=len(part)) / counts
-        best = np.maximum(np.nanmax(against, axis=1), np.maximum.reduceat(own, _starts(counts)))
-        served[window] = best > -np.inf
+        negatives = sample(train, test, part)
+        own = test.take_users(part)
+        owner, counts = own.users, own.counts
+        place = np.arange(own.n_interactions) - own.indptr[owner]
+        positives = np.full((len(part), counts.max()), -1, dtype=np.int32)
+        positives[owner, place] = np.where(own.items < train.n_items, own.items, -1)
+        scores = score_items(scorer, part, np.hstack([negatives, positives]), threads=threads)
+        served[window] = scores.max(axis=1) > -np.inf
+        against, mine = np.split(scores, [negatives.shape[1]], axis=1)
+        against[negatives < 0] = np.nan  # compares as false: a missing negative beats nobody
+        score = mine[owner, place]
+        rank = 1 + (against[owner] >= score[:, None]).sum(axis=1)
+        found = (rank <= k) & (score > -np.inf)
+        gains = {"HR": found, "NDCG": found / np.log2(rank + 1), "AP": found / rank}
+        for name, gain in gains.items():
+            values[name][window] = np.bincount(owner, gain, minlength=len(part)) / counts
         if progress is not None:
             progress(start + len(part), len(users))
-    return values, served, None
-
-
-def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.cumsum(counts) - counts
+    return values, served
 
 
 def _check(scorer: Scorer, train: Interactions, test: Interactions) -> None:

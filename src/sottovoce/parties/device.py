@@ -1,4 +1,4 @@
-"""The one door. Everything that leaves a device leaves through here, and nothing else builds a report.
+"""The one door. Everything that leaves a device leaves here; nothing else builds a report.
 
 Consent is read first; then the device learns, the release decides what may leave, the ledger gets a
 row, and only then is there a report. The three ways out differ in how many devices and rounds they
@@ -20,6 +20,8 @@ from sottovoce.ledger import Entries, Ledger
 from sottovoce.messages import DeviceReports, ModelView, SummedReports, Updates, row_bytes
 from sottovoce.privacy.mechanisms import BoundRelease, Release
 from sottovoce.rng import Streams
+
+_HOME_BATCH = 1024
 
 
 @dataclass(slots=True, repr=False)
@@ -75,7 +77,7 @@ class Devices:
     def report_rounds(
         self, items: NDArray[np.float32], first_round: int, rows: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """len(rows) rounds of one device each, folded one after the other; returns the model after."""
+        """len(rows) rounds of one device each, folded one by one; returns the model after them."""
         self._require_consent(rows)
         rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
         after, counts = self.algorithm.device_learn_rounds(
@@ -84,9 +86,24 @@ class Devices:
         self._record(rows, rounds, counts, items.shape[1] - 1)
         return after
 
-    def learn_at_home(self, view: ModelView, rows: NDArray[np.int64]) -> None:
-        """Move these devices' vectors towards the published model. Nothing leaves."""
-        self.algorithm.device_learn(view, self.cohort, rows, self.rng)
+    def vectors_at_home(self, view: ModelView, draws: int = 500) -> NDArray[np.float32]:
+        """Every device's vector as it would recommend with now. Devices that do not take part fit
+        theirs to the published model, by the same steps, on at least `draws` draws. Nothing leaves,
+        and the devices' own state stays as it is."""
+        home = np.flatnonzero(~self.cohort.consent.takes_part & self.cohort.able())
+        vectors = self.cohort.vectors.copy()
+        for start in range(0, len(home), _HOME_BATCH):
+            rows = home[start : start + _HOME_BATCH]
+            part = self.cohort.take(rows)
+            everyone, learnt, turn = np.arange(len(rows), dtype=np.int64), 0, 0
+            while learnt < draws:
+                updates = self.algorithm.device_learn(
+                    view, part, everyone, self.rng.child("home", turn)
+                )
+                learnt += len(updates) // (2 * len(rows))
+                turn += 1
+            vectors[rows] = part.vectors
+        return vectors
 
     def _require_consent(self, rows: NDArray[np.int64]) -> None:
         if not self.cohort.consent.takes_part[rows].all():

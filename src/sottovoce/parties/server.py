@@ -44,9 +44,9 @@ class Server:
         for reports in batches:
             if reports.round != self.round:
                 raise MessageError(f"report for round {reports.round} in round {self.round}")
-            if len(reports) and not 0 <= reports.item.min() <= reports.item.max() < len(sums):
+            if np.any((reports.item < 0) | (reports.item >= len(sums))):
                 raise MessageError("a report names an unknown item")
-            if reports.values.shape != (len(reports), sums.shape[1]):
+            if reports.values.shape != (len(reports), self.items.shape[1]):
                 raise MessageError("a report has the wrong width")
             new = set(np.unique(reports.sender).tolist())
             if senders & new:

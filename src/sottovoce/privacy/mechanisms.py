@@ -38,7 +38,7 @@ class BoundRelease(Protocol):
         ...
 
     def may_leave(self, rule: ShareRule, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """For draws of shape [devices, draws] given as interactions drawn: which positives leave."""
+        """Which positives leave, of draws given as interactions, shape [devices, draws]."""
         ...
 
 

@@ -1,0 +1,139 @@
+"""Is a difference more than chance? Paired tests on per-user values, corrected for many looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtr, stdtrit
+
+from sottovoce.errors import UsageError
+from sottovoce.evaluation.protocol import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A paired comparison: mean of a − b, its confidence interval, two-sided p."""
+
+    n: int
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One system against the reference, over the users both serve. The means are over these."""
+
+    system: str
+    reference: str
+    metric: str
+    mean: float
+    reference_mean: float
+    test: Paired
+    p_holm: float
+    p_bonferroni: float
+
+    def significant(self, alpha: float = 0.05) -> bool:
+        """After Holm's correction."""
+        return self.p_holm < alpha
+
+
+def paired_t(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Paired:
+    """Student's paired t-test on a − b.
+
+    Identical values give p = 1 and an interval of 0 to 0. A constant difference other than 0 has
+    no variance and gives p = 0. Fewer than two pairs give p = 1 and no bounds.
+    """
+    x, n = _differences(a, b)
+    if not 0 < confidence < 1:
+        raise UsageError(f"a confidence lies between 0 and 1, not {confidence}")
+    if n < 2:
+        return Paired(n, float(x.mean()) if n else 0.0, -np.inf, np.inf, 1.0)
+    mean = float(x.mean())
+    error = float(x.std(ddof=1)) / np.sqrt(n)
+    if error <= np.finfo(float).eps * abs(mean):
+        return Paired(n, mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error
+    p = 2.0 * float(stdtr(n - 1, -abs(mean) / error))
+    return Paired(n, mean, mean - half, mean + half, p)
+
+
+def wilcoxon(a: ArrayLike, b: ArrayLike) -> float:
+    """Two-sided p of Wilcoxon's signed-rank test; pairs without a difference are dropped."""
+    x, _ = _differences(a, b)
+    x = x[x != 0]
+    if not len(x):
+        return 1.0
+    from scipy import stats
+
+    return float(stats.wilcoxon(x).pvalue)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p values, in the given order."""
+    values = np.asarray(p, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    stepped = values[order] * np.arange(len(values), 0, -1)
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(stepped))
+    return [float(v) for v in adjusted]
+
+
+def bonferroni(p: Sequence[float]) -> list[float]:
+    """Each p times the number of tests, at most 1."""
+    return [min(1.0, float(v) * len(p)) for v in p]
+
+
+def compare(
+    evaluations: Mapping[str, Evaluation],
+    metric: str,
+    reference: str,
+    *,
+    confidence: float = 0.95,
+) -> list[Comparison]:
+    """Every other system against the reference, on users both serve; in the given order.
+
+    Raises where protocols differ: such figures cannot be compared.
+    """
+    if reference not in evaluations:
+        raise UsageError(f"there is no system {reference!r}; there are {', '.join(evaluations)}")
+    base = evaluations[reference]
+    others = {name: e for name, e in evaluations.items() if name != reference}
+    pairs: list[tuple[float, float, Paired]] = []
+    for name, evaluation in others.items():
+        if evaluation.protocol.describe() != base.protocol.describe():
+            raise UsageError(
+                f"{name} and {reference} were evaluated under different protocols: "
+                f"{evaluation.protocol.describe()} | {base.protocol.describe()}"
+            )
+        a, b = _aligned(evaluation, base, metric)
+        if not len(a):
+            raise UsageError(f"{name} and {reference} serve no user in common")
+        pairs.append((float(a.mean()), float(b.mean()), paired_t(a, b, confidence)))
+    p = [test.p for _, _, test in pairs]
+    return [
+        Comparison(name, reference, metric, mean, base_mean, test, p_holm, p_bonferroni)
+        for name, (mean, base_mean, test), p_holm, p_bonferroni in zip(
+            others, pairs, holm(p), bonferroni(p), strict=True
+        )
+    ]
+
+
+def _aligned(
+    a: Evaluation, b: Evaluation, metric: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    _, mine, theirs = np.intersect1d(
+        a.users[a.served], b.users[b.served], assume_unique=True, return_indices=True
+    )
+    return a.per_user(metric)[a.served][mine], b.per_user(metric)[b.served][theirs]
+
+
+def _differences(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.float64], int]:
+    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 1:
+        raise UsageError("a paired test needs two values per user")
+    return x - y, len(x)
