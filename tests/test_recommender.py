@@ -154,6 +154,12 @@ def test_one_user_gets_no_padding():
     assert len(recommend(scorer, 0, None, 2)[0]) == 2
 
 
+@pytest.mark.parametrize(("user", "seen"), [(-1, [0]), (-9, None), (1, [0]), (0, [-1])])
+def test_one_unknown_user_or_item_is_refused(user, seen):
+    with pytest.raises(DataError, match="there is no"):
+        recommend(factor_world(1, 5, 3), user, seen, 2)
+
+
 def test_seen_items_beyond_the_catalogue_are_ignored():
     scorer = factor_world(1, 5, 3)
     seen = Interactions.from_pairs([0, 0], [1, 900], n_users=1, n_items=1000)

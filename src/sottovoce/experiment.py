@@ -37,9 +37,10 @@ from sottovoce.data.splitting import (
 )
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.engines.base import Listener, Moment, Observer
+from sottovoce.engines.interrupts import Interrupts
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically, Transcript
 from sottovoce.engines.simulation import Simulation
-from sottovoce.errors import ConfigError, DataError, Diverged
+from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import Evaluation, Full, Given, Protocol, Sampled, evaluate
 from sottovoce.ledger import Ledger
 from sottovoce.parties.device import Devices
@@ -332,19 +333,19 @@ def _run(
     if experiment.evaluation.every_epochs:
         each = experiment.evaluation.every_epochs * plan.rounds_per_epoch
         observers.append(AtRounds(tuple(range(each, plan.rounds, each)), note))
-    if folder is not None:
-        here = folder
-        saver = Checkpoints(
-            step, lambda m: here.save_checkpoint(m.round, m.items, m.cohort.vectors, m.ledger)
-        )
-        observers.append(saver)
+
+    def save(moment: Moment) -> None:
+        if folder is not None:
+            folder.save_checkpoint(moment.round, moment.items, moment.cohort.vectors, moment.ledger)
+
+    interrupts = Interrupts(step, save)
+    observers += [Checkpoints(step, save), interrupts]
     if done and folder is not None:
         scorer = FactorScorer(folder.vectors(), *split_items(folder.model()))
     else:
-        _train(federation, folder, observers, listeners, threads)
+        with interrupts.heard():
+            federation.run(observers, listeners, threads=threads)
         scorer = federation.scorer()
-    if not np.isfinite(scorer.user_factors).all():
-        raise Diverged("the users' vectors ran off to infinity; lower algorithm.learning_rate")
     evaluations: dict[str, Evaluation] = {}
     for number, (label, baseline) in enumerate(experiment.baselines):
         tell("baselines", number, len(experiment.baselines))
@@ -370,24 +371,6 @@ def _run(
             },
         )
     return Outcome(experiment, dataset, split, federation, evaluations, system, seconds, folder)
-
-
-def _train(
-    federation: Federation,
-    folder: RunFolder | None,
-    observers: Sequence[Observer],
-    listeners: Sequence[Listener],
-    threads: int,
-) -> None:
-    try:
-        federation.run(observers, listeners, threads=threads)
-    except KeyboardInterrupt:
-        if folder is not None:
-            server, devices = federation.server, federation.devices
-            folder.save_checkpoint(
-                server.round, server.items, devices.cohort.vectors, devices.ledger
-            )
-        raise
 
 
 def _restore(federation: Federation, folder: RunFolder) -> None:

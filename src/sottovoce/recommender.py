@@ -73,59 +73,28 @@ def top_n(
     is never recommended. Rows with fewer than n candidates end in item -1 with score -inf. The
     lists of a `FactorScorer` do not depend on `threads` or on which users are asked for together.
     """
-    if n < 1:
-        raise UsageError(f"a list must have at least one place, not {n}")
-    if threads is not None and threads < 1:
-        raise UsageError(f"ranking needs at least one thread, not {threads}")
     wanted = _user_numbers(users, seen)
     if seen is None:
-        rows, indptr = _fixed(np.zeros_like(wanted)), _fixed(np.zeros(2, dtype=np.int64))
-        entries = _fixed(np.zeros(0, dtype=np.int32))
-    else:
-        rows, indptr, entries = wanted, seen.indptr, seen.items
-    items = np.full((len(wanted), n), -1, dtype=np.int32)
-    scores = np.full((len(wanted), n), -np.inf, dtype=np.float32)
-
-    if isinstance(scorer, FactorScorer):
-        vectors, factors, bias = _checked(scorer, wanted)
-        panels = _ranking.pack_items(factors, bias)
-
-        def rank(part: slice) -> None:
-            _ranking.rank_factors(
-                vectors,
-                panels,
-                wanted[part],
-                rows[part],
-                indptr,
-                entries,
-                items[part],
-                scores[part],
-            )
-
-        _for_tiles(len(wanted), TILE, rank, threads or default_threads())
-    else:
-        for part in _tiles(len(wanted), _table_tile(scorer.n_items)):
-            table = _table(scorer, wanted[part])
-            _ranking.rank_scores(table, rows[part], indptr, entries, items[part], scores[part])
-    return items, scores
+        return _rank(scorer, wanted, np.zeros_like(wanted), [0, 0], [], n, threads)
+    return _rank(scorer, wanted, wanted, seen.indptr, seen.items, n, threads)
 
 
 def recommend(
-    scorer: Scorer, user: int, seen: Interactions | NDArray[np.integer] | None, n: int
+    scorer: Scorer, user: int, seen: Interactions | ArrayLike | None, n: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """At most n items for one user, best first, with their scores; no padding.
 
     `seen` may be the user's own items, as a device knows them, instead of everybody's table.
     Equal to the user's row of `top_n`.
     """
-    if isinstance(seen, np.ndarray):
-        own = np.unique(seen).astype(np.int32)
+    if seen is None or isinstance(seen, Interactions):
+        items, scores = top_n(scorer, [user], seen, n, threads=1)
+    else:
+        own = np.unique(np.asarray(seen, dtype=np.int32))
         if len(own) and own[0] < 0:
             raise DataError(f"there is no item {own[0]}")
-        indptr = np.zeros(user + 2, dtype=np.int64)
-        indptr[user + 1] = len(own)
-        seen = Interactions(indptr=indptr, items=own, n_items=int(own[-1]) + 1 if len(own) else 0)
-    items, scores = top_n(scorer, [user], seen, n, threads=1)
+        wanted = _user_numbers([user], None)
+        items, scores = _rank(scorer, wanted, np.zeros_like(wanted), [0, len(own)], own, n, 1)
     found = items[0] >= 0
     return items[0][found], scores[0][found]
 
@@ -147,13 +116,46 @@ def score_items(
         def score(part: slice) -> None:
             _ranking.score_pairs(vectors, factors, bias, wanted[part], chosen[part], out[part])
 
-        _for_tiles(len(wanted), TILE, score, threads or default_threads())
+        _for_tiles(len(wanted), TILE, score, threads)
     else:
         for part in _tiles(len(wanted), _table_tile(scorer.n_items)):
             table = _table(scorer, wanted[part])
             out[part] = np.take_along_axis(table, np.maximum(chosen[part], 0), axis=1)
         out[chosen < 0] = -np.inf
     return out
+
+
+def _rank(
+    scorer: Scorer,
+    users: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    seen_indptr: ArrayLike,
+    seen_items: ArrayLike,
+    n: int,
+    threads: int | None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """`top_n` with the seen items as bare arrays: those of `users[r]` are in row `rows[r]`."""
+    if n < 1:
+        raise UsageError(f"a list must have at least one place, not {n}")
+    indptr = _fixed(np.asarray(seen_indptr, dtype=np.int64))
+    entries = _fixed(np.asarray(seen_items, dtype=np.int32))
+    rows = _fixed(rows)
+    items = np.full((len(users), n), -1, dtype=np.int32)
+    scores = np.full((len(users), n), -np.inf, dtype=np.float32)
+    if isinstance(scorer, FactorScorer):
+        vectors, factors, bias = _checked(scorer, users)
+        panels = _ranking.pack_items(factors, bias)
+
+        def rank(part: slice) -> None:
+            seen = (rows[part], indptr, entries)
+            _ranking.rank_factors(vectors, panels, users[part], *seen, items[part], scores[part])
+
+        _for_tiles(len(users), TILE, rank, threads)
+    else:
+        for part in _tiles(len(users), _table_tile(scorer.n_items)):
+            table = _table(scorer, users[part])
+            _ranking.rank_scores(table, rows[part], indptr, entries, items[part], scores[part])
+    return items, scores
 
 
 def _user_numbers(users: ArrayLike, seen: Interactions | None) -> NDArray[np.int64]:
@@ -185,7 +187,9 @@ def _checked(scorer: FactorScorer, users: NDArray[np.int64]) -> tuple[NDArray[np
         raise DataError(f"{len(factors):,} items need as many biases, not {bias.shape}")
     if len(users) and users.max() >= len(vectors):
         raise DataError(f"there is no user {users.max()}; there are {len(vectors):,} users")
-    if not (np.isfinite(vectors).all() and np.isfinite(factors).all()) or np.isnan(bias).any():
+    # Of the users only those asked for: there may be millions.
+    finite = np.isfinite(vectors[users]).all() and np.isfinite(factors).all()
+    if not finite or np.isnan(bias).any():
         raise Diverged("the model holds numbers that are not finite; lower the learning rate")
     return _fixed(vectors), _fixed(factors), _fixed(bias)
 
@@ -211,7 +215,10 @@ def _tiles(n: int, size: int) -> Iterable[slice]:
     return (slice(start, min(n, start + size)) for start in range(0, n, size))
 
 
-def _for_tiles(n: int, size: int, work: Callable[[slice], None], threads: int) -> None:
+def _for_tiles(n: int, size: int, work: Callable[[slice], None], threads: int | None) -> None:
+    threads = default_threads() if threads is None else threads
+    if threads < 1:
+        raise UsageError(f"ranking needs at least one thread, not {threads}")
     if threads == 1 or n <= size:
         for part in _tiles(n, size):
             work(part)

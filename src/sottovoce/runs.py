@@ -122,7 +122,9 @@ class RunFolder:
         """First the ledger's new rows, then, atomically, the state that refers to them."""
         parts = self.path / "ledger.parts"
         parts.mkdir(exist_ok=True)
-        ledger.flush(parts / f"{round:012d}.parquet")
+        part = parts / f"{round:012d}.parquet"
+        if not part.exists():  # saved twice in one round, the second time there is nothing new
+            ledger.flush(part)
         totals = json.dumps(asdict(ledger.totals))
         save_arrays(
             self.path / "checkpoint.npz",
@@ -145,7 +147,7 @@ class RunFolder:
         for part in self._parts():
             if int(part.stem) > round:
                 part.unlink()
-        kept = [line for line in self.metrics() if line["round"] <= round]
+        kept = [m for m in self.metrics() if m["round"] <= round and not m.get("final")]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(k) + "\n" for k in kept))
         return found
 

@@ -1,4 +1,4 @@
-"""Pair-wise steps on factor models: the kernels that FPL and BPR-MF share.
+"""Pair-wise steps on factor models: what FPL and BPR-MF share.
 
 One step, for a user with vector p, a positive item i and a negative item j (rows q, the last column
 of a row being the item's bias, so that p is extended by a constant 1):
@@ -7,9 +7,10 @@ of a row being the item's bias, so that p is extended by a constant 1):
     Δj = −s·p − λ_j q_j           Δi = s·p − λ_i q_i          (rounded to the grid, messages.py)
     p ← p + α (s (q_i − q_j) − λ_u p)
 
-Three kernels do this step in three settings: `learn_rows` writes every Δ out, `learn_summed` adds
+Three functions do this step in three settings: `learn_rows` writes every Δ out, `learn_summed` adds
 them up over a whole cohort, `learn_rounds` runs many rounds of one client each and applies Δ after
-each round. They share every arithmetic line, so their results are equal bit for bit.
+each round. They share every arithmetic line (pair_kernels.py), so their results are equal bit for
+bit, whatever the number of threads and however a cohort is split.
 
 Draws are a pure function of a device's key (rng.py) and the number of the draw, so a device can be
 computed anywhere, in any order.
@@ -17,26 +18,38 @@ computed anywhere, in any order.
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import float32, int32, int64, njit, uint64
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from sottovoce.consent import ShareRule
-from sottovoce.messages import GRID, LIMIT
-from sottovoce.rng import GAMMA, LOW32, below, mix
+from sottovoce.algorithms.lanes import LANES, row_stride
+from sottovoce.algorithms.pair_kernels import ALWAYS, GROUP, SIEVE, fill_sieve, kernels
+from sottovoce.errors import DataError
+from sottovoce.messages import GRID
 
-LANES = 16
-_SCALE = np.float32(GRID)
-_LIMIT = np.float32(LIMIT * GRID)
-_ONE = np.float32(1.0)
-ALWAYS = np.uint64(1 << 32)
-"""The threshold of a draw that always sends."""
+__all__ = [
+    "ALWAYS",
+    "PairStep",
+    "ShareRule",
+    "fold",
+    "fold_rate",
+    "learn_rounds",
+    "learn_rows",
+    "learn_summed",
+    "make_sieve",
+    "padded",
+    "padded_width",
+    "thresholds",
+]
+
+_LINE = 64
+_WORTH_A_THREAD = 20_000
+"""Draws below which a thread costs more than it brings."""
+_ROUNDS_PER_SIEVE = 16
+"""A sieve pays where there is a round for so many interactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +71,32 @@ class PairStep:
         positive[embedding_size] = negative[embedding_size] = self.reg_bias
         return positive, negative
 
+    def numbers(self) -> NDArray[np.float32]:
+        """α, αλ_u, and λ_i, λ_j, λ_b in steps of the grid: what the kernels take."""
+        rate = self.learning_rate
+        regs = np.array([self.reg_positive, self.reg_negative, self.reg_bias]) * GRID
+        return np.array([rate, rate * self.reg_user, *regs], dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShareRule:
+    """Which positive updates of a cohort may leave, as the kernels need it: the draw's coin must
+    fall below `threshold`, and, where `allowed` is not empty, the item must be in the user's subset
+    (a flag per interaction)."""
+
+    keys: NDArray[np.uint64]
+    threshold: NDArray[np.uint64]
+    allowed: NDArray[np.bool_]
+
 
 def padded_width(embedding_size: int) -> int:
     """Columns of a padded item row: factors, bias, and zeros up to whole cache lines."""
-    return -(-(embedding_size + 1) // LANES) * LANES
+    return row_stride(embedding_size + 1)
 
 
 def padded(items: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Item rows with zero columns up to `padded_width`."""
-    rows = np.zeros((len(items), padded_width(items.shape[1] - 1)), dtype=np.float32)
+    """Item rows with zero columns up to `padded_width`; each begins a cache line."""
+    rows = _zeros((len(items), padded_width(items.shape[1] - 1)), np.float32)
     rows[:, : items.shape[1]] = items
     return rows
 
@@ -74,229 +104,6 @@ def padded(items: NDArray[np.float32]) -> NDArray[np.float32]:
 def thresholds(share: NDArray[np.floating]) -> NDArray[np.uint64]:
     """A draw is sent where its 32-bit word lies below this."""
     return np.round(np.asarray(share, dtype=np.float64) * float(ALWAYS)).astype(np.uint64)
-
-
-# --- the step, piece by piece; strict arithmetic except for the order of the sum in `_score` -----
-
-
-@njit(fastmath={"reassoc", "contract"})
-def _score(p, positive, negative):  # type: ignore[no-untyped-def]
-    x = float32(0.0)
-    for f in range(p.shape[0]):
-        x += p[f] * (positive[f] - negative[f])
-    return x
-
-
-@njit
-def _on_grid(value):  # type: ignore[no-untyped-def]
-    return int32(np.rint(min(max(value * _SCALE, -_LIMIT), _LIMIT)))
-
-
-@njit
-def _draw(key, number, bits, items, start, count, n_items):  # type: ignore[no-untyped-def]
-    """Draw `number` of a device: a positive, and a negative by rejection."""
-    word = mix(key + uint64(number + 1) * GAMMA)
-    positive = start + int64(below(word >> uint64(32), count))
-    negative = int64(below(word & LOW32, n_items))
-    while (bits[negative >> 6] >> uint64(negative & 63)) & uint64(1):
-        word = mix(word + GAMMA)
-        negative = int64(below(word & LOW32, n_items))
-    return positive, negative
-
-
-@njit
-def _coin(key, number):  # type: ignore[no-untyped-def]
-    return mix(key + uint64(number + 1) * GAMMA) >> uint64(32)
-
-
-@njit
-def _apply_row(row, values, rate):  # type: ignore[no-untyped-def]
-    for f in range(row.shape[0]):
-        row[f] += rate * float32(values[f])
-
-
-@njit(nogil=True)
-def _apply_sums(model, sums, rate):  # type: ignore[no-untyped-def]
-    for k in range(model.shape[0]):
-        _apply_row(model[k], sums[k], rate)
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The compiled kernels for one embedding size."""
-
-    learn_rows: Any
-    learn_summed: Any
-    learn_rounds: Any
-
-
-@lru_cache(maxsize=None)
-def kernels(embedding_size: int) -> Kernels:
-    """Kernels with the row width as a compile-time constant, which is what makes them vectorise."""
-    F = embedding_size
-    S = padded_width(embedding_size)
-
-    @njit
-    def load(vectors, row, p):  # type: ignore[no-untyped-def]
-        for f in range(F):
-            p[f] = vectors[row, f]
-        for f in range(F, S):
-            p[f] = float32(0.0)
-        p[F] = _ONE
-
-    @njit
-    def step_user(p, s, positive, negative, rate, reg):  # type: ignore[no-untyped-def]
-        for f in range(F):
-            p[f] += rate * (s * (positive[f] - negative[f]) - reg * p[f])
-
-    @njit
-    def mark(bits, items, start, count):  # type: ignore[no-untyped-def]
-        for t in range(count):
-            item = int64(items[start + t])
-            bits[item >> 6] |= uint64(1) << uint64(item & 63)
-
-    @njit
-    def unmark(bits, items, start, count):  # type: ignore[no-untyped-def]
-        for t in range(count):
-            bits[int64(items[start + t]) >> 6] = uint64(0)
-
-    @njit(nogil=True, error_model="numpy")
-    def learn_rows(  # type: ignore[no-untyped-def]
-        vectors, rows, indptr, items, model, keys, triples, rate, reg, reg_i, reg_j, bits,
-        out_entry, out_item, out_values,
-    ):  # fmt: skip
-        """For device n and draw t, entry 2(nT + t) is the negative's update, the next the positive's."""
-        p = np.empty(S, dtype=np.float32)
-        for n in range(rows.shape[0]):
-            row = rows[n]
-            start, count = indptr[row], indptr[row + 1] - indptr[row]
-            load(vectors, row, p)
-            mark(bits, items, start, count)
-            for t in range(triples):
-                entry, j = _draw(keys[n], t, bits, items, start, count, model.shape[0])
-                i = int64(items[entry])
-                s = _ONE / (_ONE + math.exp(_score(p, model[i], model[j])))
-                at = 2 * (n * triples + t)
-                out_item[at], out_item[at + 1] = j, i
-                out_entry[n * triples + t] = entry
-                for f in range(F + 1):
-                    out_values[at, f] = _on_grid(-s * p[f] - reg_j[f] * model[j, f])
-                    out_values[at + 1, f] = _on_grid(s * p[f] - reg_i[f] * model[i, f])
-                step_user(p, s, model[i], model[j], rate, reg)
-            unmark(bits, items, start, count)
-            for f in range(F):
-                vectors[row, f] = p[f]
-
-    @njit(nogil=True, error_model="numpy")
-    def learn_summed(  # type: ignore[no-untyped-def]
-        vectors, rows, indptr, items, model, keys, triples, rate, reg, reg_i, reg_j, bits,
-        share_keys, share, allowed, sent, sums, positives, negatives,
-    ):  # fmt: skip
-        """`sums` gains every update that may leave; `positives` and `negatives` count the distinct
-        items that each device sends."""
-        p = np.empty(S, dtype=np.float32)
-        drawn_i = np.empty(triples, dtype=np.int64)
-        drawn_j = np.empty(triples, dtype=np.int64)
-        by_item = allowed.shape[0] > 0
-        for n in range(rows.shape[0]):
-            row = rows[n]
-            start, count = indptr[row], indptr[row + 1] - indptr[row]
-            load(vectors, row, p)
-            mark(bits, items, start, count)
-            n_positive = n_negative = 0
-            for t in range(triples):
-                entry, j = _draw(keys[n], t, bits, items, start, count, model.shape[0])
-                i = int64(items[entry])
-                drawn_j[t] = j
-                flag = uint64(1) << uint64(j & 63)
-                n_negative += int64((sent[j >> 6] & flag) == uint64(0))
-                sent[j >> 6] |= flag
-                leaves = _coin(share_keys[n], t) < share[n]
-                if by_item:
-                    leaves = leaves and allowed[entry]
-                if leaves:
-                    flag = uint64(1) << uint64(i & 63)
-                    n_positive += int64((sent[i >> 6] & flag) == uint64(0))
-                    sent[i >> 6] |= flag
-                    drawn_i[t] = i
-                else:
-                    drawn_i[t] = -i - 1
-            for t in range(triples):
-                i, j = drawn_i[t], drawn_j[t]
-                leaves = i >= 0
-                if not leaves:
-                    i = -i - 1
-                sent[i >> 6] = uint64(0)
-                sent[j >> 6] = uint64(0)
-                s = _ONE / (_ONE + math.exp(_score(p, model[i], model[j])))
-                for f in range(S):
-                    sums[j, f] += int64(_on_grid(-s * p[f] - reg_j[f] * model[j, f]))
-                if leaves:
-                    for f in range(S):
-                        sums[i, f] += int64(_on_grid(s * p[f] - reg_i[f] * model[i, f]))
-                step_user(p, s, model[i], model[j], rate, reg)
-            unmark(bits, items, start, count)
-            positives[n] = n_positive
-            negatives[n] = n_negative
-            for f in range(F):
-                vectors[row, f] = p[f]
-
-    @njit(nogil=True, error_model="numpy")
-    def learn_rounds(  # type: ignore[no-untyped-def]
-        vectors, rows, indptr, items, model, keys, triples, rate, reg, reg_i, reg_j, bits,
-        share_keys, share, allowed, fold_rate, sums, positives, negatives,
-    ):  # fmt: skip
-        """Round n has the one client rows[n]; the model moves after every round. `sums` is a
-        scratch table of zeros and is left so."""
-        p = np.empty(S, dtype=np.float32)
-        touched = np.empty(2 * triples, dtype=np.int64)
-        by_item = allowed.shape[0] > 0
-        for n in range(rows.shape[0]):
-            row = rows[n]
-            start, count = indptr[row], indptr[row + 1] - indptr[row]
-            load(vectors, row, p)
-            mark(bits, items, start, count)
-            n_positive = n_negative = 0
-            for t in range(triples):
-                entry, j = _draw(keys[n], t, bits, items, start, count, model.shape[0])
-                i = int64(items[entry])
-                s = _ONE / (_ONE + math.exp(_score(p, model[i], model[j])))
-                leaves = _coin(share_keys[n], t) < share[n]
-                if by_item:
-                    leaves = leaves and allowed[entry]
-                fresh = True
-                for k in range(n_negative):
-                    if touched[k] == j:
-                        fresh = False
-                if fresh:
-                    touched[n_negative] = j
-                    n_negative += 1
-                for f in range(S):
-                    sums[j, f] += int64(_on_grid(-s * p[f] - reg_j[f] * model[j, f]))
-                if leaves:
-                    fresh = True
-                    for k in range(n_positive):
-                        if touched[triples + k] == i:
-                            fresh = False
-                    if fresh:
-                        touched[triples + n_positive] = i
-                        n_positive += 1
-                    for f in range(S):
-                        sums[i, f] += int64(_on_grid(s * p[f] - reg_i[f] * model[i, f]))
-                step_user(p, s, model[i], model[j], rate, reg)
-            for k in range(n_negative):
-                _apply_row(model[touched[k]], sums[touched[k]], fold_rate)
-                sums[touched[k]] = int64(0)
-            for k in range(n_positive):
-                _apply_row(model[touched[triples + k]], sums[touched[triples + k]], fold_rate)
-                sums[touched[triples + k]] = int64(0)
-            unmark(bits, items, start, count)
-            positives[n] = n_positive
-            negatives[n] = n_negative
-            for f in range(F):
-                vectors[row, f] = p[f]
-
-    return Kernels(learn_rows, learn_summed, learn_rounds)
 
 
 def learn_rows(
@@ -311,15 +118,14 @@ def learn_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Every draw's updates written out; `vectors` moves in place. Returns the interaction drawn as
     positive per draw, and item and values per update (negative, positive, negative, ...)."""
+    _check(model, vectors, rows, indptr, triples)
     size = vectors.shape[1]
     entry = np.empty(len(rows) * triples, dtype=np.int64)
     item = np.empty(2 * len(entry), dtype=np.int32)
     values = np.empty((2 * len(entry), size + 1), dtype=np.int32)
-    reg_i, reg_j = step.columns(size)
     kernels(size).learn_rows(
-        vectors, rows, indptr, items, model, keys, triples,
-        np.float32(step.learning_rate), np.float32(step.reg_user), reg_i, reg_j,
-        _bitset(len(model)), entry, item, values,
+        vectors, rows, indptr, items, model, keys, triples, step.numbers(), _bitset(len(model)),
+        _zeros((2, model.shape[1]), np.int32), entry, item, values,
     )  # fmt: skip
     return entry, item, values
 
@@ -338,30 +144,38 @@ def learn_summed(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """The sum over the cohort of all updates that may leave, and each device's number of positive
     and negative rows sent. `model` is padded; `vectors` moves in place. `rows` are distinct."""
-    size = vectors.shape[1]
-    reg_i, reg_j = step.columns(size)
-    learn = kernels(size).learn_summed
+    _check(model, vectors, rows, indptr, triples)
+    learn = kernels(vectors.shape[1]).learn_summed
+    frozen = model if model.ctypes.data % _LINE == 0 else _line_up(model)
+    n_items, width = model.shape
     positives = np.empty(len(rows), dtype=np.int32)
     negatives = np.empty(len(rows), dtype=np.int32)
 
-    def part(span: slice) -> NDArray[np.int64]:
-        sums = np.zeros(model.shape, dtype=np.int64)
-        learn(
-            vectors, rows[span], indptr, items, model, keys[span], triples,
-            np.float32(step.learning_rate), np.float32(step.reg_user), reg_i, reg_j,
-            _bitset(len(model)), rule.keys[span], rule.threshold[span], rule.allowed,
-            _bitset(len(model)), sums, positives[span], negatives[span],
+    def part(span: slice) -> tuple[NDArray[np.int32], NDArray[np.int64], bool]:
+        low = _zeros((n_items + GROUP, width), np.int32)
+        high = np.zeros((n_items, width), dtype=np.int64)
+        carried = learn(
+            vectors, rows[span], indptr, items, frozen, keys[span], triples, step.numbers(),
+            _bitset(n_items), _zeros((2, width), np.int32),
+            rule.keys[span], rule.threshold[span], rule.allowed, _bitset(n_items),
+            _zeros((GROUP, width), np.float32), _zeros(LANES, np.float32), _zeros(LANES, np.float32),
+            low, high, positives[span], negatives[span],
         )  # fmt: skip
-        return sums
+        return low[:n_items], high, carried
 
-    spans = _spans(len(rows), threads)
+    spans = _spans(len(rows), triples, threads)
     if len(spans) == 1:
-        return part(spans[0]), positives, negatives
-    with ThreadPoolExecutor(len(spans)) as pool:
-        total, *others = pool.map(part, spans)
-    for other in others:
-        total += other
-    return total, positives, negatives
+        parts = [part(spans[0])]
+    else:
+        with ThreadPoolExecutor(len(spans)) as pool:
+            parts = list(pool.map(part, spans))
+    sums = parts[0][1]
+    for low, _, _ in parts:
+        sums += low
+    for _, high, carried in parts[1:]:
+        if carried:
+            sums += high
+    return sums, positives, negatives
 
 
 def learn_rounds(
@@ -374,35 +188,91 @@ def learn_rounds(
     keys: NDArray[np.uint64],
     triples: int,
     rule: ShareRule,
+    sieve: NDArray[np.uint8] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """len(rows) rounds of one client each. `model` (padded) and `vectors` move in place."""
-    size = vectors.shape[1]
-    reg_i, reg_j = step.columns(size)
+    """len(rows) rounds of one client each. `model` (padded) and `vectors` move in place. Callers of
+    many short runs may pass `make_sieve(indptr, items)`; it saves time and changes nothing."""
+    _check(model, vectors, rows, indptr, triples)
+    learn = kernels(vectors.shape[1])
+    n_items, width = model.shape
     positives = np.empty(len(rows), dtype=np.int32)
     negatives = np.empty(len(rows), dtype=np.int32)
-    kernels(size).learn_rounds(
-        vectors, rows, indptr, items, model, keys, triples,
-        np.float32(step.learning_rate), np.float32(step.reg_user), reg_i, reg_j,
-        _bitset(len(model)), rule.keys, rule.threshold, rule.allowed,
-        fold_rate(step), np.zeros(model.shape, dtype=np.int64), positives, negatives,
-    )  # fmt: skip
+    if triples == 1:
+        if sieve is None:
+            worth = len(rows) * _ROUNDS_PER_SIEVE >= len(items)
+            sieve = make_sieve(indptr, items) if worth else np.zeros(0, dtype=np.uint8)
+        learn.learn_single(
+            vectors, rows, indptr, items, model, keys, step.numbers(),
+            rule.keys, rule.threshold, rule.allowed, fold_rate(step), sieve, positives, negatives,
+        )  # fmt: skip
+    else:
+        learn.learn_rounds(
+            vectors, rows, indptr, items, model, keys, triples, step.numbers(),
+            _bitset(n_items), _zeros((2, width), np.int32),
+            rule.keys, rule.threshold, rule.allowed, _bitset(n_items), fold_rate(step),
+            _zeros((n_items + 1, width), np.int32), np.zeros((n_items, width), dtype=np.int64),
+            positives, negatives,
+        )  # fmt: skip
     return positives, negatives
+
+
+def make_sieve(indptr: NDArray[np.int64], items: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """A byte per interaction by which `learn_rounds` rules most strangers out at once."""
+    sieve = np.zeros(len(items) * SIEVE // 8, dtype=np.uint8)
+    fill_sieve(indptr, items, sieve)
+    return sieve
 
 
 def fold(step: PairStep, model: NDArray[np.float32], sums: NDArray[np.int64]) -> None:
     """model += α · sums, in place; both padded."""
-    _apply_sums(model, sums, fold_rate(step))
+    model += fold_rate(step) * sums.astype(np.float32)
 
 
 def fold_rate(step: PairStep) -> np.float32:
     return np.float32(step.learning_rate / GRID)
 
 
+def _check(
+    model: NDArray[np.float32],
+    vectors: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    indptr: NDArray[np.int64],
+    triples: int,
+) -> None:
+    """The kernels read memory unchecked, so shapes are checked here."""
+    if triples < 1:
+        raise DataError("a device must draw at least once")
+    for name, table in (("item", model), ("user", vectors)):
+        if table.dtype != np.float32 or table.ndim != 2 or not table.flags.c_contiguous:
+            raise DataError(f"{name} rows must be a contiguous table of single precision")
+    if model.shape[1] != padded_width(vectors.shape[1]):
+        raise DataError("item rows must be padded (factors.padded) and match the users' vectors")
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(vectors):
+        raise DataError("a row number lies outside the table of users")
+    if len(indptr) != len(vectors) + 1:
+        raise DataError("there must be one vector per user")
+
+
+def _zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Zeros that begin a cache line."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + _LINE, dtype=np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _line_up(table: NDArray[np.float32]) -> NDArray[np.float32]:
+    copy: NDArray[np.float32] = _zeros(table.shape, np.float32)
+    copy[:] = table
+    return copy
+
+
 def _bitset(n_items: int) -> NDArray[np.uint64]:
     return np.zeros((n_items + 63) // 64, dtype=np.uint64)
 
 
-def _spans(n: int, threads: int) -> list[slice]:
-    parts = max(1, min(threads, n // 64))
+def _spans(n: int, triples: int, threads: int) -> list[slice]:
+    """Equal parts of a cohort, one per thread; every device has the same number of draws."""
+    parts = max(1, min(threads, n, n * triples // _WORTH_A_THREAD))
     edges = np.linspace(0, n, parts + 1).astype(int)
     return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]

@@ -1,11 +1,12 @@
 """Whole rows of a table as values inside numba kernels, so that a kernel reads like its equations.
 
-    p, q = load(vectors, u, width), load(model, i, width)     # rows of float32
-    x = total(p * q)                                          # their inner product
-    add_to(table, i, on_grid(s * p - reg * q))                # a row of int32, added to a table
+    p = load_extended(vectors, u, F)              # (p, 1): a row of float32
+    q_i, q_j = load(model, i, F + 1), load(model, j, F + 1)
+    x = total(p * (q_i - q_j))
+    add_to(sums, i, rounded(s * p - reg * q_i, limit))
 
-A row is `width` numbers, a multiple of 16 known at compile time. It lives in vector registers; LLVM
-cuts it to whatever the machine has. Three things follow that loops over arrays do not give:
+A row lives in vector registers, sixteen numbers to a chunk; LLVM cuts chunks to what the machine
+has. Three things follow that loops over arrays do not give:
 
 - it is always vectorised, without run-time checks for overlapping arrays;
 - every operation is elementwise and strict (IEEE single precision, no contraction, no
@@ -13,46 +14,55 @@ cuts it to whatever the machine has. Three things follow that loops over arrays 
   every kernel and on every machine;
 - nothing is allocated.
 
-There are no bounds checks: callers hand over C-contiguous tables of the right width and row numbers
-that are in range.
+Tables are C-contiguous, and a row of `width` numbers takes `row_stride(width)` of them, zeros at
+the end. There are no bounds checks: row numbers must be in range.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 LANES = 16
+"""Numbers in a chunk: a cache line of single precision."""
+HALF = LANES // 2
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 
 
+def row_stride(width: int) -> int:
+    """Columns that a row of this width takes in a table: whole cache lines."""
+    return -(-width // LANES) * LANES
+
+
 class Row(types.Type):  # type: ignore[misc]
-    """`width` numbers of one kind, kept as chunks of 16."""
+    """Numbers of one kind: chunks of 16, the last one of 8 where that holds the rest."""
 
     def __init__(self, width: int, kind: str) -> None:
-        self.width = width
         self.kind = kind
-        super().__init__(name=f"Row({width}, {kind})")
+        self.width = -(-width // HALF) * HALF
+        self.stride = row_stride(width)
+        super().__init__(name=f"Row({self.width}, {kind})")
 
     @property
-    def chunks(self) -> int:
-        return self.width // LANES
+    def chunks(self) -> list[tuple[int, int]]:
+        """(first column, columns) of each chunk."""
+        return [(c, min(LANES, self.width - c)) for c in range(0, self.width, LANES)]
 
-    @property
-    def lane(self) -> Any:
-        return _F32 if self.kind == "f4" else _I32
+    def vector(self, columns: int) -> Any:
+        return ir.VectorType(_F32 if self.kind == "f4" else _I32, columns)
 
     def llvm(self) -> Any:
-        return ir.ArrayType(ir.VectorType(self.lane, LANES), self.chunks)
+        return ir.LiteralStructType([self.vector(n) for _, n in self.chunks])
 
 
 @register_model(Row)
@@ -61,57 +71,24 @@ class _RowModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, row, row.llvm())
 
 
-def _each(builder: Any, row: Row, make: Any) -> Any:
-    """A row whose chunk c is make(c)."""
+def _each(builder: Any, row: Row, make: Callable[[int, int, int], Any]) -> Any:
+    """A row whose chunk is make(number, first column, columns)."""
     value = ir.Constant(row.llvm(), ir.Undefined)
-    for c in range(row.chunks):
-        value = builder.insert_value(value, make(c), c)
+    for c, (column, n) in enumerate(row.chunks):
+        value = builder.insert_value(value, make(c, column, n), c)
     return value
 
 
-def _splat(builder: Any, scalar: Any, lane: Any) -> Any:
-    one = ir.VectorType(lane, LANES)
+def _splat(builder: Any, scalar: Any, n: int) -> Any:
+    one = ir.VectorType(scalar.type, n)
     first = builder.insert_element(ir.Constant(one, ir.Undefined), scalar, _I32(0))
-    zeros = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-    return builder.shuffle_vector(first, ir.Constant(one, ir.Undefined), zeros)
+    return _shuffled(builder, first, [0] * n)
 
 
-# --- a ∘ b, for rows and for a number and a row --------------------------------------------------
-
-_OPERATORS = {operator.add: "fadd", operator.sub: "fsub", operator.mul: "fmul"}
-
-
-def _operation(op: Any, name: str) -> None:
-    @infer_global(op)
-    class _Typing(AbstractTemplate):  # type: ignore[misc]
-        def generic(self, args: Any, kws: Any) -> Any:
-            rows = [a for a in args if isinstance(a, Row)]
-            if len(args) != 2 or not rows or any(r != rows[0] for r in rows):
-                return None
-            if any(not isinstance(a, Row) and a != types.float32 for a in args):
-                return None
-            return signature(rows[0], *args)
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        row = sig.return_type
-        sides = [
-            (lambda c, v=value: builder.extract_value(v, c))
-            if isinstance(kind, Row)
-            else (lambda c, v=_splat(builder, value, row.lane): v)
-            for kind, value in zip(sig.args, args, strict=True)
-        ]
-        return _each(builder, row, lambda c: getattr(builder, name)(sides[0](c), sides[1](c)))
-
-    lower_builtin(op, Row, Row)(lower)
-    lower_builtin(op, types.Float, Row)(lower)
-    lower_builtin(op, Row, types.Float)(lower)
-
-
-for _op, _name in _OPERATORS.items():
-    _operation(_op, _name)
-
-
-# --- tables to rows and back ---------------------------------------------------------------------
+def _shuffled(builder: Any, vector: Any, lanes: list[int], other: Any = None) -> Any:
+    pick = ir.Constant(ir.VectorType(_I32, len(lanes)), lanes)
+    other = ir.Constant(vector.type, ir.Undefined) if other is None else other
+    return builder.shuffle_vector(vector, other, pick)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, table: Any, start: Any, to: Any) -> Any:
@@ -120,20 +97,61 @@ def _pointer(context: Any, builder: Any, kind: Any, table: Any, start: Any, to: 
     return builder.bitcast(builder.gep(data, [start]), to.as_pointer())
 
 
+def _is_row(kind: Any, expected: str) -> bool:
+    return isinstance(kind, Row) and kind.kind == expected
+
+
+# --- a + b, a - b, a * b: rows, or a number and a row --------------------------------------------
+
+
+def _operation(op: Any, name: str) -> None:
+    @infer_global(op)
+    class _Typing(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            rows = [a for a in args if isinstance(a, Row)]
+            numbers = [a for a in args if a == types.float32]
+            if len(args) != 2 or not rows or len(rows) + len(numbers) != 2:
+                return None
+            if any(r != rows[0] or r.kind != "f4" for r in rows):
+                return None
+            return signature(rows[0], *args)
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def side(k: int, c: int, n: int) -> Any:
+            if isinstance(sig.args[k], Row):
+                return builder.extract_value(args[k], c)
+            return _splat(builder, args[k], n)
+
+        return _each(
+            builder,
+            sig.return_type,
+            lambda c, _, n: getattr(builder, name)(side(0, c, n), side(1, c, n)),
+        )
+
+    for left, right in ((Row, Row), (types.Float, Row), (Row, types.Float)):
+        lower_builtin(op, left, right)(lower)
+
+
+_operation(operator.add, "fadd")
+_operation(operator.sub, "fsub")
+_operation(operator.mul, "fmul")
+
+
+# --- tables to rows and back ---------------------------------------------------------------------
+
+
 @intrinsic(prefer_literal=True)
 def load(typingctx, table, row, width):  # type: ignore[no-untyped-def]
-    """Row `row` of a float32 or int32 table of this width."""
+    """Row `row` of a float32 or int32 table."""
     kind = Row(width.literal_value, "f4" if table.dtype == types.float32 else "i4")
 
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        start = builder.mul(args[1], _I64(kind.width))
-        whole = ir.VectorType(kind.lane, LANES)
+        start = builder.mul(args[1], _I64(kind.stride))
 
-        def chunk(c):  # type: ignore[no-untyped-def]
-            at = builder.add(start, _I64(c * LANES))
-            return builder.load(
-                _pointer(context, builder, sig.args[0], args[0], at, whole), align=4
-            )
+        def chunk(c, column, n):  # type: ignore[no-untyped-def]
+            at = builder.add(start, _I64(column))
+            pointer = _pointer(context, builder, sig.args[0], args[0], at, kind.vector(n))
+            return builder.load(pointer, align=4)
 
         return _each(builder, kind, chunk)
 
@@ -142,122 +160,151 @@ def load(typingctx, table, row, width):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def store(typingctx, table, row, values):  # type: ignore[no-untyped-def]
-    """Writes row `row` of a table whose width is the row's."""
+    """Writes row `row` of a table."""
 
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        start = builder.mul(args[1], _I64(values.width))
-        for c in range(values.chunks):
-            at = builder.add(start, _I64(c * LANES))
-            value = builder.extract_value(args[2], c)
-            pointer = _pointer(context, builder, sig.args[0], args[0], at, value.type)
-            builder.store(value, pointer, align=4)
+        start = builder.mul(args[1], _I64(values.stride))
+        for c, (column, n) in enumerate(values.chunks):
+            at = builder.add(start, _I64(column))
+            pointer = _pointer(context, builder, sig.args[0], args[0], at, values.vector(n))
+            builder.store(builder.extract_value(args[2], c), pointer, align=4)
         return context.get_dummy_value()
 
     return types.none(table, types.int64, values), lower
 
 
-def _pieces(size: int, width: int) -> list[tuple[int, int, int]]:
-    """(chunk, first column, columns in use) of a row of `size` numbers padded to `width`."""
-    return [
-        (c, c * LANES, max(0, min(LANES, size - c * LANES))) for c in range(width // LANES)
-    ]
-
-
 @intrinsic(prefer_literal=True)
-def load_extended(typingctx, table, row, size, width):  # type: ignore[no-untyped-def]
-    """Row `row` of a float32 table of width `size`, then a 1, then zeros up to `width`."""
-    kind = Row(width.literal_value, "f4")
-    n = size.literal_value
+def load_extended(typingctx, table, row, size):  # type: ignore[no-untyped-def]
+    """Row `row` of a float32 table without padding, `size` wide, then a 1, then zeros."""
+    F = size.literal_value
+    kind = Row(F + 1, "f4")
 
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        start = builder.mul(args[1], _I64(n))
-        made = []
-        for _, column, used in _pieces(n, kind.width):
-            ending = [1.0 if column + lane == n else 0.0 for lane in range(LANES)]
-            ends = ir.Constant(ir.VectorType(_F32, LANES), ending)
-            if used == 0:
-                made.append(ends)
-                continue
-            some = ir.VectorType(_F32, used)
-            at = builder.add(start, _I64(column))
-            part = builder.load(_pointer(context, builder, sig.args[0], args[0], at, some), align=4)
-            if used < LANES:
-                spread = [lane if lane < used else 0 for lane in range(LANES)]
-                part = _shuffled(builder, part, spread)
-                choose = [lane if lane < used else LANES + lane for lane in range(LANES)]
-                part = builder.shuffle_vector(
-                    part, ends, ir.Constant(ir.VectorType(_I32, LANES), choose)
-                )
-            made.append(part)
-        return _each(builder, kind, lambda c: made[c])
+        start = builder.mul(args[1], _I64(F))
 
-    return kind(table, types.int64, size, width), lower
+        def chunk(c, column, n):  # type: ignore[no-untyped-def]
+            ends = [1.0 if column + lane == F else 0.0 for lane in range(n)]
+            rest = ir.Constant(kind.vector(n), ends)
+            used = min(n, F - column)
+            if used <= 0:
+                return rest
+            at = builder.add(start, _I64(column))
+            pointer = _pointer(context, builder, sig.args[0], args[0], at, kind.vector(used))
+            part = builder.load(pointer, align=4)
+            wide = _shuffled(builder, part, [min(lane, used - 1) for lane in range(n)])
+            choose = [lane if lane < used else n + lane for lane in range(n)]
+            return _shuffled(builder, wide, choose, rest)
+
+        return _each(builder, kind, chunk)
+
+    return kind(table, types.int64, size), lower
 
 
 @intrinsic(prefer_literal=True)
 def store_first(typingctx, table, row, size, values):  # type: ignore[no-untyped-def]
-    """Writes the first `size` numbers of a row to row `row` of a table of that width."""
-    n = size.literal_value
+    """Writes the first `size` numbers of a row to row `row` of a table without padding."""
+    F = size.literal_value
 
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        start = builder.mul(args[1], _I64(n))
-        for c, column, used in _pieces(n, values.width):
-            if used == 0:
-                continue
-            value = builder.extract_value(args[3], c)
-            if used < LANES:
-                value = _shuffled(builder, value, list(range(used)))
-            at = builder.add(start, _I64(column))
-            pointer = _pointer(context, builder, sig.args[0], args[0], at, value.type)
-            builder.store(value, pointer, align=4)
+        start = builder.mul(args[1], _I64(F))
+        for c, (column, n) in enumerate(values.chunks):
+            used = min(n, F - column)
+            if used > 0:
+                value = _shuffled(builder, builder.extract_value(args[3], c), list(range(used)))
+                at = builder.add(start, _I64(column))
+                pointer = _pointer(context, builder, sig.args[0], args[0], at, value.type)
+                builder.store(value, pointer, align=4)
         return context.get_dummy_value()
 
     return types.none(table, types.int64, size, values), lower
 
 
-def _shuffled(builder: Any, vector: Any, lanes: list[int]) -> Any:
-    pick = ir.Constant(ir.VectorType(_I32, len(lanes)), lanes)
-    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), pick)
+@intrinsic(prefer_literal=True)
+def constant(typingctx, value, size, last):  # type: ignore[no-untyped-def]
+    """A row with `value` in the first `size` columns, `last` in the next, zeros after it."""
+    F = size.literal_value
+    kind = Row(F + 1, "f4")
+
+    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        def chunk(c, column, n):  # type: ignore[no-untyped-def]
+            if column + n <= F:
+                return _splat(builder, args[0], n)
+            zeros = ir.Constant(kind.vector(n), [0.0] * n)
+            choose = [lane if column + lane < F else n + lane for lane in range(n)]
+            part = _shuffled(builder, _splat(builder, args[0], n), choose, zeros)
+            return builder.insert_element(part, args[2], _I32(F - column))
+
+        return _each(builder, kind, chunk)
+
+    return kind(types.float32, size, types.float32), lower
 
 
-@intrinsic
-def prefetch(typingctx, table, row):  # type: ignore[no-untyped-def]
-    """Asks for the first cache line of a row, ahead of its use. Has no other effect."""
+@intrinsic(prefer_literal=True)
+def with_one(typingctx, values, column):  # type: ignore[no-untyped-def]
+    """The row with a 1 in one column."""
+    at = column.literal_value
+
+    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        c = at // LANES
+        chunk = builder.extract_value(args[0], c)
+        chunk = builder.insert_element(chunk, _F32(1.0), _I32(at - c * LANES))
+        return builder.insert_value(args[0], chunk, c)
+
+    return values(values, column), lower
+
+
+@intrinsic(prefer_literal=True)
+def prefetch(typingctx, table, row, width):  # type: ignore[no-untyped-def]
+    """Asks for the first `width` numbers of a row, ahead of their use. Has no other effect."""
 
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
         array = context.make_array(sig.args[0])(context, builder, args[0])
-        width = cgutils.unpack_tuple(builder, array.shape)[-1] if table.ndim == 2 else _I64(1)
+        stride = cgutils.unpack_tuple(builder, array.shape)[-1] if table.ndim == 2 else _I64(1)
+        start = builder.mul(args[1], stride)
         byte = ir.IntType(8).as_pointer()
-        pointer = builder.bitcast(builder.gep(array.data, [builder.mul(args[1], width)]), byte)
         ask = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32]), "llvm.prefetch"
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32]),
+            "llvm.prefetch",
         )
-        builder.call(ask, [pointer, _I32(0), _I32(3), _I32(1)])
+        for column in range(0, width.literal_value, LANES):
+            at = builder.gep(array.data, [builder.add(start, _I64(column))])
+            # To read (0), to be kept in every cache (3), data (1).
+            builder.call(ask, [builder.bitcast(at, byte), _I32(0), _I32(3), _I32(1)])
         return context.get_dummy_value()
 
-    return types.none(table, types.int64), lower
+    return types.none(table, types.int64, width), lower
 
 
-# --- sums, and the grid --------------------------------------------------------------------------
+# --- sums, and whole numbers ---------------------------------------------------------------------
 
 
 @intrinsic
 def total(typingctx, values):  # type: ignore[no-untyped-def]
-    """The sum of a row, in a fixed order: chunk by chunk, then halves of the 16 lanes."""
+    """The sum of a row, in a fixed order: chunks of 16 lane by lane, from the left; then halves
+    onto halves, a last chunk of 8 joining when 8 lanes are left."""
 
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        left = builder.extract_value(args[0], 0)
-        for c in range(1, values.chunks):
-            left = builder.fadd(left, builder.extract_value(args[0], c))
-        half = LANES // 2
-        while half:
-            low = _shuffled(builder, left, list(range(half)))
-            high = _shuffled(builder, left, list(range(half, 2 * half)))
-            left = builder.fadd(low, high)
-            half //= 2
-        return builder.extract_element(left, _I32(0))
+        parts = [builder.extract_value(args[0], c) for c in range(len(values.chunks))]
+        short = parts.pop() if values.chunks[-1][1] == HALF else None
+        sums = None
+        for part in parts:
+            sums = part if sums is None else builder.fadd(sums, part)
+        if sums is not None:
+            sums = _folded(builder, sums)
+        if short is not None:
+            sums = short if sums is None else builder.fadd(sums, short)
+        while sums.type.count > 1:
+            sums = _folded(builder, sums)
+        return builder.extract_element(sums, _I32(0))
 
     return types.float32(values), lower
+
+
+def _folded(builder: Any, vector: Any) -> Any:
+    half = vector.type.count // 2
+    low = _shuffled(builder, vector, list(range(half)))
+    return builder.fadd(low, _shuffled(builder, vector, list(range(half, 2 * half))))
 
 
 @intrinsic
@@ -267,18 +314,17 @@ def rounded(typingctx, values, limit):  # type: ignore[no-untyped-def]
     kind = Row(values.width, "i4")
 
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        whole = ir.VectorType(_F32, LANES)
-        most = _splat(builder, args[1], _F32)
-        least = _splat(builder, builder.fneg(args[1]), _F32)
-        nearest = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(whole, [whole]), f"llvm.rint.v{LANES}f32"
-        )
-
-        def chunk(c):  # type: ignore[no-untyped-def]
+        def chunk(c, _, n):  # type: ignore[no-untyped-def]
+            vector = values.vector(n)
+            most = _splat(builder, args[1], n)
+            least = _splat(builder, builder.fneg(args[1]), n)
+            nearest = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(vector, [vector]), f"llvm.rint.v{n}f32"
+            )
             value = builder.extract_value(args[0], c)
             value = builder.select(builder.fcmp_ordered(">", value, least), value, least)
             value = builder.select(builder.fcmp_ordered("<", value, most), value, most)
-            return builder.fptosi(builder.call(nearest, [value]), ir.VectorType(_I32, LANES))
+            return builder.fptosi(builder.call(nearest, [value]), kind.vector(n))
 
         return _each(builder, kind, chunk)
 
@@ -291,34 +337,48 @@ def as_float(typingctx, values):  # type: ignore[no-untyped-def]
     kind = Row(values.width, "f4")
 
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        whole = ir.VectorType(_F32, LANES)
         return _each(
-            builder, kind, lambda c: builder.sitofp(builder.extract_value(args[0], c), whole)
+            builder,
+            kind,
+            lambda c, _, n: builder.sitofp(builder.extract_value(args[0], c), kind.vector(n)),
         )
 
     return kind(values), lower
 
 
-@intrinsic
-def add_to(typingctx, table, row, values):  # type: ignore[no-untyped-def]
-    """Adds a row to row `row` of an int32 table, modulo 2**32. True where any number overflowed."""
-
+def _accumulate(table, values, minus):  # type: ignore[no-untyped-def]
     def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        start = builder.mul(args[1], _I64(values.width))
-        whole = ir.VectorType(_I32, LANES)
-        spilt = None
-        for c in range(values.chunks):
-            at = builder.add(start, _I64(c * LANES))
-            pointer = _pointer(context, builder, sig.args[0], args[0], at, whole)
+        start = builder.mul(args[1], _I64(values.stride))
+        spilt = ir.Constant(ir.IntType(1), 0)
+        wide = None
+        for c, (column, n) in enumerate(values.chunks):
+            at = builder.add(start, _I64(column))
+            pointer = _pointer(context, builder, sig.args[0], args[0], at, values.vector(n))
             value = builder.extract_value(args[2], c)
             old = builder.load(pointer, align=4)
-            new = builder.add(old, value)
+            new = builder.sub(old, value) if minus else builder.add(old, value)
             builder.store(new, pointer, align=4)
-            # Overflow: the sum's sign differs from that of both addends.
-            signs = builder.and_(builder.xor(old, new), builder.xor(value, new))
-            spilt = signs if spilt is None else builder.or_(spilt, signs)
-        lanes = builder.icmp_signed("<", spilt, ir.Constant(whole, [0] * LANES))
-        mask = builder.bitcast(lanes, ir.IntType(LANES))
-        return builder.icmp_unsigned("!=", mask, ir.Constant(ir.IntType(LANES), 0))
+            # The sign bit tells an overflow: it left what both addends agreed on.
+            other = old if minus else new
+            signs = builder.and_(builder.xor(old, new), builder.xor(value, other))
+            if n < LANES and wide is not None:
+                signs = _shuffled(builder, signs, [min(lane, n - 1) for lane in range(LANES)])
+            wide = signs if wide is None else builder.or_(wide, signs)
+        zero = ir.Constant(wide.type, [0] * wide.type.count)
+        mask = builder.bitcast(builder.icmp_signed("<", wide, zero), ir.IntType(wide.type.count))
+        spilt = builder.icmp_unsigned("!=", mask, ir.Constant(mask.type, 0))
+        return spilt
 
     return types.boolean(table, types.int64, values), lower
+
+
+@intrinsic
+def add_to(typingctx, table, row, values):  # type: ignore[no-untyped-def]
+    """Adds a row to row `row` of an int32 table, modulo 2**32. True where a number overflowed."""
+    return _accumulate(table, values, False)
+
+
+@intrinsic
+def take_from(typingctx, table, row, values):  # type: ignore[no-untyped-def]
+    """Subtracts a row, modulo 2**32. True where a number overflowed."""
+    return _accumulate(table, values, True)

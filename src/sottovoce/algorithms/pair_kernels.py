@@ -23,36 +23,37 @@ import numpy as np
 from numba import float32, int32, int64, njit, uint64
 
 from sottovoce.algorithms.lanes import (
-    LANES,
     add_to,
     as_float,
+    constant,
     load,
     load_extended,
     prefetch,
     rounded,
     store,
     store_first,
+    take_from,
     total,
+    with_one,
 )
+from sottovoce.errors import DataError
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import GAMMA, LOW32, below, mix
 
 GROUP = 8
 BLOCK = 64
+SIEVE = 8
+"""Bits per interaction of the sieve: 12 of 100 strangers slip through and are searched for."""
 ALWAYS = np.uint64(1 << 32)
 """The threshold of a draw that always sends."""
 
 _SCALE = np.float32(GRID)
 _LIMIT = np.float32(LIMIT * GRID)
+_ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 _CARRY = np.int64(1 << 32)
 _HIGHEST = np.int64((1 << 31) - 1)
 _LOWEST = np.int64(-(1 << 31))
-
-
-def padded_width(embedding_size: int) -> int:
-    """Columns of a padded item row: factors, bias, and zeros up to whole cache lines."""
-    return -(-(embedding_size + 1) // LANES) * LANES
 
 
 # --- σ(−x) in strict single precision ------------------------------------------------------------
@@ -110,10 +111,19 @@ def mark(bits, item):  # type: ignore[no-untyped-def]
 
 
 @njit
+def checked(count, n_items):  # type: ignore[no-untyped-def]
+    """The number of a device's positives, if it can draw both a positive and a negative."""
+    if count < 1 or count >= n_items:
+        raise DataError("a user with no item, or with every item, cannot learn from pairs")
+    return count
+
+
+@njit
 def draw_device(key, triples, bits, items, start, count, n_items, entries, negatives):  # type: ignore[no-untyped-def]
     """All draws of a device: which of its interactions is the positive, and a negative by
     rejection. The high half of a word draws the one, the low half the other; a rejected word is
     mixed again. `bits` is a scratch set over the catalogue, empty before and after."""
+    checked(count, n_items)
     for c in range(start, start + count):
         mark(bits, uint64(items[c]))
     for t in range(triples):
@@ -179,15 +189,51 @@ def popcount(word):  # type: ignore[no-untyped-def]
     return int64((word * uint64(0x0101010101010101)) >> uint64(56))
 
 
+@njit(inline="always")
+def hole(start, count, item):  # type: ignore[no-untyped-def]
+    """Where the sieve holds an item of the device whose interactions begin at `start`."""
+    word = (uint64(item) * uint64(2654435761)) & LOW32
+    return uint64(start) * uint64(SIEVE) + below(word, count * SIEVE)
+
+
+@njit(nogil=True)
+def fill_sieve(indptr, items, sieve):  # type: ignore[no-untyped-def]
+    """SIEVE bits per interaction, in `sieve` (one byte holds eight), one of them set."""
+    for row in range(indptr.shape[0] - 1):
+        start = indptr[row]
+        count = indptr[row + 1] - start
+        for c in range(start, start + count):
+            at = hole(start, count, items[c])
+            sieve[at >> uint64(3)] |= np.uint8(uint64(1) << (at & uint64(7)))
+
+
 @njit
-def owns(items, start, count, item):  # type: ignore[no-untyped-def]
-    """Whether a device's ascending interactions hold this item; a search without branches."""
-    first, left = start, count
-    while left > 1:
-        half = left >> 1
+def owns(items, start, count, item, sieve):  # type: ignore[no-untyped-def]
+    """Whether a device's ascending interactions hold this item. The sieve, where there is one,
+    answers most questions; the rest take a search."""
+    if sieve.shape[0] > 0:
+        at = hole(start, count, item)
+        if (uint64(sieve[at >> uint64(3)]) >> (at & uint64(7))) & uint64(1) == uint64(0):
+            return False
+    first, left = uint64(start), uint64(count)
+    while left > uint64(1):
+        half = left >> uint64(1)
         first = first + half if items[first + half] <= item else first
         left -= half
     return items[first] == item
+
+
+@njit
+def carry(low, high, row, lost, over, sign):  # type: ignore[no-untyped-def]
+    """After `low[row] += sign * lost` overflowed: what 32 bits could not hold goes to `high`. A row
+    that `high` does not have is a spare one."""
+    if over and row < high.shape[0]:
+        for f in range(high.shape[1]):
+            before = int64(low[row, f]) - sign * int64(lost[f])
+            if before < _LOWEST:
+                high[row, f] += _CARRY
+            elif before > _HIGHEST:
+                high[row, f] -= _CARRY
 
 
 # --- kernels for one embedding size --------------------------------------------------------------
@@ -201,79 +247,84 @@ class Kernels:
     learn_summed: Any
     learn_rounds: Any
     learn_single: Any
-    apply_sums: Any
 
 
 @lru_cache(maxsize=None)
 def kernels(embedding_size: int) -> Kernels:
     """Kernels with the row width as a compile-time constant."""
     F = embedding_size
-    S = padded_width(embedding_size)
-    SUMMED = GROUP
-    AHEAD = BLOCK
+    W = embedding_size + 1
+    G = GROUP
+    B = BLOCK
 
     @njit(inline="always")
-    def on_grid(update):  # type: ignore[no-untyped-def]
-        return rounded(_SCALE * update, _LIMIT)
+    def score(p, q_i, q_j):  # type: ignore[no-untyped-def]
+        return total(p * (q_i - q_j))
 
-    @njit
-    def carry(low, high, row, lost):  # type: ignore[no-untyped-def]
-        """After `low[row] += lost` overflowed: what 32 bits could not hold goes to `high`."""
-        for f in range(S):
-            before = int64(low[row, f]) - int64(lost[0, f])
-            if before < _LOWEST:
-                high[row, f] += _CARRY
-            elif before > _HIGHEST:
-                high[row, f] -= _CARRY
+    @njit(inline="always")
+    def moved(p, q_i, q_j, s, rate, decay):  # type: ignore[no-untyped-def]
+        """The user's vector after a step; its last column stays 1."""
+        return with_one(p + ((rate * s) * (q_i - q_j) - decay * p), F)
+
+    @njit(inline="always")
+    def pull(p, q_j, s, reg_j):  # type: ignore[no-untyped-def]
+        """−Δj on the grid. `reg_j` and `reg_i` are in steps of the grid already."""
+        return rounded((_SCALE * s) * p + reg_j * q_j, _LIMIT)
+
+    @njit(inline="always")
+    def push(p, q_i, s, reg_i):  # type: ignore[no-untyped-def]
+        """Δi on the grid."""
+        return rounded((_SCALE * s) * p - reg_i * q_i, _LIMIT)
 
     @njit(nogil=True, error_model="numpy")
     def learn_rows(  # type: ignore[no-untyped-def]
-        vectors, rows, indptr, items, model, keys, triples, constants, bits, scratch,
-        entries, negatives, out_entry, out_item, out_values,
+        vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
+        out_entry, out_item, out_values,
     ):  # fmt: skip
         """For device n and draw t, entry 2(nT + t) is the negative's update, the next the positive's."""
-        rate, reg = load(constants, 0, S), load(constants, 1, S)
-        reg_i, reg_j = load(constants, 2, S), load(constants, 3, S)
+        rate, decay = step[0], step[1]
+        reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
+        drawn_j = np.empty(triples, dtype=np.int32)
         for n in range(rows.shape[0]):
             row = rows[n]
             start = indptr[row]
-            count = indptr[row + 1] - start
+            entries = out_entry[n * triples : (n + 1) * triples]
             draw_device(
-                keys[n], triples, bits, items, start, count, model.shape[0], entries, negatives
-            )
-            p = load_extended(vectors, row, F, S)
+                keys[n], triples, bits, items, start, indptr[row + 1] - start, model.shape[0],
+                entries, drawn_j,
+            )  # fmt: skip
+            p = load_extended(vectors, row, F)
             for t in range(triples):
-                i, j = int64(items[entries[t]]), int64(negatives[t])
-                q_i, q_j = load(model, i, S), load(model, j, S)
-                s = slope(total(p * (q_i - q_j)))
-                store(scratch, 0, on_grid(-s * p - reg_j * q_j))
-                store(scratch, 1, on_grid(s * p - reg_i * q_i))
-                p = p + rate * (s * (q_i - q_j) - reg * p)
+                i, j = int64(items[entries[t]]), int64(drawn_j[t])
+                q_i, q_j = load(model, i, W), load(model, j, W)
+                s = slope(score(p, q_i, q_j))
+                store(updates, 0, pull(p, q_j, s, reg_j))
+                store(updates, 1, push(p, q_i, s, reg_i))
+                p = moved(p, q_i, q_j, s, rate, decay)
                 at = 2 * (n * triples + t)
-                out_entry[n * triples + t] = entries[t]
                 out_item[at], out_item[at + 1] = j, i
-                for f in range(F + 1):
-                    out_values[at, f] = scratch[0, f]
-                    out_values[at + 1, f] = scratch[1, f]
+                for f in range(W):
+                    out_values[at, f] = -updates[0, f]
+                    out_values[at + 1, f] = updates[1, f]
             store_first(vectors, row, F, p)
 
     @njit(nogil=True, error_model="numpy")
     def learn_summed(  # type: ignore[no-untyped-def]
-        vectors, rows, indptr, items, model, keys, triples, constants, bits, scratch,
-        share_keys, share, allowed, seen, low, high, positives, negatives,
+        vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
+        share_keys, share, allowed, seen, moving, x, s, low, high, positives, negatives,
     ):  # fmt: skip
         """`low` + `high` gains every update that may leave; `positives` and `negatives` count the
-        distinct items that each device sends. Returns whether `high` was used."""
+        distinct items that each device sends. `low` has G spare rows. Returns whether `high` was
+        used."""
+        rate, decay = step[0], step[1]
+        reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
         entries = np.empty(triples, dtype=np.int64)
-        drawn_i = np.empty((SUMMED, triples), dtype=np.int32)
-        drawn_j = np.empty((SUMMED, triples), dtype=np.int32)
-        target = np.empty((SUMMED, triples), dtype=np.int32)
-        moving = np.zeros((SUMMED, S), dtype=np.float32)
-        x = np.zeros(SUMMED, dtype=np.float32)
-        s = np.zeros(SUMMED, dtype=np.float32)
-        spilt = False
-        for first in range(0, rows.shape[0], SUMMED):
-            together = min(SUMMED, rows.shape[0] - first)
+        drawn_i = np.empty((G, triples), dtype=np.int32)
+        drawn_j = np.empty((G, triples), dtype=np.int32)
+        target = np.empty((G, triples), dtype=np.int32)
+        carried = False
+        for first in range(0, rows.shape[0], G):
+            together = min(G, rows.shape[0] - first)
             for g in range(together):
                 n = first + g
                 row = rows[n]
@@ -284,36 +335,146 @@ def kernels(embedding_size: int) -> Kernels:
                 )
                 positives[n] = choose_targets(
                     share_keys[n], share[n], allowed, triples, items, start, count, entries,
-                    drawn_i[g], target[g], int32(model.shape[0]), seen,
+                    drawn_i[g], target[g], model.shape[0] + g, seen,
                 )  # fmt: skip
                 negatives[n] = count_distinct(drawn_j[g], triples, bits)
-                store(moving, g, load_extended(vectors, row, F, S))
+                store(moving, g, load_extended(vectors, row, F))
             for t in range(triples):
                 for g in range(together):
-                    q_i = load(model, int64(drawn_i[g, t]), S)
-                    q_j = load(model, int64(drawn_j[g, t]), S)
-                    x[g] = total(load(moving, g, S) * (q_i - q_j))
-                for g in range(SUMMED):
+                    q_i = load(model, int64(drawn_i[g, t]), W)
+                    q_j = load(model, int64(drawn_j[g, t]), W)
+                    x[g] = score(load(moving, g, W), q_i, q_j)
+                for g in range(x.shape[0]):
                     s[g] = slope(x[g])
                 for g in range(together):
                     i, j, to = int64(drawn_i[g, t]), int64(drawn_j[g, t]), int64(target[g, t])
-                    p, q_i, q_j = load(moving, g, S), load(model, i, S), load(model, j, S)
-                    update = on_grid(-s[g] * p - load(constants, 3, S) * q_j)
-                    if add_to(low, j, update):
-                        store(scratch, 0, update)
-                        carry(low, high, j, scratch)
-                        spilt = True
-                    update = on_grid(s[g] * p - load(constants, 2, S) * q_i)
-                    if add_to(low, to, update):
-                        store(scratch, 0, update)
-                        carry(low, high, to, scratch)
-                        spilt = True
-                    p = p + load(constants, 0, S) * (
-                        s[g] * (q_i - q_j) - load(constants, 1, S) * p
-                    )
-                    store(moving, g, p)
+                    p, q_i, q_j = load(moving, g, W), load(model, i, W), load(model, j, W)
+                    store(moving, g, moved(p, q_i, q_j, s[g], rate, decay))
+                    update_j, update_i = pull(p, q_j, s[g], reg_j), push(p, q_i, s[g], reg_i)
+                    over_j, over_i = take_from(low, j, update_j), add_to(low, to, update_i)
+                    if over_j | over_i:
+                        store(updates, 0, update_j)
+                        store(updates, 1, update_i)
+                        carry(low, high, j, updates[0], over_j, -1)
+                        carry(low, high, to, updates[1], over_i, 1)
+                        carried = True
             for g in range(together):
-                store_first(vectors, rows[first + g], F, load(moving, g, S))
-        return spilt
+                store_first(vectors, rows[first + g], F, load(moving, g, W))
+        return carried
 
-    return Kernels(learn_rows, learn_summed, None, None, None)
+    @njit(nogil=True, error_model="numpy")
+    def learn_rounds(  # type: ignore[no-untyped-def]
+        vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
+        share_keys, share, allowed, seen, fold_rate, low, high, positives, negatives,
+    ):  # fmt: skip
+        """Round n has the one client rows[n]; the model moves after every round. `low` (with a
+        spare row) and `high` are scratch tables of zeros and are left so, but for the spare."""
+        rate, decay = step[0], step[1]
+        reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
+        zeros = constant(_ZERO, F, _ZERO)
+        entries = np.empty(triples, dtype=np.int64)
+        drawn_i = np.empty(triples, dtype=np.int32)
+        drawn_j = np.empty(triples, dtype=np.int32)
+        target = np.empty(triples, dtype=np.int32)
+        touched = np.empty(2 * triples, dtype=np.int64)
+        spare = model.shape[0]
+        for n in range(rows.shape[0]):
+            row = rows[n]
+            start = indptr[row]
+            count = indptr[row + 1] - start
+            draw_device(
+                keys[n], triples, bits, items, start, count, model.shape[0], entries, drawn_j
+            )
+            positives[n] = choose_targets(
+                share_keys[n], share[n], allowed, triples, items, start, count, entries,
+                drawn_i, target, spare, seen,
+            )  # fmt: skip
+            negatives[n] = count_distinct(drawn_j, triples, bits)
+            p = load_extended(vectors, row, F)
+            rows_touched = 0
+            carried = False
+            for t in range(triples):
+                i, j, to = int64(drawn_i[t]), int64(drawn_j[t]), int64(target[t])
+                q_i, q_j = load(model, i, W), load(model, j, W)
+                s = slope(score(p, q_i, q_j))
+                update_j, update_i = pull(p, q_j, s, reg_j), push(p, q_i, s, reg_i)
+                p = moved(p, q_i, q_j, s, rate, decay)
+                over_j, over_i = take_from(low, j, update_j), add_to(low, to, update_i)
+                if over_j | over_i:
+                    store(updates, 0, update_j)
+                    store(updates, 1, update_i)
+                    carry(low, high, j, updates[0], over_j, -1)
+                    carry(low, high, to, updates[1], over_i, 1)
+                    carried = True
+                touched[rows_touched] = j
+                touched[rows_touched + 1] = to
+                rows_touched += 1 + int64(to != spare)
+            store_first(vectors, row, F, p)
+            for k in range(rows_touched):  # a row met twice is zero by then
+                item = touched[k]
+                if carried:
+                    for f in range(W):
+                        model[item, f] += fold_rate * float32(int64(low[item, f]) + high[item, f])
+                        high[item, f] = 0
+                else:
+                    store(model, item, load(model, item, W) + fold_rate * as_float(load(low, item, W)))
+                store(low, item, rounded(zeros, _LIMIT))
+
+    @njit(nogil=True, error_model="numpy")
+    def learn_single(  # type: ignore[no-untyped-def]
+        vectors, rows, indptr, items, model, keys, step, share_keys, share, allowed, fold_rate,
+        sieve, positives, negatives,
+    ):  # fmt: skip
+        """`learn_rounds` with one draw a round. A client's positive is never its negative, so each
+        update goes straight to its row."""
+        rate, decay = step[0], step[1]
+        reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
+        by_item = allowed.shape[0] > 0
+        words = np.empty(B, dtype=np.uint64)
+        entries = np.empty(B, dtype=np.int64)
+        drawn_i = np.empty(B, dtype=np.int64)
+        drawn_j = np.empty(B, dtype=np.int64)
+        leaving = np.empty(B, dtype=np.float32)
+        for first in range(0, rows.shape[0], B):
+            together = min(B, rows.shape[0] - first)
+            for b in range(together):
+                row = rows[first + b]
+                start = indptr[row]
+                count = checked(indptr[row + 1] - start, model.shape[0])
+                word = mix(keys[first + b] + GAMMA)
+                words[b] = word
+                entries[b] = start + int64(below(word >> uint64(32), count))
+                prefetch(items, entries[b], 1)
+                if sieve.shape[0] > 0:
+                    at = hole(start, count, below(word & LOW32, model.shape[0]))
+                    prefetch(sieve, int64(at >> uint64(3)), 1)
+                prefetch(vectors, row, F)
+            for b in range(together):
+                n = first + b
+                row = rows[n]
+                start = indptr[row]
+                word = words[b]
+                j = int32(below(word & LOW32, model.shape[0]))
+                while owns(items, start, indptr[row + 1] - start, j, sieve):
+                    word = mix(word + GAMMA)
+                    j = int32(below(word & LOW32, model.shape[0]))
+                leaves = coin(share_keys[n], 0) < share[n]
+                if by_item:
+                    leaves = leaves and allowed[entries[b]]
+                drawn_j[b] = j
+                drawn_i[b] = items[entries[b]]
+                leaving[b] = fold_rate if leaves else _ZERO
+                positives[n] = leaves
+                negatives[n] = 1
+                prefetch(model, drawn_i[b], W)
+                prefetch(model, drawn_j[b], W)
+            for b in range(together):
+                row = rows[first + b]
+                i, j = drawn_i[b], drawn_j[b]
+                p, q_i, q_j = load_extended(vectors, row, F), load(model, i, W), load(model, j, W)
+                s = slope(score(p, q_i, q_j))
+                store(model, j, q_j - fold_rate * as_float(pull(p, q_j, s, reg_j)))
+                store(model, i, q_i + leaving[b] * as_float(push(p, q_i, s, reg_i)))
+                store_first(vectors, row, F, moved(p, q_i, q_j, s, rate, decay))
+
+    return Kernels(learn_rows, learn_summed, learn_rounds, learn_single)

@@ -1,4 +1,4 @@
-"""Mult-VAE (Liang et al., WWW 2018): configuration. The network is in `mult_vae_torch`.
+"""Mult-VAE (Liang et al., WWW 2018): the configuration, without torch.
 
     x ── L2-normalise, dropout ── tanh ── (μ, log σ²) ── z ── tanh ── logits
          M items                  hidden    embedding         hidden  M items
@@ -7,7 +7,7 @@ Loss per user: −Σ_i x_i log softmax(logits)_i + β KL(N(μ, σ²) ‖ N(0, 1)
 latent dimensions. β rises linearly from 0 to `kl_weight` over `anneal_steps` batches. On small
 data it hardly rises at all: Foursquare Italy has 3 batches per epoch, so 200 epochs end at
 β = 0.0006 and the model is in effect a denoising autoencoder with noise it may learn to shrink.
-(The authors' code rises by 1/200,000 per batch and stops at 0.2: `anneal_steps=40_000` here.)
+(Public code rises by 1/200,000 per batch and stops at 0.2: that is `anneal_steps=40_000` here.)
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MultVAE:
         """The last layer is linear, so the result is a factor model: the decoder's hidden layer
         of every user against the output weights. Scoring needs no torch."""
         try:
-            from sottovoce.baselines.mult_vae_torch import fit
+            from sottovoce.baselines.mult_vae_training import fit
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

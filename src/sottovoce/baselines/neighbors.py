@@ -11,63 +11,55 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sottovoce.baselines.base import Progress
 
 BLOCK = 1024
-"""Rows between two calls of `progress`."""
+"""Rows worked on between two calls of `progress`."""
 
 
 def nearest_rows(matrix: Any, k: int, progress: Progress | None = None) -> Any:
     """The cosines of each row of a binary CSR array with its k nearest other rows, as a CSR array.
 
-    Row r has at most k entries; rows that share no column with r are never its neighbours. Takes
-    O(n) working memory besides the result, n the number of rows.
+    Row r has at most k entries; rows that share no column with r are never its neighbours. Needs
+    memory for the result and one block of rows.
     """
     n = matrix.shape[0]
     k = max(1, min(k, n - 1))
     columns = matrix.T.tocsr()
-    ids = np.empty((n, k), dtype=np.int32)
-    cosines = np.empty((n, k), dtype=np.float64)
-    found = np.zeros(n, dtype=np.int64)
+    pointers = (matrix.indptr.astype(np.int64), columns.indptr.astype(np.int64))
+    entries = (matrix.indices.astype(np.int32), columns.indices.astype(np.int32))
+    sizes, ids, cosines = [np.zeros(1, dtype=np.int64)], [], []
     for first in range(0, n, BLOCK):
         last = min(first + BLOCK, n)
-        _nearest(
-            first,
-            last,
-            matrix.indptr.astype(np.int64),
-            matrix.indices.astype(np.int32),
-            columns.indptr.astype(np.int64),
-            columns.indices.astype(np.int32),
-            ids,
-            cosines,
-            found,
-        )
+        near = np.empty((last - first, k), dtype=np.int32)
+        cosine = np.empty((last - first, k), dtype=np.float64)
+        found = np.empty(last - first, dtype=np.int64)
+        _nearest(first, *pointers, *entries, near, cosine, found)
+        kept = np.arange(k) < found[:, None]
+        sizes.append(found)
+        ids.append(near[kept])
+        cosines.append(cosine[kept])
         if progress is not None:
             progress(last, n)
-    return _compressed(ids, cosines, found)
-
-
-def _compressed(
-    ids: NDArray[np.int32], cosines: NDArray[np.float64], found: NDArray[np.int64]
-) -> Any:
-    n, k = ids.shape
-    kept = np.arange(k) < found[:, None]
-    indptr = np.concatenate(([0], np.cumsum(found)))
-    near = csr_array((cosines[kept], ids[kept], indptr), shape=(n, n))
-    near.sort_indices()
-    return near
+    if not n:
+        return csr_array((0, 0))
+    indptr = np.cumsum(np.concatenate(sizes))
+    result = csr_array((np.concatenate(cosines), np.concatenate(ids), indptr), shape=(n, n))
+    result.sort_indices()
+    return result
 
 
 @njit(nogil=True, cache=True)
-def _nearest(first, last, row_ptr, row_columns, column_ptr, column_rows, ids, cosines, found):  # type: ignore[no-untyped-def]
+def _nearest(first, row_ptr, column_ptr, row_columns, column_rows, ids, cosines, found):  # type: ignore[no-untyped-def]
+    """Rows first, first + 1, ... into `ids` and `cosines`, nearest first; `found` counts them."""
     n, k = len(row_ptr) - 1, ids.shape[1]
     common = np.zeros(n, dtype=np.int32)
     touched = np.empty(n, dtype=np.int32)
     best = np.empty(k, dtype=np.float64)
-    for r in range(first, last):
+    for row in range(len(found)):
+        r = first + row
         n_touched = 0
         for p in range(row_ptr[r], row_ptr[r + 1]):
             column = row_columns[p]
@@ -77,6 +69,7 @@ def _nearest(first, last, row_ptr, row_columns, column_ptr, column_rows, ids, co
                     touched[n_touched] = s
                     n_touched += 1
                 common[s] += 1
+        nearest = ids[row]
         size = 0
         for t in range(n_touched):
             s = touched[t]
@@ -86,17 +79,19 @@ def _nearest(first, last, row_ptr, row_columns, column_ptr, column_rows, ids, co
                 continue
             near = c * c / (row_ptr[s + 1] - row_ptr[s])
             if size == k:
-                if near < best[k - 1] or (near == best[k - 1] and s > ids[r, k - 1]):
+                if near < best[k - 1] or (near == best[k - 1] and s > nearest[k - 1]):
                     continue
                 size -= 1
             at = size
-            while at > 0 and (near > best[at - 1] or (near == best[at - 1] and s < ids[r, at - 1])):
+            while at > 0 and (
+                near > best[at - 1] or (near == best[at - 1] and s < nearest[at - 1])
+            ):
                 best[at] = best[at - 1]
-                ids[r, at] = ids[r, at - 1]
+                nearest[at] = nearest[at - 1]
                 at -= 1
             best[at] = near
-            ids[r, at] = s
+            nearest[at] = s
             size += 1
-        found[r] = size
+        found[row] = size
         for at in range(size):
-            cosines[r, at] = np.sqrt(best[at] / (row_ptr[r + 1] - row_ptr[r]))
+            cosines[row, at] = np.sqrt(best[at] / (row_ptr[r + 1] - row_ptr[r]))

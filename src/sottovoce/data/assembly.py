@@ -31,8 +31,10 @@ class RawTables:
     items: pa.Table | None = None
 
 
-def assemble(name: str, raw: RawTables, *, where: str, keep: Keep = "last") -> Dataset:
-    """Number, collapse and align. The provenance counts what was collapsed."""
+def assemble(
+    name: str, raw: RawTables, *, where: str, source: str | None = None, keep: Keep = "last"
+) -> Dataset:
+    """Number, collapse and align. `where` is for errors; the provenance begins with `source`."""
     events = raw.events
     if events.num_rows == 0:
         raise CorruptData(f"{where} holds no interactions")
@@ -51,7 +53,7 @@ def assemble(name: str, raw: RawTables, *, where: str, keep: Keep = "last") -> D
     )
     titles, categories, item_attributes = _item_side(raw.items, item_ids)
     repeated = events.num_rows - table.n_interactions
-    story = f"{where}: {events.num_rows:,} events"
+    story = f"{source or name}: {events.num_rows:,} events"
     if repeated:
         story += f", {repeated:,} repeated (user, item) events collapsed to the {keep}"
     return Dataset(
@@ -77,13 +79,19 @@ def number(column: pa.ChunkedArray, where: str) -> tuple[NDArray[np.int64], Voca
         if len(unique) and unique[0] == 0 and unique[-1] == len(unique) - 1:
             return codes.astype(np.int64), Vocabulary.numbered(len(unique))
         return codes.astype(np.int64), Vocabulary(unique.astype(np.str_))
-    encoded = texts(column, where).dictionary_encode().combine_chunks()
-    names = np.array(encoded.dictionary.to_pylist(), dtype=np.str_)
+    if not pa.types.is_dictionary(column.type):
+        column = texts(column, where).dictionary_encode()
+    encoded = pa.concat_arrays(column.unify_dictionaries().chunks)
+    codes = encoded.indices.to_numpy()
+    # A dictionary may list ids that no event names.
+    used = np.flatnonzero(np.bincount(codes, minlength=len(encoded.dictionary)))
+    names = np.array(encoded.dictionary.take(pa.array(used)).to_pylist(), dtype=np.str_)
+    if "" in names:
+        raise CorruptData(f"{where}: there is an event without id; every event needs both ids")
     order = sorted_names(names)
-    rank = np.empty(len(names), dtype=np.int64)
-    rank[order] = np.arange(len(names))
-    codes = rank[encoded.indices.to_numpy(zero_copy_only=False)]
-    return codes, Vocabulary(names[order])
+    rank = np.zeros(len(encoded.dictionary), dtype=np.int64)
+    rank[used[order]] = np.arange(len(names))
+    return rank[codes], Vocabulary(names[order])
 
 
 def whole(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
@@ -165,7 +173,8 @@ def _numbers(
         column = seconds(column, f"{where}, column {name}")
     elif not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise CorruptData(f"{where}, column {name}: it must hold numbers, not {column.type}")
-    return column.to_numpy().astype(dtype)
+    values: NDArray[np.generic] = column.to_numpy().astype(dtype)
+    return values
 
 
 MILLISECONDS_FROM = 10**11

@@ -26,17 +26,15 @@ class Labels:
         codes = np.ascontiguousarray(self.codes, dtype=np.int32).view()
         codes.flags.writeable = False
         object.__setattr__(self, "codes", codes)
-        if len(codes) and not (-1 <= int(codes.min()) and int(codes.max()) < len(self.values)):
+        if len(codes) and not (int(codes.min()) >= -1 and int(codes.max()) < len(self.values)):
             raise CorruptData("a label's code lies outside its values")
 
     @classmethod
     def of(cls, texts: Sequence[str] | NDArray[np.str_]) -> Labels:
         """From one text per row. Empty texts are unknown; values are ordered as `sorted_names`."""
         unique, codes = np.unique(np.asarray(texts, dtype=np.str_), return_inverse=True)
-        kept = [i for i in sorted_names(unique) if unique[i]]
-        rank = np.full(len(unique), -1, dtype=np.int32)
-        rank[kept] = np.arange(len(kept), dtype=np.int32)
-        return cls(rank[codes.reshape(-1)], tuple(str(unique[i]) for i in kept))
+        known = np.where(unique[codes] == "", -1, codes)
+        return cls(known.astype(np.int32), tuple(unique.tolist())).canonical()
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -49,7 +47,17 @@ class Labels:
         return [self.values[c] if c >= 0 else "" for c in self.codes.tolist()]
 
     def take(self, rows: NDArray[np.integer]) -> Labels:
+        """The labels of these rows; values that no longer occur stay listed."""
         return Labels(self.codes[rows], self.values)
+
+    def canonical(self) -> Labels:
+        """The same labels with only the values that occur, in the common order."""
+        used = np.unique(self.codes[self.codes >= 0])
+        names = np.array([self.values[c] for c in used], dtype=np.str_)
+        order = sorted_names(names)
+        rank = np.full(len(self.values) + 1, -1, dtype=np.int32)
+        rank[used[order]] = np.arange(len(used), dtype=np.int32)
+        return Labels(rank[self.codes], tuple(str(names[i]) for i in order))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -98,7 +106,9 @@ class Dataset:
 
     def __repr__(self) -> str:
         i = self.interactions
-        return f"<Dataset {self.name}: {i.n_users:,} users, {i.n_items:,} items, {i.n_interactions:,}>"
+        return (
+            f"<Dataset {self.name}: {i.n_users:,} users, {i.n_items:,} items, {i.n_interactions:,}>"
+        )
 
     def attribute(self, name: str) -> Labels:
         """A user attribute by name; the error lists those there are."""
@@ -106,7 +116,9 @@ class Dataset:
             return self.user_attributes[name]
         except KeyError:
             known = ", ".join(self.user_attributes) or "none"
-            raise DataError(f"{self.name} has no user attribute {name!r}; it has: {known}") from None
+            raise DataError(
+                f"{self.name} has no user attribute {name!r}; it has: {known}"
+            ) from None
 
     def title(self, item: int) -> str:
         """What to call an item: its title, or its id where it has none."""
@@ -118,7 +130,7 @@ class Dataset:
         return tuple(sorted({c for row in self.item_categories or () for c in row}))
 
     def category_matrix(self) -> NDArray[np.bool_]:
-        """Which item is in which category, shape [items, categories], columns as `category_names`."""
+        """Which item is in which category: [items, categories], columns as `category_names`."""
         column = {name: j for j, name in enumerate(self.category_names())}
         matrix = np.zeros((self.interactions.n_items, len(column)), dtype=np.bool_)
         for i, row in enumerate(self.item_categories or ()):
@@ -155,8 +167,9 @@ class Dataset:
         _feed(digest, table.items_vocabulary().names())
         for side in (self.user_attributes, self.item_attributes):
             for key in sorted(side):
-                _feed(digest, (key, *side[key].values))
-                digest.update(side[key].codes.tobytes())
+                labels = side[key].canonical()
+                _feed(digest, (key, *labels.values))
+                digest.update(labels.codes.tobytes())
         _feed(digest, self.item_titles or ())
         _feed(digest, ("\x1f".join(row) for row in self.item_categories or ()))
         if self.published is not None:
@@ -179,6 +192,7 @@ class Dataset:
             "interactions": table.n_interactions,
             "density": table.n_interactions / cells if cells else 0.0,
             "interactions_per_user": dict(zip(names, map(float, quantiles), strict=True)),
+            "head_share": head_share(table),
             "time_range": _time_range(times) if times is not None and len(times) else None,
             "ratings": table.ratings is not None,
             "attributes": {key: len(v.values) for key, v in self.user_attributes.items()},
@@ -189,6 +203,13 @@ class Dataset:
             "fingerprint": self.fingerprint(),
             "provenance": self.provenance,
         }
+
+
+def head_share(table: Interactions, fraction: float = 0.2) -> float:
+    """The share of all interactions that falls on the most popular `fraction` of the items."""
+    counts = np.sort(table.item_counts)[::-1]
+    head = int(counts[: int(np.ceil(fraction * len(counts)))].sum())
+    return head / table.n_interactions if table.n_interactions else 0.0
 
 
 def sorted_names(names: NDArray[np.str_]) -> NDArray[np.int64]:

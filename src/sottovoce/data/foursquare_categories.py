@@ -101,14 +101,16 @@ _LEAVES: Final[dict[str, str]] = {
         Portuguese Restaurant | Poutine Place | Ramen / Noodle House | Restaurant
         Romanian Restaurant | Russian Restaurant | Salad Place | Sandwich Place
         Scandinavian Restaurant | Seafood Restaurant | Shabu-Shabu Restaurant
-        Shandong Restaurant | Shanghai Restaurant | Shanxi Restaurant | Snack Place | Soba Restaurant
+        Shandong Restaurant | Shanghai Restaurant | Shanxi Restaurant | Snack Place
+        Soba Restaurant
         Soup Place | South American Restaurant | South Indian Restaurant
         Southern / Soul Food Restaurant | Souvlaki Shop | Spanish Restaurant
         Sri Lankan Restaurant | Steakhouse | Sukiyaki Restaurant | Sundanese Restaurant
         Sushi Restaurant | Swiss Restaurant | Szechuan Restaurant | Taco Place
         Taiwanese Restaurant | Takoyaki Place | Tapas Restaurant | Tatar Restaurant | Taverna
         Tea Room | Tempura Restaurant | Thai Restaurant | Tianjin Restaurant
-        Tibetan Restaurant | Tonkatsu Restaurant | Trattoria/Osteria | Turkish Home Cooking Restaurant
+        Tibetan Restaurant | Tonkatsu Restaurant | Trattoria/Osteria
+        Turkish Home Cooking Restaurant
         Turkish Restaurant | Udon Restaurant | Ukrainian Restaurant | Unagi Restaurant
         Varenyky Restaurant | Vegetarian / Vegan Restaurant | Vietnamese Restaurant | Winery
         Wings Joint | Xinjiang Restaurant | Yakitori Restaurant | Yogurt | Yoshoku Restaurant
@@ -123,7 +125,8 @@ _LEAVES: Final[dict[str, str]] = {
     OUTDOORS: """
         Apres Ski Bar | Athletic & Sport | Athletics & Sports | Badminton Court | Baseball Field
         Basketball Court | Bathing Area | Bay | Beach | Bike Trail | Bocce Court
-        Botanical Garden | Boxing Gym | Bridge | Campground | Canal | Castle | Cave | Cemetery | City
+        Botanical Garden | Boxing Gym | Bridge | Campground | Canal | Castle | Cave | Cemetery
+        City
         Climbing Gym | County | Country | Curling Ice | Cycle Studio | Dive Spot | Dog Run | Farm
         Field | Fishing Spot | Forest | Fountain | Garden | Golf Course | Gun Range | Gym
         Gym / Fitness Center | Gym Pool | Gymnastics Gym | Harbor / Marina | Hiking Trail
@@ -165,9 +168,11 @@ _LEAVES: Final[dict[str, str]] = {
     SHOP: """
         ATM | Accessories Store | Adult Boutique | Antique Shop | Arts & Crafts Store
         Astrologer | Athletic Supply | Auto Dealership | Auto Garage | Auto Workshop
-        Automotive Shop | Baby Store | Bank | Batik Shop | Beer Store | Big Box Store | Bike Shop | Board Shop
+        Automotive Shop | Baby Store | Bank | Batik Shop | Beer Store | Big Box Store | Bike Shop
+        Board Shop
         Bookstore | Botanical Shop | Boutique | Bridal Shop | Business Supplies | Butcher
-        Camera Store | Candy Store | Car Dealership | Car Wash | Carpet Store | Check Cashing Service
+        Camera Store | Candy Store | Car Dealership | Car Wash | Carpet Store
+        Check Cashing Service
         Cheese Shop | Child Care Service | Chocolate Shop | Christmas Market | Clothing Store
         Coffee Roaster | Comic Shop | Construction & Landscaping | Convenience Store
         Cosmetics Shop | Costume Shop | Credit Union | Currency Exchange | Dairy Store | Daycare
@@ -180,7 +185,8 @@ _LEAVES: Final[dict[str, str]] = {
         Grocery Store | Gun Shop | Hardware Store | Health & Beauty Service | Health Food Store
         Herbs & Spices Store | Hobby Shop | Home Service | Hunting Supply | IT Services
         Insurance Office | Internet Cafe | Jewelry Store | Kids Store | Kitchen Supply Store
-        Knitting Store | Laundromat | Laundry Service | Lawyer | Leather Goods Store | Lingerie Store
+        Knitting Store | Laundromat | Laundry Service | Lawyer | Leather Goods Store
+        Lingerie Store
         Liquor Store | Locksmith | Lottery Retailer | Luggage Store | Mall | Marijuana Dispensary
         Market | Massage Studio | Mattress Store | Men's Store | Miscellaneous Shop
         Mobile Phone Shop | Motorcycle Shop | Music Store | Nail Salon | Newsstand
@@ -200,7 +206,8 @@ _LEAVES: Final[dict[str, str]] = {
         Airport | Airport Food Court | Airport Gate | Airport Lounge | Airport Service
         Airport Terminal | Airport Ticket Counter | Airport Tram | Baggage Claim | Bed & Breakfast
         Bike Rental / Bike Share | Boarding House | Boat Rental | Boat or Ferry | Border Crossing
-        Bus Line | Bus Station | Bus Stop | Cable Car | Cruise | Cruise Ship | Ferry | General Travel
+        Bus Line | Bus Station | Bus Stop | Cable Car | Cruise | Cruise Ship | Ferry
+        General Travel
         Heliport | Hostel | Hotel | Hotel Pool | Intersection | Light Rail | Metro Station | Motel
         Moving Target | Pier | Plane | Platform | Port | RV Park | Rental Car Location | Resort
         Rest Area | Road | Roadside | Street | Subway | Taxi | Taxi Stand | Toll Booth | Toll Plaza
@@ -215,7 +222,9 @@ UNPLACED: Final[dict[str, str]] = {}
 
 def leaves(top: str) -> tuple[str, ...]:
     """The known leaf names below a top category."""
-    return tuple(part.strip() for line in _LEAVES[top].strip().splitlines() for part in line.split("|"))
+    return tuple(
+        part.strip() for line in _LEAVES[top].strip().splitlines() for part in line.split("|")
+    )
 
 
 def top_category(leaf: str) -> str | None:

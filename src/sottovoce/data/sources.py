@@ -16,7 +16,7 @@ TOWN = "town"
 
 
 def search_path(root: Path | str | None = None) -> tuple[Path, ...]:
-    """Folders that are looked in, in order: `root` alone, or $SOTTOVOCE_DATA, then the user cache."""
+    """Folders to look in, in order: `root` alone, or $SOTTOVOCE_DATA, then the user cache."""
     if root is not None:
         return (Path(root),)
     named = os.environ.get("SOTTOVOCE_DATA")

@@ -58,7 +58,8 @@ class Split:
 
     def dataset_items(self, items: NDArray[np.integer]) -> NDArray[np.int64]:
         """Numbers in the source data set, for titles and categories."""
-        return self.item_map[items]
+        numbers: NDArray[np.int64] = self.item_map[items]
+        return numbers
 
 
 def temporal_holdout(interactions: Interactions, fraction: float = 0.2) -> Split:
@@ -87,6 +88,7 @@ def leave_one_out(
 
     The latest one (equal times: the larger item number), or a random one, which needs `rng`.
     """
+    keys: NDArray[np.int64] | NDArray[np.uint64]
     if which == "latest":
         keys = _times(interactions, 'leave_one_out(which="latest")', 'which="random"')
     elif which == "random":

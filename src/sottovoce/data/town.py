@@ -66,23 +66,21 @@ class TownConfig:
     """How strongly gender, age and occupation shape tastes; 0 hides them from histories."""
     locality: float = 0.8
     """Share of visits in the home district or the other haunt."""
-    popularity: float = 0.8
+    popularity: float = 1.0
     """Exponent of the Zipf law of venue popularity."""
 
     def __post_init__(self) -> None:
-        for name in ("residents", "venues", "districts"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"town: {name} must be a whole number of at least 1, not {value!r}")
-        if self.venues < len(KINDS):
-            raise ConfigError(f"town: venues must be at least {len(KINDS)}, one of every kind")
-        if not 1.0 <= self.visits_per_resident <= 10_000.0:
-            raise ConfigError("town: visits_per_resident must lie in [1, 10000]")
-        for name in ("taste", "leaning", "popularity"):
-            if not 0.0 <= getattr(self, name) <= 10.0:
-                raise ConfigError(f"town: {name} must lie in [0, 10]")
-        if not 0.0 <= self.locality <= 1.0:
-            raise ConfigError("town: locality must lie in [0, 1]")
+        for name in ("residents", "venues", "districts", "seed"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
+                raise ConfigError(f"town: {name} must be a whole number")
+        _within("residents", self.residents, 1, 10**9)
+        _within("venues", self.venues, len(KINDS), 10**8)
+        _within("districts", self.districts, 1, 10**6)
+        _within("visits_per_resident", self.visits_per_resident, 1, 10_000)
+        _within("taste", self.taste, 0, 10)
+        _within("leaning", self.leaning, 0, 10)
+        _within("popularity", self.popularity, 0, 10)
+        _within("locality", self.locality, 0, 1)
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> TownConfig:
@@ -92,6 +90,11 @@ class TownConfig:
             if key not in known:
                 raise ConfigError(f"town: unknown key {key!r}; known are {', '.join(known)}")
         return cls(**values)
+
+
+def _within(name: str, value: object, low: float, high: float) -> None:
+    if not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"town: {name} must be a number from {low:,} to {high:,}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,9 @@ def generate_town(config: TownConfig | None = None) -> Dataset:
             item_ids=_padded("v", seen, config.venues),
         ),
         user_attributes={
-            key: Labels(np.concatenate([s.attributes[key].codes for s in shards]), labels.values)
+            key: Labels(
+                np.concatenate([shard.attributes[key].codes for shard in shards]), labels.values
+            ).canonical()
             for key, labels in shards[0].attributes.items()
         },
         item_titles=tuple(names[i] for i in seen),
@@ -175,7 +180,7 @@ def _shard(config: TownConfig, world: _World, first: int, end: int) -> TownShard
     job = (draw[:, 2, None] >= job_edges[age]).sum(axis=1)
     home = (draw[:, 3] * config.districts).astype(np.int64)
     haunt = (draw[:, 4] * config.districts).astype(np.int64)
-    # Skewed activity: the square root of an exponential's tail keeps the mean and bounds the most.
+    # A shifted exponential of mean 1: some residents are far more active than most.
     activity = np.minimum(0.35 - 0.65 * np.log1p(-draw[:, 5]), _MOST)
     planned = np.maximum(np.rint(activity * config.visits_per_resident), 1).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(planned)])
@@ -204,7 +209,7 @@ def _shard(config: TownConfig, world: _World, first: int, end: int) -> TownShard
     )
 
 
-@njit(nogil=True)
+@njit(nogil=True, cache=True)
 def _visit(  # type: ignore[no-untyped-def]
     keys, offsets, taste, home, haunt, spread, locality,
     town_start, town_venues, town_mass, local_start, local_venues, local_mass,
@@ -226,16 +231,16 @@ def _visit(  # type: ignore[no-untyped-def]
         for _ in range(offsets[u + 1] - base):
             draw += uint64(4)
             k = min(np.searchsorted(mass, _unit(key, draw) * total), kinds - 1)
-            where = _unit(key, draw + uint64(1))
+            where, which = _unit(key, draw + uint64(1)), _unit(key, draw + uint64(2))
             venue = -1
             if where < locality:
                 # Two visits in three of the local ones are at home, the third at the other haunt.
                 district = home[u] if where * 3.0 < locality * 2.0 else haunt[u]
                 group = district * kinds + k
                 if local_start[group] < local_start[group + 1]:
-                    venue = _pick(local_start, local_venues, local_mass, group, _unit(key, draw + uint64(2)))
+                    venue = _pick(local_start, local_venues, local_mass, group, which)
             if venue < 0:
-                venue = _pick(town_start, town_venues, town_mass, k, _unit(key, draw + uint64(2)))
+                venue = _pick(town_start, town_venues, town_mass, k, which)
             time = START + np.int64(_unit(key, draw + uint64(3)) * YEAR)
             n = _insert(venues, times, base, n, venue, time)
         counts[u] = n
@@ -287,7 +292,8 @@ def _world(config: TownConfig) -> _World:
     rest = generator.choice(len(KINDS), config.venues - len(KINDS), p=weight / weight.sum())
     kind = generator.permutation(np.concatenate([np.arange(len(KINDS)), rest])).astype(np.int64)
     district = generator.integers(config.districts, size=config.venues, dtype=np.int64)
-    popularity = (generator.permutation(config.venues) + 1.0) ** -config.popularity
+    rank = generator.permutation(config.venues) + 1.0
+    popularity = np.power(rank, -config.popularity).astype(np.float64)
     local = district * len(KINDS) + kind
     return _World(
         kind,

@@ -63,7 +63,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(_F, "Italian Restaurant", ("Trattoria", "Osteria"), 4.0, 0.0, -0.3),
     Kind(_F, "Pizza Place", ("Pizzeria", "Forno"), 4.0, -0.2, 0.6, ("student",)),
     Kind(_F, "Ice Cream Shop", ("Gelateria", "Cremeria"), 2.0, 0.4, 0.3),
-    Kind(_F, "Japanese Restaurant", ("Ristorante giapponese", "Sushi"), 1.5, 0.4, 0.7, ("engineer",)),
+    Kind(_F, "Japanese Restaurant", ("Giapponese", "Sushi"), 1.5, 0.4, 0.7, ("engineer",)),
     Kind(_F, "Burger Joint", ("Paninoteca", "Hamburgheria"), 1.5, -0.7, 0.8, ("craftsman",)),
     Kind(_N, "Cocktail Bar", ("Cocktail bar", "Aperitivo"), 2.2, 0.2, 0.7, ("office worker",)),
     Kind(_N, "Pub", ("Pub", "Birreria"), 2.2, -0.8, 0.6, ("engineer",)),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.engines.base import Listener, Moment, Observer
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, Diverged
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 
@@ -70,6 +70,11 @@ class Simulation:
         moment = Moment(
             round, self.rounds, self.server.items, self.devices.cohort, self.devices.ledger
         )
-        for observer in self.observers:
-            if observer.next_stop(round - 1) == round or round == self.rounds:
-                observer.look(moment)
+        end = round == self.rounds
+        due = [o for o in self.observers if end or o.next_stop(round - 1) == round]
+        if (due or end) and not np.isfinite(self.devices.cohort.vectors).all():
+            raise Diverged(
+                f"the users' vectors ran off to infinity by round {round}; lower learning_rate"
+            )
+        for observer in due:
+            observer.look(moment)

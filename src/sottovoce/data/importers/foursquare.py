@@ -1,0 +1,73 @@
+"""Foursquare check-ins, TIST2015 (Yang et al. 2016): 33 million lines, read as a stream."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sottovoce.data.assembly import RawTables
+from sottovoce.data.importers.archive import Archive
+from sottovoce.data.importers.text import INT, TEXT, Layout, read_text, stream_text, time_column
+from sottovoce.errors import DataError
+
+CHECKINS, POIS, CITIES = (
+    "dataset_TIST2015_Checkins.txt",
+    "dataset_TIST2015_POIs.txt",
+    "dataset_TIST2015_Cities.txt",
+)
+TERMS = "Yang et al. 2016 (TIST2015): cite, research use, no redistribution"
+_TIME = "%a %b %d %H:%M:%S +0000 %Y"
+
+
+def read_tist2015(archive: Archive, country: str | None = None) -> RawTables:
+    """Check-ins with UTC times; categories are leaf names. `country`: a code ("IT") or a name."""
+    venues = read_text(
+        archive,
+        POIS,
+        Layout(
+            ("item", "latitude", "longitude", "category", "country"),
+            {"item": TEXT, "category": TEXT, "country": TEXT},
+        ),
+    )
+    if country is not None:
+        venues = _in_country(archive, venues, country)
+    ids = venues["item"].combine_chunks()
+    layout = Layout(
+        ("user", "item", "time", "offset"), {"user": INT, "item": TEXT, "time": TEXT, "offset": INT}
+    )
+    users, rows, times = [], [], []
+    for block in stream_text(archive, CHECKINS, layout):
+        row = pc.index_in(block.table["item"], value_set=ids)
+        known = pc.is_valid(row)
+        users.append(block.table["user"].filter(known))
+        rows.append(row.filter(known))
+        times.append(time_column(block, "time", _TIME, archive.where(CHECKINS), known))
+    events = pa.table(
+        {
+            "user": _joined(users),
+            # Venue ids become text again only once, for the rows that are kept.
+            "item": pa.DictionaryArray.from_arrays(_joined(rows).combine_chunks(), ids),
+            "timestamp": _joined(times),
+        }
+    )
+    if events.num_rows == 0:
+        raise DataError(f"{archive.path}: no check-in at any of the {venues.num_rows:,} venues")
+    return RawTables(events, None, venues)
+
+
+def _in_country(archive: Archive, venues: pa.Table, country: str) -> pa.Table:
+    code = country.upper()
+    if len(code) != 2 and CITIES in archive:
+        columns = ("city", "latitude", "longitude", "code", "country", "kind")
+        cities = read_text(archive, CITIES, Layout(columns, dict.fromkeys(columns, TEXT)))
+        codes = dict(zip(cities["country"].to_pylist(), cities["code"].to_pylist(), strict=True))
+        code = {name.lower(): c for name, c in codes.items()}.get(country.lower(), code)
+    kept = venues.filter(pc.equal(venues["country"], code))
+    if kept.num_rows == 0:
+        known = ", ".join(sorted(pc.unique(venues["country"]).to_pylist())[:12])
+        raise DataError(f"{archive.path} has no venue in {country!r}; codes look like: {known}")
+    return kept
+
+
+def _joined(parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for part in parts for chunk in part.chunks])

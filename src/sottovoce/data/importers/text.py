@@ -1,0 +1,184 @@
+"""Delimited text to Arrow tables, block by block, with errors that name the line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from sottovoce.data.importers.archive import Archive
+from sottovoce.errors import CorruptData
+
+BLOCK = 1 << 25
+INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
+_STAND_IN = "\x1f"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a file is laid out. `columns` are its fields in order; `wanted` those to read."""
+
+    columns: tuple[str, ...]
+    wanted: Mapping[str, pa.DataType]
+    delimiter: str = "\t"
+    header: bool = False
+    quoted: bool = False
+    """Fields may be quoted (and then hold delimiters and line ends); read in one piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of a file and the number of its first line."""
+
+    line: int
+    table: pa.Table
+
+
+def read_text(archive: Archive, base: str, layout: Layout) -> pa.Table:
+    """A whole file as one table."""
+    blocks = [block.table for block in stream_text(archive, base, layout)]
+    return pa.concat_tables(blocks)
+
+
+def stream_text(archive: Archive, base: str, layout: Layout) -> Iterator[Block]:
+    """A file in blocks of bounded size. Raises CorruptData naming file, line and reason."""
+    where = archive.where(base)
+    with archive.open(base) as stream:
+        line = 1
+        if layout.header:
+            head = stream.readline()
+            layout, line = _with_header(head, layout, where), 2
+        empty = True
+        for first, block in _blocks(stream, None if layout.quoted else BLOCK, line):
+            if block and not block.isspace():
+                empty = False
+                yield Block(first, _parse(first, _utf8(block), layout, where))
+        if empty:
+            raise CorruptData(f"{where} is empty; download it again")
+
+
+def time_column(
+    block: Block, column: str, form: str, where: str, rows: pa.ChunkedArray
+) -> pa.ChunkedArray:
+    """Times in `form` (as strptime) to seconds since 1970, of the rows that are marked."""
+    texts = block.table[column].filter(rows)
+    times = pc.strptime(texts, format=form, unit="s", error_is_null=True)
+    if times.null_count:
+        bad = int(np.argmax(times.is_null().to_numpy(zero_copy_only=False)))
+        line = block.line + int(np.flatnonzero(rows.to_numpy(zero_copy_only=False))[bad])
+        raise CorruptData(f"{where}, line {line}: {texts[bad].as_py()!r} is not a time")
+    return pc.cast(times, pa.int64())
+
+
+def split_fields(line: bytes, delimiter: str) -> list[str]:
+    """The fields of a header line."""
+    text = _utf8(line).decode().removeprefix("\ufeff").rstrip("\r\n")
+    return [field.strip().strip('"') for field in text.split(delimiter)]
+
+
+def _with_header(head: bytes, layout: Layout, where: str) -> Layout:
+    names = tuple(split_fields(head, layout.delimiter))
+    for name in layout.wanted:
+        if name not in names:
+            have = ", ".join(names) if any(names) else "nothing"
+            raise CorruptData(f"{where} has no column {name!r} in its first line ({have})")
+    return Layout(names, layout.wanted, layout.delimiter, False, layout.quoted)
+
+
+def _blocks(stream: IO[bytes], size: int | None, line: int) -> Iterator[tuple[int, bytes]]:
+    """Pieces that end at a line end, each with the number of its first line."""
+    if size is None:
+        yield line, stream.read()
+        return
+    rest = b""
+    while chunk := stream.read(size):
+        chunk = rest + chunk
+        cut = chunk.rfind(b"\n") + 1
+        rest = chunk[cut:]
+        if cut:
+            yield line, chunk[:cut]
+            line += chunk.count(b"\n", 0, cut)
+    if rest:
+        yield line, rest
+
+
+def _utf8(block: bytes) -> bytes:
+    """UTF-8 as it is; lines that are not UTF-8 are Latin-1, and some files mix the two."""
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return b"\n".join(_utf8_line(line) for line in block.split(b"\n"))
+    return block
+
+
+def _utf8_line(line: bytes) -> bytes:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1").encode()
+    return line
+
+
+def _parse(first: int, block: bytes, layout: Layout, where: str) -> pa.Table:
+    delimiter = layout.delimiter
+    if len(delimiter) > 1:
+        block = block.replace(delimiter.encode(), _STAND_IN.encode())
+        delimiter = _STAND_IN
+    try:
+        return pacsv.read_csv(
+            io.BytesIO(block),
+            read_options=pacsv.ReadOptions(column_names=list(layout.columns)),
+            parse_options=pacsv.ParseOptions(
+                delimiter=delimiter,
+                quote_char='"' if layout.quoted else False,
+                newlines_in_values=layout.quoted,
+            ),
+            convert_options=pacsv.ConvertOptions(
+                column_types=dict(layout.wanted),
+                include_columns=list(layout.wanted),
+                null_values=[],
+                strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        if not layout.quoted:
+            _blame(first, block.decode(), layout, delimiter, where)
+        raise CorruptData(f"{where}: {str(error).splitlines()[0]}") from None
+
+
+def _blame(first: int, text: str, layout: Layout, delimiter: str, where: str) -> None:
+    """Raise for the first line that does not fit; return where none is found."""
+    places = [(layout.columns.index(name), name, kind) for name, kind in layout.wanted.items()]
+    for number, line in enumerate(text.split("\n"), first):
+        line = line.rstrip("\r")
+        if not line:
+            continue
+        fields = line.split(delimiter)
+        if len(fields) != len(layout.columns):
+            raise CorruptData(
+                f"{where}, line {number}: {len(fields)} fields where {len(layout.columns)} "
+                f"belong ({', '.join(layout.columns)})"
+            )
+        for place, name, kind in places:
+            if kind != TEXT and not _fits(fields[place], whole=kind == INT):
+                raise CorruptData(
+                    f"{where}, line {number}: {name} is {fields[place]!r}, which is not a "
+                    f"{'whole ' if kind == INT else ''}number"
+                )
+
+
+def _fits(field: str, *, whole: bool) -> bool:
+    try:
+        if whole:
+            int(field)
+        else:
+            float(field)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,304 @@
+"""Figures, each written as PNG and SVG. The same input gives the same files.
+
+Colours are told apart by colour-blind readers (Okabe and Ito), and markers differ as well. The
+four FPL configurations keep the colours of the paper: dark and light, blue and green.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sottovoce.errors import UsageError
+from sottovoce.evaluation.pareto import pareto_front
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
+MARKERS = "os^DvP*X"
+PAPER = {"sFPL": "#0B3C8C", "sFPL+": "#0F6B4F", "pFPL": "#56B4E9", "pFPL+": "#8FCB5C"}
+FRONT = "#C00000"
+SHARE_LABEL = "π, share of positive updates that may leave"
+
+Curve = tuple[ArrayLike, ArrayLike]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Where a figure was written."""
+
+    png: Path
+    svg: Path
+
+
+@contextmanager
+def _figure(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
+    """A figure to draw on, written next to `path` (its suffix is replaced) at the end."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": "#e3e6ea",
+        "axes.formatter.use_mathtext": True,
+        "svg.hashsalt": "sottovoce",
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        if title:
+            axes.set_title(title, loc="left", fontsize=11)
+        yield figure, axes
+        target = _targets(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target.png, dpi=144, metadata={"Software": None})
+        figure.savefig(target.svg, metadata={"Date": None, "Creator": None})
+
+
+def _targets(path: Path) -> Figures:
+    stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+    return Figures(stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg"))
+
+
+def lines(
+    path: Path,
+    curves: Mapping[str, Curve],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    references: Mapping[str, float] | None = None,
+) -> Figures:
+    """Values over a common axis, one line per system; `references` are dashed level lines."""
+    _need(curves)
+    with _figure(path, title, (6.4, 4.2)) as (figure, axes):
+        for index, (name, (x, y)) in enumerate(curves.items()):
+            xs, ys = _columns(name, x, y)
+            dense = len(xs) > 25
+            axes.plot(
+                xs,
+                ys,
+                color=_colour(name, index),
+                marker=None if dense else MARKERS[index % len(MARKERS)],
+                markersize=5,
+                linewidth=1.6,
+                label=name,
+            )
+        for index, (name, level) in enumerate((references or {}).items()):
+            axes.axhline(
+                level,
+                color="#57606a",
+                linestyle=((0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))[index % 3],
+                linewidth=1.2,
+                label=name,
+            )
+        axes.set(xlabel=x_label, ylabel=y_label)
+        _legend(figure, axes)
+    return _targets(path)
+
+
+def metric_by_share(
+    path: Path,
+    curves: Mapping[str, Curve],
+    *,
+    metric: str = "F1@10",
+    title: str = "",
+    references: Mapping[str, float] | None = None,
+) -> Figures:
+    """A metric against π (figure 2 of FPL)."""
+    return lines(
+        path, curves, x_label=SHARE_LABEL, y_label=metric, title=title, references=references
+    )
+
+
+def learning_curves(
+    path: Path,
+    curves: Mapping[str, Curve],
+    *,
+    metric: str,
+    title: str = "",
+    x_label: str = "epoch",
+    references: Mapping[str, float] | None = None,
+) -> Figures:
+    """A metric over training time."""
+    return lines(path, curves, x_label=x_label, y_label=metric, title=title, references=references)
+
+
+def trade_off(
+    path: Path,
+    curves: Mapping[str, Curve],
+    *,
+    x_label: str = "precision, P@10",
+    y_label: str = "item coverage, IC@10 (items)",
+    title: str = "",
+    front: bool = False,
+) -> Figures:
+    """Paths of increasing π through a plane where more is better on both axes.
+
+    Points come in order of π; the white one is the last, π = 1 (figure 3 of FPL). With `front`,
+    the points that no other beats are joined in red (figure 4).
+    """
+    _need(curves)
+    with _figure(path, title, (6.4, 4.8)) as (figure, axes):
+        points: list[NDArray[np.float64]] = []
+        for index, (name, (x, y)) in enumerate(curves.items()):
+            xs, ys = _columns(name, x, y)
+            colour, marker = _colour(name, index), MARKERS[index % len(MARKERS)]
+            axes.plot(xs, ys, color=colour, linewidth=1.1, alpha=0.8, zorder=2)
+            axes.scatter(xs[:-1], ys[:-1], color=colour, marker=marker, s=30, zorder=3, label=name)
+            axes.scatter(
+                xs[-1:], ys[-1:], facecolor="white", edgecolor=colour, marker=marker, s=44, zorder=4
+            )
+            points.append(np.column_stack([xs, ys]))
+        if front:
+            cloud = np.concatenate(points)
+            cloud = cloud[~np.isnan(cloud).any(axis=1)]
+            best = cloud[pareto_front(cloud)]
+            best = best[np.argsort(best[:, 0], kind="stable")]
+            axes.plot(
+                *best.T, color=FRONT, linewidth=2.2, alpha=0.85, zorder=1.5, label="Pareto front"
+            )
+            axes.scatter(
+                best[:, 0], best[:, 1], facecolor="none", edgecolor=FRONT, s=110, zorder=1.6
+            )
+        axes.scatter([], [], facecolor="white", edgecolor="#57606a", s=44, label="π = 1")
+        axes.set(xlabel=x_label, ylabel=y_label)
+        axes.margins(0.06)
+        # Last, because the longest step on the page depends on the limits of the axes.
+        for index, (name, (x, y)) in enumerate(curves.items()):
+            _arrow(axes, *_columns(name, x, y), _colour(name, index))
+        _legend(figure, axes)
+    return _targets(path)
+
+
+def bias_bars(
+    path: Path,
+    categories: Sequence[str],
+    systems: Mapping[str, ArrayLike],
+    *,
+    title: str = "",
+    x_label: str = "bias disparity (0: as in the training data)",
+) -> Figures:
+    """Bias disparity per category (never below −1), a bar per system. Beyond 1 the axis is
+    logarithmic where one bar would dwarf the others."""
+    _need(systems)
+    values = {name: np.asarray(v, dtype=np.float64) for name, v in systems.items()}
+    for name, column in values.items():
+        if column.shape != (len(categories),):
+            raise UsageError(f"{name} needs one value for each of {len(categories)} categories")
+    height = 0.8 / len(values)
+    place = np.arange(len(categories), dtype=np.float64)
+    tall = 1.4 + len(categories) * max(0.42, 0.15 * len(values))
+    with _figure(path, title, (6.8, tall)) as (figure, axes):
+        for index, (name, column) in enumerate(values.items()):
+            offset = (index - (len(values) - 1) / 2) * height
+            axes.barh(place + offset, column, height * 0.92, color=_colour(name, index), label=name)
+        axes.axvline(0.0, color="#1b1f24", linewidth=0.9)
+        largest = float(np.nanmax(np.concatenate(list(values.values())), initial=0.0))
+        if largest > 3:
+            axes.set_xscale("symlog", linthresh=1.0)
+            ticks = [t for t in (-1, 0, 1, 3, 10, 30, 100, 300, 1000) if t <= largest]
+            axes.set_xticks(ticks, [str(t).replace("-", "−") for t in ticks])
+            axes.set_xlim(-1.15, largest * 1.15)
+            axes.minorticks_off()
+        axes.set_yticks(place, list(categories))
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(x_label)
+        _legend(figure, axes)
+    return _targets(path)
+
+
+def histogram(
+    path: Path,
+    values: ArrayLike,
+    *,
+    x_label: str,
+    y_label: str = "devices",
+    title: str = "",
+    bins: int = 30,
+) -> Figures:
+    """How many devices sent how much. Few distinct whole numbers get a bar each."""
+    from matplotlib.ticker import MaxNLocator
+
+    column = np.asarray(values, dtype=np.float64).ravel()
+    column = column[np.isfinite(column)]
+    if not len(column):
+        raise UsageError("there is nothing to plot")
+    low, high = float(column.min()), float(column.max())
+    whole = bool((column == np.round(column)).all())
+    if whole:
+        # Edges half way between whole numbers: no bar covers more numbers than its neighbour.
+        step = int(np.ceil((high - low + 1) / bins))
+        edges = np.arange(low - 0.5, high + step, step)
+    else:
+        edges = np.histogram_bin_edges(column, bins)
+    with _figure(path, title, (6.4, 3.8)) as (_, axes):
+        axes.hist(column, bins=list(edges), color=PALETTE[0], edgecolor="white", linewidth=0.6)
+        middle = float(np.median(column))
+        axes.axvline(middle, color=PALETTE[1], linewidth=1.6, label=f"median {middle:,.4g}")
+        axes.set(xlabel=x_label, ylabel=y_label)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=whole))
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        axes.grid(axis="x", visible=False)
+        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+    return _targets(path)
+
+
+def _need(curves: Mapping[str, object]) -> None:
+    if not curves:
+        raise UsageError("there is nothing to plot")
+
+
+def _columns(
+    name: str, x: ArrayLike, y: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if xs.ndim != 1 or xs.shape != ys.shape or not len(xs):
+        raise UsageError(f"{name} needs as many values as places, and at least one")
+    return xs, ys
+
+
+def _colour(name: str, index: int) -> str:
+    return PAPER.get(name, PALETTE[index % len(PALETTE)])
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        rows = -(-len(labels) // 4)
+        columns = -(-len(labels) // rows)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def _arrow(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64], colour: str) -> None:
+    """The direction of the path, on its longest step as seen on the page."""
+    if len(x) < 2:
+        return
+    seen = axes.transData.transform(np.column_stack([x, y]))
+    length = np.hypot(*np.diff(seen, axis=0).T)
+    if np.isnan(length).all():
+        return
+    step = int(np.nanargmax(length))
+    start = np.array([x[step], y[step]])
+    way = np.array([x[step + 1], y[step + 1]]) - start
+    axes.annotate(
+        "",
+        xy=tuple(start + 0.62 * way),
+        xytext=tuple(start + 0.42 * way),
+        arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.1, "mutation_scale": 13},
+    )

@@ -1,0 +1,148 @@
+"""Finished runs side by side: their results, what left their devices, one report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sottovoce.evaluation.protocol import Evaluation, evaluate
+from sottovoce.evaluation.report import Section, TextBlock, write_report
+from sottovoce.evaluation.significance import compare
+from sottovoce.evaluation.tables import Cell, Column, Table
+from sottovoce.run_report import HONEST_NOTE
+from sottovoce.run_tables import MARKS, Row, metric_columns, name_of, shown_metrics
+from sottovoce.run_views import FinishedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs side by side: the tables, what must be said about them, and where the report lies."""
+
+    tables: tuple[Table, ...]
+    warnings: tuple[str, ...]
+    rows: tuple[Mapping[str, object], ...]
+    report: Path
+
+
+def compare_runs(paths: Sequence[Path], out: Path, *, threads: int = 1) -> Comparison:
+    """Results and what left, a row per run, and the baselines of the first run with each data set
+    and protocol. Figures under different protocols or data are marked as not comparable."""
+    runs = {_label(path, paths): FinishedRun.open(path) for path in paths}
+    evaluations = {
+        label: evaluate(
+            run.scorer(),
+            run.split.train,
+            run.split.test,
+            run.experiment.evaluation.protocol(run.split, run.experiment.seed),
+            threads=threads,
+        )
+        for label, run in runs.items()
+    }
+    worlds: dict[str, list[str]] = {}
+    for label, run in runs.items():
+        manifest = run.folder.manifest()
+        data = run.experiment.data
+        world = f"{manifest['data']['name']} ({data.split}, {data.part}); {manifest['protocol']}"
+        key = f"{manifest['data']['fingerprint']} {data.split} {data.part} {world}"
+        worlds.setdefault(key, []).append(label)
+    warnings = []
+    if len(worlds) > 1:
+        groups = "; ".join(" and ".join(labels) for labels in worlds.values())
+        warnings.append(
+            f"these runs differ in data or protocol, so their figures do not compare: {groups}"
+        )
+    tables = [_world_table(labels, runs, evaluations) for labels in worlds.values()]
+    tables.append(_ledger_table(runs))
+    rows = [
+        {
+            "run": label,
+            "folder": str(run.folder.path),
+            "system": run.experiment.algorithm.configuration or "FPL",
+            "data": run.dataset.name,
+            "protocol": evaluations[label].describe(),
+            "results": evaluations[label].summary(),
+            "ledger": run.folder.manifest()["ledger"],
+        }
+        for label, run in runs.items()
+    ]
+    sections = [
+        *([Section("Take care", [TextBlock("\n\n".join(warnings))])] if warnings else []),
+        *[Section(table.title, [table]) for table in tables],
+        Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
+    ]
+    report = write_report(out / "report.html", "Runs side by side", sections)
+    return Comparison(tuple(tables), tuple(warnings), tuple(rows), report)
+
+
+def _label(path: Path, paths: Sequence[Path]) -> str:
+    name = path.resolve().name
+    alike = [p for p in paths if p.resolve().name == name]
+    return name if len(alike) == 1 else str(path)
+
+
+def _world_table(
+    labels: Sequence[str],
+    runs: Mapping[str, FinishedRun],
+    evaluations: Mapping[str, Evaluation],
+) -> Table:
+    first = runs[labels[0]]
+    mine = {label: evaluations[label] for label in labels}
+    summaries = {label: e.summary() for label, e in mine.items()}
+    keys = shown_metrics(summaries.values())
+    marks: dict[tuple[str, str], str] = {}
+    if len(labels) > 1:
+        for metric in (k for k in keys if k in mine[labels[0]].values):
+            for found in compare(mine, metric, labels[0]):
+                if found.significant():
+                    marks[found.system, metric] = MARKS[0]
+    rows: list[Row] = [
+        {"run": name_of(label), "system": "baseline", **{k: summary.get(k) for k in keys}}
+        for label, summary in first.folder.manifest()["results"].items()
+        if label != (first.experiment.algorithm.configuration or "FPL")
+    ]
+    rows += [
+        {
+            "run": label,
+            "system": runs[label].experiment.algorithm.configuration or "FPL",
+            **{k: Cell(summary.get(k), marks.get((label, k), "")) for k in keys},
+        }
+        for label, summary in summaries.items()
+    ]
+    columns = metric_columns("run", keys)
+    columns.insert(1, Column("system"))
+    note = f"{MARKS[0]} differs from {labels[0]} (paired t-test over users, Holm, p < 0.05)."
+    return Table(
+        f"Results on {first.dataset.name}",
+        columns,
+        rows,
+        mine[labels[0]].describe(),
+        [note] if len(labels) > 1 else [],
+    )
+
+
+def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:
+    rows: list[Row] = []
+    for label, run in runs.items():
+        left = run.folder.manifest()["ledger"]
+        rows.append(
+            {
+                "run": label,
+                "part": int(run.consent.takes_part.sum()),
+                "share": float(run.consent.share_positives[run.consent.takes_part].mean()),
+                "releases": left["releases"],
+                "positive": left["positive_rows"],
+                "negative": left["negative_rows"],
+                "mega": left["bytes"] / 1e6,
+            }
+        )
+    columns = [
+        Column("run"),
+        Column("part", "devices taking part", ","),
+        Column("share", "mean π", ".2f"),
+        Column("releases", format=","),
+        Column("positive", "positive rows", ","),
+        Column("negative", "negative rows", ","),
+        Column("mega", "MB", ",.1f"),
+    ]
+    return Table("What left the devices", columns, rows)

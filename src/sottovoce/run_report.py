@@ -1,0 +1,250 @@
+"""A run's report: what was run, what people chose, how well it served them, what left the devices.
+
+`write_run_report` writes report.html and figures/ into the run's folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from sottovoce.errors import RunError
+from sottovoce.evaluation import plots
+from sottovoce.evaluation.metrics import bias_disparity
+from sottovoce.evaluation.protocol import Evaluation
+from sottovoce.evaluation.report import (
+    Block,
+    FigureBlock,
+    KeyValues,
+    Section,
+    TextBlock,
+    write_report,
+)
+from sottovoce.evaluation.tables import Column, Table
+from sottovoce.experiment import Outcome, run_experiment
+from sottovoce.messages import row_bytes
+from sottovoce.run_tables import (
+    REFERENCES,
+    Row,
+    consent_table,
+    name_of,
+    readable_bytes,
+    results_table,
+    sent_table,
+    service_table,
+)
+from sottovoce.run_views import FinishedRun, Sums
+
+HONEST_NOTE = (
+    "The share π decides which rows for positive items are sent. It does not hide the others from "
+    "a server that does the algebra: one negative row gives away the device's vector and, with it, "
+    "the positive item behind the draw. The ledger therefore books an unbounded privacy cost for "
+    "every release. Who must not be read should not take part: such a device sends nothing and is "
+    "still served from the published model. See docs/privacy.md."
+)
+
+
+def write_run_report(
+    run: Outcome | Path, also: Mapping[str, Evaluation] | None = None, *, threads: int = 1
+) -> Path:
+    """report.html and figures/ in the run's folder. `also` adds systems to the results table. A
+    folder's run must have finished; its baselines are fitted again, since a run keeps averages and
+    no per-user values."""
+    outcome = run if isinstance(run, Outcome) else _outcome(run, threads)
+    if outcome.folder is None:
+        raise RunError("this run was not kept in a folder; there is nowhere to write a report")
+    finished = FinishedRun(
+        outcome.folder,
+        outcome.experiment,
+        outcome.dataset,
+        outcome.split,
+        outcome.federation.devices.cohort.consent,
+    )
+    folder = outcome.folder.path
+    sums = finished.ledger_per_user()
+    sections = [
+        Section("What was run", _facts(outcome)),
+        Section("What people chose", [consent_table(finished)]),
+        Section("Results", _results(outcome, also or {}, folder)),
+        Section("Does sharing more serve a user better?", _service(outcome, finished)),
+        Section("What left the devices", _sent(finished, sums, folder)),
+        Section("Cost of communication", [_cost(outcome, sums)]),
+        *_bias(outcome, folder),
+        Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
+    ]
+    return write_report(
+        folder / "report.html", f"{outcome.experiment.name}: {outcome.system}", sections
+    )
+
+
+def side_by_side(outcome: Outcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
+    """The baselines, then `also`, then the run's own system."""
+    others = {k: e for k, e in outcome.evaluations.items() if k != outcome.system}
+    return {**others, **also, outcome.system: outcome.evaluations[outcome.system]}
+
+
+def _outcome(folder: Path, threads: int) -> Outcome:
+    run = FinishedRun.open(folder)
+    return run_experiment(run.experiment, folder, resume=True, threads=threads)
+
+
+def _facts(outcome: Outcome) -> list[Block]:
+    experiment, plan = outcome.experiment, outcome.federation.schedule
+    data, train = experiment.data, outcome.split.train
+    manifest = outcome.folder.manifest() if outcome.folder is not None else {}
+    held_out = {
+        "temporal": f"the latest {data.test_fraction:.0%} of each user",
+        "random": f"a random {data.test_fraction:.0%} of each user",
+        "leave-one-out": f"one item of each user ({data.hold_out})",
+        "published": "as published with the data",
+    }[data.split]
+    story = (
+        f"In each of {plan.rounds:,} rounds {plan.cohort_size:,} of {plan.devices:,} devices that "
+        f"take part draw {plan.triples:,} pairs of items each, learn from them at home, and send "
+        "what their owners permit. The server adds up what it gets and publishes the item table. "
+        "User vectors never leave the devices."
+    )
+    versions, hardware = manifest.get("versions", {}), manifest.get("hardware", {})
+    algorithm = experiment.algorithm
+    facts = {
+        "system": outcome.system,
+        "data": f"{outcome.dataset.name}: {train.n_users:,} users, {train.n_items:,} items, "
+        f"{train.n_interactions:,} training interactions",
+        "held out": f"{held_out}, {data.part} part",
+        "protocol": outcome.evaluations[outcome.system].describe(),
+        "learning": f"embedding size {algorithm.embedding_size}, "
+        f"learning rate {algorithm.learning_rate:g}",
+        "schedule": f"{plan.rounds_per_epoch:,} rounds an epoch, {plan.rounds:,} rounds in all",
+        "release": _words(experiment.release),
+        "seed": experiment.seed,
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "machine": f"{hardware.get('processor') or hardware.get('machine', 'unknown')}, "
+        f"{hardware.get('cores', '?')} cores",
+        "time": f"{outcome.seconds:.1f} s with baselines and evaluation",
+        "finished": manifest.get("finished", "not yet"),
+    }
+    return [TextBlock(story), KeyValues(facts)]
+
+
+def _words(release: object) -> str:
+    per = getattr(release, "per", None)
+    if per == "item":
+        return "a subset of positives fixed once per device (per item)"
+    if per == "draw":
+        return "a coin for every draw (per draw, as printed in the paper)"
+    return type(release).__name__
+
+
+def _results(outcome: Outcome, also: Mapping[str, Evaluation], folder: Path) -> list[Block]:
+    blocks: list[Block] = [results_table(side_by_side(outcome, also))]
+    if outcome.folder is None:
+        return blocks
+    plan = outcome.federation.schedule
+    lines = outcome.folder.metrics()
+    metric = next(iter(outcome.evaluations[outcome.system].summary()))
+    epochs = [line["round"] / plan.rounds_per_epoch for line in lines]
+    if len(lines) > 1:
+        figure = plots.learning_curves(
+            folder / "figures" / "learning",
+            {outcome.system: (epochs, [line[metric] for line in lines])},
+            metric=metric,
+            references={
+                name_of(label): outcome.evaluations[label].mean(metric)
+                for label in REFERENCES
+                if label in outcome.evaluations
+            },
+        )
+        words = f"{metric} of {outcome.system} from epoch {epochs[0]:g} to {epochs[-1]:g}"
+        blocks.append(FigureBlock(figure.png, words, f"{words}; level lines are baselines."))
+    return blocks
+
+
+def _service(outcome: Outcome, run: FinishedRun) -> list[Block]:
+    return [service_table(run, outcome.evaluations[outcome.system])]
+
+
+def _sent(run: FinishedRun, sums: Sums, folder: Path) -> list[Block]:
+    total = sums.total(np.ones(len(sums.releases), dtype=bool))
+    senders = sums.releases > 0
+    facts = {
+        "releases": f"{total.releases:,}",
+        "rows for positive items": f"{total.positive_rows:,}",
+        "rows for negative items": f"{total.negative_rows:,}",
+        "bytes": readable_bytes(total.bytes),
+        "devices that sent something": f"{int(senders.sum()):,} of {len(senders):,}",
+        "privacy cost we can vouch for": "none" if math.isinf(total.epsilon) else total.epsilon,
+    }
+    blocks: list[Block] = [KeyValues(facts), sent_table(run, sums)]
+    if senders.any():
+        for stem, values, label in (
+            ("positive-rows", sums.positive_rows[senders], "rows for positive items sent"),
+            ("bytes", sums.bytes[senders] / 1000, "kB sent in the whole run"),
+        ):
+            figure = plots.histogram(folder / "figures" / stem, values, x_label=label)
+            words = f"How many of {int(senders.sum()):,} sending devices: {label}"
+            blocks.append(FigureBlock(figure.png, words, f"{words}."))
+    return blocks
+
+
+def _cost(outcome: Outcome, sums: Sums) -> Block:
+    plan, train = outcome.federation.schedule, outcome.split.train
+    consent = outcome.federation.devices.cohort.consent
+    size = outcome.experiment.algorithm.embedding_size
+    share = float(consent.share_positives[consent.takes_part].mean())
+    model = 4 * train.n_items * (size + 1)
+    contacts = plan.cohort_size * plan.rounds
+    return KeyValues(
+        {
+            "CCE": f"{plan.communication_cost(train.n_items, share):,.0f} item rows exchanged per "
+            f"epoch (mean π {share:.2f})",
+            "freshness": f"{plan.rounds_per_epoch:,} model versions per epoch "
+            f"(nFRSH {plan.freshness:.4%})",
+            "down": f"{readable_bytes(model)} per contact, {readable_bytes(model * contacts)} in "
+            "all (the item table, unless a cache carries it)",
+            "up": f"{readable_bytes(sums.bytes.sum())} in all, {row_bytes(size)} bytes a row",
+        }
+    )
+
+
+def _bias(outcome: Outcome, folder: Path) -> list[Section]:
+    names = outcome.dataset.category_names()
+    if not names or outcome.evaluations[outcome.system].lists is None:
+        return []
+    member, train = outcome.dataset.category_matrix(), outcome.split.train
+    disparities = {
+        name_of(label): bias_disparity(e.lists, train, member)
+        for label, e in outcome.evaluations.items()
+        if e.lists is not None and label != "random"
+    }
+    figure = plots.bias_bars(
+        folder / "figures" / "bias", names, {k: v.disparity for k, v in disparities.items()}
+    )
+    first = next(iter(disparities.values()))
+    rows: list[Row] = [
+        {
+            "category": category,
+            "train": float(first.source[c]),
+            **{label: float(found.disparity[c]) for label, found in disparities.items()},
+        }
+        for c, category in enumerate(names)
+    ]
+    columns = [Column("category"), Column("train", "bias in training", ".2f")]
+    columns += [Column(label, format="+.2f") for label in disparities]
+    k = outcome.evaluations[outcome.system].protocol.k
+    table = Table(
+        f"Bias disparity@{k}",
+        columns,
+        rows,
+        outcome.evaluations[outcome.system].describe(),
+        ["+1 means twice the share the category has in the training data; -1 that it vanished."],
+    )
+    words = "Bias disparity per category, a bar per system"
+    return [
+        Section(
+            "Which categories are recommended more than they are visited?",
+            [FigureBlock(figure.png, words, f"{words}; 0 is as in the training data."), table],
+        )
+    ]

@@ -1,0 +1,164 @@
+"""The tables of a run: results, what people chose, how each choice is served, what left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from sottovoce.evaluation.protocol import Evaluation
+from sottovoce.evaluation.significance import compare
+from sottovoce.evaluation.tables import Cell, Column, Table, Value
+from sottovoce.run_views import FinishedRun, Sums, choice_groups
+
+Row = Mapping[str, Value | Cell]
+
+NAMES = {
+    "random": "Random",
+    "top-pop": "Top-Pop",
+    "user-knn": "User-kNN",
+    "item-knn": "Item-kNN",
+    "bpr-mf": "BPR-MF",
+    "mult-vae": "Mult-VAE",
+}
+REFERENCES = ("top-pop", "bpr-mf")
+MARKS = "†‡"
+
+
+def name_of(system: str) -> str:
+    """A system as readers know it."""
+    return NAMES.get(system, system)
+
+
+def readable_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def results_table(evaluations: Mapping[str, Evaluation], title: str = "Results") -> Table:
+    """Every system; a mark where it differs from Top-Pop or BPR-MF by more than chance."""
+    summaries = {label: e.summary() for label, e in evaluations.items()}
+    keys = shown_metrics(summaries.values())
+    marks: dict[tuple[str, str], str] = {}
+    present = [label for label in REFERENCES if label in evaluations and len(evaluations) > 1]
+    for mark, reference in zip(MARKS, present, strict=False):
+        for metric in (k for k in keys if k in evaluations[reference].values):
+            for found in compare(evaluations, metric, reference):
+                if found.significant():
+                    place = (found.system, metric)
+                    marks[place] = marks.get(place, "") + mark
+    rows: list[Row] = [
+        {
+            "system": name_of(label),
+            **{k: Cell(summary.get(k), marks.get((label, k), "")) for k in keys},
+        }
+        for label, summary in summaries.items()
+    ]
+    differs = [f"{m} from {name_of(r)}" for m, r in zip(MARKS, present, strict=False)]
+    notes = [f"Differs {', '.join(differs)} (paired t-test over users, Holm, p < 0.05)."] * bool(
+        differs
+    )
+    protocol = next(iter(evaluations.values())).describe()
+    return Table(title, metric_columns("system", keys), rows, protocol, notes)
+
+
+def shown_metrics(summaries: Iterable[Mapping[str, float]]) -> list[str]:
+    """The metrics of a results table, in order: those that every summary has."""
+    tables = list(summaries)
+    wanted: tuple[str, ...] = ("P@", "R@", "NDCG@", "IC@", "Gini@")
+    if not any(key.startswith("P@") for table in tables for key in table):
+        wanted = ("HR@", "NDCG@", "MAP@")
+    return [
+        key
+        for start in wanted
+        for key in (tables[0] if tables else {})
+        if key.startswith(start) and all(key in table for table in tables)
+    ]
+
+
+def metric_columns(first: str, keys: Sequence[str]) -> list[Column]:
+    columns = [Column(first, first)]
+    for key in keys:
+        if key.startswith("IC@"):
+            columns.append(Column(key, key.replace("IC@", "coverage@"), ",.0f"))
+        elif key.startswith("Gini@"):
+            columns.append(Column(key, key, ".3f"))
+        else:
+            columns.append(Column(key, key, ".4f", "max"))
+    return columns
+
+
+def consent_table(run: FinishedRun) -> Table:
+    """Who made which choice."""
+    groups = choice_groups(run.experiment.consent.choices, run.consent)
+    rows: list[Row] = [
+        {"choice": choice.words(), "users": int(mask.sum()), "share": float(mask.mean())}
+        for choice, mask in groups
+    ]
+    columns = [Column("choice"), Column("users", format=","), Column("share", format=".0%")]
+    return Table("What people chose", columns, rows)
+
+
+def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
+    """How well the system serves those who made each choice."""
+    metric = next(key for key in evaluation.values if key.startswith(("P@", "HR@")))
+    values = evaluation.per_user(metric)
+    rows: list[Row] = []
+    for choice, mask in choice_groups(run.experiment.consent.choices, run.consent):
+        mine = values[mask[evaluation.users]]
+        rows.append(
+            {
+                "choice": choice.words(),
+                "users": len(mine),
+                metric: float(mine.mean()) if len(mine) else math.nan,
+                "±": _half_width(mine),
+            }
+        )
+    columns = [
+        Column("choice"),
+        Column("users", format=","),
+        Column(metric, format=".4f"),
+        Column("±", "± (95 %)", ".4f"),
+    ]
+    note = "Choices are drawn at random in simulation: groups differ by what they share alone."
+    return Table("Accuracy by consent choice", columns, rows, evaluation.describe(), [note])
+
+
+def sent_table(run: FinishedRun, sums: Sums) -> Table:
+    """What left, by consent choice."""
+    rows: list[Row] = []
+    for choice, mask in choice_groups(run.experiment.consent.choices, run.consent):
+        devices, total = int(mask.sum()), sums.total(mask)
+        rows.append(
+            {
+                "choice": choice.words(),
+                "devices": devices,
+                "releases": total.releases,
+                "positive": total.positive_rows,
+                "negative": total.negative_rows,
+                "each": total.bytes / devices / 1000,
+            }
+        )
+    columns = [
+        Column("choice"),
+        Column("devices", format=","),
+        Column("releases", format=","),
+        Column("positive", "positive rows", ","),
+        Column("negative", "negative rows", ","),
+        Column("each", "kB per device", ",.1f"),
+    ]
+    note = "A device that does not take part sends nothing; the ledger has no row of it."
+    return Table("What left the devices", columns, rows, notes=[note])
+
+
+def _half_width(values: NDArray[np.float64]) -> float:
+    n = len(values)
+    if n < 2:
+        return math.nan
+    return float(stdtrit(n - 1, 0.975) * values.std(ddof=1) / np.sqrt(n))

@@ -1,0 +1,199 @@
+"""What can be read from a finished run: recommendations, the ledger by user, round or choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import ledger as ledgers
+from sottovoce.consent import Choice, Consent
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.splitting import Split
+from sottovoce.errors import DataError, RunError, UsageError
+from sottovoce.experiment import Experiment, split_items
+from sottovoce.ledger import Totals
+from sottovoce.recommender import FactorScorer, recommend
+from sottovoce.runs import RunFolder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Grouping = Literal["choice", "user", "round"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    rank: int
+    item: str
+    title: str
+    categories: tuple[str, ...]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """Sums over the releases of one user, one round or one consent choice."""
+
+    label: str
+    devices: int
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FinishedRun:
+    """A finished run with the data it was made from."""
+
+    folder: RunFolder
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    consent: Consent
+
+    @classmethod
+    def open(cls, path: Path) -> FinishedRun:
+        """Refuses a run that has not finished, and data that has changed since."""
+        folder = RunFolder.open(path)
+        manifest = folder.manifest()
+        if not folder.finished:
+            raise RunError(f"{path} has not finished; go on with `sottovoce run … --resume`")
+        experiment = Experiment.from_table(manifest["experiment"])
+        dataset = experiment.dataset()
+        if dataset.fingerprint() != manifest["data"]["fingerprint"]:
+            raise RunError(
+                f"the data set {dataset.name} is not the one {path} was made from; restore it, or "
+                "run the experiment again"
+            )
+        split = experiment.split(dataset)
+        users = np.arange(split.train.n_users, dtype=np.int64)
+        consent = experiment.consent.draw(
+            users, experiment.streams(), tuple(dataset.user_attributes)
+        )
+        return cls(folder, experiment, dataset, split, consent)
+
+    def scorer(self) -> FactorScorer:
+        return FactorScorer(self.folder.vectors(), *split_items(self.folder.model()))
+
+    def user(self, name: str) -> int:
+        """The number of a user; the error shows what ids look like."""
+        known = self.split.train.users_vocabulary()
+        if name not in known:
+            shape = f"{known.name(0)!r} … {known.name(len(known) - 1)!r}"
+            raise DataError(f"{self.folder.path} has no user {name!r}; ids look like {shape}")
+        return known.index(name)
+
+    def recommend(self, name: str, n: int) -> list[Recommendation]:
+        """As the device does it: from its own vector, its own history and the published model."""
+        if n < 1:
+            raise UsageError(f"-n must be at least 1, not {n}")
+        user = self.user(name)
+        mine = self.folder.vectors()[user : user + 1]
+        at_home = FactorScorer(mine, *split_items(self.folder.model()))
+        items, scores = recommend(at_home, 0, self.split.train.row(user), n)
+        return [
+            Recommendation(place, *self.describe(item), score)
+            for place, (item, score) in enumerate(
+                zip(items.tolist(), scores.tolist(), strict=True), start=1
+            )
+        ]
+
+    def describe(self, item: int) -> tuple[str, str, tuple[str, ...]]:
+        """Id, title and categories of an item."""
+        categories = self.dataset.item_categories
+        name = self.dataset.interactions.items_vocabulary().name(item)
+        return name, self.dataset.title(item), categories[item] if categories else ()
+
+    # --- the ledger ------------------------------------------------------------------------------
+
+    def ledger(self, user: int | None = None) -> pa.Table:
+        return ledgers.read(self.folder.path / "ledger.parquet", user)
+
+    def ledger_by(self, grouping: Grouping) -> list[LedgerLine]:
+        """The ledger summed. By choice and by user, those who sent nothing are there, too."""
+        if grouping == "choice":
+            groups = choice_groups(self.experiment.consent.choices, self.consent)
+            sums = self.ledger_per_user()
+            return [
+                LedgerLine(choice.words(), int(mask.sum()), sums.total(mask))
+                for choice, mask in groups
+            ]
+        if grouping == "user":
+            sums = self.ledger_per_user()
+            names = self.split.train.users_vocabulary()
+            return [LedgerLine(names.name(u), 1, sums.row(u)) for u in range(len(names))]
+        table = self.ledger()
+        rounds = table["round"].to_numpy()
+        numbers, which = np.unique(rounds, return_inverse=True)
+        sums = Sums.of(table, which, len(numbers))
+        return [
+            LedgerLine(str(number), int(sums.releases[k]), sums.row(k))
+            for k, number in enumerate(numbers.tolist())
+        ]
+
+    def ledger_per_user(self) -> Sums:
+        table = self.ledger()
+        return Sums.of(table, table["user"].to_numpy(), self.split.train.n_users)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Sums:
+    """Ledger columns summed by group."""
+
+    releases: NDArray[np.int64]
+    positive_rows: NDArray[np.int64]
+    negative_rows: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    epsilon: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, table: pa.Table, which: NDArray[np.integer], groups: int) -> Sums:
+        def total(column: str) -> NDArray[np.float64]:
+            values = table[column].to_numpy().astype(np.float64)
+            return np.bincount(which, values, groups).astype(np.float64)
+
+        return cls(
+            np.bincount(which, minlength=groups).astype(np.int64),
+            total("positive_rows").astype(np.int64),
+            total("negative_rows").astype(np.int64),
+            total("bytes").astype(np.int64),
+            total("epsilon"),
+        )
+
+    def row(self, group: int) -> Totals:
+        return self.total(np.array([group]))
+
+    def total(self, groups: NDArray[np.int64] | NDArray[np.bool_]) -> Totals:
+        return Totals(
+            int(self.releases[groups].sum()),
+            int(self.positive_rows[groups].sum()),
+            int(self.negative_rows[groups].sum()),
+            int(self.bytes[groups].sum()),
+            float(self.epsilon[groups].sum()),
+        )
+
+
+def choice_groups(
+    choices: Sequence[Choice], consent: Consent
+) -> list[tuple[Choice, NDArray[np.bool_]]]:
+    """Who made which choice, for each choice of a mix that somebody made, in the mix's order."""
+    groups: list[tuple[Choice, NDArray[np.bool_]]] = []
+    left = np.ones(len(consent), dtype=bool)
+    for choice in choices:
+        hidden = np.array([a in choice.hidden_attributes for a in consent.attributes], dtype=bool)
+        mask = (
+            left
+            & (consent.takes_part == choice.takes_part)
+            & (consent.share_positives == np.float32(choice.share_positives))
+            & (consent.epsilon == np.float32(choice.epsilon))
+            & (consent.max_reports == choice.max_reports)
+            & (consent.strength == np.float32(choice.strength))
+            & (consent.hidden_attributes == hidden).all(axis=1)
+        )
+        if mask.any():
+            groups.append((choice, mask))
+            left &= ~mask
+    return groups

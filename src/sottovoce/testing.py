@@ -1,0 +1,196 @@
+"""Contract suites and tiny worlds. A new algorithm's test begins as a three-line subclass:
+
+class TestFPL(CrossDeviceContract):
+    def algorithm(self) -> CrossDevice: ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import Cohort, CrossDevice
+from sottovoce.consent import Choice, Consent
+from sottovoce.data.interactions import Interactions
+from sottovoce.engines.simulation import Simulation
+from sottovoce.errors import SottovoceError
+from sottovoce.ledger import Ledger, Totals
+from sottovoce.messages import DeviceReports
+from sottovoce.parties.device import Devices
+from sottovoce.parties.server import Server
+from sottovoce.privacy.mechanisms import Release, ShareFraction
+from sottovoce.rng import Streams
+
+
+class ContractBroken(SottovoceError):
+    """A contract does not hold."""
+
+
+def checkerboard(n_users: int = 40, n_items: int = 30, hole: int = 1) -> Interactions:
+    """Even users like even items, odd users odd items; each lacks `hole` items of her colour, which
+    are what a recommender should find."""
+    users, items = [], []
+    for user in range(n_users):
+        colour = np.arange(user % 2, n_items, 2)
+        missing = {(user // 2 + k) % len(colour) for k in range(hole)}
+        kept = [int(c) for k, c in enumerate(colour) if k not in missing]
+        users += [user] * len(kept)
+        items += kept
+    return Interactions.from_pairs(users, items, n_users=n_users, n_items=n_items)
+
+
+def random_world(n_users: int, n_items: int, events: int, seed: int) -> Interactions:
+    """Events drawn uniformly; every user has at least one item and lacks at least one."""
+    rng = np.random.default_rng(seed)
+    users = np.concatenate([np.arange(n_users), rng.integers(0, n_users, events)])
+    items = np.concatenate(
+        [rng.integers(0, n_items - 1, n_users), rng.integers(0, n_items - 1, events)]
+    )
+    return Interactions.from_pairs(users, items, n_users=n_users, n_items=n_items)
+
+
+class Messages:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[DeviceReports] = []
+
+    def hear(self, reports: DeviceReports) -> None:
+        self.heard.append(reports)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Result:
+    items: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    totals: Totals
+    messages: Messages
+
+    def equals(self, other: Result) -> bool:
+        """The same model, vectors and ledger totals, bit for bit."""
+        return (
+            np.array_equal(self.items, other.items)
+            and np.array_equal(self.vectors, other.vectors)
+            and self.totals == other.totals
+        )
+
+
+def small_run(
+    algorithm: CrossDevice,
+    train: Interactions,
+    *,
+    rounds: int,
+    cohort_size: int | None = None,
+    choice: Choice | None = None,
+    consent: Consent | None = None,
+    release: Release | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    fuse: bool = True,
+    written: bool = False,
+) -> Result:
+    """A few rounds in simulation; `written` sends every report as a message."""
+    rng = Streams.from_seed(seed)
+    users = np.arange(train.n_users, dtype=np.int64)
+    records = consent or Consent.uniform(users, choice or Choice(share_positives=0.5))
+    cohort = Cohort(users, train, records, algorithm.device_init(users, rng))
+    ledger, messages = Ledger(), Messages()
+    devices = Devices.behind_door(algorithm, cohort, release or ShareFraction(), ledger, rng)
+    server = Server.start(algorithm, train.n_items, rng)
+    Simulation(
+        server,
+        devices,
+        cohort_size or len(devices.willing()),
+        rounds,
+        listeners=[messages] if written else [],
+        threads=threads,
+        fuse=fuse,
+    ).run()
+    return Result(server.items, cohort.vectors, ledger.totals, messages)
+
+
+class CrossDeviceContract:
+    """What every cross-device algorithm promises. Subclass it and say which algorithm."""
+
+    learns_in = 60
+    """Rounds in which the checkerboard must be learnt."""
+
+    def algorithm(self) -> CrossDevice:
+        raise NotImplementedError
+
+    def test_learns_the_checkerboard(self) -> None:
+        train = checkerboard()
+        result = small_run(
+            self.algorithm(), train, rounds=self.learns_in, choice=Choice(share_positives=1.0)
+        )
+        scores = result.vectors @ result.items[:, :-1].T + result.items[:, -1]
+        found = 0
+        for user in range(train.n_users):
+            scores[user, train.row(user)] = -np.inf
+            found += int(scores[user].argmax()) % 2 == user % 2
+        _require(found >= 0.9 * train.n_users, f"{found} of {train.n_users} users served well")
+
+    def test_a_cohort_of_one_equals_a_cohort_of_n(self) -> None:
+        algorithm, train = self.algorithm(), random_world(23, 70, 200, seed=1)
+        rng = Streams.from_seed(3)
+        users = np.arange(train.n_users, dtype=np.int64)
+        consent = Consent.uniform(users, Choice(share_positives=0.4))
+        whole = Cohort(users, train, consent, algorithm.device_init(users, rng))
+        apart = [whole.take(np.array([row])) for row in users]
+        server = Server.start(algorithm, train.n_items, rng)
+        together = Devices.behind_door(algorithm, whole, ShareFraction(), Ledger(), rng)
+        for _ in range(3):
+            view = server.publish()
+            one_by_one = [
+                Devices.behind_door(algorithm, phone, ShareFraction(), Ledger(), rng).report(
+                    view, np.array([0])
+                )
+                for phone in reversed(apart)
+            ]
+            summed = together.report_summed(view, users)
+            alone = server.sum_reports(one_by_one)
+            _require(np.array_equal(summed.sums, alone.sums), "sums differ")
+            server.fold(alone)
+        vectors = np.concatenate([phone.vectors for phone in apart])
+        _require(np.array_equal(vectors, whole.vectors), "vectors differ")
+
+    def test_messages_equal_sums(self) -> None:
+        train = random_world(50, 130, 900, seed=2)
+        plain = small_run(self.algorithm(), train, rounds=4)
+        written = small_run(self.algorithm(), train, rounds=4, written=True)
+        _require(plain.equals(written), "messages and sums give different runs")
+
+    def test_one_thread_equals_two(self) -> None:
+        train = random_world(300, 90, 3000, seed=4)
+        one = small_run(self.algorithm(), train, rounds=3, threads=1)
+        two = small_run(self.algorithm(), train, rounds=3, threads=2)
+        _require(one.equals(two), "threads change the result")
+
+    def test_fused_rounds_equal_single_rounds(self) -> None:
+        train = random_world(30, 65, 400, seed=5)
+        fused = small_run(self.algorithm(), train, rounds=200, cohort_size=1)
+        single = small_run(self.algorithm(), train, rounds=200, cohort_size=1, fuse=False)
+        written = small_run(self.algorithm(), train, rounds=200, cohort_size=1, written=True)
+        _require(fused.equals(single) and fused.equals(written), "fusing changes the result")
+
+    def test_report_order_does_not_matter(self) -> None:
+        algorithm, train = self.algorithm(), random_world(20, 40, 200, seed=6)
+        run = small_run(algorithm, train, rounds=1, written=True)
+        reports = run.messages.heard[0]
+        rng = np.random.default_rng(0)
+        server = Server.start(algorithm, train.n_items, Streams.from_seed(0))
+        parts = [
+            DeviceReports(0, reports.sender[at], reports.item[at], reports.values[at])
+            for at in (np.flatnonzero(reports.sender == s) for s in np.unique(reports.sender))
+        ]
+        sums = server.sum_reports(parts).sums
+        for _ in range(3):
+            shuffled = [parts[k] for k in rng.permutation(len(parts))]
+            _require(np.array_equal(sums, server.sum_reports(shuffled).sums), "order matters")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ContractBroken(what)

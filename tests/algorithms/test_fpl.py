@@ -1,0 +1,181 @@
+"""FPL's configurations, schedule, published costs and equivalences."""
+
+import numpy as np
+import pytest
+
+from sottovoce.algorithms.fpl import CONFIGURATIONS, FPL, FPLConfig, published_cost, schedule
+from sottovoce.baselines.bpr_mf import BPRMF
+from sottovoce.consent import Choice, Consent
+from sottovoce.errors import ConfigError, Diverged
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.reproduce.published import BRAZIL, BRAZIL_COST, BRAZIL_FRESHNESS
+from sottovoce.rng import Streams
+from sottovoce.testing import random_world, small_run
+
+
+def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
+    train = random_world(37, 81, 700, seed=11)
+    epochs = 3
+    config = FPLConfig(configuration="sFPL", embedding_size=7, epochs=epochs)
+    plan = schedule(config, train.n_users, train.n_interactions)
+    federated = small_run(
+        FPL(config, plan.triples),
+        train,
+        rounds=plan.rounds,
+        cohort_size=1,
+        choice=Choice(share_positives=1.0),
+        seed=5,
+        written=True,
+    )
+    central = BPRMF(embedding_size=7, epochs=epochs).fit(train, Streams.from_seed(5))
+    assert np.array_equal(federated.items[:, :-1], central.item_factors)
+    assert np.array_equal(federated.items[:, -1], central.item_bias)
+    assert np.array_equal(federated.vectors, central.user_factors)
+
+
+def test_bpr_mf_follows_the_printed_equations():
+    """An independent double-precision loop on the same triples."""
+    train = random_world(15, 40, 150, seed=3)
+    size, rate = 6, 0.05
+    fitted = BPRMF(embedding_size=size, learning_rate=rate, epochs=2).fit(
+        train, Streams.from_seed(9)
+    )
+    rng = Streams.from_seed(9)
+    start = FPL(FPLConfig(configuration="sFPL", embedding_size=size, learning_rate=rate), 1)
+    items = start.server_init(train.n_items, rng).astype(np.float64)
+    q, b = items[:, :size].copy(), items[:, size].copy()
+    p = start.device_init(np.arange(train.n_users), rng).astype(np.float64)
+    mask = (1 << 64) - 1
+    for step in range(2 * train.n_interactions):
+        u = int(rng.child("select", step).choose(train.n_users, 1)[0])
+        row = train.row(u)
+        word = int(rng.child("learn", step).words(np.array([u]), 1)[0, 0])
+        i = int(row[((word >> 32) * len(row)) >> 32])
+        j = ((word & 0xFFFFFFFF) * train.n_items) >> 32
+        while j in row:
+            word = _mix((word + 0x9E3779B97F4A7C15) & mask)
+            j = ((word & 0xFFFFFFFF) * train.n_items) >> 32
+        x = b[i] + p[u] @ q[i] - b[j] - p[u] @ q[j]
+        s = 1.0 / (1.0 + np.exp(x))
+        old, qi, qj = p[u].copy(), q[i].copy(), q[j].copy()
+        p[u] += rate * (s * (qi - qj) - rate / 20 * old)
+        q[i] += rate * (s * old - rate / 20 * qi)
+        q[j] += rate * (-s * old - rate / 200 * qj)
+        b[i] += rate * s
+        b[j] -= rate * s
+    assert np.allclose(fitted.user_factors, p, atol=2e-6)
+    assert np.allclose(fitted.item_factors, q, atol=2e-6)
+    assert np.allclose(fitted.item_bias, b, atol=2e-6)
+
+
+def _mix(z):
+    mask = (1 << 64) - 1
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+@pytest.mark.parametrize("triples", [1, 5])
+def test_pfpl_with_one_user_is_sfpl(triples):
+    train = random_world(1, 30, 12, seed=2)
+    algorithm = FPL(FPLConfig(embedding_size=4), triples)
+    parallel = small_run(algorithm, train, rounds=25, fuse=False, threads=2)
+    sequential = small_run(algorithm, train, rounds=25, cohort_size=1, fuse=True)
+    assert parallel.equals(sequential)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("per", ["draw", "item"])
+def test_batching_and_messages_do_not_change_any_configuration(name, per):
+    train = random_world(60, 100, 1100, seed=8)
+    config = FPLConfig(configuration=name, embedding_size=6, rounds=8)
+    plan = schedule(config, train.n_users, train.n_interactions)
+    users = np.arange(train.n_users)
+    consent = Consent.of(
+        users,
+        [Choice(share_positives=share) for share in (0.0, 0.3, 1.0)],
+        users % 3,
+    )
+    runs = [
+        small_run(
+            FPL(config, plan.triples),
+            train,
+            rounds=plan.rounds,
+            cohort_size=plan.cohort_size,
+            consent=consent,
+            release=ShareFraction(per),
+            **how,
+        )
+        for how in ({}, {"threads": 2}, {"fuse": False}, {"written": True})
+    ]
+    assert all(runs[0].equals(other) for other in runs[1:])
+
+
+def test_brazil_communication_cost_to_the_last_digit():
+    for share, (single, plus) in BRAZIL_COST.items():
+        n, m, x = BRAZIL["users"], BRAZIL["items"], BRAZIL["positives"]
+        assert round(published_cost(n, m, x, False, share)) == single
+        assert round(published_cost(n, m, x, True, share)) == plus
+
+
+def test_brazil_freshness():
+    for name, percent in BRAZIL_FRESHNESS.items():
+        plan = schedule(FPLConfig(configuration=name), BRAZIL["users"], BRAZIL["positives"])
+        assert round(100 * plan.freshness, 4) == percent
+
+
+def test_schedule_of_the_four_configurations():
+    expect = {"sFPL": (1, 1, 1000), "sFPL+": (1, 25, 1000), "pFPL": (40, 1, 25),
+              "pFPL+": (40, 25, 25)}  # fmt: skip
+    for name, (size, triples, per_epoch) in expect.items():
+        plan = schedule(FPLConfig(configuration=name, epochs=3), 40, 1000)
+        assert (plan.cohort_size, plan.triples, plan.rounds_per_epoch) == (size, triples, per_epoch)
+        assert plan.rounds == 3 * per_epoch
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"embedding_size": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"epochs": 0},
+        {"triples": 0},
+        {"cohort_size": -1},
+        {"configuration": "qFPL"},
+        {"reg_user": -1.0},
+        {"init_bias": "ones"},
+        {"embedding_size": 3.5},
+    ],
+)
+def test_bad_settings_raise(fields):
+    with pytest.raises(ConfigError):
+        FPLConfig(**fields)
+
+
+def test_impossible_schedules_raise():
+    with pytest.raises(ConfigError, match="no device takes part"):
+        schedule(FPLConfig(), 0, 0)
+    with pytest.raises(ConfigError, match="fewer positives than devices"):
+        schedule(FPLConfig(), 10, 9)
+    with pytest.raises(ConfigError, match="only 3 devices"):
+        schedule(FPLConfig(cohort_size=4), 3, 30)
+
+
+def test_a_model_that_runs_off_is_reported():
+    train = random_world(200, 20, 2000, seed=1)
+    algorithm = FPL(FPLConfig(embedding_size=4, learning_rate=10.0, reg_user=1.0), 40)
+    with pytest.raises(Diverged, match="learning_rate"):
+        small_run(algorithm, train, rounds=400, choice=Choice(share_positives=1.0))
+
+
+def test_initial_values_have_the_stated_spread_and_do_not_depend_on_the_cohort():
+    algorithm = FPL(FPLConfig(embedding_size=16), 1)
+    rng = Streams.from_seed(4)
+    vectors = algorithm.device_init(np.arange(4000), rng)
+    assert abs(vectors.std() - 0.1) < 0.002
+    assert abs(vectors.mean()) < 0.002
+    assert np.array_equal(algorithm.device_init(np.array([17, 3]), rng), vectors[[17, 3]])
+    zero = FPL(FPLConfig(embedding_size=16, init_bias="zero"), 1).server_init(50, rng)
+    assert np.all(zero[:, -1] == 0)
+    assert np.any(algorithm.server_init(50, rng)[:, -1] != 0)

@@ -1,0 +1,44 @@
+"""FPL keeps the cross-device contract, in its local-computation and single-draw settings."""
+
+import pytest
+
+from sottovoce.algorithms.base import CrossDevice
+from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.testing import CrossDeviceContract
+
+
+class TestManyDraws(CrossDeviceContract):
+    def algorithm(self) -> CrossDevice:
+        return FPL(FPLConfig(embedding_size=8), triples=14)
+
+
+class TestOneDraw(CrossDeviceContract):
+    learns_in = 1500
+
+    def algorithm(self) -> CrossDevice:
+        return FPL(FPLConfig(embedding_size=5, learning_rate=0.1), triples=1)
+
+
+class TestWideRows(CrossDeviceContract):
+    """More than one cache line per row."""
+
+    def algorithm(self) -> CrossDevice:
+        return FPL(FPLConfig(embedding_size=50), triples=9)
+
+
+def test_a_broken_algorithm_fails_the_contract():
+    """The suite must reject something: an algorithm that never learns."""
+
+    class Frozen(FPL):
+        def server_fold(self, items, reports):
+            return items
+
+    class Broken(CrossDeviceContract):
+        def algorithm(self):
+            return Frozen(FPLConfig(embedding_size=8), triples=14)
+
+    from sottovoce.testing import ContractBroken
+
+    suite = Broken()
+    with pytest.raises(ContractBroken):
+        suite.test_fused_rounds_equal_single_rounds()

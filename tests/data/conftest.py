@@ -1,0 +1,19 @@
+"""Real data sets lie outside the repository; tests that need one say so when they skip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sottovoce.data import Dataset, available, load
+
+
+@pytest.fixture
+def real() -> Callable[[str], Dataset]:
+    def get(name: str) -> Dataset:
+        if name not in available():
+            pytest.skip(f"data set {name!r} is not under $SOTTOVOCE_DATA or in the cache")
+        return load(name)
+
+    return get

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sottovoce.data import (
+    TOP_CATEGORIES,
+    Dataset,
+    Split,
+    TownConfig,
+    generate_town,
+    stream_town,
+    temporal_holdout,
+    top_category,
+)
+from sottovoce.data.dataset import head_share
+from sottovoce.data.town import START, YEAR
+from sottovoce.data.town_words import KINDS
+from sottovoce.errors import ConfigError
+
+Floats = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def town() -> Dataset:
+    return generate_town()
+
+
+def dense(split: Split) -> Floats:
+    matrix = np.zeros((split.n_users, split.train.n_items))
+    matrix[split.train.users, split.train.items] = 1.0
+    return matrix
+
+
+def precision_at_10(split: Split, scores: Floats) -> float:
+    scores = scores.copy()
+    scores[split.train.users, split.train.items] = -np.inf
+    top = np.argsort(-scores, axis=1, kind="stable")[:, :10]
+    relevant = np.zeros((split.n_users, split.n_items), dtype=bool)
+    relevant[split.test.users, split.test.items] = True
+    return float(np.take_along_axis(relevant, top, axis=1).mean())
+
+
+def item_knn(matrix: Floats, neighbours: int = 40) -> Floats:
+    overlap = matrix.T @ matrix
+    norm = np.sqrt(np.diag(overlap))
+    similar = overlap / np.outer(norm, norm)
+    np.fill_diagonal(similar, 0.0)
+    far = np.argsort(-similar, axis=1, kind="stable")[:, neighbours:]
+    np.put_along_axis(similar, far, 0.0, axis=1)
+    scores: Floats = matrix @ similar.T
+    return scores
+
+
+def auc(positive: NDArray[np.bool_], scores: Floats) -> float:
+    rank = np.empty(len(scores))
+    rank[np.argsort(scores)] = np.arange(1, len(scores) + 1)
+    n = int(positive.sum())
+    return float((rank[positive].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
+
+
+def gender_auc(town: Dataset) -> float:
+    """Naive Bayes on histories: even residents to learn, odd ones to guess."""
+    table = town.interactions
+    matrix = np.zeros((table.n_users, table.n_items))
+    matrix[table.users, table.items] = 1.0
+    woman = town.attribute("gender").codes == town.attribute("gender").values.index("F")
+    known = np.arange(table.n_users) % 2 == 0
+    log_odds = np.log(matrix[known & woman].mean(axis=0) + 1e-3)
+    log_odds -= np.log(matrix[known & ~woman].mean(axis=0) + 1e-3)
+    return auc(woman[~known], (matrix @ log_odds)[~known])
+
+
+def test_the_default_town_is_small_and_complete(town: Dataset) -> None:
+    table = town.interactions
+    assert table.n_users == 1_000
+    assert 550 <= table.n_items <= 600
+    assert 25 <= table.n_interactions / table.n_users <= 40
+    assert table.counts.min() >= 5
+    assert (table.item_counts > 0).all()
+    assert table.timestamps is not None
+    assert table.timestamps.min() >= START
+    assert table.timestamps.max() < START + YEAR
+    assert town.item_titles is not None
+    assert len(set(town.item_titles)) == table.n_items
+    assert town.category_names() == TOP_CATEGORIES
+    assert {k: len(v.values) for k, v in town.user_attributes.items()} == {
+        "gender": 2,
+        "age": 5,
+        "occupation": 8,
+        "district": 8,
+    }
+    assert table.users_vocabulary().name(42) == "r0042"
+
+
+def test_kinds_lie_where_foursquare_puts_them() -> None:
+    assert all(top_category(kind.leaf) == kind.top for kind in KINDS)
+
+
+@pytest.mark.parametrize("seed", [2024, 1, 2])
+def test_taste_can_be_learnt(seed: int) -> None:
+    split = temporal_holdout(generate_town(TownConfig(seed=seed)).interactions)
+    matrix = dense(split)
+    popular = precision_at_10(split, np.tile(matrix.sum(axis=0), (split.n_users, 1)))
+    chance = precision_at_10(split, np.random.default_rng(0).random(matrix.shape))
+    assert precision_at_10(split, item_knn(matrix)) >= 1.3 * popular
+    assert popular >= 2.0 * chance
+
+
+def test_without_taste_or_locality_nothing_beats_popularity_widely() -> None:
+    config = TownConfig(taste=0.0, leaning=0.0, locality=0.0)
+    split = temporal_holdout(generate_town(config).interactions)
+    matrix = dense(split)
+    popular = precision_at_10(split, np.tile(matrix.sum(axis=0), (split.n_users, 1)))
+    assert precision_at_10(split, item_knn(matrix)) < 1.3 * popular
+
+
+def test_popularity_has_a_long_tail(town: Dataset) -> None:
+    counts = town.interactions.item_counts
+    assert head_share(town.interactions) > 0.4
+    assert counts.max() > 5 * np.median(counts)
+
+
+def test_histories_tell_gender_and_can_be_made_silent(town: Dataset) -> None:
+    assert gender_auc(town) > 0.7
+    assert abs(gender_auc(generate_town(TownConfig(leaning=0.0))) - 0.5) < 0.08
+
+
+def test_residents_do_not_depend_on_the_shards() -> None:
+    config = TownConfig(residents=70, venues=120, visits_per_resident=12.0)
+    (whole,) = stream_town(config, 1_000)
+    parts = list(stream_town(config, 16))
+    assert [part.first for part in parts] == [0, 16, 32, 48, 64]
+    for column in ("items", "timestamps"):
+        joined = np.concatenate([getattr(part.interactions, column) for part in parts])
+        assert np.array_equal(joined, getattr(whole.interactions, column))
+    counts = np.concatenate([part.interactions.counts for part in parts])
+    assert np.array_equal(counts, whole.interactions.counts)
+    for name, labels in whole.attributes.items():
+        joined = np.concatenate([part.attributes[name].codes for part in parts])
+        assert np.array_equal(joined, labels.codes)
+
+
+def test_more_residents_leave_the_first_ones_alone() -> None:
+    few = next(stream_town(TownConfig(residents=20, venues=100)))
+    more = next(stream_town(TownConfig(residents=500, venues=100), 20))
+    assert np.array_equal(few.interactions.items, more.interactions.items)
+
+
+def test_the_seed_decides_everything(town: Dataset) -> None:
+    assert generate_town().fingerprint() == town.fingerprint()
+    assert generate_town(TownConfig(seed=7)).fingerprint() != town.fingerprint()
+
+
+def test_attributes_shape_what_people_visit(town: Dataset) -> None:
+    """Students are seen at the university more often than the retired, and so on."""
+    table, job = town.interactions, town.attribute("occupation")
+    assert town.item_categories is not None
+    college = np.array([row == ("College & University",) for row in town.item_categories])
+    share = np.bincount(table.users, weights=college[table.items]) / table.counts
+    by_job = {name: share[job.codes == c].mean() for c, name in enumerate(job.values)}
+    assert by_job["student"] > 2 * by_job["retired"]
+
+
+def test_a_bigger_town_still_has_distinct_names() -> None:
+    town = generate_town(TownConfig(residents=400, venues=20_000, districts=20))
+    assert town.item_titles is not None
+    assert len(set(town.item_titles)) == len(town.item_titles) > 4_000
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"residents": 0}, "residents"),
+        ({"residents": 2.5}, "residents"),
+        ({"venues": 10}, "venues must be a number from 36"),
+        ({"taste": "strong"}, "taste"),
+        ({"seed": "x"}, "seed"),
+        ({"locality": 1.5}, "locality"),
+        ({"visits_per_resident": float("nan")}, "visits_per_resident"),
+        ({"inhabitants": 10}, "unknown key 'inhabitants'"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        TownConfig.from_mapping(values)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from sottovoce.errors import UsageError
+from sottovoce.evaluation import plots
+
+SHARES = np.arange(1, 11) / 10
+CURVES = {
+    name: (0.04 + 0.01 * k + 0.004 * np.sin(SHARES * 4), 100 * (k + 1) * SHARES)
+    for k, name in enumerate(["sFPL", "sFPL+", "pFPL", "other"])
+}
+DRAW = {
+    "share": lambda path: plots.metric_by_share(path, CURVES, references={"BPR-MF": 300.0}),
+    "learning": lambda path: plots.learning_curves(
+        path, {"a": (np.arange(100), np.arange(100))}, metric="P@10"
+    ),
+    "paths": lambda path: plots.trade_off(path, CURVES, title="Coverage"),
+    "front": lambda path: plots.trade_off(path, CURVES, front=True),
+    "bars": lambda path: plots.bias_bars(
+        path, ["Food", "Shops & more"], {"a": [-1.0, 6.6], "b": [0.1, np.nan]}
+    ),
+    "counts": lambda path: plots.histogram(path, [1, 1, 2, 9], x_label="reports sent"),
+    "amounts": lambda path: plots.histogram(path, [0.1, 0.25, 3.7], x_label="ε spent"),
+}
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_a_figure_is_written_twice_and_the_same_each_time(name, tmp_path):
+    first = DRAW[name](tmp_path / "a" / f"{name}.v1")
+    again = DRAW[name](tmp_path / "b" / f"{name}.v1.png")
+    assert first.png.name == f"{name}.v1.png"
+    assert first.svg.name == again.svg.name == f"{name}.v1.svg"
+    assert first.png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert ElementTree.parse(first.svg).getroot().tag.endswith("svg")
+    assert first.png.read_bytes() == again.png.read_bytes()
+    assert first.svg.read_bytes() == again.svg.read_bytes()
+
+
+def colours(path: Path) -> set[str]:
+    return {c.lower() for c in re.findall(r"#[0-9a-fA-F]{6}", path.read_text())}
+
+
+def test_the_front_is_red_and_only_there_when_asked_for(tmp_path):
+    assert plots.FRONT.lower() in colours(plots.trade_off(tmp_path / "x", CURVES, front=True).svg)
+    assert plots.FRONT.lower() not in colours(plots.trade_off(tmp_path / "y", CURVES).svg)
+
+
+def test_configurations_keep_the_colours_of_the_paper(tmp_path):
+    found = colours(plots.metric_by_share(tmp_path / "x", CURVES).svg)
+    assert {plots.PAPER[name].lower() for name in ("sFPL", "sFPL+", "pFPL")} <= found
+    assert plots.PAPER["pFPL+"].lower() not in found
+
+
+def test_more_data_gives_another_figure(tmp_path):
+    one = plots.histogram(tmp_path / "one", [1, 2, 3], x_label="n")
+    two = plots.histogram(tmp_path / "two", [1, 2, 3, 3], x_label="n")
+    assert one.png.read_bytes() != two.png.read_bytes()
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="nothing to plot"):
+        plots.lines(tmp_path / "x", {}, x_label="", y_label="")
+    with pytest.raises(UsageError, match="nothing to plot"):
+        plots.histogram(tmp_path / "x", [np.nan], x_label="")
+    with pytest.raises(UsageError, match="as many values"):
+        plots.trade_off(tmp_path / "x", {"a": ([1, 2], [1])})
+    with pytest.raises(UsageError, match="2 categories"):
+        plots.bias_bars(tmp_path / "x", ["a", "b"], {"s": [1.0]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_evaluation_is_light():
+    """A bare GPU machine has no matplotlib, rich or jinja2."""
+    code = (
+        "import sys, sottovoce.evaluation, sottovoce.evaluation.plots, sottovoce.recommender;"
+        "heavy = {'matplotlib', 'rich', 'jinja2', 'markupsafe', 'torch', 'pyarrow', 'pandas'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,210 @@
+"""The one door: what consent forbids does not leave, and what leaves is in the ledger."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.consent import Choice, Consent
+from sottovoce.errors import ConsentError, DataError, MessageError
+from sottovoce.ledger import Ledger
+from sottovoce.messages import DeviceReports, encode, row_bytes
+from sottovoce.parties.device import Devices
+from sottovoce.parties.server import Server
+from sottovoce.privacy.mechanisms import ShareFraction, share_subsets
+from sottovoce.rng import Streams
+from sottovoce.testing import random_world
+
+SIZE, TRIPLES = 6, 25
+
+
+def federation(train, consent, per="draw", seed=1):
+    rng = Streams.from_seed(seed)
+    algorithm = FPL(FPLConfig(embedding_size=SIZE), TRIPLES)
+    users = np.arange(train.n_users)
+    cohort = Cohort(users, train, consent, algorithm.device_init(users, rng))
+    devices = Devices.behind_door(algorithm, cohort, ShareFraction(per), Ledger(), rng)
+    return devices, Server.start(algorithm, train.n_items, rng)
+
+
+def shares(n, *values):
+    users = np.arange(n)
+    choices = [Choice(share_positives=v) for v in values]
+    return Consent.of(users, choices, users % len(values))
+
+
+@pytest.mark.parametrize("per", ["draw", "item"])
+def test_nothing_positive_leaves_at_zero(per):
+    train = random_world(40, 90, 700, seed=1)
+    devices, server = federation(train, shares(40, 0.0), per)
+    for _ in range(3):
+        reports = devices.report(server.publish(), devices.willing())
+        for sender in range(40):
+            sent = reports.item[reports.sender == sender]
+            assert not set(sent.tolist()) & set(train.row(sender).tolist())
+            assert len(sent) > 0
+        server.fold(server.sum_reports([reports]))
+
+
+def test_per_item_never_sends_a_positive_outside_the_fixed_subset():
+    train = random_world(40, 90, 700, seed=2)
+    consent = shares(40, 0.0, 0.3, 0.7, 1.0)
+    devices, server = federation(train, consent, "item")
+    allowed = share_subsets(np.arange(40), consent, train, Streams.from_seed(1))
+    seen = [set() for _ in range(40)]
+    for _ in range(20):
+        reports = devices.report(server.publish(), devices.willing())
+        for sender in range(40):
+            seen[sender] |= set(reports.item[reports.sender == sender].tolist())
+        server.fold(server.sum_reports([reports]))
+    for user in range(40):
+        own = set(train.row(user).tolist())
+        span = slice(train.indptr[user], train.indptr[user + 1])
+        subset = set(train.items[span][allowed[span]].tolist())
+        assert seen[user] & own <= subset
+        assert len(subset) == round(float(consent.share_positives[user]) * len(own))
+        assert seen[user] & own == subset  # after 500 draws all of the subset has been sent
+
+
+def test_per_draw_gives_nearly_every_positive_away_in_time():
+    """Not a feature: the printed reading of π, and why `per="item"` is the default."""
+    train = random_world(60, 90, 900, seed=3)
+    devices, server = federation(train, shares(60, 0.1), "draw")
+    seen = [set() for _ in range(60)]
+    for _ in range(40):
+        reports = devices.report(server.publish(), devices.willing())
+        for sender in range(60):
+            seen[sender] |= set(reports.item[reports.sender == sender].tolist())
+        server.fold(server.sum_reports([reports]))
+    given_away = [len(seen[u] & set(train.row(u).tolist())) / len(train.row(u)) for u in range(60)]
+    assert np.mean(given_away) > 0.95
+
+
+def test_the_share_of_positives_sent_is_the_users_share():
+    train = random_world(400, 300, 8000, seed=4)
+    devices, server = federation(train, shares(400, 0.25), "draw")
+    updates = devices.algorithm.device_learn(
+        server.publish(), devices.cohort, np.arange(400), devices.rng
+    )
+    rule = devices._release.rule(np.arange(400), np.array([0]))
+    leaves = devices._leaving(updates, rule)
+    n = 400 * TRIPLES
+    assert leaves[~updates.positive].all()
+    assert abs(leaves[updates.positive].sum() - 0.25 * n) < 4 * np.sqrt(n * 0.25 * 0.75)
+
+
+def test_who_does_not_take_part_sends_nothing_and_cannot_be_made_to():
+    train = random_world(30, 50, 300, seed=5)
+    users = np.arange(30)
+    choices = [Choice(share_positives=1.0), Choice(takes_part=False, share_positives=1.0)]
+    devices, server = federation(train, Consent.of(users, choices, users % 2))
+    assert set(devices.willing() % 2) == {0}
+    for way in (devices.report, devices.report_summed):
+        with pytest.raises(ConsentError):
+            way(server.publish(), np.array([0, 1]))
+    with pytest.raises(ConsentError):
+        devices.report_rounds(server.items, 0, np.array([1]))
+    assert devices.ledger.totals.releases == 0
+
+
+def test_home_learning_leaves_no_trace_and_helps():
+    train = random_world(30, 50, 300, seed=6)
+    users = np.arange(30)
+    choices = [Choice(share_positives=1.0), Choice(takes_part=False)]
+    devices, server = federation(train, Consent.of(users, choices, users % 2))
+    for _ in range(200):
+        server.fold(devices.report_summed(server.publish(), devices.willing()))
+    before, released = devices.cohort.vectors.copy(), devices.ledger.totals
+    at_home = devices.vectors_at_home(server.publish())
+    assert devices.ledger.totals == released
+    assert np.array_equal(devices.cohort.vectors, before)
+    assert np.array_equal(at_home[::2], before[::2])
+
+    def ranks_own_above_others(vectors):
+        scores = vectors @ server.items[:, :-1].T + server.items[:, -1]
+        own = np.array([scores[u, train.row(u)].mean() for u in range(1, 30, 2)])
+        return float((own - scores[1::2].mean(axis=1)).mean())
+
+    assert ranks_own_above_others(at_home) > ranks_own_above_others(before) + 0.1
+
+
+def test_every_release_is_in_the_ledger_with_what_it_sent():
+    train = random_world(25, 60, 400, seed=7)
+    devices, server = federation(train, shares(25, 0.0, 0.5, 1.0))
+    heard = []
+    for _ in range(3):
+        heard.append(devices.report(server.publish(), devices.willing()))
+        server.fold(server.sum_reports([heard[-1]]))
+    table = devices.ledger.pending().to_pydict()
+    assert len(table["user"]) == 75
+    for k in range(75):
+        reports = heard[table["round"][k]]
+        mine = reports.item[reports.sender == table["user"][k]]
+        own = set(train.row(table["user"][k]).tolist())
+        positive = sum(int(i) in own for i in mine)
+        assert table["positive_rows"][k] == positive
+        assert table["negative_rows"][k] == len(mine) - positive
+        assert table["bytes"][k] == len(mine) * row_bytes(SIZE)
+        assert table["epsilon"][k] == float("inf")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(2, 70), st.integers(0, 60), st.integers(0, 2**20))
+def test_any_small_world_passes_the_door(n_users, n_items, events, seed):
+    train = random_world(n_users, n_items, events, seed)
+    devices, server = federation(train, shares(n_users, 0.0, 0.6), seed=seed)
+    rows = devices.willing()
+    if not len(rows):
+        return
+    twin, _ = federation(train, shares(n_users, 0.0, 0.6), seed=seed)
+    view = server.publish()
+    summed = twin.report_summed(view, rows)
+    written = server.sum_reports([devices.report(view, rows)])
+    assert np.array_equal(summed.sums, written.sums)
+    assert twin.ledger.totals == devices.ledger.totals
+
+
+def test_devices_that_cannot_learn_are_not_asked():
+    from sottovoce.data.interactions import Interactions
+
+    full = np.arange(5)
+    train = Interactions.from_pairs(
+        [1] * 5 + [2], [*full, 0], n_users=4, n_items=5
+    )  # 0 and 3 have nothing, 1 has everything
+    devices, _ = federation(train, shares(4, 1.0))
+    assert devices.willing().tolist() == [2]
+
+
+def test_the_server_rejects_what_is_off():
+    train = random_world(10, 30, 60, seed=8)
+    devices, server = federation(train, shares(10, 1.0))
+    good = devices.report(server.publish(), np.array([0, 1]))
+    with pytest.raises(MessageError, match="twice"):
+        server.sum_reports([good, good])
+    stale = DeviceReports(5, good.sender, good.item, good.values)
+    unknown = DeviceReports(0, good.sender, good.item + 30, good.values)
+    narrow = DeviceReports(0, good.sender, good.item, good.values[:, 1:])
+    for bad, words in [(stale, "round"), (unknown, "unknown item"), (narrow, "width")]:
+        with pytest.raises(MessageError, match=words):
+            server.sum_reports([bad])
+
+
+def test_no_user_vector_is_in_any_message():
+    """The vector itself does not travel (what can be computed from messages is another matter)."""
+    train = random_world(10, 30, 60, seed=9)
+    devices, server = federation(train, shares(10, 1.0))
+    before = devices.cohort.vectors.copy()
+    for row in range(10):
+        payload = encode(devices.report(server.publish(), np.array([row])))
+        for vector in (before[row], devices.cohort.vectors[row]):
+            assert vector.tobytes() not in payload
+
+
+def test_a_cohort_must_be_of_one_piece():
+    train = random_world(4, 10, 10, seed=0)
+    with pytest.raises(DataError, match="one history"):
+        Cohort(np.arange(3), train, shares(3, 1.0), np.zeros((3, 2), np.float32))
+    with pytest.raises(DataError, match="in order"):
+        Cohort(np.array([3, 2, 1, 0]), train, shares(4, 1.0), np.zeros((4, 2), np.float32))

@@ -1,0 +1,104 @@
+"""Consent records and the mixes they are drawn from."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sottovoce.consent import Choice, Consent, ConsentPolicy
+from sottovoce.errors import ConfigError, ConsentError
+from sottovoce.rng import Streams
+
+USERS = np.arange(20_000)
+
+
+def test_the_default_shares_no_positive_and_permits_no_report():
+    choice = Choice()
+    assert (choice.share_positives, choice.epsilon, choice.max_reports) == (0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"share_positives": 1.1},
+        {"share_positives": -0.1},
+        {"share_positives": float("nan")},
+        {"share_positives": "half"},
+        {"epsilon": -1.0},
+        {"max_reports": 1.5},
+        {"strength": 1.0},
+        {"takes_part": 1},
+    ],
+)
+def test_out_of_range_choices_raise(fields):
+    with pytest.raises(ConfigError):
+        Choice(**fields)
+
+
+def test_a_mix_is_drawn_in_its_proportions_whatever_the_batching():
+    policy = ConsentPolicy.from_table(
+        {
+            "mix": [
+                {"weight": 1, "takes_part": False},
+                {"weight": 2, "share_positives": 0.25},
+                {"weight": 1, "share_positives": 1.0},
+            ]
+        }
+    )
+    rng = Streams.from_seed(5)
+    consent = policy.draw(USERS, rng)
+    counts = [
+        (~consent.takes_part).sum(),
+        (consent.share_positives == 0.25).sum(),
+        (consent.share_positives == 1.0).sum(),
+    ]
+    assert stats.chisquare(counts, np.array([0.25, 0.5, 0.25]) * len(USERS)).pvalue > 1e-3
+    some = policy.draw(USERS[[17, 4, 9000]], rng)
+    assert np.array_equal(some.share_positives, consent.share_positives[[17, 4, 9000]])
+
+
+def test_unknown_keys_and_bad_weights_raise():
+    for table, words in [
+        ({"share": 1.0}, "unknown keys"),
+        ({"mix": [{"share_positives": 1.0}]}, "weight"),
+        ({"mix": [{"weight": -1}]}, "non-negative"),
+        ({"mix": [{"weight": 1}], "epsilon": 1.0}, "choose one way"),
+        ({"mix": 3}, "list of tables"),
+        ({"mix": [{"weight": 1, "share_positives": 7}]}, "mix\\[0\\]"),
+        ({"mix": []}, "at least one choice"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            ConsentPolicy.from_table(table)
+
+
+def test_hidden_attributes_must_exist():
+    choice = Choice(hidden_attributes=("gender",))
+    consent = Consent.uniform(USERS[:3], choice, ("age", "gender"))
+    assert consent.hidden_attributes.tolist() == [[False, True]] * 3
+    with pytest.raises(ConfigError, match="shoe size"):
+        Consent.uniform(USERS[:3], Choice(hidden_attributes=("shoe size",)), ("age",))
+
+
+def test_rows_come_back_as_they_went_in():
+    choices = [
+        Choice(share_positives=0.5, epsilon=1.0, max_reports=4, hidden_attributes=("age",)),
+        Choice(takes_part=False, strength=0.75),
+    ]
+    consent = Consent.of(USERS[:4], choices, np.array([1, 0, 0, 1]), ("age",))
+    assert [consent.row(k) for k in range(4)] == [choices[k] for k in (1, 0, 0, 1)]
+    assert consent.take(np.array([2])).row(0) == choices[0]
+
+
+def test_records_of_the_wrong_shape_or_range_are_refused():
+    good = Consent.uniform(USERS[:3], Choice())
+    for name, value in [("share_positives", np.full(3, 1.5, np.float32)), ("takes_part", [True])]:
+        fields = {f: getattr(good, f) for f in good.__dataclass_fields__} | {
+            name: np.asarray(value)
+        }
+        with pytest.raises(ConsentError):
+            Consent(**fields)
+
+
+def test_words_say_what_leaves():
+    assert "sends nothing" in Choice(takes_part=False).words()
+    assert "30 %" in Choice(share_positives=0.3).words()
+    assert "share_positives" not in repr(Consent.uniform(USERS[:2], Choice()))

@@ -1,0 +1,100 @@
+"""The wire: nothing is lost, and anything off is rejected whole."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sottovoce.errors import MessageError
+from sottovoce.messages import DeviceReports, Updates, decode, encode, row_bytes
+
+
+def report(values, round=3, sender=7):
+    rows = len(values)
+    return DeviceReports(
+        round, np.full(rows, sender), np.arange(rows, dtype=np.int32) * 2, values.astype(np.int64)
+    )
+
+
+@given(
+    hnp.arrays(
+        np.int64,
+        st.tuples(st.integers(0, 6), st.just(4)),
+        elements=st.integers(-(2**62), 2**62),
+    )
+)
+def test_encode_then_decode_gives_the_same_report(values):
+    sent = report(values)
+    got = decode(encode(sent), sender=7, n_items=100, width=4, round=3)
+    assert np.array_equal(got.item, sent.item)
+    assert np.array_equal(got.values, sent.values)
+    assert np.array_equal(got.sender, sent.sender)
+
+
+def test_a_row_costs_what_the_ledger_says():
+    width = 11
+    one, two = (len(encode(report(np.ones((n, width))))) for n in (1, 2))
+    assert two - one == row_bytes(width - 1)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_and_never_crashes(payload):
+    with pytest.raises(MessageError):
+        decode(payload, sender=0, n_items=10, width=4, round=0)
+
+
+@given(st.integers(0, 1000), st.integers(1, 255))
+def test_a_damaged_header_or_length_is_refused_or_changes_values_only(at, flip):
+    payload = bytearray(encode(report(np.arange(12).reshape(3, 4))))
+    at %= len(payload)
+    payload[at] ^= flip
+    try:
+        got = decode(bytes(payload), sender=7, n_items=6, width=4, round=3)
+    except MessageError:
+        return
+    assert got.values.shape == (3, 4)
+    assert got.item.max() < 6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"round": 4}, "round"),
+        ({"n_items": 4}, "items"),
+        ({"width": 5}, "columns"),
+    ],
+)
+def test_what_does_not_fit_the_round_is_refused(change, words):
+    expected = {"sender": 7, "n_items": 6, "width": 4, "round": 3} | change
+    with pytest.raises(MessageError, match=words):
+        decode(encode(report(np.arange(12).reshape(3, 4))), **expected)
+
+
+def test_repeated_and_unsorted_items_are_refused():
+    for items in ([4, 4], [5, 2]):
+        sent = DeviceReports(0, np.zeros(2, np.int64), np.array(items, np.int32), np.ones((2, 3)))
+        with pytest.raises(MessageError, match="ascending"):
+            decode(encode(sent), sender=0, n_items=9, width=3, round=0)
+
+
+def test_one_message_has_one_sender():
+    two = DeviceReports(0, np.array([1, 2]), np.array([0, 1], np.int32), np.ones((2, 3), np.int64))
+    with pytest.raises(MessageError, match="one device"):
+        encode(two)
+
+
+def test_huge_row_counts_do_not_allocate():
+    head = struct.pack("<4sBBHIII", b"SVU1", 8, 0, 60000, 0, 2**31, 24)
+    with pytest.raises(MessageError, match="length"):
+        decode(head, sender=0, n_items=9, width=60000, round=0)
+
+
+def test_private_values_do_not_print():
+    secret = report(np.full((2, 3), 123456789))
+    updates = Updates(*(np.zeros(1) for _ in range(5)), values=np.full((1, 3), 123456789))
+    for thing in (secret, updates):
+        assert "123456789" not in repr(thing)
+        assert "redacted" in repr(thing)
