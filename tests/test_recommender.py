@@ -108,6 +108,21 @@ def test_fast_path_agrees_with_the_product_on_a_large_catalogue():
     assert items.tolist() == reference(exact.astype(np.float32), list(users), seen, 10)
 
 
+def test_seen_items_are_masked_at_every_place_of_a_large_catalogue():
+    """The favourites lie at the edges of the blocks that the kernel works in."""
+    edges = [0, 15, 16, 1022, 1023, 1024, 1025, 2047, 2048, 2999]
+    bias = np.zeros(3000, np.float32)
+    bias[edges] = np.arange(10, 20)
+    scorer = FactorScorer(np.zeros((10, 3), np.float32), np.zeros((3000, 3), np.float32), bias)
+    for gone in ([], edges[3:6], edges[4:5], edges[-1:], edges[:1], edges[1:9:2], edges):
+        seen = Interactions.from_pairs([7] * len(gone), gone, n_users=10, n_items=3000)
+        expected = [i for i in reversed(edges) if i not in gone]
+        items, _ = top_n(scorer, np.arange(10), seen, 10)
+        assert items[7][: len(expected)].tolist() == expected
+        assert not set(items[7].tolist()) & set(gone)
+        assert (items[[0, 6, 8]] == edges[::-1]).all()
+
+
 def test_lists_do_not_depend_on_threads_company_or_length():
     scorer = factor_world(1000, 777, 50)
     seen = random_seen(1000, 777, 40)

@@ -105,7 +105,7 @@ def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report)
 def _contrasts(experiment: Experiment) -> dict[str, Experiment]:
     """sFPL under the same choices, and pFPL+ if everybody shared everything."""
     table = {**experiment.table, "baselines": {}, "evaluation": {"k": experiment.evaluation.k}}
-    settings = {**table["algorithm"], "configuration": "sFPL", "epochs": 400}
+    settings = {**table["algorithm"], "configuration": "sFPL", "epochs": 160}
     return {
         "sFPL": Experiment.from_table({**table, "algorithm": settings}),
         SHARED: Experiment.from_table({**table, "consent": {"share_positives": 1.0}}),

@@ -217,6 +217,21 @@ class Federation:
         devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng)
         return cls(plan, Server.start(algorithm, train.n_items, rng), devices)
 
+    def accelerate(self, device: str) -> None:
+        """Move whole rounds to a GPU (after a checkpoint was restored, if any)."""
+        if self.schedule.cohort_size == 1:
+            raise ConfigError(
+                "one device a round is a sequential computation; leave it on --device cpu"
+            )
+        from sottovoce.algorithms.fpl_cuda import FPLOnGPU
+
+        algorithm, n_items = self.server.algorithm, len(self.server.items)
+        if not isinstance(algorithm, FPL):
+            raise ConfigError("only FPL runs on a GPU")
+        self.devices.accelerate(
+            lambda rule: FPLOnGPU.load(algorithm, self.devices.cohort, n_items, rule, device)
+        )
+
     def run(
         self,
         observers: Sequence[Observer] = (),
@@ -271,6 +286,7 @@ def run_experiment(
     *,
     resume: bool = False,
     threads: int = 1,
+    device: str = "cpu",
     transcript: bool = False,
     report: Report | None = None,
 ) -> Outcome:
@@ -289,12 +305,14 @@ def run_experiment(
     )
     tell("data", 1, 1)
     if out is None:
-        return _run(experiment, dataset, split, federation, None, threads, (), tell)
+        return _run(experiment, dataset, split, federation, None, threads, device, (), tell)
     manifest = _manifest(experiment, dataset, federation)
     folder = RunFolder.claim(out, manifest, resume=resume)
     with folder.locked():
         listeners = [Transcript(out / "transcript")] if transcript else []
-        return _run(experiment, dataset, split, federation, folder, threads, listeners, tell)
+        return _run(
+            experiment, dataset, split, federation, folder, threads, device, listeners, tell
+        )
 
 
 def _run(
@@ -304,6 +322,7 @@ def _run(
     federation: Federation,
     folder: RunFolder | None,
     threads: int,
+    device: str,
     listeners: Sequence[Listener],
     tell: Report,
 ) -> Outcome:
@@ -326,6 +345,8 @@ def _run(
     done = folder is not None and folder.finished
     if folder is not None and not done:
         _restore(federation, folder)
+    if device != "cpu" and not done:
+        federation.accelerate(device)
     step = max(1, min(plan.rounds_per_epoch, plan.rounds // 100))
     observers: list[Observer] = [
         Periodically(step, lambda m: tell("training", m.round, m.rounds)),

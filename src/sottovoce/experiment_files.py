@@ -1,8 +1,10 @@
-"""Experiment files by path, or by name among those that come with the package."""
+"""Files that come with the package: experiments, also by path, and benchmarks by name."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from typing import Any
 
 from sottovoce import resources
 from sottovoce.errors import UsageError
@@ -33,3 +35,25 @@ def installed() -> dict[str, Path]:
     root = resources.folder("experiments")
     found = sorted(root.rglob("*.toml"))
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in found}
+
+
+def load_benchmark(name: str) -> Any:
+    """The benchmark `name` as a module; dashes in the name are underscores in the file's name."""
+    root = resources.folder("benchmarks")
+    known = {
+        path.stem.replace("_", "-"): path
+        for path in sorted(root.glob("*.py"))
+        if not path.name.startswith("_")
+    }
+    path = known.get(name.replace("_", "-"))
+    if path is None:
+        listed = ", ".join(known) or "none in this installation"
+        raise UsageError(f"there is no benchmark {name}; there are: {listed}")
+    spec = importlib.util.spec_from_file_location(f"sottovoce_benchmark_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"the benchmark {name} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "run"):
+        raise UsageError(f"the benchmark {name} has no function run")
+    return module

@@ -50,17 +50,22 @@ class Totals:
 
 
 class Ledger:
-    """Rows in memory since the last `flush`, and the running totals of everything recorded."""
+    """Rows in memory since the last `flush`, and the running totals of everything recorded.
 
-    def __init__(self, totals: Totals | None = None) -> None:
+    `keep_rows=False` keeps the totals alone, for sweeps whose rows nobody will read.
+    """
+
+    def __init__(self, totals: Totals | None = None, *, keep_rows: bool = True) -> None:
         self._pending: list[Entries] = []
         self.totals = totals or Totals()
+        self.keep_rows = keep_rows
 
     def __repr__(self) -> str:
         return f"<Ledger of {self.totals.releases:,} releases, redacted>"
 
     def record(self, entries: Entries) -> None:
-        self._pending.append(entries)
+        if self.keep_rows:
+            self._pending.append(entries)
         self.totals = add_totals(self.totals, entries)
 
     def pending(self) -> pa.Table:

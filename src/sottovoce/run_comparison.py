@@ -25,7 +25,9 @@ class Comparison:
     report: Path
 
 
-def compare_runs(paths: Sequence[Path], out: Path, *, threads: int = 1) -> Comparison:
+def compare_runs(
+    paths: Sequence[Path], out: Path, *, threads: int = 1, write: bool = True
+) -> Comparison:
     """Results and what left, a row per run, and the baselines of the first run with each data set
     and protocol. Figures under different protocols or data are marked as not comparable."""
     runs = {_label(path, paths): FinishedRun.open(path) for path in paths}
@@ -71,7 +73,9 @@ def compare_runs(paths: Sequence[Path], out: Path, *, threads: int = 1) -> Compa
         *[Section(table.title, [table]) for table in tables],
         Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
     ]
-    report = write_report(out / "report.html", "Runs side by side", sections)
+    report = out / "report.html"
+    if write:
+        write_report(report, "Runs side by side", sections)
     return Comparison(tuple(tables), tuple(warnings), tuple(rows), report)
 
 

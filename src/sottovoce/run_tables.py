@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
-from sottovoce.run_views import FinishedRun, Sums, choice_groups
+from sottovoce.run_views import FinishedRun, LedgerLine, Sums, choice_groups
 
 Row = Mapping[str, Value | Cell]
 
@@ -41,7 +41,7 @@ def readable_bytes(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
-def results_table(evaluations: Mapping[str, Evaluation], title: str = "Results") -> Table:
+def results_table(evaluations: Mapping[str, Evaluation], title: str = "Systems compared") -> Table:
     """Every system; a mark where it differs from Top-Pop or BPR-MF by more than chance."""
     summaries = {label: e.summary() for label, e in evaluations.items()}
     keys = shown_metrics(summaries.values())
@@ -102,7 +102,7 @@ def consent_table(run: FinishedRun) -> Table:
         for choice, mask in groups
     ]
     columns = [Column("choice"), Column("users", format=","), Column("share", format=".0%")]
-    return Table("What people chose", columns, rows)
+    return Table("Users by choice", columns, rows)
 
 
 def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
@@ -154,7 +154,34 @@ def sent_table(run: FinishedRun, sums: Sums) -> Table:
         Column("each", "kB per device", ",.1f"),
     ]
     note = "A device that does not take part sends nothing; the ledger has no row of it."
-    return Table("What left the devices", columns, rows, notes=[note])
+    return Table("Sent, by consent choice", columns, rows, notes=[note])
+
+
+def ledger_table(lines: Sequence[LedgerLine], grouping: str, most: int | None = None) -> Table:
+    """Ledger sums, a row each; the first `most` where there are more."""
+    shown = lines if most is None else lines[:most]
+    rows: list[Row] = [
+        {
+            grouping: line.label,
+            "devices": line.devices,
+            "releases": line.totals.releases,
+            "positive_rows": line.totals.positive_rows,
+            "negative_rows": line.totals.negative_rows,
+            "bytes": line.totals.bytes,
+        }
+        for line in shown
+    ]
+    columns = [
+        Column(grouping),
+        Column("devices", format=","),
+        Column("releases", format=","),
+        Column("positive_rows", "positive rows", ","),
+        Column("negative_rows", "negative rows", ","),
+        Column("bytes", format=","),
+    ]
+    left = len(lines) - len(shown)
+    notes = [f"{left:,} more lines; --csv and --json have them all."] if left else []
+    return Table(f"What left, by {grouping}", columns, rows, notes=notes)
 
 
 def _half_width(values: NDArray[np.float64]) -> float:

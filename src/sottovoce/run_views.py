@@ -125,14 +125,11 @@ class FinishedRun:
             sums = self.ledger_per_user()
             names = self.split.train.users_vocabulary()
             return [LedgerLine(names.name(u), 1, sums.row(u)) for u in range(len(names))]
-        table = self.ledger()
-        rounds = table["round"].to_numpy()
-        numbers, which = np.unique(rounds, return_inverse=True)
-        sums = Sums.of(table, which, len(numbers))
-        return [
-            LedgerLine(str(number), int(sums.releases[k]), sums.row(k))
-            for k, number in enumerate(numbers.tolist())
-        ]
+        return _by_round(self.ledger())
+
+    def ledger_of(self, user: int) -> list[LedgerLine]:
+        """One user's releases, a line per round."""
+        return _by_round(self.ledger(user))
 
     def ledger_per_user(self) -> Sums:
         table = self.ledger()
@@ -174,6 +171,15 @@ class Sums:
             int(self.bytes[groups].sum()),
             float(self.epsilon[groups].sum()),
         )
+
+
+def _by_round(table: pa.Table) -> list[LedgerLine]:
+    numbers, which = np.unique(table["round"].to_numpy(), return_inverse=True)
+    sums = Sums.of(table, which, len(numbers))
+    return [
+        LedgerLine(str(number), int(sums.releases[k]), sums.row(k))
+        for k, number in enumerate(numbers.tolist())
+    ]
 
 
 def choice_groups(

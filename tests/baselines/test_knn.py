@@ -127,7 +127,7 @@ def test_a_user_without_positives_gets_zeros(
 @pytest.mark.parametrize("kind", [UserKNN, ItemKNN])
 @pytest.mark.parametrize(("n_users", "n_items"), [(0, 4), (3, 0), (1, 1), (2, 3)])
 def test_empty_tables_give_zeros(kind: type[UserKNN | ItemKNN], n_users: int, n_items: int) -> None:
-    nothing = Interactions(np.zeros(n_users + 1), np.zeros(0), n_items)
+    nothing = Interactions.from_pairs([], [], n_users=n_users, n_items=n_items)
     scores = kind(5).fit(nothing, RNG).scores(np.arange(n_users))
     assert scores.shape == (n_users, n_items)
     assert not scores.any()

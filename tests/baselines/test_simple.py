@@ -14,7 +14,7 @@ RNG = Streams.from_seed(3)
 
 def test_random_favours_no_item() -> None:
     n_users, n_items = 20_000, 10
-    nothing = Interactions(np.zeros(n_users + 1), np.zeros(0), n_items)
+    nothing = Interactions.from_pairs([], [], n_users=n_users, n_items=n_items)
     best = Random().fit(nothing, RNG).scores(np.arange(n_users)).argmax(axis=1)
     counts = np.bincount(best, minlength=n_items)
     expected = n_users / n_items

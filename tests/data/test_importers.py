@@ -156,7 +156,7 @@ def test_foursquare_keeps_the_last_visit_unless_told(tmp_path: Path) -> None:
     assert last.interactions.timestamps is not None
     assert last.interactions.timestamps.tolist() == [1333479606, 1379371246]
     assert "3 events, 1 repeated (user, item) events collapsed to the last" in last.provenance
-    first = import_path(folder, country="italy", keep="first")
+    first = import_path(folder, country="ITALY", keep="first")
     assert first.interactions.timestamps is not None
     assert first.interactions.timestamps.tolist() == [1333476006, 1379371246]
     assert import_path(folder).interactions.n_items == 3
@@ -167,7 +167,7 @@ def test_foursquare_keeps_the_last_visit_unless_told(tmp_path: Path) -> None:
 def test_blocks_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = unpacked(tmp_path / "d", TIST)
     whole = import_path(folder).fingerprint()
-    monkeypatch.setattr(text, "BLOCK", 64)
+    monkeypatch.setattr(text, "BLOCK", 110)
     assert import_path(folder).fingerprint() == whole
     bad = str(TIST["dataset_TIST2015_Checkins.txt"]).replace("2013\t120\n", "2013\t12O\n")
     unpacked(folder, {"dataset_TIST2015_Checkins.txt": bad})
@@ -183,6 +183,11 @@ def test_douban(tmp_path: Path) -> None:
     assert active.interactions.users_vocabulary().names() == ["1"]
     assert active.attribute("location").texts() == ["174"]
     assert "at least 2 items" in active.provenance
+    located = import_path(tmp_path / "d", require_attribute="location")
+    assert located.interactions.users_vocabulary().names() == ["1", "2"]
+    assert located.attribute("location").texts() == ["174", "3"]
+    with pytest.raises(DataError, match="no user attribute 'shoe'"):
+        import_path(tmp_path / "d", require_attribute="shoe")
     bare = import_path(unpacked(tmp_path / "e", {"user_book.dat": "1\t7\n2\t7\n"}))
     assert bare.interactions.ratings is None
 
@@ -191,7 +196,7 @@ def test_douban(tmp_path: Path) -> None:
     "content",
     [
         "userId,movieId,timestamp\nu1,m1,5\nu1,m2,7\n",
-        'User-ID;ISBN;"When"\nu1;m1;5\nu1;m2;7\n',
+        '"User-ID";"ISBN";"When"\n"u1";"m1";"5"\n"u1";"m2";"7"\n',
         "user_id:token\titem_id:token\ttimestamp:float\nu1\tm1\t5.0\nu1\tm2\t7.0\n",
         "uid::asin::time\nu1::m1::1970-01-01 00:00:05\nu1::m2::1970-01-01 00:00:07\n",
         '\ufeff"user","item","date"\n"u1","m1","1970-01-01T00:00:05"\nu1,m2,1970-01-01 00:00:07\n',
@@ -263,7 +268,13 @@ def test_bad_tables_are_named_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match=r"t.csv, column timestamp.*must hold times"):
         import_path(file)
     file.write_text("user,item,rating\na,b,high\n")
+    with pytest.raises(CorruptData, match=r"t.csv, line 2: rating is 'high'"):
+        import_path(file)
+    file.write_text('user,item,rating\n"a",b,high\n')
     with pytest.raises(CorruptData, match=r"t.csv: .*high"):
+        import_path(file)
+    file.write_text("user,item,rating\na,b,1\na,c,nan\n")
+    with pytest.raises(CorruptData, match=r"column rating: row 2 is not a finite number"):
         import_path(file)
     file.write_text("")
     with pytest.raises(CorruptData, match=r"t.csv is empty"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,11 @@ def test_every_part_counts_in_the_fingerprint() -> None:
     assert replace(town, name="other").fingerprint() == town.fingerprint()
 
 
+def test_data_sets_travel_between_processes() -> None:
+    town = generate_town(TownConfig(residents=30, venues=40))
+    assert pickle.loads(pickle.dumps(town)).fingerprint() == town.fingerprint()
+
+
 def test_a_data_set_is_not_overwritten_unless_told(tmp_path: Path) -> None:
     first = generate_town(TownConfig(residents=30, venues=40))
     second = generate_town(TownConfig(residents=31, venues=40))
@@ -165,6 +171,25 @@ def test_a_failed_write_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pq, "write_table", full)
     with pytest.raises(DataError, match="no space left"):
         write_prepared(first, folder, overwrite=True)
+    assert read_prepared(folder).fingerprint() == first.fingerprint()
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_failed_swap_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = generate_town(TownConfig(residents=30, venues=40))
+    folder = write_prepared(first, tmp_path / "d")
+    rename = Path.rename
+
+    def jam(source: Path, target: Path) -> Path:
+        if source.name.endswith(".partial"):
+            raise OSError("device is busy")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", jam)
+    with pytest.raises(DataError, match="busy"):
+        write_prepared(generate_town(TownConfig(residents=9)), folder, overwrite=True)
     assert read_prepared(folder).fingerprint() == first.fingerprint()
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
 
@@ -218,20 +243,20 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 def test_candidates_must_be_known_items(tmp_path: Path) -> None:
-    events = {"user": [0, 0], "item": [0, 1], "split": ["train", "test"]}
-    candidates = {"user": [0], "positive": [1], "negatives": [[0, 9]]}
+    events = {"user": [4, 4, 5], "item": [0, 1, 2], "split": ["train", "test", "train"]}
+    candidates = {"user": [5, 4], "positive": [2, 1], "negatives": [[0, 9], [0, 1]]}
     folder = put(tmp_path / "d", interactions=events, candidates=candidates)
     with pytest.raises(CorruptData, match=r"candidates.parquet names an id"):
         read_prepared(folder)
-    good = {"user": [0], "positive": [1], "negatives": [[0, 1]]}
+    good = {"user": [5, 4], "positive": [2, 1], "negatives": [[1, 0], [2, 0]]}
     dataset = read_prepared(put(folder, candidates=good))
     assert dataset.published is not None
-    assert dataset.published.held_out.tolist() == [False, True]
+    assert dataset.published.held_out.tolist() == [False, True, False]
     again = read_prepared(write_prepared(dataset, tmp_path / "e"))
     assert again.fingerprint() == dataset.fingerprint()
     assert again.published is not None
     assert again.published.negatives is not None
-    assert again.published.negatives.tolist() == [[0, 1]]
+    assert again.published.negatives.tolist() == [[2, 0], [1, 0]]
 
 
 def test_named_sets_are_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from sottovoce.data import (
     top_category,
 )
 from sottovoce.data.dataset import head_share
-from sottovoce.data.town import START, YEAR
+from sottovoce.data.town import START, YEAR, _grouped, _world
 from sottovoce.data.town_words import KINDS
 from sottovoce.errors import ConfigError
 
@@ -146,6 +146,40 @@ def test_more_residents_leave_the_first_ones_alone() -> None:
     few = next(stream_town(TownConfig(residents=20, venues=100)))
     more = next(stream_town(TownConfig(residents=500, venues=100), 20))
     assert np.array_equal(few.interactions.items, more.interactions.items)
+
+
+def test_the_last_visit_of_many_is_kept() -> None:
+    """With a dozen visits to every venue, the kept ones lie late in the year."""
+    config = TownConfig(residents=20, venues=36, visits_per_resident=2_000.0, popularity=0.0)
+    (shard,) = stream_town(config)
+    assert shard.interactions.timestamps is not None
+    assert np.median(shard.interactions.timestamps) > START + 0.9 * YEAR
+
+
+def test_shares_within_a_group_are_exact_however_rare_its_venues() -> None:
+    """Group 2 is a billion billion times rarer than group 0, and group 1 is empty."""
+    group = np.array([2, 0, 2, 0, 0])
+    popularity = np.array([3e-30, 1.0, 1e-30, 2.0, 1.0])
+    start, venues, mass = _grouped(group, 3, popularity)
+    assert start.tolist() == [0, 3, 3, 5]
+    assert venues.tolist() == [1, 3, 4, 0, 2]
+    assert mass == pytest.approx([0.25, 0.75, 1.0, 0.75, 1.0], abs=1e-12)
+
+
+def test_venues_are_visited_by_their_popularity() -> None:
+    """Residents seen at one venue made one visit, but for a few who came back to it; so they show
+    the law without the flattening that collapsed repeats bring."""
+    config = TownConfig(residents=20_000, venues=36 * 4, districts=1, visits_per_resident=1.0)
+    world, visits = _world(config), next(stream_town(config)).interactions
+    single = visits.select((visits.counts == 1)[visits.users])
+    seen = single.item_counts
+    for kind in np.unique(world.kind):
+        first, end = world.town_start[kind], world.town_start[kind + 1]
+        members = world.town_venues[first:end]
+        share = np.diff(world.town_mass[first:end], prepend=0.0).clip(0.0, 1.0)
+        total = seen[members].sum()
+        spread = np.sqrt(total * share * (1 - share))
+        assert np.all(np.abs(seen[members] - total * share) <= 5 * spread + 5)
 
 
 def test_the_seed_decides_everything(town: Dataset) -> None:

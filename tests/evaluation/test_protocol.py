@@ -142,11 +142,20 @@ class TestFull:
         assert (result.per_user("R@10")[~result.served] == 0).all()
         assert f"{(~result.served).sum()} of them not served" in result.describe()
 
-    def test_progress_reaches_the_end(self):
+    @pytest.mark.parametrize("candidates", [Full(), Sampled(30)])
+    def test_progress_is_told_and_slabs_do_not_show(self, candidates, monkeypatch):
         train, test = world()
+        scorer = TableScorer(np.random.default_rng(1).random((200, 300)))
+        whole = evaluate(scorer, train, test, Protocol(5, candidates))
         calls: list[tuple[int, int]] = []
-        evaluate(constant(train), train, test, progress=lambda *a: calls.append(a))
-        assert calls == [(180, 180)]
+        monkeypatch.setattr("sottovoce.evaluation.protocol.SLAB", 70)
+        part = evaluate(
+            scorer, train, test, Protocol(5, candidates), progress=lambda *a: calls.append(a)
+        )
+        assert calls == [(70, 180), (140, 180), (180, 180)]
+        assert part.summary() == whole.summary()
+        for metric in whole.values:
+            assert (part.per_user(metric) == whole.per_user(metric)).all()
 
 
 class TestSampled:
@@ -186,6 +195,16 @@ class TestSampled:
         deeper = evaluate(scorer, train, test, Protocol(k=3, candidates=protocol.candidates))
         assert deeper.mean("HR@3") == pytest.approx(2 / 3)
         assert deeper.mean("AP@3") == pytest.approx((1 / 2 + 1 / 3) / 3)
+
+    def test_what_cannot_be_recommended_is_no_hit_however_few_the_negatives(self):
+        train = Interactions.from_pairs([0], [0], n_users=1, n_items=4)
+        test = Interactions.from_pairs([0, 0], [1, 4], n_users=1, n_items=5)
+        scorer = TableScorer([[0, -np.inf, 1, 1]])
+        for negatives in ([[2, 3]], [[2, -1]], [[-1, -1]]):
+            protocol = Protocol(candidates=Given(np.array(negatives)))
+            result = evaluate(scorer, train, test, protocol)
+            assert result.mean("HR@10") == 0.0
+            assert result.served.tolist() == [negatives != [[-1, -1]]]
 
     def test_negatives_are_distinct_unseen_and_depend_on_the_user_alone(self):
         train, test = world()

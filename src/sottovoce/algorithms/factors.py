@@ -18,6 +18,7 @@ computed anywhere, in any order.
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -120,12 +121,14 @@ def learn_rows(
     positive per draw, and item and values per update (negative, positive, negative, ...)."""
     _check(model, vectors, rows, indptr, triples)
     size = vectors.shape[1]
+    world = _world(indptr, items)
     entry = np.empty(len(rows) * triples, dtype=np.int64)
     item = np.empty(2 * len(entry), dtype=np.int32)
     values = np.empty((2 * len(entry), size + 1), dtype=np.int32)
     kernels(size).learn_rows(
-        vectors, rows, indptr, items, model, keys, triples, step.numbers(), _bitset(len(model)),
-        _zeros((2, model.shape[1]), np.int32), entry, item, values,
+        vectors, _read(rows, np.int64), *world, _read(model, np.float32), _read(keys, np.uint64),
+        triples, step.numbers(), _bitset(len(model)), _zeros((2, model.shape[1]), np.int32),
+        entry, item, values,
     )  # fmt: skip
     return entry, item, values
 
@@ -146,7 +149,11 @@ def learn_summed(
     and negative rows sent. `model` is padded; `vectors` moves in place. `rows` are distinct."""
     _check(model, vectors, rows, indptr, triples)
     learn = kernels(vectors.shape[1]).learn_summed
-    frozen = model if model.ctypes.data % _LINE == 0 else _line_up(model)
+    world = _world(indptr, items)
+    frozen = _read(model if model.ctypes.data % _LINE == 0 else _line_up(model), np.float32)
+    draws = (_read(rows, np.int64), _read(keys, np.uint64))
+    coins = (_read(rule.keys, np.uint64), _read(rule.threshold, np.uint64))
+    allowed = _read(rule.allowed, np.bool_)
     n_items, width = model.shape
     positives = np.empty(len(rows), dtype=np.int32)
     negatives = np.empty(len(rows), dtype=np.int32)
@@ -155,10 +162,10 @@ def learn_summed(
         low = _zeros((n_items + GROUP, width), np.int32)
         high = np.zeros((n_items, width), dtype=np.int64)
         carried = learn(
-            vectors, rows[span], indptr, items, frozen, keys[span], triples, step.numbers(),
+            vectors, draws[0][span], *world, frozen, draws[1][span], triples, step.numbers(),
             _bitset(n_items), _zeros((2, width), np.int32),
-            rule.keys[span], rule.threshold[span], rule.allowed, _bitset(n_items),
-            _zeros((GROUP, width), np.float32), _zeros(LANES, np.float32), _zeros(LANES, np.float32),
+            coins[0][span], coins[1][span], allowed, _bitset(n_items),
+            _zeros((GROUP, width), np.float32), *_zeros((2, LANES), np.float32),
             low, high, positives[span], negatives[span],
         )  # fmt: skip
         return low[:n_items], high, carried
@@ -194,6 +201,13 @@ def learn_rounds(
     many short runs may pass `make_sieve(indptr, items)`; it saves time and changes nothing."""
     _check(model, vectors, rows, indptr, triples)
     learn = kernels(vectors.shape[1])
+    world = _world(indptr, items)
+    rounds = (_read(rows, np.int64), *world, model, _read(keys, np.uint64))
+    share = (
+        _read(rule.keys, np.uint64),
+        _read(rule.threshold, np.uint64),
+        _read(rule.allowed, np.bool_),
+    )
     n_items, width = model.shape
     positives = np.empty(len(rows), dtype=np.int32)
     negatives = np.empty(len(rows), dtype=np.int32)
@@ -202,16 +216,15 @@ def learn_rounds(
             worth = len(rows) * _ROUNDS_PER_SIEVE >= len(items)
             sieve = make_sieve(indptr, items) if worth else np.zeros(0, dtype=np.uint8)
         learn.learn_single(
-            vectors, rows, indptr, items, model, keys, step.numbers(),
-            rule.keys, rule.threshold, rule.allowed, fold_rate(step), sieve, positives, negatives,
+            vectors, *rounds, step.numbers(), *share, fold_rate(step), _read(sieve, np.uint8),
+            positives, negatives,
         )  # fmt: skip
     else:
         learn.learn_rounds(
-            vectors, rows, indptr, items, model, keys, triples, step.numbers(),
-            _bitset(n_items), _zeros((2, width), np.int32),
-            rule.keys, rule.threshold, rule.allowed, _bitset(n_items), fold_rate(step),
-            _zeros((n_items + 1, width), np.int32), np.zeros((n_items, width), dtype=np.int64),
-            positives, negatives,
+            vectors, *rounds, triples, step.numbers(),
+            _bitset(n_items), _zeros((2, width), np.int32), *share, _bitset(n_items),
+            fold_rate(step), _zeros((n_items + 1, width), np.int32),
+            np.zeros((n_items, width), dtype=np.int64), positives, negatives,
         )  # fmt: skip
     return positives, negatives
 
@@ -219,13 +232,16 @@ def learn_rounds(
 def make_sieve(indptr: NDArray[np.int64], items: NDArray[np.int32]) -> NDArray[np.uint8]:
     """A byte per interaction by which `learn_rounds` rules most strangers out at once."""
     sieve = np.zeros(len(items) * SIEVE // 8, dtype=np.uint8)
-    fill_sieve(indptr, items, sieve)
+    fill_sieve(*_world(indptr, items), sieve)
     return sieve
 
 
 def fold(step: PairStep, model: NDArray[np.float32], sums: NDArray[np.int64]) -> None:
     """model += α · sums, in place; both padded."""
-    model += fold_rate(step) * sums.astype(np.float32)
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # divergence is found where models are checked
+        model += fold_rate(step) * sums.astype(np.float32)
 
 
 def fold_rate(step: PairStep) -> np.float32:
@@ -267,6 +283,19 @@ def _line_up(table: NDArray[np.float32]) -> NDArray[np.float32]:
     return copy
 
 
+def _read(values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+    """A read-only, contiguous view, so that a kernel is compiled for one kind of array only."""
+    view = np.ascontiguousarray(values, dtype=dtype).view()
+    view.flags.writeable = False
+    return view
+
+
+def _world(
+    indptr: NDArray[np.int64], items: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    return _read(indptr, np.int64), _read(items, np.int32)
+
+
 def _bitset(n_items: int) -> NDArray[np.uint64]:
     return np.zeros((n_items + 63) // 64, dtype=np.uint64)
 
@@ -275,4 +304,4 @@ def _spans(n: int, triples: int, threads: int) -> list[slice]:
     """Equal parts of a cohort, one per thread; every device has the same number of draws."""
     parts = max(1, min(threads, n, n * triples // _WORTH_A_THREAD))
     edges = np.linspace(0, n, parts + 1).astype(int)
-    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]

@@ -36,16 +36,17 @@ from sottovoce.errors import ConfigError, Diverged
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import _M1, _M2, GAMMA
 
-HOT = 1024
+HOT = 512
 """Items that have spare rows of sums."""
 _CHUNK = 1 << 25
 """Draws per chunk: 256 MB of packed words."""
-_TILE = 256
-"""Columns times devices per warp in the learning stage."""
 _LOW31 = (1 << 31) - 1
 _LOW32 = (1 << 32) - 1
 _SCALE = float(GRID)
 _LIMIT = float(LIMIT * GRID)
+
+Rows = Tensor | NDArray[np.int64] | None
+"""Distinct rows of a cohort; None for all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -63,6 +64,8 @@ class Tables:
     """int64 [M + spare rows]."""
     spare: Tensor
     """int32 [M]: the first of an item's spare rows, or -1."""
+    hot: Tensor
+    """int64: the items that have spare rows, in the order of those."""
 
     @classmethod
     def of(cls, items: Tensor, embedding_size: int, popularity: Tensor | None = None) -> Tables:
@@ -73,29 +76,28 @@ class Tables:
         factors = torch.zeros(n_items, width, device=device)
         factors[:, :embedding_size] = items[:, :embedding_size]
         spare = torch.full((n_items,), -1, dtype=torch.int32, device=device)
-        hot = 0 if popularity is None else min(HOT, n_items)
+        hot = torch.empty(0, dtype=torch.int64, device=device)
         if popularity is not None:
-            first = n_items + COPIES * torch.arange(hot, dtype=torch.int32, device=device)
-            spare[popularity.topk(hot).indices] = first
-        rows = n_items + hot * COPIES
+            hot = popularity.topk(min(HOT, n_items)).indices
+            order = torch.arange(len(hot), dtype=torch.int32, device=device)
+            spare[hot] = n_items + COPIES * order
+        rows = n_items + COPIES * len(hot)
         return cls(
             factors=factors,
             bias=items[:, embedding_size].to(torch.float32, copy=True).contiguous(),
             sums=torch.zeros(rows, width, dtype=torch.int64, device=device),
             bias_sums=torch.zeros(rows, dtype=torch.int64, device=device),
             spare=spare,
+            hot=hot,
         )
 
     def totals(self) -> tuple[Tensor, Tensor]:
         """The sums of all updates since the last fold: factors [M, width] and biases [M]."""
         n_items, width = self.factors.shape
-        sums = self.sums[:n_items].clone()
-        bias_sums = self.bias_sums[:n_items].clone()
-        if len(self.sums) > n_items:
-            hot = torch.nonzero(self.spare >= 0).squeeze(1)
-            which = (self.spare[hot].long() - n_items) // COPIES
-            sums[hot] += self.sums[n_items:].view(-1, COPIES, width).sum(1)[which]
-            bias_sums[hot] += self.bias_sums[n_items:].view(-1, COPIES).sum(1)[which]
+        sums, copies = self.sums[:n_items].clone(), self.sums[n_items:]
+        bias_sums, bias_copies = self.bias_sums[:n_items].clone(), self.bias_sums[n_items:]
+        sums[self.hot] += copies.view(len(self.hot), COPIES, width).sum(1)
+        bias_sums[self.hot] += bias_copies.view(len(self.hot), COPIES).sum(1)
         return _interleaved(sums).transpose(1, 2).reshape(n_items, width), bias_sums
 
 
@@ -126,14 +128,14 @@ def learn_summed_cuda(
     round_key: int,
     share_key: int,
     triples: int,
-    rows: Tensor | None = None,
+    rows: Rows = None,
     fused: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One round of the devices in `rows` (distinct; None for all): adds every update that may leave
-    to `tables`, moves `cohort.vectors`, and returns each device's number of distinct positive and
-    negative rows sent (int32, 0 for a device that does not take part, has no positives or has every
-    item). The keys are those of the round's streams: a device's draws are keyed by
-    `Streams(round_key).child(user)`, its coins by `Streams(share_key).child(user)`.
+    """One round of the devices in `rows`: adds every update that may leave to `tables`, moves
+    `cohort.vectors`, and returns each device's number of distinct positive and negative rows sent
+    (int32; 0 for a device that does not take part, has no positives or has every item). The
+    draws of a device are keyed by `Streams(round_key).child(user)`, its coins by
+    `Streams(share_key).child(user)`.
 
     `fused` chooses the Triton kernels (True) or torch (False); by default whatever is there.
     """
@@ -148,9 +150,10 @@ def learn_summed_cuda(
         raise ConfigError("the fused kernels need the package triton")
     n = len(cohort.users) if rows is None else len(rows)
     keys = torch.tensor([_signed(round_key), _signed(share_key)], device=device)
-    positives = torch.zeros(n, dtype=torch.int32, device=device)
-    negatives = torch.zeros(n, dtype=torch.int32, device=device)
-    draw, learn = (_draw_fused, _learn_fused) if fused else (_draw_torch, _learn_torch)
+    counts = torch.zeros(2, n, dtype=torch.int32, device=device)
+    draw, learn = (_draw_torch, _learn_torch)
+    if fused:
+        draw, learn = (factors_triton.draw, factors_triton.learn)
     size = max(1, min(n, _CHUNK // triples))
     words = torch.empty(triples * size, dtype=torch.int64, device=device)
     for start in range(0, n, size):
@@ -158,11 +161,11 @@ def learn_summed_cuda(
         if rows is None:
             chosen = torch.arange(part.start, part.stop, device=device)
         else:
-            chosen = rows[part]
+            chosen = torch.as_tensor(rows[part], device=device)
         packed = words[: triples * len(chosen)].view(triples, len(chosen))
-        draw(cohort, len(tables.bias), chosen, keys, packed, positives[part], negatives[part])
+        draw(cohort, len(tables.bias), chosen, keys, packed, counts[:, part])
         learn(step, tables, cohort, chosen, packed)
-    return positives, negatives
+    return counts[0], counts[1]
 
 
 def fold_cuda(step: PairStep, tables: Tables) -> None:
@@ -200,8 +203,10 @@ class CudaFederation:
         device: str = "cuda",
     ) -> CudaFederation:
         """`items` is the model, [M, embedding_size + 1] or padded; `share` is π per device;
-        `allowed`, a flag per interaction, may be empty; `users` are the devices' numbers, by default
-        0, 1, ..."""
+        `allowed`, a flag per interaction, may be empty; `users` are the devices' numbers, counted
+        from 0 where they are not given."""
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("there is no GPU that torch can use; choose the device cpu")
         n, size = vectors.shape
         if len(indptr) != n + 1 or len(share) != n:
             raise ConfigError(
@@ -232,7 +237,7 @@ class CudaFederation:
         return f"<CudaFederation of {len(self.cohort.users):,}, redacted>"
 
     def learn(
-        self, round_key: int, share_key: int, triples: int, rows: Tensor | None = None
+        self, round_key: int, share_key: int, triples: int, rows: Rows = None
     ) -> tuple[Tensor, Tensor]:
         """The devices' half of a round; see `learn_summed_cuda`."""
         return learn_summed_cuda(
@@ -244,7 +249,7 @@ class CudaFederation:
         fold_cuda(self.step, self.tables)
 
     def round(
-        self, round_key: int, share_key: int, triples: int, rows: Tensor | None = None
+        self, round_key: int, share_key: int, triples: int, rows: Rows = None
     ) -> tuple[Tensor, Tensor]:
         """A whole round; the counts of rows sent stay on the GPU."""
         counts = self.learn(round_key, share_key, triples, rows)
@@ -285,14 +290,16 @@ def _interleaved(sums: Tensor) -> Tensor:
 # --- torch: words of a draw are item << 32 | leaves << 31 | negative, or -1 for "not a client" ---
 
 
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """z >> bits without sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
 def _mix(z: Tensor) -> Tensor:
-    z = (z ^ ((z >> 30) & (_LOW32 << 2 | 3))) * _signed(int(_M1))
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(int(_M2))
-    return z ^ ((z >> 31) & (_LOW32 << 1 | 1))
-
-
-def _upper(word: Tensor) -> Tensor:
-    return (word >> 32) & _LOW32
+    """`rng.mix`."""
+    z = (z ^ _shifted(z, 30)) * _signed(int(_M1))
+    z = (z ^ _shifted(z, 27)) * _signed(int(_M2))
+    return z ^ _shifted(z, 31)
 
 
 def _member(items: Tensor, start: Tensor, count: Tensor, wanted: Tensor) -> Tensor:
@@ -313,8 +320,7 @@ def _draw_torch(
     rows: Tensor,
     keys: Tensor,
     packed: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
+    counts: Tensor,
 ) -> None:
     start = cohort.indptr[rows]
     count = cohort.indptr[rows + 1] - start
@@ -327,18 +333,19 @@ def _draw_torch(
     number = (cohort.users[rows] + 1) * gamma
     offset = torch.arange(1, len(packed) + 1, device=rows.device)[:, None] * gamma
     word = _mix(_mix(keys[0] + number) + offset)
-    entry = start + ((_upper(word) * count) >> 32)
+    entry = start + ((_shifted(word, 32) * count) >> 32)
     i = cohort.items[entry].long()
     j = ((word & _LOW32) * n_items) >> 32
     while bool((again := _member(cohort.items, start, count, j)).any()):
         word = torch.where(again, _mix(word + gamma), word)
         j = torch.where(again, ((word & _LOW32) * n_items) >> 32, j)
-    leaves = _upper(_mix(_mix(keys[1] + number) + offset)) < cohort.threshold[rows]
+    coin = _shifted(_mix(_mix(keys[1] + number) + offset), 32)
+    leaves = coin < cohort.threshold[rows]
     if cohort.allowed is not None:
         leaves &= cohort.allowed[entry]
     packed[:, active] = i << 32 | leaves.long() << 31 | j
-    positives[active] = _distinct(torch.where(leaves, i, -1))
-    negatives[active] = _distinct(j)
+    counts[0, active] = _distinct(torch.where(leaves, i, -1))
+    counts[1, active] = _distinct(j)
 
 
 def _distinct(items: Tensor) -> Tensor:
@@ -361,7 +368,7 @@ def _learn_torch(
 
     def send(item: Tensor, values: Tensor, bias: Tensor) -> None:
         steps = torch.round(values.clamp(-_LIMIT, _LIMIT)).long()
-        sums.index_add_(0, item, steps.view(len(item), -1, LANES).transpose(1, 2))
+        sums.index_add_(0, item, steps.view(len(item), width // LANES, LANES).transpose(1, 2))
         tables.bias_sums.index_add_(0, item, torch.round(bias.clamp(-_LIMIT, _LIMIT)).long())
 
     reg_i, reg_j, reg_b = (
@@ -378,34 +385,3 @@ def _learn_torch(
         send(i[leaves], (pull - reg_i * q_i)[leaves], (pull_bias - reg_b * b_i)[leaves])
         p += step.learning_rate * (s[:, None] * gap - step.reg_user * p)
     cohort.vectors[rows] = p[:, :size]
-
-
-def _draw_fused(
-    cohort: ResidentCohort,
-    n_items: int,
-    rows: Tensor,
-    keys: Tensor,
-    packed: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
-) -> None:
-    devices, block = 32, 8
-    allowed = cohort.takes_part if cohort.allowed is None else cohort.allowed
-    factors_triton.draw_kernel[(-(-len(rows) // devices),)](
-        len(rows), rows, cohort.users, cohort.indptr, cohort.items, cohort.takes_part,
-        cohort.threshold, allowed, keys, packed, positives, negatives, n_items, len(packed),
-        cohort.allowed is not None, devices, block, num_warps=4,
-    )  # fmt: skip
-
-
-def _learn_fused(
-    step: PairStep, tables: Tables, cohort: ResidentCohort, rows: Tensor, packed: Tensor
-) -> None:
-    size, width = cohort.vectors.shape[1], tables.factors.shape[1]
-    devices = max(1, _TILE // width)
-    factors_triton.learn_kernel[(-(-len(rows) // devices),)](
-        len(rows), rows, packed, cohort.vectors, tables.factors, tables.bias, tables.sums,
-        tables.bias_sums, tables.spare, len(packed), float(step.learning_rate), float(step.reg_user),
-        step.reg_positive * _SCALE, step.reg_negative * _SCALE, step.reg_bias * _SCALE,
-        size, width, devices, num_warps=1,
-    )  # fmt: skip

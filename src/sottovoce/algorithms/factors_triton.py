@@ -1,5 +1,4 @@
-"""The two stages of `factors_cuda` as Triton kernels. Without Triton the module is empty but for its
-constants.
+"""The two stages of `factors_cuda` as Triton kernels; where Triton is missing, constants alone.
 
 A thread holds `LANES` columns of an item row, which is what a 16-byte read brings.
 """
@@ -7,9 +6,16 @@ A thread holds `LANES` columns of an item row, which is what a 16-byte read brin
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import _M1, _M2, GAMMA
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sottovoce.algorithms.factors import PairStep
+    from sottovoce.algorithms.factors_cuda import ResidentCohort, Tables
 
 try:
     import triton
@@ -18,8 +24,10 @@ except ImportError:  # the CPU builds of torch come without it
     triton = None
 
 LANES = 4
-COPIES = 16
+COPIES = 32
 """Spare rows of sums that a popular item has; neighbouring warps use them in turn."""
+TILE = 256
+"""Columns times devices per warp in the learning stage."""
 AVAILABLE = triton is not None
 
 if triton is not None:
@@ -177,3 +185,33 @@ if triton is not None:
             _send(sums, bias_sums, spare, i, c, up, up_bias, leaves, F, W)
             p += rate * (s[:, None] * gap - reg_user * p)
         tl.store(home, p, mask=held & active[:, None], eviction_policy="evict_first")
+
+
+def draw(
+    cohort: ResidentCohort,
+    n_items: int,
+    rows: Tensor,
+    keys: Tensor,
+    packed: Tensor,
+    counts: Tensor,
+) -> None:
+    devices, block = 32, 4
+    allowed = cohort.takes_part if cohort.allowed is None else cohort.allowed
+    draw_kernel[(-(-len(rows) // devices),)](
+        len(rows), rows, cohort.users, cohort.indptr, cohort.items, cohort.takes_part,
+        cohort.threshold, allowed, keys, packed, counts[0], counts[1], n_items, len(packed),
+        cohort.allowed is not None, devices, block, num_warps=2,
+    )  # fmt: skip
+
+
+def learn(
+    step: PairStep, tables: Tables, cohort: ResidentCohort, rows: Tensor, packed: Tensor
+) -> None:
+    size, width = cohort.vectors.shape[1], tables.factors.shape[1]
+    devices = max(1, TILE // width)
+    learn_kernel[(-(-len(rows) // devices),)](
+        len(rows), rows, packed, cohort.vectors, tables.factors, tables.bias, tables.sums,
+        tables.bias_sums, tables.spare, len(packed), step.learning_rate, step.reg_user,
+        step.reg_positive * GRID, step.reg_negative * GRID, step.reg_bias * GRID,
+        size, width, devices, num_warps=1,
+    )  # fmt: skip

@@ -18,13 +18,17 @@ Tables are C-contiguous, and a row of `width` numbers takes `row_stride(width)` 
 the end. There are no bounds checks: row numbers must be in range.
 """
 
+# LLVM's builder and numba's hooks carry no types.
+# mypy: allow-untyped-calls, allow-untyped-defs
+
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
@@ -44,7 +48,7 @@ def row_stride(width: int) -> int:
     return -(-width // LANES) * LANES
 
 
-class Row(types.Type):  # type: ignore[misc]
+class Row(types.Type):
     """Numbers of one kind: chunks of 16, the last one of 8 where that holds the rest."""
 
     def __init__(self, width: int, kind: str) -> None:
@@ -66,7 +70,7 @@ class Row(types.Type):  # type: ignore[misc]
 
 
 @register_model(Row)
-class _RowModel(models.PrimitiveModel):  # type: ignore[misc]
+class _RowModel(models.PrimitiveModel):
     def __init__(self, manager: Any, row: Row) -> None:
         super().__init__(manager, row, row.llvm())
 
@@ -97,16 +101,12 @@ def _pointer(context: Any, builder: Any, kind: Any, table: Any, start: Any, to: 
     return builder.bitcast(builder.gep(data, [start]), to.as_pointer())
 
 
-def _is_row(kind: Any, expected: str) -> bool:
-    return isinstance(kind, Row) and kind.kind == expected
-
-
 # --- a + b, a - b, a * b: rows, or a number and a row --------------------------------------------
 
 
 def _operation(op: Any, name: str) -> None:
     @infer_global(op)
-    class _Typing(AbstractTemplate):  # type: ignore[misc]
+    class _Typing(AbstractTemplate):
         def generic(self, args: Any, kws: Any) -> Any:
             rows = [a for a in args if isinstance(a, Row)]
             numbers = [a for a in args if a == types.float32]
@@ -141,14 +141,14 @@ _operation(operator.mul, "fmul")
 
 
 @intrinsic(prefer_literal=True)
-def load(typingctx, table, row, width):  # type: ignore[no-untyped-def]
+def load(typingctx, table, row, width):
     """Row `row` of a float32 or int32 table."""
     kind = Row(width.literal_value, "f4" if table.dtype == types.float32 else "i4")
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
         start = builder.mul(args[1], _I64(kind.stride))
 
-        def chunk(c, column, n):  # type: ignore[no-untyped-def]
+        def chunk(c, column, n):
             at = builder.add(start, _I64(column))
             pointer = _pointer(context, builder, sig.args[0], args[0], at, kind.vector(n))
             return builder.load(pointer, align=4)
@@ -159,10 +159,10 @@ def load(typingctx, table, row, width):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def store(typingctx, table, row, values):  # type: ignore[no-untyped-def]
+def store(typingctx, table, row, values):
     """Writes row `row` of a table."""
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
         start = builder.mul(args[1], _I64(values.stride))
         for c, (column, n) in enumerate(values.chunks):
             at = builder.add(start, _I64(column))
@@ -174,15 +174,15 @@ def store(typingctx, table, row, values):  # type: ignore[no-untyped-def]
 
 
 @intrinsic(prefer_literal=True)
-def load_extended(typingctx, table, row, size):  # type: ignore[no-untyped-def]
+def load_extended(typingctx, table, row, size):
     """Row `row` of a float32 table without padding, `size` wide, then a 1, then zeros."""
     F = size.literal_value
     kind = Row(F + 1, "f4")
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
         start = builder.mul(args[1], _I64(F))
 
-        def chunk(c, column, n):  # type: ignore[no-untyped-def]
+        def chunk(c, column, n):
             ends = [1.0 if column + lane == F else 0.0 for lane in range(n)]
             rest = ir.Constant(kind.vector(n), ends)
             used = min(n, F - column)
@@ -201,11 +201,11 @@ def load_extended(typingctx, table, row, size):  # type: ignore[no-untyped-def]
 
 
 @intrinsic(prefer_literal=True)
-def store_first(typingctx, table, row, size, values):  # type: ignore[no-untyped-def]
+def store_first(typingctx, table, row, size, values):
     """Writes the first `size` numbers of a row to row `row` of a table without padding."""
     F = size.literal_value
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
         start = builder.mul(args[1], _I64(F))
         for c, (column, n) in enumerate(values.chunks):
             used = min(n, F - column)
@@ -220,13 +220,13 @@ def store_first(typingctx, table, row, size, values):  # type: ignore[no-untyped
 
 
 @intrinsic(prefer_literal=True)
-def constant(typingctx, value, size, last):  # type: ignore[no-untyped-def]
+def constant(typingctx, value, size, last):
     """A row with `value` in the first `size` columns, `last` in the next, zeros after it."""
     F = size.literal_value
     kind = Row(F + 1, "f4")
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        def chunk(c, column, n):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
+        def chunk(c, column, n):
             if column + n <= F:
                 return _splat(builder, args[0], n)
             zeros = ir.Constant(kind.vector(n), [0.0] * n)
@@ -240,11 +240,11 @@ def constant(typingctx, value, size, last):  # type: ignore[no-untyped-def]
 
 
 @intrinsic(prefer_literal=True)
-def with_one(typingctx, values, column):  # type: ignore[no-untyped-def]
+def with_one(typingctx, values, column):
     """The row with a 1 in one column."""
     at = column.literal_value
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
         c = at // LANES
         chunk = builder.extract_value(args[0], c)
         chunk = builder.insert_element(chunk, _F32(1.0), _I32(at - c * LANES))
@@ -254,10 +254,10 @@ def with_one(typingctx, values, column):  # type: ignore[no-untyped-def]
 
 
 @intrinsic(prefer_literal=True)
-def prefetch(typingctx, table, row, width):  # type: ignore[no-untyped-def]
+def prefetch(typingctx, table, row, width):
     """Asks for the first `width` numbers of a row, ahead of their use. Has no other effect."""
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
         array = context.make_array(sig.args[0])(context, builder, args[0])
         stride = cgutils.unpack_tuple(builder, array.shape)[-1] if table.ndim == 2 else _I64(1)
         start = builder.mul(args[1], stride)
@@ -280,20 +280,18 @@ def prefetch(typingctx, table, row, width):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def total(typingctx, values):  # type: ignore[no-untyped-def]
+def total(typingctx, values):
     """The sum of a row, in a fixed order: chunks of 16 lane by lane, from the left; then halves
     onto halves, a last chunk of 8 joining when 8 lanes are left."""
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        parts = [builder.extract_value(args[0], c) for c in range(len(values.chunks))]
-        short = parts.pop() if values.chunks[-1][1] == HALF else None
-        sums = None
-        for part in parts:
-            sums = part if sums is None else builder.fadd(sums, part)
-        if sums is not None:
-            sums = _folded(builder, sums)
-        if short is not None:
-            sums = short if sums is None else builder.fadd(sums, short)
+    def lower(context, builder, sig, args):
+        parts: list[Any] = [builder.extract_value(args[0], c) for c in range(len(values.chunks))]
+        short: Any = parts.pop() if values.chunks[-1][1] == HALF else None
+        sums = parts[0] if parts else short
+        for part in parts[1:]:
+            sums = builder.fadd(sums, part)
+        if parts and short is not None:
+            sums = builder.fadd(_folded(builder, sums), short)
         while sums.type.count > 1:
             sums = _folded(builder, sums)
         return builder.extract_element(sums, _I32(0))
@@ -308,13 +306,13 @@ def _folded(builder: Any, vector: Any) -> Any:
 
 
 @intrinsic
-def rounded(typingctx, values, limit):  # type: ignore[no-untyped-def]
+def rounded(typingctx, values, limit):
     """A row of int32: the nearest whole numbers (ties to even) after clamping to ±limit, which must
     fit. What is not a number becomes −limit."""
     kind = Row(values.width, "i4")
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        def chunk(c, _, n):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
+        def chunk(c, _, n):
             vector = values.vector(n)
             most = _splat(builder, args[1], n)
             least = _splat(builder, builder.fneg(args[1]), n)
@@ -332,11 +330,11 @@ def rounded(typingctx, values, limit):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def as_float(typingctx, values):  # type: ignore[no-untyped-def]
+def as_float(typingctx, values):
     """A row of int32 as float32, each number rounded once."""
     kind = Row(values.width, "f4")
 
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def lower(context, builder, sig, args):
         return _each(
             builder,
             kind,
@@ -346,11 +344,10 @@ def as_float(typingctx, values):  # type: ignore[no-untyped-def]
     return kind(values), lower
 
 
-def _accumulate(table, values, minus):  # type: ignore[no-untyped-def]
-    def lower(context, builder, sig, args):  # type: ignore[no-untyped-def]
+def _accumulate(table, values, minus):
+    def lower(context, builder, sig, args):
         start = builder.mul(args[1], _I64(values.stride))
-        spilt = ir.Constant(ir.IntType(1), 0)
-        wide = None
+        spilt = []
         for c, (column, n) in enumerate(values.chunks):
             at = builder.add(start, _I64(column))
             pointer = _pointer(context, builder, sig.args[0], args[0], at, values.vector(n))
@@ -358,27 +355,26 @@ def _accumulate(table, values, minus):  # type: ignore[no-untyped-def]
             old = builder.load(pointer, align=4)
             new = builder.sub(old, value) if minus else builder.add(old, value)
             builder.store(new, pointer, align=4)
-            # The sign bit tells an overflow: it left what both addends agreed on.
-            other = old if minus else new
-            signs = builder.and_(builder.xor(old, new), builder.xor(value, other))
-            if n < LANES and wide is not None:
-                signs = _shuffled(builder, signs, [min(lane, n - 1) for lane in range(LANES)])
-            wide = signs if wide is None else builder.or_(wide, signs)
-        zero = ir.Constant(wide.type, [0] * wide.type.count)
-        mask = builder.bitcast(builder.icmp_signed("<", wide, zero), ir.IntType(wide.type.count))
-        spilt = builder.icmp_unsigned("!=", mask, ir.Constant(mask.type, 0))
-        return spilt
+            # The sign bit tells an overflow: the result left the sign that both sides agreed on.
+            agreed = builder.xor(value, old if minus else new)
+            signs = builder.and_(builder.xor(old, new), agreed)
+            lanes = values.chunks[0][1]
+            spilt.append(_shuffled(builder, signs, [min(lane, n - 1) for lane in range(lanes)]))
+        anywhere = functools.reduce(builder.or_, spilt)
+        bits = builder.icmp_signed("<", anywhere, ir.Constant(anywhere.type, [0] * lanes))
+        mask = ir.IntType(lanes)
+        return builder.icmp_unsigned("!=", builder.bitcast(bits, mask), mask(0))
 
     return types.boolean(table, types.int64, values), lower
 
 
 @intrinsic
-def add_to(typingctx, table, row, values):  # type: ignore[no-untyped-def]
+def add_to(typingctx, table, row, values):
     """Adds a row to row `row` of an int32 table, modulo 2**32. True where a number overflowed."""
     return _accumulate(table, values, False)
 
 
 @intrinsic
-def take_from(typingctx, table, row, values):  # type: ignore[no-untyped-def]
+def take_from(typingctx, table, row, values):
     """Subtracts a row, modulo 2**32. True where a number overflowed."""
     return _accumulate(table, values, True)

@@ -15,13 +15,17 @@ How the loops are made fast, and why that changes no result:
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import float32, int32, int64, njit, uint64
 
+from sottovoce import messages, rng
+from sottovoce.algorithms import lanes
 from sottovoce.algorithms.lanes import (
     add_to,
     as_float,
@@ -91,7 +95,7 @@ def slope(x):  # type: ignore[no-untyped-def]
     return _ONE / (_ONE + exponential(x))
 
 
-# --- draws: a pure function of a device's key and the number of the draw ---------------------------
+# --- draws: a pure function of a device's key and the number of the draw -------------------------
 
 
 @njit(inline="always")
@@ -196,7 +200,7 @@ def hole(start, count, item):  # type: ignore[no-untyped-def]
     return uint64(start) * uint64(SIEVE) + below(word, count * SIEVE)
 
 
-@njit(nogil=True)
+@njit(nogil=True, cache=True)
 def fill_sieve(indptr, items, sieve):  # type: ignore[no-untyped-def]
     """SIEVE bits per interaction, in `sieve` (one byte holds eight), one of them set."""
     for row in range(indptr.shape[0] - 1):
@@ -236,7 +240,42 @@ def carry(low, high, row, lost, over, sign):  # type: ignore[no-untyped-def]
                 high[row, f] -= _CARRY
 
 
-# --- kernels for one embedding size --------------------------------------------------------------
+# --- the step ------------------------------------------------------------------------------------
+
+
+@njit(inline="always")
+def score(p, q_i, q_j):  # type: ignore[no-untyped-def]
+    return total(p * (q_i - q_j))
+
+
+@njit(inline="always")
+def moved(p, q_i, q_j, s, rate, decay, column):  # type: ignore[no-untyped-def]
+    """The user's vector after a step; the column that meets the bias stays 1."""
+    return with_one(p + ((rate * s) * (q_i - q_j) - decay * p), column)
+
+
+@njit(inline="always")
+def pull(p, q_j, s, reg_j):  # type: ignore[no-untyped-def]
+    """−Δj on the grid. `reg_j` and `reg_i` are in steps of the grid already."""
+    return rounded((_SCALE * s) * p + reg_j * q_j, _LIMIT)
+
+
+@njit(inline="always")
+def push(p, q_i, s, reg_i):  # type: ignore[no-untyped-def]
+    """Δi on the grid."""
+    return rounded((_SCALE * s) * p - reg_i * q_i, _LIMIT)
+
+
+# --- kernels for one embedding size ---------------------------------------------------------------
+
+
+def _stamp() -> int:
+    """A number for the code that is compiled into the kernels from other files. Numba's cache looks
+    at this file alone; the number stands for the others in its key."""
+    digest = hashlib.blake2b(digest_size=7)
+    for module in (lanes, messages, rng):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return int.from_bytes(digest.digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,39 +288,22 @@ class Kernels:
     learn_single: Any
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernels(embedding_size: int) -> Kernels:
     """Kernels with the row width as a compile-time constant."""
     F = embedding_size
     W = embedding_size + 1
     G = GROUP
     B = BLOCK
+    CODE = _stamp()
 
-    @njit(inline="always")
-    def score(p, q_i, q_j):  # type: ignore[no-untyped-def]
-        return total(p * (q_i - q_j))
-
-    @njit(inline="always")
-    def moved(p, q_i, q_j, s, rate, decay):  # type: ignore[no-untyped-def]
-        """The user's vector after a step; its last column stays 1."""
-        return with_one(p + ((rate * s) * (q_i - q_j) - decay * p), F)
-
-    @njit(inline="always")
-    def pull(p, q_j, s, reg_j):  # type: ignore[no-untyped-def]
-        """−Δj on the grid. `reg_j` and `reg_i` are in steps of the grid already."""
-        return rounded((_SCALE * s) * p + reg_j * q_j, _LIMIT)
-
-    @njit(inline="always")
-    def push(p, q_i, s, reg_i):  # type: ignore[no-untyped-def]
-        """Δi on the grid."""
-        return rounded((_SCALE * s) * p - reg_i * q_i, _LIMIT)
-
-    @njit(nogil=True, error_model="numpy")
+    @njit(nogil=True, error_model="numpy", cache=True)
     def learn_rows(  # type: ignore[no-untyped-def]
         vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
         out_entry, out_item, out_values,
     ):  # fmt: skip
-        """For device n and draw t, entry 2(nT + t) is the negative's update, the next the positive's."""
+        """Of device n and draw t, update 2(nT + t) is the negative's, the next the positive's."""
+        CODE  # noqa: B018
         rate, decay = step[0], step[1]
         reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
         drawn_j = np.empty(triples, dtype=np.int32)
@@ -300,7 +322,7 @@ def kernels(embedding_size: int) -> Kernels:
                 s = slope(score(p, q_i, q_j))
                 store(updates, 0, pull(p, q_j, s, reg_j))
                 store(updates, 1, push(p, q_i, s, reg_i))
-                p = moved(p, q_i, q_j, s, rate, decay)
+                p = moved(p, q_i, q_j, s, rate, decay, F)
                 at = 2 * (n * triples + t)
                 out_item[at], out_item[at + 1] = j, i
                 for f in range(W):
@@ -308,7 +330,7 @@ def kernels(embedding_size: int) -> Kernels:
                     out_values[at + 1, f] = updates[1, f]
             store_first(vectors, row, F, p)
 
-    @njit(nogil=True, error_model="numpy")
+    @njit(nogil=True, error_model="numpy", cache=True)
     def learn_summed(  # type: ignore[no-untyped-def]
         vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
         share_keys, share, allowed, seen, moving, x, s, low, high, positives, negatives,
@@ -316,6 +338,7 @@ def kernels(embedding_size: int) -> Kernels:
         """`low` + `high` gains every update that may leave; `positives` and `negatives` count the
         distinct items that each device sends. `low` has G spare rows. Returns whether `high` was
         used."""
+        CODE  # noqa: B018
         rate, decay = step[0], step[1]
         reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
         entries = np.empty(triples, dtype=np.int64)
@@ -349,7 +372,7 @@ def kernels(embedding_size: int) -> Kernels:
                 for g in range(together):
                     i, j, to = int64(drawn_i[g, t]), int64(drawn_j[g, t]), int64(target[g, t])
                     p, q_i, q_j = load(moving, g, W), load(model, i, W), load(model, j, W)
-                    store(moving, g, moved(p, q_i, q_j, s[g], rate, decay))
+                    store(moving, g, moved(p, q_i, q_j, s[g], rate, decay, F))
                     update_j, update_i = pull(p, q_j, s[g], reg_j), push(p, q_i, s[g], reg_i)
                     over_j, over_i = take_from(low, j, update_j), add_to(low, to, update_i)
                     if over_j | over_i:
@@ -362,13 +385,14 @@ def kernels(embedding_size: int) -> Kernels:
                 store_first(vectors, rows[first + g], F, load(moving, g, W))
         return carried
 
-    @njit(nogil=True, error_model="numpy")
+    @njit(nogil=True, error_model="numpy", cache=True)
     def learn_rounds(  # type: ignore[no-untyped-def]
         vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
         share_keys, share, allowed, seen, fold_rate, low, high, positives, negatives,
     ):  # fmt: skip
         """Round n has the one client rows[n]; the model moves after every round. `low` (with a
         spare row) and `high` are scratch tables of zeros and are left so, but for the spare."""
+        CODE  # noqa: B018
         rate, decay = step[0], step[1]
         reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
         zeros = constant(_ZERO, F, _ZERO)
@@ -398,7 +422,7 @@ def kernels(embedding_size: int) -> Kernels:
                 q_i, q_j = load(model, i, W), load(model, j, W)
                 s = slope(score(p, q_i, q_j))
                 update_j, update_i = pull(p, q_j, s, reg_j), push(p, q_i, s, reg_i)
-                p = moved(p, q_i, q_j, s, rate, decay)
+                p = moved(p, q_i, q_j, s, rate, decay, F)
                 over_j, over_i = take_from(low, j, update_j), add_to(low, to, update_i)
                 if over_j | over_i:
                     store(updates, 0, update_j)
@@ -417,16 +441,19 @@ def kernels(embedding_size: int) -> Kernels:
                         model[item, f] += fold_rate * float32(int64(low[item, f]) + high[item, f])
                         high[item, f] = 0
                 else:
-                    store(model, item, load(model, item, W) + fold_rate * as_float(load(low, item, W)))
+                    store(
+                        model, item, load(model, item, W) + fold_rate * as_float(load(low, item, W))
+                    )
                 store(low, item, rounded(zeros, _LIMIT))
 
-    @njit(nogil=True, error_model="numpy")
+    @njit(nogil=True, error_model="numpy", cache=True)
     def learn_single(  # type: ignore[no-untyped-def]
         vectors, rows, indptr, items, model, keys, step, share_keys, share, allowed, fold_rate,
         sieve, positives, negatives,
     ):  # fmt: skip
         """`learn_rounds` with one draw a round. A client's positive is never its negative, so each
         update goes straight to its row."""
+        CODE  # noqa: B018
         rate, decay = step[0], step[1]
         reg_i, reg_j = constant(step[2], F, step[4]), constant(step[3], F, step[4])
         by_item = allowed.shape[0] > 0
@@ -475,6 +502,6 @@ def kernels(embedding_size: int) -> Kernels:
                 s = slope(score(p, q_i, q_j))
                 store(model, j, q_j - fold_rate * as_float(pull(p, q_j, s, reg_j)))
                 store(model, i, q_i + leaving[b] * as_float(push(p, q_i, s, reg_i)))
-                store_first(vectors, row, F, moved(p, q_i, q_j, s, rate, decay))
+                store_first(vectors, row, F, moved(p, q_i, q_j, s, rate, decay, F))
 
     return Kernels(learn_rows, learn_summed, learn_rounds, learn_single)

@@ -62,7 +62,11 @@ class UserKNN:
 
 @dataclass(frozen=True, slots=True)
 class ItemKNN:
-    """Recommend what resembles the user's own items."""
+    """Recommend what resembles the user's own items.
+
+    There is no shrinkage: on sparse data, items that share their only user have cosine 1 and fill
+    the neighbourhoods (a third of them on Foursquare Italy, k = 50).
+    """
 
     neighbors: int = 100
     """Items in a neighbourhood; k in the papers."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sottovoce.data.splitting import (
         Split,
         keep_active,
+        keep_known,
         leave_one_out,
         published_split,
         random_holdout,
@@ -45,6 +46,7 @@ _HOMES = {
     "generate_town": "town",
     "import_path": "importers",
     "keep_active": "splitting",
+    "keep_known": "splitting",
     "leave_one_out": "splitting",
     "load": "sources",
     "prepared_folder": "sources",
@@ -75,6 +77,7 @@ __all__ = [
     "generate_town",
     "import_path",
     "keep_active",
+    "keep_known",
     "leave_one_out",
     "load",
     "prepared_folder",

@@ -173,6 +173,10 @@ def _numbers(
         column = seconds(column, f"{where}, column {name}")
     elif not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise CorruptData(f"{where}, column {name}: it must hold numbers, not {column.type}")
+    else:
+        bad = np.flatnonzero(~np.isfinite(column.to_numpy()))
+        if len(bad):
+            raise CorruptData(f"{where}, column {name}: row {bad[0] + 1} is not a finite number")
     values: NDArray[np.generic] = column.to_numpy().astype(dtype)
     return values
 

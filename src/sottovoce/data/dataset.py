@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -69,26 +68,20 @@ class PublishedSplit:
     """Item numbers, shape [users, k]."""
 
 
-def _no_labels() -> Mapping[str, Labels]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Dataset:
     """Interactions with side tables aligned to their user and item numbers."""
 
     name: str
     interactions: Interactions
-    user_attributes: Mapping[str, Labels] = field(default_factory=_no_labels)
+    user_attributes: Mapping[str, Labels] = field(default_factory=dict)
     item_titles: tuple[str, ...] | None = None
     item_categories: tuple[tuple[str, ...], ...] | None = None
-    item_attributes: Mapping[str, Labels] = field(default_factory=_no_labels)
+    item_attributes: Mapping[str, Labels] = field(default_factory=dict)
     published: PublishedSplit | None = None
     provenance: str = ""
 
     def __post_init__(self) -> None:
-        for side in ("user_attributes", "item_attributes"):
-            object.__setattr__(self, side, MappingProxyType(dict(getattr(self, side))))
         users, items = self.interactions.n_users, self.interactions.n_items
         for key, labels in self.user_attributes.items():
             _same_length(f"user attribute {key!r}", len(labels), users)

@@ -229,7 +229,7 @@ def leaves(top: str) -> tuple[str, ...]:
 
 def top_category(leaf: str) -> str | None:
     """The top category of a leaf name (or of a top name); None where it is not known."""
-    return _INDEX.get(_folded(leaf)) or _INDEX.get(_stripped(leaf))
+    return _INDEX.get(_folded(leaf))
 
 
 def with_top_categories(dataset: Dataset) -> Dataset:

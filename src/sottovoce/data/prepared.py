@@ -94,7 +94,7 @@ def write_prepared(dataset: Dataset, folder: Path | str, *, overwrite: bool = Fa
 def _read(path: Path, needed: tuple[str, ...]) -> pa.Table:
     try:
         table = pq.read_table(path)
-    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CorruptData(f"{path} cannot be read: {reason}; import the data set again") from None
     for column in needed:

@@ -162,6 +162,15 @@ def keep_active(data: Data, min_user: int = 20, min_item: int = 0, *, core: bool
     return small if isinstance(data, Interactions) else data.restrict(small)
 
 
+def keep_known(dataset: Dataset, attribute: str) -> Dataset:
+    """Users whose attribute is known, and the items they touched."""
+    known = dataset.attribute(attribute).codes >= 0
+    if not known.any():
+        raise DataError(f"{dataset.name}: nobody's {attribute} is known")
+    table = dataset.interactions
+    return dataset.restrict(_compact(table.select(known[table.users])))
+
+
 def _compact(table: Interactions) -> Interactions:
     table = table.take_users(np.flatnonzero(table.counts))
     used = np.flatnonzero(table.item_counts)

@@ -79,7 +79,7 @@ class TownConfig:
         _within("visits_per_resident", self.visits_per_resident, 1, 10_000)
         _within("taste", self.taste, 0, 10)
         _within("leaning", self.leaning, 0, 10)
-        _within("popularity", self.popularity, 0, 10)
+        _within("popularity", self.popularity, 0, 4)
         _within("locality", self.locality, 0, 1)
 
     @classmethod
@@ -310,10 +310,11 @@ def _grouped(
     order = np.argsort(group, kind="stable").astype(np.int64)
     sizes = np.bincount(group, minlength=groups)
     start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    running = np.concatenate([[0.0], np.cumsum(popularity[order])])
-    before = np.repeat(running[start[:-1]], sizes)
-    whole = np.repeat(running[start[1:]] - running[start[:-1]], sizes)
-    return start, order, (running[1:] - before) / whole
+    # Shares first: every group then adds exactly one to the running sum, however rare its venues.
+    totals = np.bincount(group, weights=popularity, minlength=groups)
+    running = np.cumsum((popularity / totals[group])[order])
+    groups_before = np.cumsum(sizes > 0) - 1
+    return start, order, running - np.repeat(groups_before, sizes)
 
 
 def _tastes(config: TownConfig) -> NDArray[np.float64]:

@@ -67,12 +67,15 @@ class Simulation:
 
     def _look(self) -> None:
         round = self.server.round
+        end = round == self.rounds
+        due = [o for o in self.observers if end or o.next_stop(round - 1) == round]
+        if not due and not end:
+            return
+        self.devices.settle()
         moment = Moment(
             round, self.rounds, self.server.items, self.devices.cohort, self.devices.ledger
         )
-        end = round == self.rounds
-        due = [o for o in self.observers if end or o.next_stop(round - 1) == round]
-        if (due or end) and not np.isfinite(self.devices.cohort.vectors).all():
+        if not np.isfinite(self.devices.cohort.vectors).all():
             raise Diverged(
                 f"the users' vectors ran off to infinity by round {round}; lower learning_rate"
             )

@@ -23,15 +23,24 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
+def rows_of(table: Interactions, users: Ints) -> tuple[Ints, NDArray[np.int32]]:
+    """The items of these users one after another, and for each the place of its user in `users`."""
+    start = table.indptr[users]
+    counts = table.indptr[users + 1] - start
+    owner = np.repeat(np.arange(len(users)), counts)
+    entries = np.arange(len(owner)) + np.repeat(start - (np.cumsum(counts) - counts), counts)
+    return owner, table.items[entries]
+
+
 def hits(lists: NDArray[np.int32], users: Ints, test: Interactions) -> Bools:
     """Which places of each list hold one of the user's test items; same shape as `lists`."""
     lists = np.asarray(lists)
     if lists.ndim != 2 or len(lists) != len(users):
         raise UsageError("there must be one list per user")
+    owner, items = rows_of(test, np.asarray(users, dtype=np.int64))
     width = np.int64(max(test.n_items, 1))
-    # Users ascend and items ascend within a user, so these keys are sorted.
-    known = test.users * width + test.items
-    wanted = np.asarray(users, dtype=np.int64)[:, None] * width + lists
+    known = owner * width + items  # ascending, as items ascend within a user
+    wanted = np.arange(len(lists))[:, None] * width + lists
     place = np.searchsorted(known, wanted)
     found = np.zeros(lists.shape, dtype=bool)
     inside = (place < len(known)) & (lists >= 0) & (lists < width)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,7 +157,9 @@ class Evaluation:
         result[f"MAP{at}"] = means[f"AP{at}"]
         if self.lists is not None:
             result[f"IC{at}"] = metrics.item_coverage(self.lists)
-            result[f"Gini{at}"] = metrics.gini(self.lists, gini_items or self.n_items)
+            result[f"Gini{at}"] = metrics.gini(
+                self.lists, self.n_items if gini_items is None else gini_items
+            )
         return result
 
     def describe(self) -> str:
@@ -191,84 +194,70 @@ def evaluate(
     chosen = asked[test.counts[asked] > 0]
     if not len(chosen):
         raise DataError("no user has test items; there is nothing to evaluate")
-    if isinstance(protocol.candidates, Full):
-        values, lists = _full(scorer, train, test, protocol.k, chosen, threads, progress)
-        served = np.asarray(lists[:, 0] >= 0)
-    else:
-        sample = protocol.candidates.draw
-        lists = None
-        values, served = _sampled(
-            scorer, train, test, protocol.k, sample, chosen, threads, progress
-        )
+    parts: list[_Part] = []
+    for start in range(0, len(chosen), SLAB):
+        slab = chosen[start : start + SLAB]
+        if isinstance(protocol.candidates, Full):
+            lists, _ = top_n(scorer, slab, train, protocol.k, threads=threads)
+            parts.append(_measure_lists(lists, slab, test))
+        else:
+            negatives = protocol.candidates.draw(train, test, slab)
+            parts.append(_measure_ranks(scorer, train, test, slab, negatives, protocol.k, threads))
+        if progress is not None:
+            progress(start + len(slab), len(chosen))
+    found = [part.lists for part in parts if part.lists is not None]
     return Evaluation(
         protocol=protocol,
         users=chosen,
-        values={f"{name}@{protocol.k}": column for name, column in values.items()},
-        served=served,
+        values={
+            f"{name}@{protocol.k}": np.concatenate([part.values[name] for part in parts])
+            for name in parts[0].values
+        },
+        served=np.concatenate([part.served for part in parts]),
         skipped=len(asked) - len(chosen),
         n_items=test.n_items,
-        lists=lists,
+        lists=np.concatenate(found) if found else None,
     )
 
 
-Values = dict[str, NDArray[np.float64]]
-Sampler = Callable[[Interactions, Interactions, NDArray[np.int64]], NDArray[np.int32]]
+class _Part(NamedTuple):
+    """`Evaluation` for some of the users."""
+
+    values: dict[str, NDArray[np.float64]]
+    served: NDArray[np.bool_]
+    lists: NDArray[np.int32] | None
 
 
-def _full(
-    scorer: Scorer,
-    train: Interactions,
-    test: Interactions,
-    k: int,
-    users: NDArray[np.int64],
-    threads: int | None,
-    progress: Progress | None,
-) -> tuple[Values, NDArray[np.int32]]:
-    lists: NDArray[np.int32] = np.empty((len(users), k), dtype=np.int32)
-    for start in range(0, len(users), SLAB):
-        part = users[start : start + SLAB]
-        lists[start : start + SLAB], _ = top_n(scorer, part, train, k, threads=threads)
-        if progress is not None:
-            progress(start + len(part), len(users))
+def _measure_lists(lists: NDArray[np.int32], users: NDArray[np.int64], test: Interactions) -> _Part:
     hit = metrics.hits(lists, users, test)
-    relevant = test.counts[users]
-    return {name: metric(hit, relevant) for name, metric in metrics.PER_USER.items()}, lists
+    relevant = test.indptr[users + 1] - test.indptr[users]
+    values = {name: metric(hit, relevant) for name, metric in metrics.PER_USER.items()}
+    return _Part(values, np.asarray(lists[:, 0] >= 0), lists)
 
 
-def _sampled(
+def _measure_ranks(
     scorer: Scorer,
     train: Interactions,
     test: Interactions,
-    k: int,
-    sample: Sampler,
     users: NDArray[np.int64],
+    negatives: NDArray[np.int32],
+    k: int,
     threads: int | None,
-    progress: Progress | None,
-) -> tuple[Values, NDArray[np.bool_]]:
-    values = {name: np.empty(len(users)) for name in ("HR", "NDCG", "AP")}
-    served = np.empty(len(users), dtype=bool)
-    for start in range(0, len(users), SLAB):
-        part = users[start : start + SLAB]
-        window = slice(start, start + len(part))
-        negatives = sample(train, test, part)
-        own = test.take_users(part)
-        owner, counts = own.users, own.counts
-        place = np.arange(own.n_interactions) - own.indptr[owner]
-        positives = np.full((len(part), counts.max()), -1, dtype=np.int32)
-        positives[owner, place] = np.where(own.items < train.n_items, own.items, -1)
-        scores = score_items(scorer, part, np.hstack([negatives, positives]), threads=threads)
-        served[window] = scores.max(axis=1) > -np.inf
-        against, mine = np.split(scores, [negatives.shape[1]], axis=1)
-        against[negatives < 0] = np.nan  # compares as false: a missing negative beats nobody
-        score = mine[owner, place]
-        rank = 1 + (against[owner] >= score[:, None]).sum(axis=1)
-        found = (rank <= k) & (score > -np.inf)
-        gains = {"HR": found, "NDCG": found / np.log2(rank + 1), "AP": found / rank}
-        for name, gain in gains.items():
-            values[name][window] = np.bincount(owner, gain, minlength=len(part)) / counts
-        if progress is not None:
-            progress(start + len(part), len(users))
-    return values, served
+) -> _Part:
+    owner, items = metrics.rows_of(test, users)
+    counts = np.bincount(owner, minlength=len(users))
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    positives = np.full((len(users), counts.max()), -1, dtype=np.int32)
+    positives[owner, place] = np.where(items < train.n_items, items, -1)
+    scores = score_items(scorer, users, np.hstack([negatives, positives]), threads=threads)
+    against, mine = np.split(scores, [negatives.shape[1]], axis=1)
+    score = mine[owner, place]
+    # A missing negative scores -inf: it ties only with an item that is never recommended.
+    rank = 1 + (against[owner] >= score[:, None]).sum(axis=1)
+    found = (rank <= k) & (score > -np.inf)
+    gains = {"HR": found, "NDCG": found / np.log2(rank + 1), "AP": found / rank}
+    values = {name: np.bincount(owner, gain) / counts for name, gain in gains.items()}
+    return _Part(values, np.asarray(scores.max(axis=1) > -np.inf), None)
 
 
 def _check(scorer: Scorer, train: Interactions, test: Interactions) -> None:

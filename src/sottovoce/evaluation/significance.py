@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,9 +53,9 @@ def paired_t(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Paired:
     if not 0 < confidence < 1:
         raise UsageError(f"a confidence lies between 0 and 1, not {confidence}")
     if n < 2:
-        return Paired(n, float(x.mean()) if n else 0.0, -np.inf, np.inf, 1.0)
+        return Paired(n, float(x.mean()) if n else 0.0, -math.inf, math.inf, 1.0)
     mean = float(x.mean())
-    error = float(x.std(ddof=1)) / np.sqrt(n)
+    error = float(x.std(ddof=1)) / math.sqrt(n)
     if error <= np.finfo(float).eps * abs(mean):
         return Paired(n, mean, mean, mean, 1.0 if mean == 0 else 0.0)
     half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error

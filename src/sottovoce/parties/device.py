@@ -8,7 +8,9 @@ are the same sums without the messages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,16 @@ from sottovoce.rng import Streams
 _HOME_BATCH = 1024
 
 
+class Accelerator(Protocol):
+    """Computes whole rounds of one cohort elsewhere (a GPU) and keeps the devices' state there."""
+
+    def learn_summed(
+        self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
+    ) -> tuple[NDArray[np.int64], Counts]: ...
+
+    def vectors(self) -> NDArray[np.float32]: ...
+
+
 @dataclass(slots=True, repr=False)
 class Devices:
     """A cohort behind its door. A phone is a cohort of one."""
@@ -33,6 +45,7 @@ class Devices:
     ledger: Ledger
     rng: Streams
     _release: BoundRelease
+    _accelerator: Accelerator | None = None
 
     @classmethod
     def behind_door(
@@ -48,6 +61,16 @@ class Devices:
 
     def __repr__(self) -> str:
         return f"<Devices {len(self.cohort):,}, redacted>"
+
+    def accelerate(self, load: Callable[[ShareRule], Accelerator]) -> None:
+        """From now on, compute whole rounds on what `load` gives for the rule of all devices."""
+        everyone = np.arange(len(self.cohort), dtype=np.int64)
+        self._accelerator = load(self._release.rule(everyone, np.array([0])))
+
+    def settle(self) -> None:
+        """Bring the devices' state home from an accelerator."""
+        if self._accelerator is not None:
+            self.cohort.vectors = self._accelerator.vectors()
 
     def willing(self) -> NDArray[np.int64]:
         """Rows of the devices that take part and can learn."""
@@ -67,10 +90,18 @@ class Devices:
     ) -> SummedReports:
         """One round of these devices, as the sum of their messages."""
         self._require_consent(rows)
-        rule = self._release.rule(rows, np.array([view.round]))
-        sums, counts = self.algorithm.device_learn_summed(
-            view, self.cohort, rows, rule, self.rng, threads
-        )
+        if self._accelerator is not None:
+            sums, counts = self._accelerator.learn_summed(
+                view,
+                rows,
+                self.rng.child("learn", view.round).key,
+                self._release.round_key(view.round),
+            )
+        else:
+            rule = self._release.rule(rows, np.array([view.round]))
+            sums, counts = self.algorithm.device_learn_summed(
+                view, self.cohort, rows, rule, self.rng, threads
+            )
         self._record(rows, np.full(len(rows), view.round), counts, view.embedding_size)
         return SummedReports(view.round, sums, len(rows))
 

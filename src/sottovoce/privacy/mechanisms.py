@@ -29,12 +29,20 @@ ALWAYS = 1 << 32
 class BoundRelease(Protocol):
     """A release bound to the records and histories of one cohort."""
 
-    kind: str
-    epsilon: float
-    """Privacy cost of one release, by what we can prove."""
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def epsilon(self) -> float:
+        """Privacy cost of one release, by what we can prove."""
+        ...
 
     def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
         """The rule for these devices; `rounds` holds one round number, or one per row."""
+        ...
+
+    def round_key(self, round: int) -> int:
+        """The key from which that of each device's coins in a round derives."""
         ...
 
     def may_leave(self, rule: ShareRule, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -84,6 +92,9 @@ class BoundShare:
     def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
         keys = self.rng.paired_keys(rounds, self.users[rows])
         return ShareRule(keys, self.threshold[rows], self.allowed)
+
+    def round_key(self, round: int) -> int:
+        return self.rng.child(round).key
 
     def may_leave(self, rule: ShareRule, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
         with np.errstate(over="ignore"):

@@ -1,0 +1,41 @@
+"""Published tables and figures, run again beside the printed figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import UsageError
+from sottovoce.experiment import Report
+
+NAMES: Mapping[str, str] = {
+    "fpl-table2": "accuracy and diversity of FPL and its baselines (Foursquare Italy)",
+    "fpl-table3": "communication cost and freshness (Brazil, from the published counts)",
+    "fpl-table4": "bias disparity by category (Foursquare Italy)",
+    "fpl-figure2": "F1 against π (Foursquare Italy)",
+    "fpl-figure3": "item coverage against precision as π grows (Foursquare Italy)",
+    "fpl-figure4": "precision against communication cost, with the Pareto front (Foursquare Italy)",
+}
+
+
+def run(name: str, *, quick: bool, out: Path, threads: int, report: Report) -> dict[str, Any]:
+    """Run one of `NAMES`. Trained models are kept in `cells/` beside `out`, shared by all names."""
+    if name not in NAMES:
+        raise UsageError(f"there is no {name!r}; there are {', '.join(NAMES)}")
+    if name == "fpl-table3":
+        from sottovoce.reproduce import fpl_table3
+
+        return fpl_table3.run(out)
+    from sottovoce.reproduce import fpl_sweep, fpl_table2
+    from sottovoce.reproduce.study import Study, StudyConfig
+
+    study = Study(StudyConfig.read(quick), out.parent / "cells", threads, report)
+    views = {
+        "fpl-table2": fpl_table2.run,
+        "fpl-table4": fpl_sweep.table4,
+        "fpl-figure2": fpl_sweep.figure2,
+        "fpl-figure3": fpl_sweep.figure3,
+        "fpl-figure4": fpl_sweep.figure4,
+    }
+    return views[name](study, out)

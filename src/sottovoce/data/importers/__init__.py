@@ -11,7 +11,7 @@ from sottovoce.data.dataset import Dataset
 from sottovoce.data.importers import douban, foursquare, movielens, table
 from sottovoce.data.importers.archive import Archive
 from sottovoce.data.prepared import EVENTS, read_prepared
-from sottovoce.data.splitting import keep_active
+from sottovoce.data.splitting import keep_active, keep_known
 from sottovoce.errors import ConfigError, DataError, DataNotFound
 
 __all__ = ["KINDS", "detect", "import_path"]
@@ -50,14 +50,15 @@ def import_path(
     country: str | None = None,
     keep: Keep = "last",
     min_user_items: int | None = None,
+    require_attribute: str | None = None,
     columns: Mapping[str, str] | None = None,
     delimiter: str | None = None,
 ) -> Dataset:
     """Read a download (a zip, a folder or one file) into a data set.
 
     `country` filters Foursquare venues; `columns` and `delimiter` describe a plain table;
-    `keep` says which of repeated (user, item) events counts; `min_user_items` drops users with
-    fewer items.
+    `keep` says which of repeated (user, item) events counts; `require_attribute` drops users for
+    whom that attribute is not known, `min_user_items` those with fewer items.
     """
     if keep not in ("first", "last"):
         raise ConfigError(f"keep must be first or last, not {keep!r}")
@@ -73,6 +74,10 @@ def import_path(
         dataset = read_prepared(archive.path, name)
     else:
         dataset = _read(archive, kind, only, name, country, keep, columns, delimiter)
+    if require_attribute is not None:
+        dataset = keep_known(dataset, require_attribute)
+        story = f"{dataset.provenance}; users whose {require_attribute} is known"
+        dataset = replace(dataset, provenance=story)
     if min_user_items is not None:
         dataset = keep_active(dataset, min_user=min_user_items)
         story = f"{dataset.provenance}; users with at least {min_user_items} items"

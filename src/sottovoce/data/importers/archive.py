@@ -36,7 +36,7 @@ class Archive:
         members: dict[str, str] = {}
         for member in sorted(inside, key=lambda m: (m.count("/"), m)):
             base = member.rsplit("/", 1)[-1]
-            if not base.startswith(".") and not member.startswith("__MACOSX/"):
+            if not base.startswith("."):
                 members.setdefault(base, member)
         return cls(path, members)
 

@@ -45,7 +45,8 @@ def read_table(
     delimiter = delimiter or _guess_delimiter(head)
     chosen = choose_columns(split_fields(head, delimiter), columns, where)
     kinds = {name: FLOAT if role == "rating" else TEXT for role, name in chosen.items()}
-    layout = Layout((), kinds, delimiter, header=True, quoted=delimiter == ",")
+    quoted = delimiter in (",", ";") or b'"' in head
+    layout = Layout((), kinds, delimiter, header=True, quoted=quoted)
     events = _renamed(read_text(archive, base, layout), chosen)
     if "timestamp" in events.column_names:
         place = events.column_names.index("timestamp")

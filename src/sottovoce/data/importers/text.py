@@ -147,7 +147,7 @@ def _parse(first: int, block: bytes, layout: Layout, where: str) -> pa.Table:
             ),
         )
     except pa.ArrowInvalid as error:
-        if not layout.quoted:
+        if not layout.quoted or b'"' not in block:
             _blame(first, block.decode(), layout, delimiter, where)
         raise CorruptData(f"{where}: {str(error).splitlines()[0]}") from None
 

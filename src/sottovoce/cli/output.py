@@ -125,3 +125,16 @@ def progress() -> Iterator[Report]:
 def totals_json(totals: Totals) -> dict[str, Any]:
     """Ledger sums for JSON. `epsilon` is null where no bound can be vouched for."""
     return dict(plain(totals))
+
+
+def words(value: Any) -> str:
+    """A plain value as a reader takes it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {words(inner)}" for key, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return " to ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value or "none")

@@ -1,0 +1,90 @@
+"""The command line: parsing and printing, nothing else. Heavy imports wait until needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import click
+import typer
+import typer.core
+
+import sottovoce
+from sottovoce.cli import data, demo, output, published, training, views
+from sottovoce.errors import SottovoceError, UsageError
+
+typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast
+
+app = typer.Typer(
+    name="sottovoce",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `sottovoce` command."""
+    sys.exit(call(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def call(arguments: list[str]) -> int:
+    """Run one command; the exit code. Errors that a user can cause become one sentence."""
+    as_json = "--json" in arguments
+    try:
+        code = app(args=arguments, prog_name="sottovoce", standalone_mode=False)
+    except SottovoceError as error:
+        return output.fail(str(error), error.exit_code, type(error).__name__, as_json)
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.note(error.format_message())
+        return UsageError.exit_code
+    except click.ClickException as error:
+        usage = getattr(error, "ctx", None)
+        hint = f" (see `{usage.command_path} --help`)" if usage is not None else ""
+        message = error.format_message().rstrip(".") + hint
+        return output.fail(message, UsageError.exit_code, "UsageError", as_json)
+    return code if isinstance(code, int) else 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"sottovoce {sottovoce.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated recommendation in which every user decides what leaves the device.
+
+    \b
+    Start here:
+      sottovoce demo                          the whole story, in under a minute
+      sottovoce run pfpl-plus                 an experiment that comes with the package
+      sottovoce recommend runs/demo --user r0003
+      sottovoce ledger runs/demo --user r0003
+
+    Every command takes --json: one JSON object on standard output, everything else on standard
+    error. Exit codes: 0 done, 2 bad option or experiment, 3 data, 4 run folder or diverged
+    training, 5 consent, 6 message, 130 interrupted.
+    """
+
+
+app.command()(demo.demo)
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+data_app.command("list")(data.list_all)
+data_app.command("describe")(data.describe)
+data_app.command("import")(data.bring)
+app.add_typer(data_app, name="data", help="List, describe and import data sets.")
+app.command()(training.run)
+app.command()(views.recommend)
+app.command()(views.ledger)
+app.command()(views.report)
+app.command()(published.reproduce)
+app.command()(published.bench)

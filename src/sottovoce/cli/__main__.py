@@ -1,0 +1,3 @@
+from sottovoce.cli import main
+
+main()

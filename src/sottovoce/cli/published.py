@@ -1,0 +1,92 @@
+"""`sottovoce reproduce | bench`: published results and speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json, Out, Threads
+from sottovoce.errors import UsageError
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A published table or figure.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Say which there are.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer settings and epochs: minutes instead of hours.")
+    ] = False,
+    out: Out = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """One published table or figure beside our figures, with its claims tested.
+
+    NAME is one of `sottovoce reproduce --list`.
+
+    \b
+    Examples:
+      sottovoce reproduce --list
+      sottovoce reproduce fpl-table-2-italy --quick
+    """
+    from sottovoce import reproduce as published
+    from sottovoce.recommender import default_threads
+
+    if listing or name is None:
+        if as_json:
+            output.emit({"names": published.NAMES})
+        else:
+            width = max((len(known) for known in published.NAMES), default=0)
+            output.show(*[f"{known:<{width}}  {text}" for known, text in published.NAMES.items()])
+        return
+    if name not in published.NAMES:
+        raise UsageError(f"nothing is called {name}; there are {', '.join(published.NAMES)}")
+    place = out or Path("runs") / name
+    advice = f"start it again with the same command; what is done is kept in {place}"
+    with output.interruptible(as_json, advice), output.progress() as report:
+        found = published.run(
+            name, quick=quick, out=place, threads=threads or default_threads(), report=report
+        )
+    tables = found.pop("tables", [])
+    if as_json:
+        output.emit(found)
+        return
+    output.show(*tables)
+    for claim in found.get("claims", []):
+        verdict = "holds" if claim["holds"] else "does not hold"
+        output.show(f"{verdict}: {claim['claim']} ({claim['detail']})")
+    output.show(f"Report: {found['report']}")
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A benchmark, such as fpl.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: a rough figure.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure speed beside a named peer, in the same run on this machine.
+
+    NAME is a benchmark, such as fpl; an unknown name lists those there are.
+
+    \b
+    Examples:
+      sottovoce bench fpl
+      sottovoce bench fpl --quick --json
+    """
+    from sottovoce import experiment_files
+    from sottovoce.evaluation.tables import Column, Table
+
+    module = experiment_files.load_benchmark(name)
+    with output.interruptible(as_json, "nothing is kept of a benchmark; start it again"):
+        found = module.run(quick=quick, progress=output.note)
+    if as_json:
+        output.emit(found)
+        return
+    keys = ("name", "value", "unit", "peer", "ratio", "target", "met")
+    shown = [{k: row.get(k) for k in keys} for row in found["results"]]
+    formats = {"value": ",.4g", "ratio": ".2f", "target": ".2f"}
+    columns = [Column(k, format=formats.get(k, "")) for k in keys]
+    output.show(Table(f"{found['bench']} on {output.words(found['machine'])}", columns, shown))

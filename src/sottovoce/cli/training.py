@@ -1,0 +1,95 @@
+"""`sottovoce run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json, Out, Threads
+from sottovoce.errors import UsageError
+
+
+def run(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="An experiment file, or the name of an installed one."),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Change one value of the file; repeatable."),
+    ] = None,
+    engine: Annotated[
+        Literal["simulation", "https", "flower"], typer.Option(help="How messages travel.")
+    ] = "simulation",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    threads: Threads = None,
+    out: Out = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the same run where it stopped.")
+    ] = False,
+    transcript: Annotated[
+        bool, typer.Option("--transcript", help="Keep every message the server gets (large).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train and evaluate one experiment; leave a run folder with its report.
+
+    FILE is an experiment file, or the name of one that comes with the package (demo, pfpl-plus).
+    The run's folder is runs/NAME by default. A run that was stopped, even by a kill, goes on with
+    --resume from its last checkpoint and ends with the same model, ledger and figures as one that
+    was never stopped. A folder that holds another run is refused.
+
+    \b
+    Examples:
+      sottovoce run presets/pfpl-plus
+      sottovoce run my.toml --set algorithm.epochs=5 --set consent.share_positives=0.1
+      sottovoce run my.toml --out runs/mine --resume
+    """
+    from sottovoce import experiment_files
+    from sottovoce.experiment import Experiment, run_experiment
+    from sottovoce.recommender import default_threads
+    from sottovoce.run_report import write_run_report
+    from sottovoce.run_tables import results_table
+
+    if engine != "simulation":
+        raise UsageError(f"the {engine} engine is not there yet; use --engine simulation")
+    if device != "cpu":
+        raise UsageError(f"computing on {device} is not there yet; use --device cpu")
+    experiment = Experiment.from_file(experiment_files.find(file), settings or [])
+    place = out or Path("runs") / experiment.name
+    advice = f"go on with the same command and --resume; the run is kept in {place}"
+    with output.interruptible(as_json, advice), output.progress() as report:
+        outcome = run_experiment(
+            experiment,
+            place,
+            resume=resume,
+            threads=threads or default_threads(),
+            transcript=transcript,
+            report=report,
+        )
+        report("report", 0, 1)
+        page = write_run_report(outcome)
+        report("report", 1, 1)
+    if as_json:
+        manifest = outcome.folder.manifest() if outcome.folder is not None else {}
+        output.emit(
+            {
+                "run": place,
+                "name": experiment.name,
+                "system": outcome.system,
+                "data": outcome.dataset.name,
+                "protocol": manifest["protocol"],
+                "results": manifest["results"],
+                "ledger": manifest["ledger"],
+                "report": page,
+                "seconds": round(outcome.seconds, 3),
+            }
+        )
+    else:
+        title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}"
+        output.show(
+            results_table(outcome.evaluations, title), f"Run:    {place}", f"Report: {page}"
+        )

@@ -1,0 +1,164 @@
+"""`sottovoce recommend | ledger | report`: looking at finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json, Out, Run, Threads
+from sottovoce.errors import UsageError
+
+
+def recommend(
+    folder: Run,
+    user: Annotated[str, typer.Option("--user", metavar="ID", help="The user's id in the data.")],
+    n: Annotated[int, typer.Option("-n", help="How many.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Recommendations for one user, as her device computes them.
+
+    RUN is the folder of a finished run.
+
+    Uses the user's own vector and history, which a simulation keeps in the run folder, and the
+    published model. Scores order one user's items; they mean nothing across users.
+
+    \b
+    Example:
+      sottovoce recommend runs/demo --user r0003 -n 5
+    """
+    from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.run_tables import Row
+    from sottovoce.run_views import FinishedRun
+
+    opened = FinishedRun.open(folder)
+    found = opened.recommend(user, n)
+    if as_json:
+        output.emit({"run": folder, "user": user, "recommendations": found})
+        return
+    rows: list[Row] = [
+        {
+            "#": place.rank,
+            "item": place.item,
+            "title": place.title,
+            "category": ", ".join(place.categories),
+            "score": place.score,
+        }
+        for place in found
+    ]
+    columns = [
+        Column("#"),
+        Column("item"),
+        Column("title"),
+        Column("category"),
+        Column("score", format=".3f"),
+    ]
+    output.show(Table(f"Recommended to {user}", columns, rows))
+
+
+def ledger(
+    folder: Run,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="ID", help="One user's releases, round by round."),
+    ] = None,
+    by: Annotated[
+        Literal["choice", "user", "round"], typer.Option(help="How to sum all users' releases.")
+    ] = "choice",
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What left the devices: releases, rows for positive and negative items, bytes, privacy cost.
+
+    RUN is the folder of a finished run.
+
+    The cost ε is what the release can vouch for; "none" (null in JSON) where it can vouch for
+    nothing, as with every FPL release.
+
+    \b
+    Examples:
+      sottovoce ledger runs/demo
+      sottovoce ledger runs/demo --by round --csv
+      sottovoce ledger runs/demo --user r0003
+    """
+    from sottovoce import ledger as ledgers
+    from sottovoce.run_tables import ledger_table, readable_bytes
+    from sottovoce.run_views import FinishedRun
+
+    if csv and as_json:
+        raise UsageError("choose one of --csv and --json")
+    opened = FinishedRun.open(folder)
+    number = None if user is None else opened.user(user)
+    totals = ledgers.user_totals(opened.ledger(number))
+    lines = opened.ledger_by(by) if number is None else opened.ledger_of(number)
+    grouping = by if number is None else "round"
+    if as_json:
+        head: dict[str, object] = {"run": folder}
+        if number is not None:
+            head |= {"user": user, "choice": opened.consent.row(number).words()}
+        rows = [{grouping: x.label, "devices": x.devices, **output.plain(x.totals)} for x in lines]
+        output.emit({**head, "totals": output.totals_json(totals), "by": grouping, "lines": rows})
+        return
+    if csv:
+        print(ledger_table(lines, grouping).to_csv(), end="")
+        return
+    who = "all devices" if number is None else f"the device of {user}"
+    if number is not None:
+        output.show(f"{user}: {opened.consent.row(number).words()}.")
+    cost = "none" if totals.epsilon == float("inf") else f"{totals.epsilon:g}"
+    output.show(
+        f"What left {who}: {totals.releases:,} releases, {totals.positive_rows:,} positive rows, "
+        f"{totals.negative_rows:,} negative rows, {readable_bytes(totals.bytes)}.",
+        f"Privacy cost we can vouch for: {cost if totals.releases else '0 (nothing was sent)'}.",
+    )
+    if lines:
+        output.show(ledger_table(lines, grouping, most=20))
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")
+    ],
+    out: Out = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the results as CSV.")] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Tables and plots of one run, or of several side by side.
+
+    RUN is the folder of a finished run.
+
+    One run gets its report.html written again. Several are compared: results with significance,
+    what left the devices, and a report in --out (runs/comparison by default). Runs on different
+    data or under different protocols are told apart and a warning says so.
+
+    \b
+    Examples:
+      sottovoce report runs/demo
+      sottovoce report runs/pfpl-plus runs/sfpl --markdown
+    """
+    from sottovoce.recommender import default_threads
+    from sottovoce.run_comparison import compare_runs
+    from sottovoce.run_report import write_run_report
+
+    if markdown + csv + as_json > 1:
+        raise UsageError("choose one of --markdown, --csv and --json")
+    cores = threads or default_threads()
+    with output.interruptible(as_json, "no report was written; the runs are as they were"):
+        place = out or (folders[0] if len(folders) == 1 else Path("runs/comparison"))
+        if len(folders) == 1:
+            write_run_report(folders[0], threads=cores)
+        found = compare_runs(folders, place, threads=cores, write=place != folders[0])
+    for warning in found.warnings:
+        output.note(f"warning: {warning}")
+    if as_json:
+        output.emit({"report": found.report, "warnings": found.warnings, "runs": found.rows})
+    elif markdown:
+        print("\n".join(table.to_markdown() for table in found.tables))
+    elif csv:
+        print("\n".join(table.to_csv() for table in found.tables), end="")
+    else:
+        output.show(*found.tables, f"Report: {found.report}")

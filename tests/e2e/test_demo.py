@@ -1,0 +1,118 @@
+"""`sottovoce demo`, once, as a user starts it; every assertion looks at that one run."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = str(Path(sys.executable).with_name("sottovoce"))
+SYSTEMS = {"random", "top-pop", "user-knn", "item-knn", "bpr-mf", "sFPL", "pFPL+"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def told(place):
+    """What the demo prints for people."""
+    done = subprocess.run([COMMAND, "demo"], cwd=place, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def again(place, told):
+    """The second time, as JSON: it goes to a folder of its own."""
+    done = subprocess.run(
+        [COMMAND, "demo", "--json"], cwd=place, capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def ask(place, *arguments):
+    done = subprocess.run(
+        [COMMAND, *arguments, "--json"], cwd=place, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_the_table_has_every_system_and_its_protocol(told):
+    for name in ("Random", "Top-Pop", "User-kNN", "Item-kNN", "BPR-MF", "sFPL", "pFPL+"):
+        assert re.search(rf"^\s+{re.escape(name)}\s+0\.\d{{4}}", told, re.MULTILINE), name
+    assert "Protocol: top 10; all training items" in told
+    assert "paired t-test" in told
+
+
+def test_fpl_beats_random_and_popularity_by_more_than_chance(told, again):
+    results = again["results"]
+    assert set(results) > SYSTEMS
+    for metric in ("P@10", "R@10", "NDCG@10"):
+        assert results["pFPL+"][metric] > 1.5 * results["top-pop"][metric]
+        assert results["top-pop"][metric] > results["random"][metric]
+    row = re.search(r"^\s+pFPL\+\s+0\.\d{4}(\S*)", told, re.MULTILINE)
+    assert row is not None
+    assert "†" in row.group(1)
+
+
+def test_both_times_give_the_same_numbers_in_folders_of_their_own(place, again):
+    assert Path(again["run"]) == Path("runs/demo-2")
+    first, second = (
+        json.loads((place / "runs" / name / "manifest.json").read_text())
+        for name in ("demo", "demo-2")
+    )
+    assert first["results"] == second["results"]
+    assert first["ledger"] == second["ledger"]
+    assert all(again["results"][name] == first["results"][name] for name in first["results"])
+
+
+def test_residents_are_counted_by_their_choice(told, again):
+    assert sum(choice["users"] for choice in again["consent"]) == again["town"]["users"]
+    shares = [c["share_positives"] for c in again["consent"] if c["takes_part"]]
+    assert shares == pytest.approx([0.0, 0.3, 1.0])
+    assert [c["takes_part"] for c in again["consent"]].count(False) == 1
+    for choice in again["consent"]:
+        assert re.search(rf"\b{choice['users']} .*{re.escape(choice['choice'])}", told)
+
+
+def test_one_resident_gets_named_places_she_has_not_visited(place, told, again):
+    resident = again["resident"]
+    titles = [entry["title"] for entry in resident["recommendations"]]
+    assert len(set(titles)) == 10
+    assert all(entry["categories"] for entry in resident["recommendations"])
+    assert all(title in told for title in titles)
+    assert not set(titles) & {entry["title"] for entry in resident["visited"]}
+    asked = ask(place, "recommend", "runs/demo", "--user", resident["user"])
+    assert asked["recommendations"] == resident["recommendations"]
+
+
+def test_the_ledger_says_what_left(place, told, again):
+    everybody = ask(place, "ledger", "runs/demo")
+    assert everybody["totals"] == again["ledger"]
+    manifest = json.loads((place / "runs/demo/manifest.json").read_text())
+    assert {k: again["ledger"][k] for k in manifest["ledger"]} == manifest["ledger"]
+    silent, nothing_positive, *_ = everybody["lines"]
+    assert (silent["releases"], silent["bytes"]) == (0, 0)
+    assert silent["devices"] > 0
+    assert nothing_positive["positive_rows"] == 0 < nothing_positive["negative_rows"]
+    sent = again["resident"]["sent"]
+    assert sent == ask(place, "ledger", "runs/demo", "--user", again["resident"]["user"])["totals"]
+    assert 0 < sent["positive_rows"] < sent["negative_rows"]
+    assert f"{sent['positive_rows']:,} rows for visited places" in told
+    assert "does not hide" in told
+
+
+def test_the_report_needs_nothing_else(place, told, again):
+    assert "runs/demo/report.html" in told
+    page = (place / again["report"]).read_text()
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", page)
+    assert "<script" not in page
+    assert page.count("data:image/png;base64,") >= 4
+    for title in ("Results", "What left the devices", "What this does not protect"):
+        assert f">{title}</h2>" in page
+    assert list((place / "runs/demo/figures").glob("*.svg"))
