@@ -494,6 +494,11 @@ def test_bench_loads_a_file_by_name(sottovoce_, monkeypatch, tmp_path):
     from sottovoce import resources
 
     (tmp_path / "two_words.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Scale:\n"
+        "    users: int = 1\n"
         "def run(quick, progress):\n"
         "    progress('measuring')\n"
         "    row = {'name': 'x', 'value': 2.0, 'unit': 's', 'peer': 'y', 'ratio': 3.0,\n"

@@ -27,6 +27,17 @@ SHOWN_VISITS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Introduction:
+    """The town, and how many residents made which choice."""
+
+    residents: int
+    venues: int
+    visits: int
+    fingerprint: str
+    choices: tuple[tuple[Choice, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     title: str
     categories: tuple[str, ...]
@@ -52,7 +63,6 @@ class Resident:
 class Story:
     run: FinishedRun
     outcome: Outcome
-    choices: tuple[tuple[Choice, int], ...]
     evaluations: Mapping[str, Evaluation]
     table: Table
     resident: Resident
@@ -78,6 +88,22 @@ def folder_for(out: Path | None) -> Path:
     return place
 
 
+def introduce(experiment: Experiment) -> Introduction:
+    """Who lives here and what they chose, before anything is learnt."""
+    dataset = experiment.dataset()
+    table = dataset.interactions
+    users = np.arange(table.n_users, dtype=np.int64)
+    consent = experiment.consent.draw(users, experiment.streams(), tuple(dataset.user_attributes))
+    groups = choice_groups(experiment.consent.choices, consent)
+    return Introduction(
+        table.n_users,
+        table.n_items,
+        table.n_interactions,
+        dataset.fingerprint(),
+        tuple((choice, int(mask.sum())) for choice, mask in groups),
+    )
+
+
 def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report) -> Story:
     """Train, compare, and look at one resident."""
     outcome = run_experiment(experiment, out, threads=threads, report=report)
@@ -89,11 +115,9 @@ def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report)
     page = write_run_report(outcome, contrasts)
     report("report", 1, 1)
     run = FinishedRun.open(out)
-    groups = choice_groups(experiment.consent.choices, run.consent)
     return Story(
         run=run,
         outcome=outcome,
-        choices=tuple((choice, int(mask.sum())) for choice, mask in groups),
         evaluations=evaluations,
         table=results_table(evaluations, "pFPL+ against its baselines"),
         resident=_resident(run),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def load_benchmark(name: str) -> Any:
     if spec is None or spec.loader is None:
         raise UsageError(f"the benchmark {name} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     if not hasattr(module, "run"):
         raise UsageError(f"the benchmark {name} has no function run")

@@ -196,7 +196,7 @@ def test_chunks_do_not_matter(fused: bool, monkeypatch: pytest.MonkeyPatch) -> N
     world = World.of(9, 10)
     whole, chunked = world.resident(where(fused)), world.resident(where(fused))
     learn(whole, world.keys(0), 6, fused)
-    monkeypatch.setattr(factors_cuda, "_CHUNK", 6 * 7)
+    monkeypatch.setattr(factors_cuda, "_CHUNK", 6 * 7 * (1 if fused else 16))
     learn(chunked, world.keys(0), 6, fused)
     assert np.array_equal(whole.sums(), chunked.sums())
     assert np.array_equal(whole.vectors(), chunked.vectors())

@@ -39,7 +39,7 @@ from sottovoce.rng import _M1, _M2, GAMMA
 HOT = 512
 """Items that have spare rows of sums."""
 _CHUNK = 1 << 25
-"""Draws per chunk: 256 MB of packed words."""
+"""Draws per chunk: 256 MB of packed words. Torch, which keeps a dozen such, takes smaller ones."""
 _LOW31 = (1 << 31) - 1
 _LOW32 = (1 << 32) - 1
 _SCALE = float(GRID)
@@ -151,10 +151,10 @@ def learn_summed_cuda(
     n = len(cohort.users) if rows is None else len(rows)
     keys = torch.tensor([_signed(round_key), _signed(share_key)], device=device)
     counts = torch.zeros(2, n, dtype=torch.int32, device=device)
-    draw, learn = (_draw_torch, _learn_torch)
+    draw, learn, chunk = _draw_torch, _learn_torch, _CHUNK // 16
     if fused:
-        draw, learn = (factors_triton.draw, factors_triton.learn)
-    size = max(1, min(n, _CHUNK // triples))
+        draw, learn, chunk = factors_triton.draw, factors_triton.learn, _CHUNK
+    size = max(1, min(n, chunk // triples))
     words = torch.empty(triples * size, dtype=torch.int64, device=device)
     for start in range(0, n, size):
         part = slice(start, min(start + size, n))

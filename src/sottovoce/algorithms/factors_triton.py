@@ -27,7 +27,8 @@ LANES = 4
 COPIES = 32
 """Spare rows of sums that a popular item has; neighbouring warps use them in turn."""
 TILE = 256
-"""Columns times devices per warp in the learning stage."""
+"""Columns times devices per warp in the learning stage. Not below 32 · `LANES`: Triton would give
+one column to two threads, and the assembly in `_send` would add it twice."""
 AVAILABLE = triton is not None
 
 if triton is not None:

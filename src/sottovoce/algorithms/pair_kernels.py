@@ -46,6 +46,8 @@ from sottovoce.rng import GAMMA, LOW32, below, mix
 
 GROUP = 8
 BLOCK = 64
+WORTH_MARKING = 8
+"""Interactions per draw up to which a set of them is marked rather than searched."""
 SIEVE = 8
 """Bits per interaction of the sieve: 12 of 100 strangers slip through and are searched for."""
 ALWAYS = np.uint64(1 << 32)
@@ -123,27 +125,72 @@ def checked(count, n_items):  # type: ignore[no-untyped-def]
 
 
 @njit
-def draw_device(key, triples, bits, items, start, count, n_items, entries, negatives):  # type: ignore[no-untyped-def]
+def holds(items, start, count, item):  # type: ignore[no-untyped-def]
+    """Whether a device's ascending interactions hold this item; a search without branches."""
+    first, left = uint64(start), uint64(count)
+    while left > uint64(1):
+        half = left >> uint64(1)
+        first = first + half if uint64(items[first + half]) <= item else first
+        left -= half
+    return uint64(items[first]) == item
+
+
+@njit(inline="always")
+def hole(start, count, item):  # type: ignore[no-untyped-def]
+    """Where the sieve holds an item of the device whose interactions begin at `start`."""
+    word = (uint64(item) * uint64(2654435761)) & LOW32
+    return uint64(start) * uint64(SIEVE) + below(word, count * SIEVE)
+
+
+@njit(nogil=True, cache=True)
+def fill_sieve(indptr, items, sieve):  # type: ignore[no-untyped-def]
+    """SIEVE bits per interaction, in `sieve` (one byte holds eight), one of them set."""
+    for row in range(indptr.shape[0] - 1):
+        start = indptr[row]
+        count = indptr[row + 1] - start
+        for c in range(start, start + count):
+            at = hole(start, count, items[c])
+            sieve[at >> uint64(3)] |= np.uint8(uint64(1) << (at & uint64(7)))
+
+
+@njit
+def owns(items, start, count, item, sieve):  # type: ignore[no-untyped-def]
+    """`holds`, with the sieve, where there is one, answering most questions."""
+    if sieve.shape[0] > 0:
+        at = hole(start, count, item)
+        if (uint64(sieve[at >> uint64(3)]) >> (at & uint64(7))) & uint64(1) == uint64(0):
+            return False
+    return holds(items, start, count, item)
+
+
+@njit
+def draw_device(  # type: ignore[no-untyped-def]
+    key, triples, bits, items, start, count, n_items, entries, negatives
+):
     """All draws of a device: which of its interactions is the positive, and a negative by
     rejection. The high half of a word draws the one, the low half the other; a rejected word is
-    mixed again. `bits` is a scratch set over the catalogue, empty before and after."""
+    mixed again. `bits` is a scratch set over the catalogue, empty before and after; where draws are
+    few, interactions are searched instead."""
     checked(count, n_items)
-    for c in range(start, start + count):
-        mark(bits, uint64(items[c]))
+    search = triples * WORTH_MARKING < count
+    if not search:
+        for c in range(start, start + count):
+            mark(bits, uint64(items[c]))
     for t in range(triples):
         word = mix(key + uint64(t + 1) * GAMMA)
         entries[t] = start + int64(below(word >> uint64(32), count))
         negatives[t] = int32(below(word & LOW32, n_items))
     for t in range(triples):
-        if is_marked(bits, uint64(negatives[t])):
+        item = uint64(negatives[t])
+        if holds(items, start, count, item) if search else is_marked(bits, item):
             word = mix(key + uint64(t + 1) * GAMMA)
-            item = below(word & LOW32, n_items)
-            while is_marked(bits, item):
+            while holds(items, start, count, item) if search else is_marked(bits, item):
                 word = mix(word + GAMMA)
                 item = below(word & LOW32, n_items)
             negatives[t] = int32(item)
-    for c in range(start, start + count):
-        bits[uint64(items[c]) >> uint64(6)] = uint64(0)
+    if not search:
+        for c in range(start, start + count):
+            bits[uint64(items[c]) >> uint64(6)] = uint64(0)
 
 
 @njit
@@ -193,40 +240,6 @@ def popcount(word):  # type: ignore[no-untyped-def]
     return int64((word * uint64(0x0101010101010101)) >> uint64(56))
 
 
-@njit(inline="always")
-def hole(start, count, item):  # type: ignore[no-untyped-def]
-    """Where the sieve holds an item of the device whose interactions begin at `start`."""
-    word = (uint64(item) * uint64(2654435761)) & LOW32
-    return uint64(start) * uint64(SIEVE) + below(word, count * SIEVE)
-
-
-@njit(nogil=True, cache=True)
-def fill_sieve(indptr, items, sieve):  # type: ignore[no-untyped-def]
-    """SIEVE bits per interaction, in `sieve` (one byte holds eight), one of them set."""
-    for row in range(indptr.shape[0] - 1):
-        start = indptr[row]
-        count = indptr[row + 1] - start
-        for c in range(start, start + count):
-            at = hole(start, count, items[c])
-            sieve[at >> uint64(3)] |= np.uint8(uint64(1) << (at & uint64(7)))
-
-
-@njit
-def owns(items, start, count, item, sieve):  # type: ignore[no-untyped-def]
-    """Whether a device's ascending interactions hold this item. The sieve, where there is one,
-    answers most questions; the rest take a search."""
-    if sieve.shape[0] > 0:
-        at = hole(start, count, item)
-        if (uint64(sieve[at >> uint64(3)]) >> (at & uint64(7))) & uint64(1) == uint64(0):
-            return False
-    first, left = uint64(start), uint64(count)
-    while left > uint64(1):
-        half = left >> uint64(1)
-        first = first + half if items[first + half] <= item else first
-        left -= half
-    return items[first] == item
-
-
 @njit
 def carry(low, high, row, lost, over, sign):  # type: ignore[no-untyped-def]
     """After `low[row] += sign * lost` overflowed: what 32 bits could not hold goes to `high`. A row
@@ -238,6 +251,20 @@ def carry(low, high, row, lost, over, sign):  # type: ignore[no-untyped-def]
                 high[row, f] += _CARRY
             elif before > _HIGHEST:
                 high[row, f] -= _CARRY
+
+
+@njit(nogil=True, cache=True)
+def widen(low, sums):  # type: ignore[no-untyped-def]
+    for row in range(sums.shape[0]):
+        for f in range(sums.shape[1]):
+            sums[row, f] = int64(low[row, f])
+
+
+@njit(nogil=True, cache=True)
+def fold_sums(model, sums, rate):  # type: ignore[no-untyped-def]
+    for row in range(model.shape[0]):
+        for f in range(model.shape[1]):
+            model[row, f] += rate * float32(sums[row, f])
 
 
 # --- the step ------------------------------------------------------------------------------------
@@ -481,14 +508,14 @@ def kernels(embedding_size: int) -> Kernels:
                 row = rows[n]
                 start = indptr[row]
                 word = words[b]
-                j = int32(below(word & LOW32, model.shape[0]))
+                j = below(word & LOW32, model.shape[0])
                 while owns(items, start, indptr[row + 1] - start, j, sieve):
                     word = mix(word + GAMMA)
-                    j = int32(below(word & LOW32, model.shape[0]))
+                    j = below(word & LOW32, model.shape[0])
                 leaves = coin(share_keys[n], 0) < share[n]
                 if by_item:
                     leaves = leaves and allowed[entries[b]]
-                drawn_j[b] = j
+                drawn_j[b] = int64(j)
                 drawn_i[b] = items[entries[b]]
                 leaving[b] = fold_rate if leaves else _ZERO
                 positives[n] = leaves

@@ -8,7 +8,7 @@ from sottovoce.cli import output
 from sottovoce.cli.options import Json, Out, Threads
 
 if TYPE_CHECKING:
-    from sottovoce.demo import Story
+    from sottovoce.demo import Introduction, Story
 
 
 def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> None:
@@ -28,6 +28,9 @@ def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> Non
 
     place = demos.folder_for(out)
     experiment = demos.load()
+    town = demos.introduce(experiment)
+    if not as_json:
+        _introduce(town)
     with (
         output.interruptible(as_json, f"the demo was stopped; start it again (see {place})"),
         output.progress() as report,
@@ -36,18 +39,23 @@ def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> Non
             experiment, place, threads=threads or default_threads(), report=report
         )
     if as_json:
-        output.emit(_story_json(story))
+        output.emit(_story_json(town, story))
     else:
         _tell(story)
 
 
-def _story_json(story: Story) -> dict[str, Any]:
-    resident, described = story.resident, story.run.dataset.describe()
+def _story_json(town: Introduction, story: Story) -> dict[str, Any]:
+    resident = story.resident
     return {
         "run": story.run.folder.path,
         "report": story.report,
-        "town": {key: described[key] for key in ("users", "items", "interactions", "fingerprint")},
-        "consent": [{"choice": c.words(), "users": n, **_fields(c)} for c, n in story.choices],
+        "town": {
+            "users": town.residents,
+            "items": town.venues,
+            "interactions": town.visits,
+            "fingerprint": town.fingerprint,
+        },
+        "consent": [{"choice": c.words(), "users": n, **_fields(c)} for c, n in town.choices],
         "protocol": story.evaluations[story.outcome.system].describe(),
         "system": story.outcome.system,
         "results": {label: e.summary() for label, e in story.evaluations.items()},
@@ -69,12 +77,22 @@ def _fields(choice: Any) -> dict[str, Any]:
     return {"takes_part": choice.takes_part, "share_positives": choice.share_positives}
 
 
+def _introduce(town: Introduction) -> None:
+    output.show(
+        f"The town: {town.residents:,} residents, {town.venues:,} venues, {town.visits:,} visits "
+        "in a year (made up, from a seed).",
+        "",
+        "What the residents chose:",
+        *[f"  {n:5,} ({n / town.residents:4.0%})  {c.words()}" for c, n in town.choices],
+        "",
+    )
+
+
 def _tell(story: Story) -> None:
     from sottovoce.evaluation.tables import Column, Table
     from sottovoce.run_tables import readable_bytes
 
-    described, resident, sent = story.run.dataset.describe(), story.resident, story.resident.sent
-    people = sum(count for _, count in story.choices)
+    resident, sent = story.resident, story.resident.sent
     attributes = ", ".join(f"{key} {value}" for key, value in resident.attributes.items() if value)
     places = Table(
         f"Recommended to {resident.name}, computed on the device",
@@ -90,12 +108,6 @@ def _tell(story: Story) -> None:
         ],
     )
     output.show(
-        f"The town: {described['users']:,} residents, {described['items']:,} venues, "
-        f"{described['interactions']:,} visits in a year (made up, from a seed).",
-        "",
-        "What the residents chose:",
-        *[f"  {n:5,} ({n / people:4.0%})  {choice.words()}" for choice, n in story.choices],
-        "",
         story.table,
         "The first five see every visit; sFPL and pFPL+ see what the residents permit.",
         "",

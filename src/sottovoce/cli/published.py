@@ -31,7 +31,7 @@ def reproduce(
     \b
     Examples:
       sottovoce reproduce --list
-      sottovoce reproduce fpl-table-2-italy --quick
+      sottovoce reproduce fpl-table2 --quick
     """
     from sottovoce import reproduce as published
     from sottovoce.recommender import default_threads
@@ -46,7 +46,7 @@ def reproduce(
     if name not in published.NAMES:
         raise UsageError(f"nothing is called {name}; there are {', '.join(published.NAMES)}")
     place = out or Path("runs") / name
-    advice = f"start it again with the same command; what is done is kept in {place}"
+    advice = "start it again with the same command; models that are trained are kept"
     with output.interruptible(as_json, advice), output.progress() as report:
         found = published.run(
             name, quick=quick, out=place, threads=threads or default_threads(), report=report

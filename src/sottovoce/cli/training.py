@@ -56,8 +56,6 @@ def run(
 
     if engine != "simulation":
         raise UsageError(f"the {engine} engine is not there yet; use --engine simulation")
-    if device != "cpu":
-        raise UsageError(f"computing on {device} is not there yet; use --device cpu")
     experiment = Experiment.from_file(experiment_files.find(file), settings or [])
     place = out or Path("runs") / experiment.name
     advice = f"go on with the same command and --resume; the run is kept in {place}"
@@ -67,6 +65,7 @@ def run(
             place,
             resume=resume,
             threads=threads or default_threads(),
+            device=device,
             transcript=transcript,
             report=report,
         )

@@ -216,7 +216,7 @@ def membership(study: Study) -> NDArray[np.bool_]:
     member = np.zeros((len(numbers), len(CATEGORIES)), dtype=bool)
     for row, item in enumerate(numbers):
         for leaf in leaves[int(item)]:
-            top = top_category(leaf)
+            top = leaf if leaf in CATEGORIES else top_category(leaf)
             if top is not None:
                 member[row, CATEGORIES.index(top)] = True
     return member

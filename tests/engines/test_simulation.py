@@ -1,0 +1,90 @@
+"""The engine: when observers look, what listeners hear, how far it runs."""
+
+import numpy as np
+import pytest
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.consent import Choice, Consent
+from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically
+from sottovoce.engines.simulation import Simulation
+from sottovoce.errors import ConfigError
+from sottovoce.ledger import Ledger
+from sottovoce.parties.device import Devices
+from sottovoce.parties.server import Server
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.rng import Streams
+from sottovoce.testing import random_world
+
+TRAIN = random_world(30, 50, 300, seed=1)
+
+
+def simulation(cohort_size=30, rounds=20, **options):
+    rng = Streams.from_seed(1)
+    algorithm = FPL(FPLConfig(embedding_size=4), 3)
+    users = np.arange(30)
+    consent = Consent.uniform(users, Choice(share_positives=0.5))
+    cohort = Cohort(users, TRAIN, consent, algorithm.device_init(users, rng))
+    devices = Devices.behind_door(algorithm, cohort, ShareFraction(), Ledger(), rng)
+    server = Server.start(algorithm, TRAIN.n_items, rng)
+    return Simulation(server, devices, cohort_size, rounds, **options)
+
+
+@pytest.mark.parametrize("cohort_size", [1, 7, 30])
+def test_observers_look_when_they_asked_to_and_at_the_end(cohort_size):
+    periodic, given, saved = [], [], []
+    observers = [
+        Periodically(6, lambda m: periodic.append(m.round)),
+        AtRounds((1, 13), lambda m: given.append(m.round)),
+        Checkpoints(5, lambda m: saved.append(m.round), seconds=0.0),
+    ]
+    simulation(cohort_size, observers=observers).run()
+    assert periodic == [6, 12, 18, 20]
+    assert given == [1, 13]
+    assert saved == [5, 10, 15, 20]
+
+
+def test_checkpoints_wait_for_their_time():
+    saved = []
+    simulation(observers=[Checkpoints(1, lambda m: saved.append(m.round), seconds=1e9)]).run()
+    assert saved == [20]
+
+
+@pytest.mark.parametrize("cohort_size", [1, 7])
+def test_looking_changes_nothing(cohort_size):
+    seen, blind = simulation(cohort_size), simulation(cohort_size)
+    seen.observers = [Periodically(3, lambda m: None)]
+    blind.block = 4
+    seen.run()
+    blind.run()
+    assert np.array_equal(seen.server.items, blind.server.items)
+    assert seen.devices.ledger.totals == blind.devices.ledger.totals
+
+
+def test_every_round_asks_the_right_number_of_distinct_devices():
+    heard = []
+
+    class Ear:
+        def hear(self, reports):
+            heard.append(reports)
+
+    simulation(7, rounds=60, listeners=[Ear()]).run()
+    assert [r.round for r in heard] == list(range(60))
+    assert all(len(np.unique(r.sender)) == 7 for r in heard)
+    asked = np.bincount(np.concatenate([np.unique(r.sender) for r in heard]), minlength=30)
+    assert asked.min() > 0
+    assert asked.max() < 30
+
+
+def test_a_run_goes_on_from_the_servers_round():
+    whole, parts = simulation(rounds=20), simulation(rounds=8)
+    whole.run()
+    parts.run()
+    parts.rounds = 20
+    parts.run()
+    assert np.array_equal(whole.server.items, parts.server.items)
+
+
+def test_more_devices_than_there_are_raises():
+    with pytest.raises(ConfigError, match="30 take part"):
+        simulation(31).run()
