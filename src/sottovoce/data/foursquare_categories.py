@@ -1,5 +1,6 @@
 """Foursquare's old category tree (about 2012 to 2014), flattened to its nine top categories.
 
+Written from knowledge of the tree, not compared with an official copy; `docs/data.md` has a check.
 The TIST2015 files name only the leaf category of a venue; the papers report by top category.
 Names are matched loosely (case, accents, punctuation), because the files carry damaged letters.
 """
