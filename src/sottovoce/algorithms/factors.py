@@ -27,7 +27,15 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sottovoce.algorithms.lanes import LANES, row_stride
-from sottovoce.algorithms.pair_kernels import ALWAYS, GROUP, SIEVE, fill_sieve, kernels
+from sottovoce.algorithms.pair_kernels import (
+    ALWAYS,
+    GROUP,
+    SIEVE,
+    fill_sieve,
+    fold_sums,
+    kernels,
+    widen,
+)
 from sottovoce.errors import DataError
 from sottovoce.messages import GRID
 
@@ -176,10 +184,11 @@ def learn_summed(
     else:
         with ThreadPoolExecutor(len(spans)) as pool:
             parts = list(pool.map(part, spans))
-    sums = parts[0][1]
-    for low, _, _ in parts:
+    sums = np.empty((n_items, width), dtype=np.int64)
+    widen(parts[0][0], sums)
+    for low, _, _ in parts[1:]:
         sums += low
-    for _, high, carried in parts[1:]:
+    for _, high, carried in parts:
         if carried:
             sums += high
     return sums, positives, negatives
@@ -237,11 +246,8 @@ def make_sieve(indptr: NDArray[np.int64], items: NDArray[np.int32]) -> NDArray[n
 
 
 def fold(step: PairStep, model: NDArray[np.float32], sums: NDArray[np.int64]) -> None:
-    """model += α · sums, in place; both padded."""
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # divergence is found where models are checked
-        model += fold_rate(step) * sums.astype(np.float32)
+    """model += α · sums, in place; both padded, or neither."""
+    fold_sums(model, _read(sums, np.int64), fold_rate(step))
 
 
 def fold_rate(step: PairStep) -> np.float32:

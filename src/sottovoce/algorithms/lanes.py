@@ -359,7 +359,8 @@ def _accumulate(table, values, minus):
             agreed = builder.xor(value, old if minus else new)
             signs = builder.and_(builder.xor(old, new), agreed)
             lanes = values.chunks[0][1]
-            spilt.append(_shuffled(builder, signs, [min(lane, n - 1) for lane in range(lanes)]))
+            zeros = ir.Constant(signs.type, [0] * n)
+            spilt.append(_shuffled(builder, signs, [min(k, n) for k in range(lanes)], zeros))
         anywhere = functools.reduce(builder.or_, spilt)
         bits = builder.icmp_signed("<", anywhere, ir.Constant(anywhere.type, [0] * lanes))
         mask = ir.IntType(lanes)

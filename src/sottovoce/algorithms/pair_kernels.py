@@ -394,6 +394,11 @@ def kernels(embedding_size: int) -> Kernels:
                     q_i = load(model, int64(drawn_i[g, t]), W)
                     q_j = load(model, int64(drawn_j[g, t]), W)
                     x[g] = score(load(moving, g, W), q_i, q_j)
+                    ahead = min(t + 1, triples - 1)
+                    prefetch(low, int64(drawn_j[g, t]), W)
+                    prefetch(low, int64(target[g, t]), W)
+                    prefetch(model, int64(drawn_j[g, ahead]), W)
+                    prefetch(model, int64(drawn_i[g, ahead]), W)
                 for g in range(x.shape[0]):
                     s[g] = slope(x[g])
                 for g in range(together):

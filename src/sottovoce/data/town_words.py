@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.data.foursquare_categories import TOP_CATEGORIES
+
 GENDERS = ("F", "M")
 AGE_BANDS = ("18-24", "25-34", "35-49", "50-64", "65+")
 OCCUPATIONS = (
@@ -39,17 +41,7 @@ class Kind:
     jobs: tuple[str, ...] = ()
 
 
-_A, _C, _F, _N, _O, _P, _R, _S, _T = (
-    "Arts & Entertainment",
-    "College & University",
-    "Food",
-    "Nightlife Spot",
-    "Outdoors & Recreation",
-    "Professional & Other Places",
-    "Residence",
-    "Shop & Service",
-    "Travel & Transport",
-)
+_A, _C, _F, _N, _O, _P, _R, _S, _T = TOP_CATEGORIES
 
 KINDS: tuple[Kind, ...] = (
     Kind(_A, "Movie Theater", ("Cinema", "Sala"), 2.0, 0.2, 0.5),

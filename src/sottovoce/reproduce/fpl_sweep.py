@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.fpl import CONFIGURATIONS, published_cost
+from sottovoce.data.foursquare_categories import TOP_CATEGORIES as CATEGORIES
 from sottovoce.data.foursquare_categories import top_category
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.metrics import bias_disparity
@@ -19,7 +20,7 @@ from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.reproduce.fpl_table2 import baseline_rows, choose_bpr, choose_fpl, tune_fpl
-from sottovoce.reproduce.published import BRAZIL_DISPARITY, CATEGORIES, ITALY_BIAS
+from sottovoce.reproduce.published import BRAZIL_DISPARITY, ITALY_BIAS
 from sottovoce.reproduce.study import Chosen, Study, mean_summary
 
 Sweep = dict[str, dict[float, list[Evaluation]]]
@@ -216,7 +217,7 @@ def membership(study: Study) -> NDArray[np.bool_]:
     member = np.zeros((len(numbers), len(CATEGORIES)), dtype=bool)
     for row, item in enumerate(numbers):
         for leaf in leaves[int(item)]:
-            top = leaf if leaf in CATEGORIES else top_category(leaf)
+            top = top_category(leaf)
             if top is not None:
                 member[row, CATEGORIES.index(top)] = True
     return member

@@ -36,20 +36,8 @@ BRAZIL_COST = {
 BRAZIL_FRESHNESS = {"sFPL": 100.00, "sFPL+": 100.00, "pFPL": 0.0057, "pFPL+": 0.0057}
 """Table 3: normalised freshness in per cent."""
 
-CATEGORIES = (
-    "Arts & Entertainment",
-    "College & University",
-    "Food",
-    "Nightlife Spot",
-    "Outdoors & Recreation",
-    "Professional & Other Places",
-    "Residence",
-    "Shop & Service",
-    "Travel & Transport",
-)
-
 ITALY_BIAS = (1.4130, 0.8221, 0.9317, 1.3559, 1.3292, 0.7868, 0.4171, 0.8482, 1.2678)
-"""Table 1: training bias B_T of Italy, by category."""
+"""Table 1: training bias B_T of Italy, in the order of `TOP_CATEGORIES`, as all tables here."""
 
 BRAZIL_DISPARITY = {
     "Random": (-0.3249, 0.5593, -0.0801, -0.2448, -0.1428, 0.5490, 0.9113, 0.2026, -0.2729),
