@@ -7,8 +7,8 @@ turns, with the same number of threads; each keeps its best turn, because whatev
 shared machine can only slow a turn down.
 """
 
-# numba's intrinsics take their first argument themselves.
-# mypy: disable-error-code="call-arg"
+# Kernels carry no types.
+# mypy: disable-error-code="no-untyped-def, call-arg, var-annotated, unreachable"
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ class Scale:
     items: int
     interactions: int
     turns: int
+    turn_seconds: float
     iterations: int
-    """Passes over the data in one turn of a peer."""
+    """Passes over the data in one call of a peer."""
     rows: tuple[int, ...]
     """Numbers of users in the scaling test; memory is measured at the largest."""
 
 
-FULL = Scale(6_040, 3_706, 1_000_209, 5, 4, (10_000, 100_000, 1_000_000))
-QUICK = Scale(2_000, 1_500, 150_000, 3, 4, (1_000, 10_000, 100_000))
+FULL = Scale(6_040, 3_706, 1_000_209, 7, 0.3, 2, (10_000, 100_000, 1_000_000))
+QUICK = Scale(2_000, 1_500, 150_000, 3, 0.06, 3, (1_000, 10_000, 100_000))
 SCALING_ITEMS, SCALING_COUNT, SCALING_SIZE = 10_000, 50, 50
 
 
@@ -173,12 +174,8 @@ class Ours:
         vectors = 0.1 * rng.standard_normal((len(indptr) - 1, size), dtype=np.float32)
         return cls(indptr, items, model, vectors.astype(np.float32))
 
-    def parallel(self, triples: int, share: float, threads: int, rounds: int = 1) -> None:
-        """Rounds of pFPL (or pFPL+): every device, then the fold."""
-        for _ in range(rounds):
-            self._round(triples, share, threads)
-
-    def _round(self, triples: int, share: float, threads: int) -> None:
+    def parallel(self, triples: int, share: float, threads: int) -> None:
+        """One round of pFPL (or pFPL+): every device, then the fold."""
         users = np.arange(len(self.vectors), dtype=np.int64)
         root = Streams.from_seed(4)
         rule = ShareRule(
@@ -194,20 +191,19 @@ class Ours:
 
     def sequential(self, rounds: int, triples: int, share: float) -> None:
         """Rounds of one client each: sFPL, or sFPL+."""
-        sieve = factors.make_sieve(self.indptr, self.items)
+        sieve = factors.make_sieve(self.indptr, self.items) if triples == 1 else None
         root = Streams.from_seed(5)
         for start in range(0, rounds, ROUNDS_AT_ONCE):
             numbers = np.arange(start, min(rounds, start + ROUNDS_AT_ONCE), dtype=np.int64)
-            chosen = root.child("users").keys(numbers) >> np.uint64(32)
-            users = ((chosen * np.uint64(len(self.vectors))) >> np.uint64(32)).astype(np.int64)
+            users = root.child("select").choose_one(len(self.vectors), numbers)
             rule = ShareRule(
-                root.child("share").keys(numbers),
+                root.child("share").paired_keys(numbers, users),
                 factors.thresholds(np.full(len(users), share)),
                 np.zeros(0, dtype=bool),
             )
             factors.learn_rounds(
                 STEP, self.model, self.vectors, users, self.indptr, self.items,
-                root.child("learn").keys(numbers), triples, rule, sieve,
+                root.child("learn").paired_keys(numbers, users), triples, rule, sieve,
             )  # fmt: skip
 
 
@@ -217,7 +213,6 @@ def training(
     """Triples per second of ours, the peers and the roofline, in turns."""
     ours = Ours.on(train.indptr, train.items, train.n_items, size)
     everyone, long = train.n_users, train.n_interactions // train.n_users
-    repeats = max(1, 200_000 // everyone)
     contestants: dict[str, tuple[int, Contestant]] = {
         "implicit": (
             scale.iterations * train.n_interactions,
@@ -229,10 +224,7 @@ def training(
         ),
         "pFPL+, π = 0.5": (everyone * long, lambda: ours.parallel(long, 0.5, threads)),
         "pFPL+, π = 1": (everyone * long, lambda: ours.parallel(long, 1.0, threads)),
-        "pFPL, π = 0.5": (
-            everyone * repeats,
-            lambda: ours.parallel(1, 0.5, threads, repeats),
-        ),
+        "pFPL, π = 0.5": (everyone, lambda: ours.parallel(1, 0.5, threads)),
     }
     if threads == 1:
         roof = Roofline.on(train, size, long)
@@ -249,7 +241,7 @@ def training(
             ),
             "sFPL+, π = 0.5": (rounds * long, lambda: ours.sequential(rounds, long, 0.5)),
         }
-    seconds = in_turns([turn for _, turn in contestants.values()], scale.turns)
+    seconds = in_turns([call for _, call in contestants.values()], scale, threads)
     speed = {
         name: triples / best
         for (name, (triples, _)), best in zip(contestants.items(), seconds, strict=True)
@@ -278,15 +270,24 @@ def training(
     return results
 
 
-def in_turns(contestants: Sequence[Contestant], turns: int) -> list[float]:
-    """The best time of each, in seconds. A first turn, not counted, compiles and warms up."""
+def in_turns(contestants: Sequence[Contestant], scale: Scale, threads: int = 1) -> list[float]:
+    """Seconds of one call of each, the best of several turns. A first turn, not counted, compiles
+    and warms up, a second finds how many calls make a turn of the same length for everybody: short
+    turns would slip between other work on the machine more easily than long ones. With one thread
+    the clock is that thread's processor time, with several it is the one on the wall."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    calls = [1] * len(contestants)
     best = [np.inf] * len(contestants)
-    for turn in range(turns + 1):
+    for turn in range(-2, scale.turns):
         for k, contestant in enumerate(contestants):
-            start = time.perf_counter()
-            contestant()
-            if turn:
-                best[k] = min(best[k], time.perf_counter() - start)
+            start = clock()
+            for _ in range(calls[k]):
+                contestant()
+            elapsed = (clock() - start) / calls[k]
+            if turn == -1:
+                calls[k] = max(1, round(scale.turn_seconds / elapsed))
+            elif turn >= 0:
+                best[k] = min(best[k], elapsed)
     return best
 
 
@@ -336,7 +337,7 @@ def _roofline(size: int) -> Any:
     W = size + 1
 
     @njit(nogil=True, error_model="numpy")
-    def kernel(vectors, model, sums, drawn, moving):  # type: ignore[no-untyped-def]
+    def kernel(vectors, model, sums, drawn, moving):
         for group in range(drawn.shape[0]):
             for g in range(8):
                 store(moving, g, load_extended(vectors, 8 * group + g, F))
@@ -375,7 +376,7 @@ def ranking(train: Interactions, scale: Scale, peers: Peers, threads: int) -> li
     def ours() -> None:
         top_n(scorer, users, seen=train, n=10, threads=threads)
 
-    theirs_s, ours_s = in_turns([theirs, ours], scale.turns)
+    theirs_s, ours_s = in_turns([theirs, ours], scale, threads)
     where = f"embedding 50, {threads} thread{'s' * (threads > 1)}"
     return [
         row(f"implicit, ranking, {where}", train.n_users / theirs_s, "users/s"),
@@ -396,16 +397,9 @@ def ranking(train: Interactions, scale: Scale, peers: Peers, threads: int) -> li
 def scaling(scale: Scale) -> list[dict[str, Any]]:
     """Cost of a triple as users multiply, and the memory of the largest run."""
     worlds = [Ours.on(*even_rows(n), SCALING_ITEMS, SCALING_SIZE) for n in scale.rows]
-    rounds = [max(1, scale.rows[-1] // (4 * n)) for n in scale.rows]
-    contestants = [
-        partial(world.parallel, SCALING_COUNT, 0.5, 1, repeats)
-        for world, repeats in zip(worlds, rounds, strict=True)
-    ]
-    seconds = in_turns(contestants, 3)
-    cost = [
-        1e9 * s / (n * r * SCALING_COUNT)
-        for s, n, r in zip(seconds, scale.rows, rounds, strict=True)
-    ]
+    contestants = [partial(world.parallel, SCALING_COUNT, 0.5, 1) for world in worlds]
+    seconds = in_turns(contestants, scale)
+    cost = [1e9 * s / (n * SCALING_COUNT) for s, n in zip(seconds, scale.rows, strict=True)]
     results = [
         row(f"pFPL+, {n:,} users × {SCALING_COUNT}", c, "ns per triple")
         for n, c in zip(scale.rows, cost, strict=True)
@@ -515,7 +509,7 @@ def machine() -> dict[str, Any]:
         **{name: importlib.import_module(name).__version__ for name in ("numpy", "numba")},
         "implicit": importlib.import_module("implicit").__version__,
         "cornac": importlib.import_module("cornac").__version__,
-        "timing": "best of several turns, contestants alternating",
+        "timing": "best of several turns; processor time with one thread, wall time with two",
     }
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sottovoce.evaluation import plots
+from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.protocol import Evaluation, evaluate
-from sottovoce.evaluation.report import Section, TextBlock, write_report
+from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table
 from sottovoce.run_report import HONEST_NOTE
-from sottovoce.run_tables import MARKS, Row, metric_columns, name_of, shown_metrics
+from sottovoce.run_tables import MARKS, NAMES, Row, metric_columns, name_of, shown_metrics
 from sottovoce.run_views import FinishedRun
 
 
@@ -68,15 +70,70 @@ def compare_runs(
         }
         for label, run in runs.items()
     ]
-    sections = [
-        *([Section("Take care", [TextBlock("\n\n".join(warnings))])] if warnings else []),
-        *[Section(table.title, [table]) for table in tables],
-        Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
-    ]
     report = out / "report.html"
     if write:
-        write_report(report, "Runs side by side", sections)
+        _write(report, warnings, worlds, tables, runs, evaluations)
     return Comparison(tuple(tables), tuple(warnings), tuple(rows), report)
+
+
+def _write(
+    report: Path,
+    warnings: Sequence[str],
+    worlds: Mapping[str, Sequence[str]],
+    tables: Sequence[Table],
+    runs: Mapping[str, FinishedRun],
+    evaluations: Mapping[str, Evaluation],
+) -> None:
+    sections = [
+        *([Section("Take care", [TextBlock("\n\n".join(warnings))])] if warnings else []),
+        *[
+            Section(
+                table.title if len(worlds) == 1 else f"{table.title}, {' and '.join(labels)}",
+                [table, *_figures(report.parent / "figures", number, labels, runs, evaluations)],
+            )
+            for number, (table, labels) in enumerate(zip(tables, worlds.values(), strict=False), 1)
+        ],
+        Section(tables[-1].title, [tables[-1]]),
+        Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
+    ]
+    write_report(report, "Runs side by side", sections)
+
+
+def _figures(
+    folder: Path,
+    number: int,
+    labels: Sequence[str],
+    runs: Mapping[str, FinishedRun],
+    evaluations: Mapping[str, Evaluation],
+) -> list[Block]:
+    """Learning curves where runs were evaluated on the way, and bias where there are categories."""
+    blocks: list[Block] = []
+    metric = next(iter(evaluations[labels[0]].summary()))
+    curves = {}
+    for label in labels:
+        lines = runs[label].folder.metrics()
+        per_epoch = runs[label].folder.manifest()["schedule"]["rounds_per_epoch"]
+        if len(lines) > 1:
+            curves[label] = (
+                [line["round"] / per_epoch for line in lines],
+                [line[metric] for line in lines],
+            )
+    if curves:
+        figure = plots.learning_curves(folder / f"learning-{number}", curves, metric=metric)
+        words = f"{metric} by epoch of {', '.join(curves)}"
+        blocks.append(FigureBlock(figure.png, words, f"{words}."))
+    names = runs[labels[0]].dataset.category_names()
+    bias = {}
+    for label in labels:
+        lists, run = evaluations[label].lists, runs[label]
+        if names and lists is not None:
+            member = run.dataset.category_matrix()
+            bias[label] = bias_disparity(lists, run.split.train, member).disparity
+    if bias:
+        figure = plots.bias_bars(folder / f"bias-{number}", names, bias)
+        words = "Bias disparity per category, a bar per run"
+        blocks.append(FigureBlock(figure.png, words, f"{words}; 0 is as in the training data."))
+    return blocks
 
 
 def _label(path: Path, paths: Sequence[Path]) -> str:
@@ -102,7 +159,9 @@ def _world_table(
                     marks[found.system, metric] = MARKS[0]
     rows: list[Row] = [
         {"run": name_of(label), "system": "baseline", **{k: summary.get(k) for k in keys}}
-        for label, summary in first.folder.manifest()["results"].items()
+        for label, summary in sorted(
+            first.folder.manifest()["results"].items(), key=lambda entry: _place(entry[0])
+        )
         if label != (first.experiment.algorithm.configuration or "FPL")
     ]
     rows += [
@@ -123,6 +182,12 @@ def _world_table(
         mine[labels[0]].describe(),
         [note] if len(labels) > 1 else [],
     )
+
+
+def _place(baseline: str) -> tuple[int, str]:
+    """Baselines in their usual order, unknown labels behind them (a manifest is sorted by name)."""
+    known = list(NAMES)
+    return (known.index(baseline) if baseline in known else len(known), baseline)
 
 
 def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:

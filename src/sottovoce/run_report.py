@@ -105,7 +105,7 @@ def _facts(outcome: Outcome) -> list[Block]:
         f"In each of {plan.rounds:,} rounds {plan.cohort_size:,} of {plan.devices:,} devices that "
         f"take part draw {plan.triples:,} pairs of items each, learn from them at home, and send "
         "what their owners permit. The server adds up what it gets and publishes the item table. "
-        "User vectors never leave the devices."
+        "No message carries a user's vector."
     )
     versions, hardware = manifest.get("versions", {}), manifest.get("hardware", {})
     algorithm = experiment.algorithm
@@ -175,7 +175,7 @@ def _sent(run: FinishedRun, sums: Sums, folder: Path) -> list[Block]:
         "rows for negative items": f"{total.negative_rows:,}",
         "bytes": readable_bytes(total.bytes),
         "devices that sent something": f"{int(senders.sum()):,} of {len(senders):,}",
-        "privacy cost we can vouch for": "none" if math.isinf(total.epsilon) else total.epsilon,
+        "guaranteed bound on ε": "none" if math.isinf(total.epsilon) else f"{total.epsilon:g}",
     }
     blocks: list[Block] = [KeyValues(facts), sent_table(run, sums)]
     if senders.any():

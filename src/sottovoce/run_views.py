@@ -14,7 +14,7 @@ from sottovoce import ledger as ledgers
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
-from sottovoce.errors import DataError, RunError, UsageError
+from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment, split_items
 from sottovoce.ledger import Totals
 from sottovoce.recommender import FactorScorer, recommend
@@ -61,6 +61,9 @@ class FinishedRun:
         manifest = folder.manifest()
         if not folder.finished:
             raise RunError(f"{path} has not finished; go on with `sottovoce run … --resume`")
+        missing = [k for k in ("experiment", "data", "results", "ledger") if k not in manifest]
+        if missing:
+            raise CorruptData(f"the manifest of {path} lacks {', '.join(missing)}")
         experiment = Experiment.from_table(manifest["experiment"])
         dataset = experiment.dataset()
         if dataset.fingerprint() != manifest["data"]["fingerprint"]:

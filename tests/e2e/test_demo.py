@@ -116,3 +116,23 @@ def test_the_report_needs_nothing_else(place, told, again):
     for title in ("Results", "What left the devices", "What this does not protect"):
         assert f">{title}</h2>" in page
     assert list((place / "runs/demo/figures").glob("*.svg"))
+
+
+def test_the_figures_of_the_readme_are_those_of_the_demo(again):
+    """To two in the third digit: another processor may round a sum differently."""
+    labels = {
+        "Random": "random",
+        "Top-Pop": "top-pop",
+        "User-kNN": "user-knn",
+        "Item-kNN": "item-knn",
+        "BPR-MF (central)": "bpr-mf",
+        "pFPL+, every resident shares everything": "pFPL+, all shared",
+        "pFPL+, as the residents chose": "pFPL+",
+    }
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| (\.\d+) \| (\.\d+) \| (\.\d+) \|$", text, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(labels)
+    for name, *printed in rows:
+        found = again["results"][labels[name]]
+        measured = [found[metric] for metric in ("P@10", "R@10", "NDCG@10")]
+        assert [float(value) for value in printed] == pytest.approx(measured, abs=0.002)

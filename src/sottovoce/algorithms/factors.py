@@ -57,6 +57,8 @@ __all__ = [
 _LINE = 64
 _WORTH_A_THREAD = 20_000
 """Draws below which a thread costs more than it brings."""
+_CELLS_PER_DRAW = 12
+"""Numbers of a table cleared and added up in a quarter of a draw's time, about."""
 _ROUNDS_PER_SIEVE = 16
 """A sieve pays where there is a round for so many interactions."""
 
@@ -178,7 +180,7 @@ def learn_summed(
         )  # fmt: skip
         return low[:n_items], high, carried
 
-    spans = _spans(len(rows), triples, threads)
+    spans = _spans(len(rows), triples, threads, model.size)
     if len(spans) == 1:
         parts = [part(spans[0])]
     else:
@@ -306,8 +308,10 @@ def _bitset(n_items: int) -> NDArray[np.uint64]:
     return np.zeros((n_items + 63) // 64, dtype=np.uint64)
 
 
-def _spans(n: int, triples: int, threads: int) -> list[slice]:
-    """Equal parts of a cohort, one per thread; every device has the same number of draws."""
-    parts = max(1, min(threads, n, n * triples // _WORTH_A_THREAD))
+def _spans(n: int, triples: int, threads: int, table: int) -> list[slice]:
+    """Equal parts of a cohort, one per thread; every device has the same number of draws. A thread
+    has a table of sums of its own to clear and to add up, and must be worth that too."""
+    worth = max(_WORTH_A_THREAD, table // _CELLS_PER_DRAW)
+    parts = max(1, min(threads, n, n * triples // worth))
     edges = np.linspace(0, n, parts + 1).astype(int)
     return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]

@@ -13,6 +13,9 @@ How the loops are made fast, and why that changes no result:
   draws depend on keys alone.
 """
 
+# Kernels carry no types (numba infers them); their callers in factors.py do.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, unreachable"
+
 from __future__ import annotations
 
 import hashlib
@@ -45,7 +48,7 @@ from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import GAMMA, LOW32, below, mix
 
 GROUP = 8
-BLOCK = 64
+BLOCK = 32
 WORTH_MARKING = 8
 """Interactions per draw up to which a set of them is marked rather than searched."""
 SIEVE = 8
@@ -78,7 +81,7 @@ _SMALLEST = np.float32(-87.0)
 
 
 @njit(inline="always")
-def exponential(x):  # type: ignore[no-untyped-def]
+def exponential(x):
     """e**x within 2 ulp on [-87, 88], constant beyond; Cephes' polynomial, arranged for short
     chains. Written out because libm's differs between machines and cannot be vectorised."""
     x = x if x < _LARGEST else _LARGEST
@@ -92,7 +95,7 @@ def exponential(x):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def slope(x):  # type: ignore[no-untyped-def]
+def slope(x):
     """σ(−x)."""
     return _ONE / (_ONE + exponential(x))
 
@@ -101,23 +104,23 @@ def slope(x):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def coin(key, number):  # type: ignore[no-untyped-def]
+def coin(key, number):
     """32 bits that decide whether draw `number` sends its positive update."""
     return mix(key + uint64(number + 1) * GAMMA) >> uint64(32)
 
 
 @njit
-def is_marked(bits, item):  # type: ignore[no-untyped-def]
+def is_marked(bits, item):
     return (bits[item >> uint64(6)] >> (item & uint64(63))) & uint64(1) != uint64(0)
 
 
 @njit
-def mark(bits, item):  # type: ignore[no-untyped-def]
+def mark(bits, item):
     bits[item >> uint64(6)] |= uint64(1) << (item & uint64(63))
 
 
 @njit
-def checked(count, n_items):  # type: ignore[no-untyped-def]
+def checked(count, n_items):
     """The number of a device's positives, if it can draw both a positive and a negative."""
     if count < 1 or count >= n_items:
         raise DataError("a user with no item, or with every item, cannot learn from pairs")
@@ -125,7 +128,7 @@ def checked(count, n_items):  # type: ignore[no-untyped-def]
 
 
 @njit
-def holds(items, start, count, item):  # type: ignore[no-untyped-def]
+def holds(items, start, count, item):
     """Whether a device's ascending interactions hold this item; a search without branches."""
     first, left = uint64(start), uint64(count)
     while left > uint64(1):
@@ -136,14 +139,14 @@ def holds(items, start, count, item):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def hole(start, count, item):  # type: ignore[no-untyped-def]
+def hole(start, count, item):
     """Where the sieve holds an item of the device whose interactions begin at `start`."""
     word = (uint64(item) * uint64(2654435761)) & LOW32
     return uint64(start) * uint64(SIEVE) + below(word, count * SIEVE)
 
 
 @njit(nogil=True, cache=True)
-def fill_sieve(indptr, items, sieve):  # type: ignore[no-untyped-def]
+def fill_sieve(indptr, items, sieve):
     """SIEVE bits per interaction, in `sieve` (one byte holds eight), one of them set."""
     for row in range(indptr.shape[0] - 1):
         start = indptr[row]
@@ -154,7 +157,7 @@ def fill_sieve(indptr, items, sieve):  # type: ignore[no-untyped-def]
 
 
 @njit
-def owns(items, start, count, item, sieve):  # type: ignore[no-untyped-def]
+def owns(items, start, count, item, sieve):
     """`holds`, with the sieve, where there is one, answering most questions."""
     if sieve.shape[0] > 0:
         at = hole(start, count, item)
@@ -164,9 +167,7 @@ def owns(items, start, count, item, sieve):  # type: ignore[no-untyped-def]
 
 
 @njit
-def draw_device(  # type: ignore[no-untyped-def]
-    key, triples, bits, items, start, count, n_items, entries, negatives
-):
+def draw_device(key, triples, bits, items, start, count, n_items, entries, negatives):
     """All draws of a device: which of its interactions is the positive, and a negative by
     rejection. The high half of a word draws the one, the low half the other; a rejected word is
     mixed again. `bits` is a scratch set over the catalogue, empty before and after; where draws are
@@ -194,7 +195,7 @@ def draw_device(  # type: ignore[no-untyped-def]
 
 
 @njit
-def choose_targets(  # type: ignore[no-untyped-def]
+def choose_targets(
     key, share, allowed, triples, items, start, count, entries, positives, targets, spare, seen
 ):
     """The positive item of each draw, the row its update is added to (`spare` where it stays at
@@ -220,7 +221,7 @@ def choose_targets(  # type: ignore[no-untyped-def]
 
 
 @njit
-def count_distinct(negatives, triples, bits):  # type: ignore[no-untyped-def]
+def count_distinct(negatives, triples, bits):
     """The number of distinct items. `bits` is a scratch set, empty before and after."""
     for t in range(triples):
         mark(bits, uint64(negatives[t]))
@@ -233,7 +234,7 @@ def count_distinct(negatives, triples, bits):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def popcount(word):  # type: ignore[no-untyped-def]
+def popcount(word):
     word = word - ((word >> uint64(1)) & uint64(0x5555555555555555))
     word = (word & uint64(0x3333333333333333)) + ((word >> uint64(2)) & uint64(0x3333333333333333))
     word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
@@ -241,7 +242,7 @@ def popcount(word):  # type: ignore[no-untyped-def]
 
 
 @njit
-def carry(low, high, row, lost, over, sign):  # type: ignore[no-untyped-def]
+def carry(low, high, row, lost, over, sign):
     """After `low[row] += sign * lost` overflowed: what 32 bits could not hold goes to `high`. A row
     that `high` does not have is a spare one."""
     if over and row < high.shape[0]:
@@ -254,14 +255,14 @@ def carry(low, high, row, lost, over, sign):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def widen(low, sums):  # type: ignore[no-untyped-def]
+def widen(low, sums):
     for row in range(sums.shape[0]):
         for f in range(sums.shape[1]):
             sums[row, f] = int64(low[row, f])
 
 
 @njit(nogil=True, cache=True)
-def fold_sums(model, sums, rate):  # type: ignore[no-untyped-def]
+def fold_sums(model, sums, rate):
     for row in range(model.shape[0]):
         for f in range(model.shape[1]):
             model[row, f] += rate * float32(sums[row, f])
@@ -271,24 +272,24 @@ def fold_sums(model, sums, rate):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def score(p, q_i, q_j):  # type: ignore[no-untyped-def]
+def score(p, q_i, q_j):
     return total(p * (q_i - q_j))
 
 
 @njit(inline="always")
-def moved(p, q_i, q_j, s, rate, decay, column):  # type: ignore[no-untyped-def]
+def moved(p, q_i, q_j, s, rate, decay, column):
     """The user's vector after a step; the column that meets the bias stays 1."""
     return with_one(p + ((rate * s) * (q_i - q_j) - decay * p), column)
 
 
 @njit(inline="always")
-def pull(p, q_j, s, reg_j):  # type: ignore[no-untyped-def]
+def pull(p, q_j, s, reg_j):
     """−Δj on the grid. `reg_j` and `reg_i` are in steps of the grid already."""
     return rounded((_SCALE * s) * p + reg_j * q_j, _LIMIT)
 
 
 @njit(inline="always")
-def push(p, q_i, s, reg_i):  # type: ignore[no-untyped-def]
+def push(p, q_i, s, reg_i):
     """Δi on the grid."""
     return rounded((_SCALE * s) * p - reg_i * q_i, _LIMIT)
 
@@ -325,7 +326,7 @@ def kernels(embedding_size: int) -> Kernels:
     CODE = _stamp()
 
     @njit(nogil=True, error_model="numpy", cache=True)
-    def learn_rows(  # type: ignore[no-untyped-def]
+    def learn_rows(
         vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
         out_entry, out_item, out_values,
     ):  # fmt: skip
@@ -358,7 +359,7 @@ def kernels(embedding_size: int) -> Kernels:
             store_first(vectors, row, F, p)
 
     @njit(nogil=True, error_model="numpy", cache=True)
-    def learn_summed(  # type: ignore[no-untyped-def]
+    def learn_summed(
         vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
         share_keys, share, allowed, seen, moving, x, s, low, high, positives, negatives,
     ):  # fmt: skip
@@ -418,7 +419,7 @@ def kernels(embedding_size: int) -> Kernels:
         return carried
 
     @njit(nogil=True, error_model="numpy", cache=True)
-    def learn_rounds(  # type: ignore[no-untyped-def]
+    def learn_rounds(
         vectors, rows, indptr, items, model, keys, triples, step, bits, updates,
         share_keys, share, allowed, seen, fold_rate, low, high, positives, negatives,
     ):  # fmt: skip
@@ -479,7 +480,7 @@ def kernels(embedding_size: int) -> Kernels:
                 store(low, item, rounded(zeros, _LIMIT))
 
     @njit(nogil=True, error_model="numpy", cache=True)
-    def learn_single(  # type: ignore[no-untyped-def]
+    def learn_single(
         vectors, rows, indptr, items, model, keys, step, share_keys, share, allowed, fold_rate,
         sieve, positives, negatives,
     ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -28,6 +29,9 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `sottovoce` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without π shows "?", not a traceback
     sys.exit(call(list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -46,6 +50,8 @@ def call(arguments: list[str]) -> int:
         hint = f" (see `{usage.command_path} --help`)" if usage is not None else ""
         message = error.format_message().rstrip(".") + hint
         return output.fail(message, UsageError.exit_code, "UsageError", as_json)
+    if code == output.Interrupted.exit_code:  # outside of what `interruptible` covers
+        return output.fail("nothing was changed", code, "Interrupted", as_json)
     return code if isinstance(code, int) else 0
 
 

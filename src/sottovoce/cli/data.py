@@ -96,7 +96,7 @@ def bring(
     from sottovoce.data import import_path, prepared_folder, write_prepared
 
     folder = prepared_folder(name)
-    with output.interruptible(as_json, f"nothing was imported as {name}; start again"):
+    with output.interruptible(f"nothing was imported as {name}; start again"):
         dataset = import_path(
             path, kind, name=name, country=country, keep=keep, min_user_items=min_user_items
         )

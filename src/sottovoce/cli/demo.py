@@ -32,7 +32,7 @@ def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> Non
     if not as_json:
         _introduce(town)
     with (
-        output.interruptible(as_json, f"the demo was stopped; start it again (see {place})"),
+        output.interruptible("the demo was stopped; start it again"),
         output.progress() as report,
     ):
         story = demos.run_demo(
@@ -89,6 +89,7 @@ def _introduce(town: Introduction) -> None:
 
 
 def _tell(story: Story) -> None:
+    from sottovoce import demo as demos
     from sottovoce.evaluation.tables import Column, Table
     from sottovoce.run_tables import readable_bytes
 
@@ -109,7 +110,8 @@ def _tell(story: Story) -> None:
     )
     output.show(
         story.table,
-        "The first five see every visit; sFPL and pFPL+ see what the residents permit.",
+        "The first five see every visit; sFPL and pFPL+ see what the residents permit, and",
+        f'"{demos.SHARED}" is what pFPL+ would give if everybody shared everything.',
         "",
         f"One resident, {resident.name} ({attributes}): {resident.choice.words()}.",
         f"Some of the {resident.visits} places visited, the latest first:",

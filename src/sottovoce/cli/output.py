@@ -12,6 +12,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sottovoce.errors import SottovoceError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,7 +29,12 @@ STAGES = {
     "evaluation": "Ranking for every user",
     "report": "Writing the report",
 }
-INTERRUPTED = 130
+
+
+class Interrupted(SottovoceError):
+    """Ctrl-C, with what to do next."""
+
+    exit_code = 130
 
 
 def console() -> Console:
@@ -50,7 +57,7 @@ def show(*things: str | Table) -> None:
 
 def emit(content: Mapping[str, Any]) -> None:
     """The one JSON object of a command. What is not a finite number becomes null."""
-    print(json.dumps(plain(content), ensure_ascii=False, allow_nan=False))
+    print(json.dumps(plain(content), allow_nan=False))
 
 
 def plain(value: Any) -> Any:
@@ -76,22 +83,20 @@ def note(text: str) -> None:
 
 def fail(message: str, code: int, kind: str, as_json: bool) -> int:
     """One sentence on standard error, and the same as JSON where JSON was asked for."""
-    note(f"{'interrupted' if code == INTERRUPTED else 'error'}: {message}")
+    message = " ".join(message.split())
+    note(f"{'interrupted' if code == Interrupted.exit_code else 'error'}: {message}")
     if as_json:
         emit({"error": message, "kind": kind, "exit_code": code})
     return code
 
 
 @contextlib.contextmanager
-def interruptible(as_json: bool, advice: str) -> Iterator[None]:
+def interruptible(advice: str) -> Iterator[None]:
     """Within, Ctrl-C ends the command with exit code 130 and this advice."""
-    import typer
-
     try:
         yield
     except KeyboardInterrupt:
-        fail(advice, INTERRUPTED, "Interrupted", as_json)
-        raise typer.Exit(INTERRUPTED) from None
+        raise Interrupted(advice) from None
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def reproduce(
         raise UsageError(f"nothing is called {name}; there are {', '.join(published.NAMES)}")
     place = out or Path("runs") / name
     advice = "start it again with the same command; models that are trained are kept"
-    with output.interruptible(as_json, advice), output.progress() as report:
+    with output.interruptible(advice), output.progress() as report:
         found = published.run(
             name, quick=quick, out=place, threads=threads or default_threads(), report=report
         )
@@ -80,7 +80,7 @@ def bench(
     from sottovoce.evaluation.tables import Column, Table
 
     module = experiment_files.load_benchmark(name)
-    with output.interruptible(as_json, "nothing is kept of a benchmark; start it again"):
+    with output.interruptible("nothing is kept of a benchmark; start it again"):
         found = module.run(quick=quick, progress=output.note)
     if as_json:
         output.emit(found)

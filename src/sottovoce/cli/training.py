@@ -59,7 +59,7 @@ def run(
     experiment = Experiment.from_file(experiment_files.find(file), settings or [])
     place = out or Path("runs") / experiment.name
     advice = f"go on with the same command and --resume; the run is kept in {place}"
-    with output.interruptible(as_json, advice), output.progress() as report:
+    with output.interruptible(advice), output.progress() as report:
         outcome = run_experiment(
             experiment,
             place,

@@ -74,8 +74,8 @@ def ledger(
 
     RUN is the folder of a finished run.
 
-    The cost ε is what the release can vouch for; "none" (null in JSON) where it can vouch for
-    nothing, as with every FPL release.
+    The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL
+    release, 0 where nothing was sent.
 
     \b
     Examples:
@@ -107,11 +107,11 @@ def ledger(
     who = "all devices" if number is None else f"the device of {user}"
     if number is not None:
         output.show(f"{user}: {opened.consent.row(number).words()}.")
-    cost = "none" if totals.epsilon == float("inf") else f"{totals.epsilon:g}"
+    cost = "none, see docs/privacy.md" if totals.epsilon == float("inf") else f"{totals.epsilon:g}"
     output.show(
         f"What left {who}: {totals.releases:,} releases, {totals.positive_rows:,} positive rows, "
         f"{totals.negative_rows:,} negative rows, {readable_bytes(totals.bytes)}.",
-        f"Privacy cost we can vouch for: {cost if totals.releases else '0 (nothing was sent)'}.",
+        f"Guaranteed bound on the privacy cost ε: {cost}.",
     )
     if lines:
         output.show(ledger_table(lines, grouping, most=20))
@@ -132,8 +132,9 @@ def report(
     RUN is the folder of a finished run.
 
     One run gets its report.html written again. Several are compared: results with significance,
-    what left the devices, and a report in --out (runs/comparison by default). Runs on different
-    data or under different protocols are told apart and a warning says so.
+    what left the devices, and a report in --out (by default `comparison` in the first run's
+    folder). Runs on different data or under different protocols are told apart and a warning says
+    so.
 
     \b
     Examples:
@@ -147,11 +148,12 @@ def report(
     if markdown + csv + as_json > 1:
         raise UsageError("choose one of --markdown, --csv and --json")
     cores = threads or default_threads()
-    with output.interruptible(as_json, "no report was written; the runs are as they were"):
-        place = out or (folders[0] if len(folders) == 1 else Path("runs/comparison"))
-        if len(folders) == 1:
+    with output.interruptible("no report was written; the runs are as they were"):
+        single = len(folders) == 1
+        place = out or (folders[0] if single else folders[0] / "comparison")
+        if single:
             write_run_report(folders[0], threads=cores)
-        found = compare_runs(folders, place, threads=cores, write=place != folders[0])
+        found = compare_runs(folders, place, threads=cores, write=not single or out is not None)
     for warning in found.warnings:
         output.note(f"warning: {warning}")
     if as_json:

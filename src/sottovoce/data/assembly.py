@@ -21,6 +21,10 @@ from sottovoce.errors import CorruptData
 
 Keep = Literal["first", "last"]
 
+LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+LONGEST_ID = 1000
+"""Characters of an id. Vocabularies are tables of fixed width: one endless id would fill memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class RawTables:
@@ -51,7 +55,7 @@ def assemble(
         item_ids=item_ids,
         keep=keep,
     )
-    titles, categories, item_attributes = _item_side(raw.items, item_ids)
+    titles, categories, item_attributes = _item_side(raw.items, item_ids, f"the items of {name}")
     repeated = events.num_rows - table.n_interactions
     story = f"{source or name}: {events.num_rows:,} events"
     if repeated:
@@ -59,7 +63,7 @@ def assemble(
     return Dataset(
         name=name,
         interactions=table,
-        user_attributes=_user_side(raw.users, user_ids),
+        user_attributes=_user_side(raw.users, user_ids, f"the users of {name}"),
         item_titles=titles,
         item_categories=categories,
         item_attributes=item_attributes,
@@ -79,19 +83,31 @@ def number(column: pa.ChunkedArray, where: str) -> tuple[NDArray[np.int64], Voca
         if len(unique) and unique[0] == 0 and unique[-1] == len(unique) - 1:
             return codes.astype(np.int64), Vocabulary.numbered(len(unique))
         return codes.astype(np.int64), Vocabulary(unique.astype(np.str_))
-    if not pa.types.is_dictionary(column.type):
+    if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)):
         column = texts(column, where).dictionary_encode()
     encoded = pa.concat_arrays(column.unify_dictionaries().chunks)
     codes = encoded.indices.to_numpy()
     # A dictionary may list ids that no event names.
     used = np.flatnonzero(np.bincount(codes, minlength=len(encoded.dictionary)))
-    names = np.array(encoded.dictionary.take(pa.array(used)).to_pylist(), dtype=np.str_)
-    if "" in names:
-        raise CorruptData(f"{where}: there is an event without id; every event needs both ids")
+    names = encoded.dictionary.take(pa.array(used)).to_pylist()
+    _check_ids(names, where)
     order = sorted_names(names)
     rank = np.zeros(len(encoded.dictionary), dtype=np.int64)
     rank[used[order]] = np.arange(len(names))
-    return rank[codes], Vocabulary(names[order])
+    return rank[codes], Vocabulary([names[k] for k in order])
+
+
+def _check_ids(names: list[str | None], where: str) -> None:
+    for name in names:
+        if not name:
+            raise CorruptData(f"{where}: there is an event without id; every event needs both ids")
+        if len(name) > LONGEST_ID:
+            raise CorruptData(
+                f"{where}: the id {name[:20]!r}… has {len(name):,} characters; "
+                f"ids may have {LONGEST_ID:,}"
+            )
+        if "\0" in name:
+            raise CorruptData(f"{where}: the id {name!r} holds a NUL character")
 
 
 def whole(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
@@ -124,39 +140,49 @@ def rows_of(ids: Vocabulary, keys: pa.ChunkedArray, where: str) -> NDArray[np.in
     return rows
 
 
-def _user_side(table: pa.Table | None, ids: Vocabulary) -> dict[str, Labels]:
+def _user_side(table: pa.Table | None, ids: Vocabulary, where: str) -> dict[str, Labels]:
     if table is None:
         return {}
-    rows = rows_of(ids, table["user"], "the user table")
-    return {key: _labels(table, key, rows) for key in table.column_names if key != "user"}
+    rows = rows_of(ids, table["user"], where)
+    return {key: _labels(table, key, rows, where) for key in table.column_names if key != "user"}
 
 
 def _item_side(
-    table: pa.Table | None, ids: Vocabulary
+    table: pa.Table | None, ids: Vocabulary, where: str
 ) -> tuple[tuple[str, ...] | None, tuple[tuple[str, ...], ...] | None, dict[str, Labels]]:
     if table is None:
         return None, None, {}
-    rows = rows_of(ids, table["item"], "the item table")
+    rows = rows_of(ids, table["item"], where)
     titles = categories = None
     if "title" in table.column_names:
-        titles = tuple(_pick(table["title"], rows, "the item titles"))
+        titles = tuple(_pick(table, "title", rows, where))
     if "categories" in table.column_names:
-        lists = table["categories"].to_pylist()
-        categories = tuple(tuple(lists[r] or ()) if r >= 0 else () for r in rows)
+        lists = _text_lists(table["categories"], f"{where}, column categories")
+        categories = tuple(lists[r] if r >= 0 else () for r in rows.tolist())
     elif "category" in table.column_names:
-        single = _pick(table["category"], rows, "the item categories")
+        single = _pick(table, "category", rows, where)
         categories = tuple((text,) if text else () for text in single)
     known = {"item", "title", "categories", "category"}
-    extra = {key: _labels(table, key, rows) for key in table.column_names if key not in known}
-    return titles, categories, extra
+    others = [key for key in table.column_names if key not in known]
+    return titles, categories, {key: _labels(table, key, rows, where) for key in others}
 
 
-def _labels(table: pa.Table, key: str, rows: NDArray[np.int64]) -> Labels:
-    return Labels.of(_pick(table[key], rows, f"the side column {key!r}"))
+def _text_lists(column: pa.ChunkedArray, where: str) -> list[tuple[str, ...]]:
+    if not isinstance(column.type, LISTS):
+        raise CorruptData(f"{where}: it must hold lists of texts, not {column.type}")
+    lists = column.to_pylist()
+    for row, names in enumerate(lists, 1):
+        if not all(isinstance(name, str) for name in names or ()):
+            raise CorruptData(f"{where}: row {row} must be a list of texts, not {names}")
+    return [tuple(names or ()) for names in lists]
 
 
-def _pick(column: pa.ChunkedArray, rows: NDArray[np.int64], where: str) -> list[str]:
-    values = texts(column, where).to_pylist()
+def _labels(table: pa.Table, key: str, rows: NDArray[np.int64], where: str) -> Labels:
+    return Labels.of(_pick(table, key, rows, where))
+
+
+def _pick(table: pa.Table, key: str, rows: NDArray[np.int64], where: str) -> list[str]:
+    values = texts(table[key], f"{where}, column {key}").to_pylist()
     return [(values[r] or "") if r >= 0 else "" for r in rows.tolist()]
 
 
@@ -173,21 +199,24 @@ def _numbers(
         column = seconds(column, f"{where}, column {name}")
     elif not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise CorruptData(f"{where}, column {name}: it must hold numbers, not {column.type}")
-    else:
-        bad = np.flatnonzero(~np.isfinite(column.to_numpy()))
-        if len(bad):
-            raise CorruptData(f"{where}, column {name}: row {bad[0] + 1} is not a finite number")
-    values: NDArray[np.generic] = column.to_numpy().astype(dtype)
+    with np.errstate(over="ignore"):
+        values: NDArray[np.generic] = column.to_numpy().astype(dtype)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise CorruptData(f"{where}, column {name}: row {bad[0] + 1} is not a finite number")
     return values
 
 
-MILLISECONDS_FROM = 10**11
-"""Numbers from here on are taken as milliseconds: as seconds they would lie past the year 5000."""
+THOUSANDTHS_FROM = 10**11
+"""Numbers from here on are taken as milliseconds: as seconds they would lie past the year 5000.
+In the same way, a thousand times as many are microseconds, and a million times, nanoseconds."""
 
 
 def seconds(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Seconds since 1970 from numbers (seconds or milliseconds), time stamps or ISO texts."""
+    """Seconds since 1970 from numbers (seconds or fractions), time stamps or ISO texts."""
     kind = column.type
+    if pa.types.is_boolean(kind):
+        raise CorruptData(f"{where}: it must hold times, not {kind}")
     try:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             column = pc.cast(column, pa.timestamp("s"))
@@ -198,8 +227,9 @@ def seconds(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         column = pc.cast(column, pa.int64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise CorruptData(f"{where}: {_reason(error)}; it must hold times") from None
-    if len(column) and pc.max(column).as_py() >= MILLISECONDS_FROM:
-        return pc.divide(column, 1000)
+    latest = pc.max(column).as_py() or 0
+    while latest >= THOUSANDTHS_FROM:
+        column, latest = pc.divide(column, 1000), latest // 1000
     return column
 
 

@@ -29,11 +29,12 @@ class Labels:
             raise CorruptData("a label's code lies outside its values")
 
     @classmethod
-    def of(cls, texts: Sequence[str] | NDArray[np.str_]) -> Labels:
+    def of(cls, texts: Sequence[str]) -> Labels:
         """From one text per row. Empty texts are unknown; values are ordered as `sorted_names`."""
-        unique, codes = np.unique(np.asarray(texts, dtype=np.str_), return_inverse=True)
-        known = np.where(unique[codes] == "", -1, codes)
-        return cls(known.astype(np.int32), tuple(unique.tolist())).canonical()
+        values = sorted(set(texts) - {""})
+        code = {"": -1} | {value: c for c, value in enumerate(values)}
+        codes = np.array([code[text] for text in texts], dtype=np.int32)
+        return cls(codes, tuple(values)).canonical()
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -52,11 +53,11 @@ class Labels:
     def canonical(self) -> Labels:
         """The same labels with only the values that occur, in the common order."""
         used = np.unique(self.codes[self.codes >= 0])
-        names = np.array([self.values[c] for c in used], dtype=np.str_)
+        names = [self.values[c] for c in used]
         order = sorted_names(names)
         rank = np.full(len(self.values) + 1, -1, dtype=np.int32)
         rank[used[order]] = np.arange(len(used), dtype=np.int32)
-        return Labels(rank[self.codes], tuple(str(names[i]) for i in order))
+        return Labels(rank[self.codes], tuple(names[i] for i in order))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -205,17 +206,17 @@ def head_share(table: Interactions, fraction: float = 0.2) -> float:
     return head / table.n_interactions if table.n_interactions else 0.0
 
 
-def sorted_names(names: NDArray[np.str_]) -> NDArray[np.int64]:
+def sorted_names(names: Sequence[str]) -> NDArray[np.int64]:
     """The order of ids and values: by number where all are whole numbers, else by text."""
-    if len(names) and all(_is_whole(name) for name in names.tolist()):
-        numbers = [(int(name), name) for name in names.tolist()]
-        return np.array(sorted(range(len(numbers)), key=numbers.__getitem__), dtype=np.int64)
-    return np.argsort(names, kind="stable").astype(np.int64)
+    keys: Sequence[Any] = names
+    if all(_is_whole(name) for name in names):
+        keys = [(int(name), name) for name in names]
+    return np.array(sorted(range(len(names)), key=keys.__getitem__), dtype=np.int64)
 
 
 def _is_whole(text: str) -> bool:
     digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdecimal()
+    return digits.isascii() and digits.isdecimal() and len(digits) <= 1000
 
 
 def _same_length(what: str, have: int, need: int) -> None:

@@ -57,19 +57,18 @@ class Vocabulary:
 
     def index(self, name: str) -> int:
         """The dense index of a name; raises DataError where it is not known."""
-        if self._names is None:
-            if name.isdecimal() and int(name) < self._size:
-                return int(name)
-            raise DataError(f"{name!r} is not known; names run from 0 to {self._size - 1}")
-        try:
-            return self._index[name]
-        except KeyError:
-            raise DataError(f"{name!r} is not known here") from None
+        if name not in self:
+            known = f"names run from 0 to {self._size - 1}" if self._names is None else "see its ids"
+            raise DataError(f"{name!r} is not known here; {known}")
+        return int(name) if self._names is None else self._index[name]
 
     def __contains__(self, name: object) -> bool:
-        if self._names is None:
-            return isinstance(name, str) and name.isdecimal() and int(name) < self._size
-        return name in self._index
+        if self._names is not None:
+            return name in self._index
+        # Exactly as `name` writes them: "7", not "07" or "٧".
+        if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(self._size)):
+            return False
+        return name == str(int(name)) and int(name) < self._size
 
     def take(self, indices: NDArray[np.integer]) -> Vocabulary:
         """The names of these rows, in this order."""
@@ -158,6 +157,8 @@ class Interactions:
             raise CorruptData("a user or item number lies outside its range")
         t = None if timestamps is None else np.asarray(timestamps, dtype=np.int64)
         r = None if ratings is None else np.asarray(ratings, dtype=np.float32)
+        if any(column is not None and column.shape != u.shape for column in (t, r)):
+            raise CorruptData("timestamps and ratings must have one value per event")
         order = np.lexsort((i, u)) if t is None else np.lexsort((t, i, u))
         u, i = u[order], i[order]
         edge = np.ones(len(u), dtype=bool)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sottovoce.data.assembly import RawTables, assemble, rows_of, texts
+from sottovoce.data.assembly import LISTS, RawTables, assemble, rows_of, texts
 from sottovoce.data.dataset import Dataset, PublishedSplit
 from sottovoce.data.interactions import Interactions, Vocabulary
 from sottovoce.errors import CorruptData, DataError, DataNotFound
@@ -93,7 +93,8 @@ def write_prepared(dataset: Dataset, folder: Path | str, *, overwrite: bool = Fa
 
 def _read(path: Path, needed: tuple[str, ...]) -> pa.Table:
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:  # read_table takes folders named a=b for columns
+            table = file.read()
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CorruptData(f"{path} cannot be read: {reason}; import the data set again") from None
@@ -101,13 +102,15 @@ def _read(path: Path, needed: tuple[str, ...]) -> pa.Table:
         if column not in table.column_names:
             have = ", ".join(table.column_names) or "none"
             raise CorruptData(f"{path} has no column {column!r}; it has: {have}")
+    if len(set(table.column_names)) != table.num_columns:
+        raise CorruptData(f"{path} has two columns of one name: {', '.join(table.column_names)}")
     return table
 
 
 def _published(folder: Path, events: pa.Table, table: Interactions) -> PublishedSplit | None:
     if "split" not in events.column_names:
         return None
-    marks = events["split"]
+    marks = texts(events["split"], f"{folder / EVENTS}, column split")
     strange = [m for m in pc.unique(marks).to_pylist() if m not in ("train", "test")]
     if strange:
         raise CorruptData(f"{folder / EVENTS}: split must say train or test, not {strange[0]!r}")
@@ -124,10 +127,12 @@ def _negatives(path: Path, table: Interactions) -> NDArray[np.int32] | None:
         return None
     candidates = _read(path, ("user", "negatives"))
     rows = rows_of(table.users_vocabulary(), candidates["user"], str(path))
-    lists = candidates["negatives"].combine_chunks()
+    lists = candidates["negatives"]
+    if not isinstance(lists.type, LISTS):
+        raise CorruptData(f"{path}, column negatives: it must hold lists, not {lists.type}")
     lengths = pc.unique(pc.list_value_length(lists)).to_pylist()
-    if len(lengths) != 1 or rows.min() < 0:
-        raise CorruptData(f"{path}: every user needs the same number of negatives")
+    if len(lengths) != 1 or not lengths[0] or rows.min() < 0:
+        raise CorruptData(f"{path}: every user needs the same number of negatives, at least one")
     flat = _lookup(table.items_vocabulary(), pc.list_flatten(lists), path)
     return flat.reshape(-1, lengths[0])[rows].astype(np.int32)
 
@@ -176,6 +181,6 @@ def _tables(dataset: Dataset) -> dict[str, pa.Table]:
 
 def _ids(vocabulary: Vocabulary) -> pa.Array:
     names = vocabulary.names()
-    if all(n.isascii() and n.isdecimal() and str(int(n)) == n for n in names):
+    if all(n.isascii() and n.isdecimal() and len(n) < 19 and str(int(n)) == n for n in names):
         return pa.array([int(n) for n in names], pa.int64())
     return pa.array(names, pa.string())

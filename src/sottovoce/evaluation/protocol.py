@@ -63,7 +63,8 @@ class Sampled:
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Given:
     """Rank each test item against published negatives: row u of `negatives` is for user u, -1
-    where a user has fewer."""
+    where a user has fewer. Negatives that no system can rank (without training interactions) and
+    those that are test items of the user count as missing; NCF's published lists hold both."""
 
     negatives: NDArray[np.int32]
     name: str = "given"
@@ -88,9 +89,11 @@ class Given:
                 f"{self.name} has negatives for {len(self.negatives):,} users, "
                 f"the test set has {test.n_users:,}"
             )
-        if self.negatives.max() >= train.n_items or self.negatives.min() < -1:
-            raise DataError(f"{self.name} has negatives outside the training catalogue")
-        return self.negatives[users]
+        if self.negatives.max() >= test.n_items or self.negatives.min() < -1:
+            raise DataError(f"{self.name} has negatives outside the {test.n_items:,} items")
+        rows = self.negatives[users]
+        missing = (rows >= train.n_items) | metrics.hits(rows, users, test)
+        return np.where(missing, np.int32(-1), rows)
 
 
 @dataclass(frozen=True, slots=True)

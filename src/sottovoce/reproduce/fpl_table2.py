@@ -122,7 +122,7 @@ def baseline_rows(study: Study) -> tuple[list[Row], list[str]]:
         rows.append(Row(name, f"k={best.neighbors}", [study.fit(name, best, "test")]))
     config = study.config
     tried_vae = [
-        MultVAE(hidden_size=hidden, embedding_size=latent, epochs=epochs, threads=study.threads)
+        MultVAE(hidden_size=hidden, embedding_size=latent, epochs=epochs)
         for hidden, latent in zip(config.vae_hidden, config.vae_latent, strict=True)
         for epochs in config.vae_epochs
     ]

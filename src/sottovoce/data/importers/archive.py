@@ -24,11 +24,14 @@ class Archive:
     def at(cls, path: Path, *, deep: bool = True) -> Archive:
         """The archive at a path; `deep=False` leaves the folder's own folders aside."""
         if path.is_dir():
-            files = [p for p in path.glob("**/*" if deep else "*") if p.is_file()]
-            inside = [p.relative_to(path).as_posix() for p in files]
+            found = path.glob("**/*" if deep else "*")
+            inside = [p.relative_to(path).as_posix() for p in found if p.is_file()]
         elif zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                inside = [i.filename for i in archive.infolist() if not i.is_dir()]
+                files = [i for i in archive.infolist() if not i.is_dir()]
+            if any(i.flag_bits & 1 for i in files):
+                raise CorruptData(f"{path} is encrypted; unpack it and give the folder")
+            inside = [i.filename for i in files]
         elif path.suffix.lower() == ".zip":
             raise CorruptData(f"{path} is not a zip file, or is cut short; download it again")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping, Sequence
 
@@ -33,7 +34,7 @@ def read_table(
     if base.lower().endswith(".parquet"):
         with archive.open(base) as stream:
             try:
-                table = pq.read_table(pa.BufferReader(stream.read()))
+                table = pq.ParquetFile(pa.BufferReader(stream.read())).read()
             except pa.ArrowInvalid as error:
                 raise CorruptData(f"{where} cannot be read: {error}") from None
         chosen = choose_columns(table.column_names, columns, where)
@@ -42,6 +43,8 @@ def read_table(
         head = stream.readline()
     if not head.strip():
         raise CorruptData(f"{where} is empty")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise CorruptData(f"{where} is UTF-16 text; save it as UTF-8")
     delimiter = delimiter or _guess_delimiter(head)
     chosen = choose_columns(split_fields(head, delimiter), columns, where)
     kinds = {name: FLOAT if role == "rating" else TEXT for role, name in chosen.items()}
@@ -76,6 +79,9 @@ def choose_columns(
                 f"{where}: no column looks like the {role} (columns: {', '.join(names)}); "
                 f"say which it is, as in --column {role}=NAME"
             )
+    for name in chosen.values():
+        if list(names).count(name) > 1:
+            raise CorruptData(f"{where} has two columns {name!r}; rename one of them")
     return {role: chosen[role] for role in ROLES if role in chosen}
 
 

@@ -149,6 +149,10 @@ def _parse(first: int, block: bytes, layout: Layout, where: str) -> pa.Table:
     except pa.ArrowInvalid as error:
         if not layout.quoted or b'"' not in block:
             _blame(first, block.decode(), layout, delimiter, where)
+        if "straddling" in str(error):  # pyarrow's word for a row larger than its blocks
+            raise CorruptData(
+                f"{where} has a line of more than a megabyte; is a quote never closed?"
+            ) from None
         raise CorruptData(f"{where}: {str(error).splitlines()[0]}") from None
 
 
