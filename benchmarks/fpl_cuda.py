@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.algorithms import factors, factors_cuda, factors_triton
+from sottovoce.errors import UsageError
 from sottovoce.rng import Streams
 
 TARGET = 0.10
@@ -230,18 +231,21 @@ def large(n: int, repeats: int, cpu_users: int) -> list[dict[str, Any]]:
     return results
 
 
-def run(quick: bool = False) -> list[dict[str, Any]]:
-    """Every figure of this bench; nothing where there is no GPU."""
+def run(*, quick: bool = False, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Every figure, as {"bench", "machine", "results"}."""
     if not torch.cuda.is_available():
-        return []
+        raise UsageError("bench fpl-cuda needs a GPU that torch can see; there is none here")
+    say = progress or (lambda message: None)
+    say("one round of many devices")
     results = large(1_000_000, 3, 50_000) if quick else large(10_000_000, 7, 500_000)
+    say("the same rounds on CPU and GPU")
     for label, triples, rate in (("pFPL", 1, 0.01), ("pFPL+", 32, 0.001)):
         for size in (10, 32, 50):
             model, vectors = differences(triples, rate, None, size)
             name = f"{label}, embedding {size}, 5 rounds: difference from the CPU"
             results.append(row(f"{name}, model", model, "relative", target=1e-5))
             results.append(row(f"{name}, vectors", vectors, "relative", target=1e-5))
-    return results
+    return {"bench": "fpl-cuda", "machine": torch.cuda.get_device_name(), "results": results}
 
 
 def main() -> None:
@@ -249,9 +253,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the devices")
     parser.add_argument("--out", type=Path, help="also write fpl_cuda.json to this folder")
     options = parser.parse_args()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    report = {"bench": "fpl_cuda", "machine": device, "results": run(options.quick)}
-    text = json.dumps(report, indent=1, ensure_ascii=False)
+    text = json.dumps(run(quick=options.quick), indent=1, ensure_ascii=False)
     if options.out is not None:
         (options.out / "fpl_cuda.json").write_text(text, encoding="utf-8")
     print(text)

@@ -274,8 +274,8 @@ def test_a_folder_keeps_its_run(sottovoce_, tiny, tmp_path):
 
 EAGER = """
 import functools, sys
-import sottovoce.experiment as experiment
-experiment.Checkpoints = functools.partial(experiment.Checkpoints, seconds=0.0)
+import sottovoce.running as running
+running.Checkpoints = functools.partial(running.Checkpoints, seconds=0.0)
 from sottovoce.cli import main
 main(sys.argv[1:])
 """

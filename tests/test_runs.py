@@ -6,10 +6,11 @@ import signal
 import numpy as np
 import pytest
 
-from sottovoce import experiment as module
 from sottovoce import ledger as ledgers
+from sottovoce import running as module
 from sottovoce.errors import ConfigError, CorruptData, DataError, FolderInUse, RunError
-from sottovoce.experiment import Experiment, run_experiment
+from sottovoce.experiment import Experiment
+from sottovoce.running import run_experiment
 from sottovoce.runs import RunFolder, load_arrays
 
 TABLE = {

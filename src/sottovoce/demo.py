@@ -14,11 +14,12 @@ from sottovoce.consent import Choice
 from sottovoce.errors import FolderInUse
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.tables import Table
-from sottovoce.experiment import Experiment, Outcome, Report, run_experiment
+from sottovoce.experiment import Experiment
 from sottovoce.ledger import Totals
 from sottovoce.run_report import side_by_side, write_run_report
 from sottovoce.run_tables import results_table
 from sottovoce.run_views import FinishedRun, Recommendation, choice_groups
+from sottovoce.running import Outcome, Report, run_experiment
 
 SHARED = "pFPL+, all shared"
 """The contrast: the same town, if everybody took part and shared everything."""

@@ -1,30 +1,22 @@
-"""An experiment file in, a run out.
+"""An experiment file: which data, which algorithm, which release, whose consent, how evaluated.
 
-`Experiment` is a TOML file read into frozen parts; unknown keys raise. `Federation` is those parts
-put together on a split. `run_experiment` trains, evaluates and leaves a run folder behind.
+`Experiment` is a TOML file read into frozen parts; unknown keys raise.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sottovoce import config
-from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fpl import FPL, FPLConfig, Schedule, schedule
+from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.baselines import BASELINES, Baseline
-from sottovoce.consent import Consent, ConsentPolicy
+from sottovoce.consent import ConsentPolicy
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.interactions import Interactions
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import (
     Split,
@@ -36,25 +28,15 @@ from sottovoce.data.splitting import (
     validation_split,
 )
 from sottovoce.data.town import TownConfig, generate_town
-from sottovoce.engines.base import Listener, Moment, Observer
-from sottovoce.engines.interrupts import Interrupts
-from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically, Transcript
-from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.evaluation.protocol import Evaluation, Full, Given, Protocol, Sampled, evaluate
-from sottovoce.ledger import Ledger
-from sottovoce.parties.device import Devices
-from sottovoce.parties.server import Server
+from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
+from sottovoce.parties.links import Direct
 from sottovoce.privacy.mechanisms import Release, ShareFraction
-from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.rng import Streams
-from sottovoce.runs import RunFolder, environment
 
 ALGORITHMS: Mapping[str, type[FPLConfig]] = {"fpl": FPLConfig}
 RELEASES: Mapping[str, type[ShareFraction]] = {"share-fraction": ShareFraction}
-
-Report = Callable[[str, int, int], None]
-"""Progress: what is being done, steps done, steps in all."""
+LINKS: Mapping[str, type[Direct]] = {"direct": Direct}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +87,7 @@ class Experiment:
     data: DataConfig
     algorithm: FPLConfig
     release: Release
+    link: Direct
     consent: ConsentPolicy
     evaluation: EvaluationConfig
     baselines: tuple[tuple[str, Baseline], ...]
@@ -146,6 +129,7 @@ class Experiment:
             data=config.build(DataConfig, _section(table, "data"), "data"),
             algorithm=_named(_section(table, "algorithm"), ALGORITHMS, "fpl", "algorithm"),
             release=_named(_section(table, "release"), RELEASES, "share-fraction", "release"),
+            link=_named(_section(table, "link"), LINKS, "direct", "link"),
             consent=ConsentPolicy.from_table(_section(table, "consent")),
             evaluation=config.build(EvaluationConfig, _section(table, "evaluation"), "evaluation"),
             baselines=tuple(_baselines(_section(table, "baselines"))),
@@ -187,237 +171,6 @@ class Experiment:
         one = data.split in ("leave-one-out", "published")
         which: Literal["latest", "random"] = "random" if data.split == "random" else data.hold_out
         return validation_split(split, None if one else data.test_fraction, which, rng)
-
-
-@dataclass(slots=True)
-class Federation:
-    """The parties of a cross-device system on one training set, ready to run or to resume."""
-
-    schedule: Schedule
-    server: Server
-    devices: Devices
-
-    @classmethod
-    def build(
-        cls,
-        settings: FPLConfig,
-        train: Interactions,
-        consent: Consent,
-        release: Release,
-        rng: Streams,
-    ) -> Federation:
-        users = np.arange(train.n_users, dtype=np.int64)
-        cohort = Cohort(
-            users, train, consent, np.zeros((train.n_users, settings.embedding_size), np.float32)
-        )
-        willing = np.flatnonzero(consent.takes_part & cohort.able())
-        plan = schedule(settings, len(willing), int(train.counts[willing].sum()))
-        algorithm = FPL(settings, plan.triples)
-        cohort.vectors = algorithm.device_init(users, rng)
-        devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng)
-        return cls(plan, Server.start(algorithm, train.n_items, rng), devices)
-
-    def accelerate(self, device: str) -> None:
-        """Move whole rounds to a GPU (after a checkpoint was restored, if any)."""
-        if self.schedule.cohort_size == 1:
-            raise ConfigError(
-                "one device a round is a sequential computation; leave it on --device cpu"
-            )
-        from sottovoce.algorithms.fpl_cuda import FPLOnGPU
-
-        algorithm, n_items = self.server.algorithm, len(self.server.items)
-        if not isinstance(algorithm, FPL):
-            raise ConfigError("only FPL runs on a GPU")
-        self.devices.accelerate(
-            lambda rule: FPLOnGPU.load(algorithm, self.devices.cohort, n_items, rule, device)
-        )
-
-    def run(
-        self,
-        observers: Sequence[Observer] = (),
-        listeners: Sequence[Listener] = (),
-        *,
-        threads: int = 1,
-    ) -> None:
-        plan = self.schedule
-        Simulation(
-            self.server,
-            self.devices,
-            plan.cohort_size,
-            plan.rounds,
-            observers,
-            listeners,
-            threads,
-        ).run()
-
-    def scorer(self) -> FactorScorer:
-        """What every device would recommend by now. Devices that do not take part have learnt their
-        vector at home from the published model; nothing of theirs has left."""
-        return FactorScorer(
-            self.devices.vectors_at_home(self.server.publish()), *split_items(self.server.items)
-        )
-
-
-def split_items(
-    items: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Factors and biases of published item rows."""
-    return np.ascontiguousarray(items[:, :-1]), np.ascontiguousarray(items[:, -1])
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Outcome:
-    """What a run gave, beside its folder."""
-
-    experiment: Experiment
-    dataset: Dataset
-    split: Split
-    federation: Federation
-    evaluations: Mapping[str, Evaluation]
-    """By system; the federated one comes last and is called by the experiment's system name."""
-    system: str
-    seconds: float
-    folder: RunFolder | None
-
-
-def run_experiment(
-    experiment: Experiment,
-    out: Path | None = None,
-    *,
-    resume: bool = False,
-    threads: int = 1,
-    device: str = "cpu",
-    transcript: bool = False,
-    report: Report | None = None,
-) -> Outcome:
-    """Train, evaluate beside the baselines, and write the run folder (where `out` is given)."""
-    tell = report or (lambda what, done, total: None)
-    tell("data", 0, 1)
-    dataset = experiment.dataset()
-    split = experiment.split(dataset)
-    rng = experiment.streams()
-    train = split.train
-    consent = experiment.consent.draw(
-        np.arange(train.n_users, dtype=np.int64), rng, tuple(dataset.user_attributes)
-    )
-    federation = Federation.build(
-        experiment.algorithm, train, consent, experiment.release, rng.child("federation")
-    )
-    tell("data", 1, 1)
-    if out is None:
-        return _run(experiment, dataset, split, federation, None, threads, device, (), tell)
-    manifest = _manifest(experiment, dataset, federation)
-    folder = RunFolder.claim(out, manifest, resume=resume)
-    with folder.locked():
-        listeners = [Transcript(out / "transcript")] if transcript else []
-        return _run(
-            experiment, dataset, split, federation, folder, threads, device, listeners, tell
-        )
-
-
-def _run(
-    experiment: Experiment,
-    dataset: Dataset,
-    split: Split,
-    federation: Federation,
-    folder: RunFolder | None,
-    threads: int,
-    device: str,
-    listeners: Sequence[Listener],
-    tell: Report,
-) -> Outcome:
-    protocol = experiment.evaluation.protocol(split, experiment.seed)
-    plan, started = federation.schedule, time.perf_counter()
-    system = experiment.algorithm.configuration or "FPL"
-
-    def judge(scorer: Scorer) -> Evaluation:
-        return evaluate(scorer, split.train, split.test, protocol, threads=threads)
-
-    def note(moment: Moment) -> None:
-        line = {
-            "round": moment.round,
-            "epoch": moment.round / plan.rounds_per_epoch,
-            **judge(federation.scorer()).summary(),
-        }
-        if folder is not None:
-            folder.append_metrics(line)
-
-    done = folder is not None and folder.finished
-    if folder is not None and not done:
-        _restore(federation, folder)
-    if device != "cpu" and not done:
-        federation.accelerate(device)
-    step = max(1, min(plan.rounds_per_epoch, plan.rounds // 100))
-    observers: list[Observer] = [
-        Periodically(step, lambda m: tell("training", m.round, m.rounds)),
-    ]
-    if experiment.evaluation.every_epochs:
-        each = experiment.evaluation.every_epochs * plan.rounds_per_epoch
-        observers.append(AtRounds(tuple(range(each, plan.rounds, each)), note))
-
-    def save(moment: Moment) -> None:
-        if folder is not None:
-            folder.save_checkpoint(moment.round, moment.items, moment.cohort.vectors, moment.ledger)
-
-    interrupts = Interrupts(step, save)
-    observers += [Checkpoints(step, save), interrupts]
-    if done and folder is not None:
-        scorer = FactorScorer(folder.vectors(), *split_items(folder.model()))
-    else:
-        with interrupts.heard():
-            federation.run(observers, listeners, threads=threads)
-        scorer = federation.scorer()
-    evaluations: dict[str, Evaluation] = {}
-    for number, (label, baseline) in enumerate(experiment.baselines):
-        tell("baselines", number, len(experiment.baselines))
-        fitted = baseline.fit(split.train, experiment.streams().child("baseline", label))
-        evaluations[label] = judge(fitted)
-    tell("evaluation", 0, 1)
-    evaluations[system] = judge(scorer)
-    tell("evaluation", 1, 1)
-    seconds = time.perf_counter() - started
-    if folder is not None and not done:
-        summary = {name: e.summary() for name, e in evaluations.items()}
-        folder.append_metrics({"round": plan.rounds, "final": True, **summary[system]})
-        folder.finish(
-            federation.server.items,
-            scorer.user_factors,
-            results=summary,
-            protocol=evaluations[system].describe(),
-            ledger={
-                "releases": federation.devices.ledger.totals.releases,
-                "positive_rows": federation.devices.ledger.totals.positive_rows,
-                "negative_rows": federation.devices.ledger.totals.negative_rows,
-                "bytes": federation.devices.ledger.totals.bytes,
-            },
-        )
-    return Outcome(experiment, dataset, split, federation, evaluations, system, seconds, folder)
-
-
-def _restore(federation: Federation, folder: RunFolder) -> None:
-    saved = folder.load_checkpoint()
-    if saved is None:
-        return
-    federation.server.items = saved.items
-    federation.server.round = saved.round
-    federation.devices.cohort.vectors = saved.vectors
-    federation.devices.ledger.totals = saved.totals
-
-
-def _manifest(experiment: Experiment, dataset: Dataset, federation: Federation) -> dict[str, Any]:
-    fingerprint = dataset.fingerprint()
-    content = json.dumps([experiment.table, fingerprint], sort_keys=True)
-    plan = federation.schedule
-    return {
-        "identity": hashlib.blake2b(content.encode(), digest_size=16).hexdigest(),
-        "name": experiment.name,
-        "experiment": experiment.table,
-        "seed": experiment.seed,
-        "data": {"name": dataset.name, "fingerprint": fingerprint},
-        "schedule": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
-        "consent": experiment.consent.words(),
-        **environment(),
-    }
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -19,7 +19,8 @@ from sottovoce.errors import CorruptData
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS = ("user", "round", "kind", "positive_rows", "negative_rows", "bytes", "epsilon")
+COUNTS = ("releases", "positive_rows", "negative_rows", "bytes")
+"""The whole numbers among the totals."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

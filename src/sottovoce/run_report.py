@@ -24,7 +24,6 @@ from sottovoce.evaluation.report import (
     write_report,
 )
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce.experiment import Outcome, run_experiment
 from sottovoce.messages import row_bytes
 from sottovoce.run_tables import (
     REFERENCES,
@@ -37,6 +36,7 @@ from sottovoce.run_tables import (
     service_table,
 )
 from sottovoce.run_views import FinishedRun, Sums
+from sottovoce.running import Outcome, run_experiment
 
 HONEST_NOTE = (
     "The share π decides which rows for positive items are sent. It does not hide the others from "

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce import ledger as ledgers
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.errors import CorruptData, DataError, RunError, UsageError
-from sottovoce.experiment import Experiment, split_items
+from sottovoce.experiment import Experiment
+from sottovoce.federation import split_items
 from sottovoce.ledger import Totals
 from sottovoce.recommender import FactorScorer, recommend
 from sottovoce.runs import RunFolder
@@ -113,7 +113,7 @@ class FinishedRun:
     # --- the ledger ------------------------------------------------------------------------------
 
     def ledger(self, user: int | None = None) -> pa.Table:
-        return ledgers.read(self.folder.path / "ledger.parquet", user)
+        return self.folder.ledger(user)
 
     def ledger_by(self, grouping: Grouping) -> list[LedgerLine]:
         """The ledger summed. By choice and by user, those who sent nothing are there, too."""

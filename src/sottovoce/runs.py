@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ import sottovoce
 from sottovoce import ledger as ledgers
 from sottovoce.errors import CorruptData, FolderInUse, RunError
 from sottovoce.ledger import Ledger, Totals
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 RUNNING, FINISHED = "running", "finished"
 
@@ -183,6 +186,10 @@ class RunFolder:
 
     def vectors(self) -> NDArray[np.float32]:
         return self._final("devices.npz", "vectors")
+
+    def ledger(self, user: int | None = None) -> pa.Table:
+        """Every release, or one user's."""
+        return ledgers.read(self.path / "ledger.parquet", user)
 
     def _final(self, name: str, array: str) -> NDArray[np.float32]:
         if not self.finished:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -261,6 +266,50 @@ def test_unaligned_and_read_only_tables_give_the_same() -> None:
     assert np.array_equal(sums, expected)
 
 
+def fingerprint() -> str:
+    """Every kernel's results on inputs that come from whole numbers alone."""
+    digest = hashlib.blake2b(digest_size=8)
+    root = Streams.from_seed(11)
+    for size in SIZES:
+        w = world(size, n_users=40, n_items=70)
+        for table, name in ((w.model, "model"), (w.vectors, "vectors")):
+            spread = root.child(name).uniform(np.arange(len(table)), table.shape[1])
+            table[:] = (2 * spread - 1).astype(np.float32)
+        model, vectors, rule = factors.padded(w.model), w.vectors.copy(), w.rule(0.5)
+        where = (w.users(), w.indptr, w.items, w.learn.keys(w.users()))
+        sums, _, _ = factors.learn_summed(STEP, model, vectors, *where, 40, rule)
+        factors.fold(STEP, model, sums)
+        for triples in (1, 9):
+            factors.learn_rounds(STEP, model, vectors, *where, triples, rule)
+        _, _, values = factors.learn_rows(STEP, model, vectors, *where, 3)
+        for result in (sums, values, model, vectors):
+            digest.update(result.astype(result.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()
+
+
+def test_results_do_not_depend_on_the_machine() -> None:
+    """A change here changes every model trained from a seed: say so under "Results change"."""
+    assert fingerprint() == "49d539c168c377b4"
+
+
+@pytest.mark.slow
+def test_results_do_not_depend_on_vector_instructions(tmp_path: Path) -> None:
+    plain = {
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    called = subprocess.run(
+        [sys.executable, "-c", "import test_factors; print(test_factors.fingerprint())"],
+        env=os.environ | plain,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert called.stdout.strip() == fingerprint()
+
+
 # --- draws ---------------------------------------------------------------------------------------
 
 
@@ -477,12 +526,26 @@ def test_tables_of_the_wrong_shape_are_refused() -> None:
         (2, w.users() + 1),
         (2, w.users() - 1),
         (3, w.indptr[:-1]),
+        (4, w.items[:-1]),
+        (4, np.full_like(w.items, 40)),
+        (4, np.full_like(w.items, -1)),
+        (5, keys[:-1]),
     ]
     for place, value in bad:
         tables: list[Any] = list(good)
         tables[place] = value
         with pytest.raises(DataError):
             factors.learn_summed(STEP, *tables, 2, w.rule(1.0))
+        for triples in (1, 2):
+            with pytest.raises(DataError):
+                factors.learn_rounds(STEP, *tables, triples, w.rule(1.0))
+    for rule in (w.rule(1.0, np.array([0])), w.rule(1.0, allowed=np.ones(3, dtype=bool))):
+        with pytest.raises(DataError):
+            factors.learn_summed(STEP, *good, 2, rule)
+    with pytest.raises(DataError, match="sieve"):
+        factors.learn_rounds(STEP, *good, 1, w.rule(1.0), np.zeros(5, dtype=np.uint8))
+    with pytest.raises(DataError, match="do not fit"):
+        factors.fold(STEP, model, np.zeros((3, 16), dtype=np.int64))
     with pytest.raises(DataError, match="at least once"):
         factors.learn_summed(STEP, *good, 0, w.rule(1.0))
 

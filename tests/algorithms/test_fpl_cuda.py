@@ -8,7 +8,7 @@ import pytest
 from sottovoce.algorithms.fpl import FPL, FPLConfig, schedule
 from sottovoce.consent import Choice, Consent
 from sottovoce.errors import ConfigError, UsageError
-from sottovoce.experiment import Federation
+from sottovoce.federation import Federation
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world
@@ -59,11 +59,11 @@ def test_the_accelerator_gives_the_same_run(device, configuration, per, size):
 def test_sequential_configurations_stay_on_the_cpu():
     train = random_world(20, 30, 200, seed=1)
     with pytest.raises(ConfigError, match="sequential"):
-        federation(train, "sFPL", "draw", 4).accelerate("cpu")
+        federation(train, "sFPL", "draw", 4).check_device("cuda")
     assert schedule(FPLConfig(configuration="sFPL"), 20, 200).cohort_size == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_gives_one_sentence():
     with pytest.raises(UsageError, match="no"):
-        federation(random_world(20, 30, 200, seed=1), "pFPL", "draw", 4).accelerate("cuda")
+        federation(random_world(20, 30, 200, seed=1), "pFPL", "draw", 4).check_device("cuda")

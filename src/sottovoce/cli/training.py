@@ -49,10 +49,11 @@ def run(
       sottovoce run my.toml --out runs/mine --resume
     """
     from sottovoce import experiment_files
-    from sottovoce.experiment import Experiment, run_experiment
+    from sottovoce.experiment import Experiment
     from sottovoce.recommender import default_threads
     from sottovoce.run_report import write_run_report
     from sottovoce.run_tables import results_table
+    from sottovoce.running import run_experiment
 
     if engine != "simulation":
         raise UsageError(f"the {engine} engine is not there yet; use --engine simulation")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import UsageError
-from sottovoce.experiment import Report
+from sottovoce.running import Report
 
 NAMES: Mapping[str, str] = {
     "fpl-table2": "accuracy and diversity of FPL and its baselines (Foursquare Italy)",

@@ -29,11 +29,12 @@ from sottovoce.engines.observers import AtRounds
 from sottovoce.errors import CorruptData
 from sottovoce.evaluation import metrics
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
-from sottovoce.experiment import Federation, Report
+from sottovoce.federation import Federation
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.recommender import Scorer
 from sottovoce.resources import folder
 from sottovoce.rng import Streams
+from sottovoce.running import Report
 from sottovoce.runs import load_arrays, save_arrays
 
 Part = Literal["validation", "test"]

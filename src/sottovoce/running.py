@@ -1,0 +1,191 @@
+"""From an experiment to a run: train, evaluate beside the baselines, leave a run folder behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.splitting import Split
+from sottovoce.engines.base import Listener, Moment, Observer
+from sottovoce.engines.interrupts import Interrupts
+from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically, Transcript
+from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
+from sottovoce.experiment import Experiment
+from sottovoce.federation import Federation, split_items
+from sottovoce.ledger import COUNTS, user_totals
+from sottovoce.recommender import FactorScorer, Scorer
+from sottovoce.runs import RunFolder, environment
+
+Report = Callable[[str, int, int], None]
+"""Progress: what is being done, steps done, steps in all."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Outcome:
+    """What a run gave, beside its folder."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    federation: Federation
+    evaluations: Mapping[str, Evaluation]
+    """By system; the federated one comes last."""
+    system: str
+    """The name of the federated one."""
+    seconds: float
+    folder: RunFolder | None
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    threads: int = 1,
+    device: str = "cpu",
+    transcript: bool = False,
+    report: Report | None = None,
+) -> Outcome:
+    """Train, evaluate beside the baselines, and write the run folder (where `out` is given)."""
+    started = time.perf_counter()
+    tell = report or (lambda what, done, total: None)
+    tell("data", 0, 1)
+    dataset = experiment.dataset()
+    split = experiment.split(dataset)
+    rng = experiment.streams()
+    everyone = np.arange(split.n_users, dtype=np.int64)
+    consent = experiment.consent.draw(everyone, rng, tuple(dataset.user_attributes))
+    federation = Federation.build(
+        experiment.algorithm, split.train, consent, experiment.release, rng.child("federation")
+    )
+    federation.check_device(device)
+    protocol = experiment.evaluation.protocol(split, experiment.seed)
+    tell("data", 1, 1)
+    run = _Run(experiment, split, federation, protocol, None, threads, tell)
+    if out is None:
+        scorer = run.train(device, ())
+        evaluations = run.judge_all(scorer)
+    else:
+        manifest = _manifest(experiment, dataset, federation)
+        run.folder = RunFolder.claim(out, manifest, resume=resume)
+        with run.folder.locked():
+            scorer = run.resume(device, [Transcript(out / "transcript")] if transcript else [])
+            evaluations = run.judge_all(scorer)
+            if not run.folder.finished:
+                run.finish(scorer, evaluations)
+    seconds = time.perf_counter() - started
+    return Outcome(
+        experiment, dataset, split, federation, evaluations, run.system, seconds, run.folder
+    )
+
+
+@dataclass(slots=True, repr=False)
+class _Run:
+    experiment: Experiment
+    split: Split
+    federation: Federation
+    protocol: Protocol
+    folder: RunFolder | None
+    threads: int
+    tell: Report
+
+    @property
+    def system(self) -> str:
+        return self.experiment.algorithm.configuration or "FPL"
+
+    def resume(self, device: str, listeners: Sequence[Listener]) -> FactorScorer:
+        """Go on from where the folder is: at the start, at a checkpoint, or at the end."""
+        if self.folder is None or not self.folder.finished:
+            saved = None if self.folder is None else self.folder.load_checkpoint()
+            if saved is not None:
+                self.federation.restore(saved.round, saved.items, saved.vectors, saved.totals)
+            return self.train(device, listeners)
+        items, vectors = self.folder.model(), self.folder.vectors()
+        totals = user_totals(self.folder.ledger())
+        self.federation.restore(self.federation.schedule.rounds, items, vectors, totals)
+        # What devices that stay at home have learnt is in the saved vectors already.
+        return FactorScorer(vectors, *split_items(items))
+
+    def train(self, device: str, listeners: Sequence[Listener]) -> FactorScorer:
+        if device != "cpu":
+            self.federation.accelerate(device)
+        plan = self.federation.schedule
+        step = max(1, min(plan.rounds_per_epoch, plan.rounds // 100))
+        interrupts = Interrupts(step, self._save)
+        observers: list[Observer] = [
+            Periodically(step, lambda m: self.tell("training", m.round, m.rounds)),
+            Checkpoints(step, self._save),
+            interrupts,
+        ]
+        if self.experiment.evaluation.every_epochs:
+            each = self.experiment.evaluation.every_epochs * plan.rounds_per_epoch
+            observers.insert(0, AtRounds(tuple(range(each, plan.rounds, each)), self._note))
+        with interrupts.heard():
+            self.federation.run(observers, listeners, threads=self.threads)
+        return self.federation.scorer()
+
+    def judge(self, scorer: Scorer) -> Evaluation:
+        train, test = self.split.train, self.split.test
+        return evaluate(scorer, train, test, self.protocol, threads=self.threads)
+
+    def judge_all(self, scorer: Scorer) -> dict[str, Evaluation]:
+        """Baselines first, the federated system last."""
+        evaluations = {}
+        baselines = self.experiment.baselines
+        for number, (label, baseline) in enumerate(baselines):
+            self.tell("baselines", number, len(baselines))
+            rng = self.experiment.streams().child("baseline", label)
+            evaluations[label] = self.judge(baseline.fit(self.split.train, rng))
+        self.tell("evaluation", 0, 1)
+        evaluations[self.system] = self.judge(scorer)
+        self.tell("evaluation", 1, 1)
+        return evaluations
+
+    def finish(self, scorer: FactorScorer, evaluations: Mapping[str, Evaluation]) -> None:
+        if self.folder is None:
+            return
+        summary = {name: e.summary() for name, e in evaluations.items()}
+        rounds, totals = self.federation.schedule.rounds, self.federation.devices.ledger.totals
+        self.folder.append_metrics({"round": rounds, "final": True, **summary[self.system]})
+        self.folder.finish(
+            self.federation.server.items,
+            scorer.user_factors,
+            results=summary,
+            protocol=evaluations[self.system].describe(),
+            ledger={name: getattr(totals, name) for name in COUNTS},
+        )
+
+    def _note(self, moment: Moment) -> None:
+        if self.folder is not None:
+            epoch = moment.round / self.federation.schedule.rounds_per_epoch
+            summary = self.judge(self.federation.scorer()).summary()
+            self.folder.append_metrics({"round": moment.round, "epoch": epoch, **summary})
+
+    def _save(self, moment: Moment) -> None:
+        if self.folder is not None:
+            self.folder.save_checkpoint(
+                moment.round, moment.items, moment.cohort.vectors, moment.ledger
+            )
+
+
+def _manifest(experiment: Experiment, dataset: Dataset, federation: Federation) -> dict[str, Any]:
+    fingerprint = dataset.fingerprint()
+    content = json.dumps([experiment.table, fingerprint], sort_keys=True)
+    return {
+        "identity": hashlib.blake2b(content.encode(), digest_size=16).hexdigest(),
+        "name": experiment.name,
+        "experiment": experiment.table,
+        "seed": experiment.seed,
+        "data": {"name": dataset.name, "fingerprint": fingerprint},
+        "schedule": asdict(federation.schedule),
+        "consent": experiment.consent.words(),
+        **environment(),
+    }
