@@ -8,21 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import sottovoce.cli
 from sottovoce.errors import SottovoceError
 from sottovoce.ledger import read
 from sottovoce.runs import RUNNING, RunFolder, load_arrays
-
-with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 has deprecated
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import sottovoce.cli
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*Click 9:DeprecationWarning")
 
 COMMAND = [str(Path(sys.executable).with_name("sottovoce"))]
 TINY = """

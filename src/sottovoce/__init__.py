@@ -1,3 +1,69 @@
-"""Sottovoce: federated recommendation in which every user decides what leaves the device."""
+"""Sottovoce: federated recommendation in which every user decides what leaves the device.
+
+The names below are the public interface; they are imported when first used, so that importing the
+package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "BPRMF": "baselines",
+    "Choice": "consent",
+    "Cohort": "algorithms.base",
+    "Consent": "consent",
+    "ConsentPolicy": "consent",
+    "Dataset": "data.dataset",
+    "Devices": "parties.device",
+    "Evaluation": "evaluation.protocol",
+    "Experiment": "experiment",
+    "FPL": "algorithms.fpl",
+    "FPLConfig": "algorithms.fpl",
+    "FactorScorer": "recommender",
+    "Federation": "federation",
+    "Interactions": "data.interactions",
+    "ItemKNN": "baselines",
+    "Ledger": "ledger",
+    "MultVAE": "baselines",
+    "Protocol": "evaluation.protocol",
+    "Random": "baselines",
+    "RunFolder": "runs",
+    "Scorer": "recommender",
+    "Server": "parties.server",
+    "ShareFraction": "privacy.mechanisms",
+    "Simulation": "engines.simulation",
+    "SottovoceError": "errors",
+    "Split": "data.splitting",
+    "Streams": "rng",
+    "TopPop": "baselines",
+    "TownConfig": "data.town",
+    "UserKNN": "baselines",
+    "compare": "evaluation.significance",
+    "evaluate": "evaluation.protocol",
+    "generate_town": "data.town",
+    "keep_active": "data.splitting",
+    "leave_one_out": "data.splitting",
+    "load": "data.sources",
+    "run_experiment": "running",
+    "temporal_holdout": "data.splitting",
+    "top_n": "recommender",
+    "validation_split": "data.splitting",
+}
+
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sottovoce' has no attribute {name!r}")
+    value = getattr(import_module(f"sottovoce.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
