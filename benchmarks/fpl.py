@@ -33,8 +33,9 @@ from numba import float32, int64, njit
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import factors
-from sottovoce.algorithms.factors import PairStep, ShareRule
+from sottovoce.algorithms.factors import PairStep
 from sottovoce.algorithms.lanes import load, load_extended, store, store_first, total
+from sottovoce.consent import ShareRule
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import UsageError
 from sottovoce.recommender import FactorScorer, top_n
@@ -44,7 +45,6 @@ Progress = Callable[[str], None]
 Contestant = Callable[[], None]
 
 RATE = 0.05
-STEP = PairStep(RATE, RATE / 20, RATE / 20, RATE / 200, 0.0)
 SIZES = (10, 50)
 THREADS = (1, 2)
 ROUNDS_AT_ONCE = 1 << 16
@@ -164,15 +164,28 @@ class Ours:
     items: NDArray[np.int32]
     model: NDArray[np.float32]
     vectors: NDArray[np.float32]
+    sieve: NDArray[np.uint8]
+    """Made once per training run."""
+    step: PairStep
+    """Updates of a whole cohort are summed, so its step is smaller in proportion: a model that runs
+    off to infinity would not be what is to be measured."""
 
     @classmethod
     def on(
-        cls, indptr: NDArray[np.int64], items: NDArray[np.int32], n_items: int, size: int
+        cls,
+        indptr: NDArray[np.int64],
+        items: NDArray[np.int32],
+        n_items: int,
+        size: int,
+        cohort: int,
     ) -> Ours:
+        rate = RATE / max(1, cohort // 100)
         rng = Streams.from_seed(3).child("init").generator()
         model = factors.padded(0.1 * rng.standard_normal((n_items, size + 1), dtype=np.float32))
         vectors = 0.1 * rng.standard_normal((len(indptr) - 1, size), dtype=np.float32)
-        return cls(indptr, items, model, vectors.astype(np.float32))
+        step = PairStep(rate, rate / 20, rate / 20, rate / 200, 0.0)
+        sieve = factors.make_sieve(indptr, items)
+        return cls(indptr, items, model, vectors.astype(np.float32), sieve, step)
 
     def parallel(self, triples: int, share: float, threads: int) -> None:
         """One round of pFPL (or pFPL+): every device, then the fold."""
@@ -184,26 +197,26 @@ class Ours:
             np.zeros(0, dtype=bool),
         )
         sums, _, _ = factors.learn_summed(
-            STEP, self.model, self.vectors, users, self.indptr, self.items,
+            self.step, self.model, self.vectors, users, self.indptr, self.items,
             root.child("learn").keys(users), triples, rule, threads=threads,
         )  # fmt: skip
-        factors.fold(STEP, self.model, sums)
+        factors.fold(self.step, self.model, sums)
 
     def sequential(self, rounds: int, triples: int, share: float) -> None:
         """Rounds of one client each: sFPL, or sFPL+."""
-        sieve = factors.make_sieve(self.indptr, self.items) if triples == 1 else None
         root = Streams.from_seed(5)
+        thresholds = factors.thresholds(np.full(ROUNDS_AT_ONCE, share))
         for start in range(0, rounds, ROUNDS_AT_ONCE):
             numbers = np.arange(start, min(rounds, start + ROUNDS_AT_ONCE), dtype=np.int64)
             users = root.child("select").choose_one(len(self.vectors), numbers)
             rule = ShareRule(
                 root.child("share").paired_keys(numbers, users),
-                factors.thresholds(np.full(len(users), share)),
+                thresholds[: len(users)],
                 np.zeros(0, dtype=bool),
             )
             factors.learn_rounds(
-                STEP, self.model, self.vectors, users, self.indptr, self.items,
-                root.child("learn").paired_keys(numbers, users), triples, rule, sieve,
+                self.step, self.model, self.vectors, users, self.indptr, self.items,
+                root.child("learn").paired_keys(numbers, users), triples, rule, self.sieve,
             )  # fmt: skip
 
 
@@ -211,7 +224,8 @@ def training(
     train: Interactions, scale: Scale, peers: Peers, size: int, threads: int
 ) -> list[dict[str, Any]]:
     """Triples per second of ours, the peers and the roofline, in turns."""
-    ours = Ours.on(train.indptr, train.items, train.n_items, size)
+    data = (train.indptr, train.items, train.n_items, size)
+    ours, alone = Ours.on(*data, cohort=train.n_users), Ours.on(*data, cohort=1)
     everyone, long = train.n_users, train.n_interactions // train.n_users
     contestants: dict[str, tuple[int, Contestant]] = {
         "implicit": (
@@ -233,13 +247,13 @@ def training(
             "roofline": (everyone * long, roof.turn),
             "sFPL, π = 0.5": (
                 train.n_interactions,
-                lambda: ours.sequential(train.n_interactions, 1, 0.5),
+                lambda: alone.sequential(train.n_interactions, 1, 0.5),
             ),
             "sFPL, π = 1": (
                 train.n_interactions,
-                lambda: ours.sequential(train.n_interactions, 1, 1.0),
+                lambda: alone.sequential(train.n_interactions, 1, 1.0),
             ),
-            "sFPL+, π = 0.5": (rounds * long, lambda: ours.sequential(rounds, long, 0.5)),
+            "sFPL+, π = 0.5": (rounds * long, lambda: alone.sequential(rounds, long, 0.5)),
         }
     seconds = in_turns([call for _, call in contestants.values()], scale, threads)
     speed = {
@@ -396,7 +410,7 @@ def ranking(train: Interactions, scale: Scale, peers: Peers, threads: int) -> li
 
 def scaling(scale: Scale) -> list[dict[str, Any]]:
     """Cost of a triple as users multiply, and the memory of the largest run."""
-    worlds = [Ours.on(*even_rows(n), SCALING_ITEMS, SCALING_SIZE) for n in scale.rows]
+    worlds = [Ours.on(*even_rows(n), SCALING_ITEMS, SCALING_SIZE, n) for n in scale.rows]
     contestants = [partial(world.parallel, SCALING_COUNT, 0.5, 1) for world in worlds]
     seconds = in_turns(contestants, scale)
     cost = [1e9 * s / (n * SCALING_COUNT) for s, n in zip(seconds, scale.rows, strict=True)]
@@ -425,7 +439,8 @@ def scaling(scale: Scale) -> list[dict[str, Any]]:
 
 def _peak_memory(users: int) -> None:
     """In a process of its own: a round over this many users, then the most memory it ever held."""
-    Ours.on(*even_rows(users), SCALING_ITEMS, SCALING_SIZE).parallel(SCALING_COUNT, 0.5, 2)
+    world = Ours.on(*even_rows(users), SCALING_ITEMS, SCALING_SIZE, users)
+    world.parallel(SCALING_COUNT, 0.5, 2)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({"bytes": peak * (1 if sys.platform == "darwin" else 1024)}))
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.algorithms import factors, factors_cuda, factors_triton
+from sottovoce.consent import ShareRule
 from sottovoce.errors import UsageError
 from sottovoce.rng import Streams
 
@@ -148,9 +149,7 @@ def cpu_rate(made: factors_cuda.CudaFederation, n_users: int) -> float:
     times = []
     for round in range(4):
         learn, share = (Streams(key).keys(users) for key in keys(round))
-        rule = factors.ShareRule(
-            share, factors.thresholds(np.ones(n_users)), np.zeros(0, dtype=bool)
-        )
+        rule = ShareRule(share, factors.thresholds(np.ones(n_users)), np.zeros(0, dtype=bool))
         begin = time.perf_counter()
         sums, _, _ = factors.learn_summed(
             made.step, model, vectors, users, indptr, items, learn, TRIPLES, rule,
@@ -175,7 +174,7 @@ def differences(triples: int, rate: float, share: float | None, size: int) -> tu
         learn, coin = (Streams(key).keys(host["users"][rows]) for key in keys(round))
         sums, *sent = factors.learn_summed(
             made.step, model, vectors, rows, host["indptr"], host["items"], learn, triples,
-            factors.ShareRule(coin, threshold[rows], np.zeros(0, dtype=bool)),
+            ShareRule(coin, threshold[rows], np.zeros(0, dtype=bool)),
             threads=os.cpu_count() or 1,
         )  # fmt: skip
         factors.fold(made.step, model, sums)

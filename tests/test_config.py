@@ -40,6 +40,9 @@ def test_good_tables_are_read_and_whole_numbers_pass_as_numbers():
         ({"needed": 1, "names": [1]}, "part.names"),
         ({"needed": 1, "flag": 1}, "part.flag must be true or false"),
         ({"needed": 1, "rate": "fast"}, "part.rate must be a number"),
+        ({"needed": 1, "rate": float("nan")}, "part.rate must be a number, not nan"),
+        ({"needed": 1, "rate": 10**400}, "part.rate must be a number, not 1000*…"),
+        ({"needed": 10**30}, "part.needed must be a whole number"),
     ],
 )
 def test_bad_tables_raise_one_clear_sentence(table, words):

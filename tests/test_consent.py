@@ -27,6 +27,9 @@ def test_the_default_shares_no_positive_and_permits_no_report():
         {"max_reports": 1.5},
         {"strength": 1.0},
         {"takes_part": 1},
+        {"max_reports": 2**31},
+        {"epsilon": float("nan")},
+        {"hidden_attributes": "gender"},
     ],
 )
 def test_out_of_range_choices_raise(fields):
@@ -65,6 +68,9 @@ def test_unknown_keys_and_bad_weights_raise():
         ({"mix": 3}, "list of tables"),
         ({"mix": [{"weight": 1, "share_positives": 7}]}, "mix\\[0\\]"),
         ({"mix": []}, "at least one choice"),
+        ({"mix": [{"weight": 1e308}, {"weight": 1e308}]}, "finite"),
+        ({"mix": [{"weight": 10**400}]}, "weight"),
+        ({"hidden_attributes": "gender"}, "must be a list"),
     ]:
         with pytest.raises(ConfigError, match=words):
             ConsentPolicy.from_table(table)
@@ -101,4 +107,5 @@ def test_records_of_the_wrong_shape_or_range_are_refused():
 def test_words_say_what_leaves():
     assert "sends nothing" in Choice(takes_part=False).words()
     assert "30 %" in Choice(share_positives=0.3).words()
+    assert "0.4 %" in Choice(share_positives=0.004).words()  # little is not nothing
     assert "share_positives" not in repr(Consent.uniform(USERS[:2], Choice()))

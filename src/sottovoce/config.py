@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from sottovoce.errors import ConfigError
 
@@ -42,7 +42,8 @@ def _checked(value: object, hint: Any, where: str) -> object:
         fits, converted = _fit(value, option)
         if fits:
             return converted
-    raise ConfigError(f"{where} must be {_words(hint)}, not {value!r}")
+    shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:60]}…"
+    raise ConfigError(f"{where} must be {_words(hint)}, not {shown}")
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -63,11 +64,17 @@ def _fit(value: object, option: Any) -> tuple[bool, object]:
     if option is type(None):
         return value is None, value
     if option is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number, float(value) if number else value  # type: ignore[arg-type]
+        if isinstance(value, float):
+            return value == value, value
+        return (True, float(value)) if _is_int64(value) else (False, value)
     if option is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
+        return _is_int64(value), value
     return isinstance(value, option), value
+
+
+def _is_int64(value: object) -> TypeGuard[int]:
+    # TOML and Python know larger ones; no array here does.
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def _words(hint: Any) -> str:

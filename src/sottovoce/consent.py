@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce import config
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import Streams
 
@@ -33,7 +34,10 @@ class Choice:
     """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden_attributes", tuple(self.hidden_attributes))
+        hidden: object = self.hidden_attributes
+        if not isinstance(hidden, list | tuple) or not all(isinstance(a, str) for a in hidden):
+            raise ConfigError("hidden_attributes must be a list of names")
+        object.__setattr__(self, "hidden_attributes", tuple(hidden))
         if not isinstance(self.takes_part, bool):
             raise ConfigError("takes_part must be true or false")
         _within("share_positives", self.share_positives, 0.0, 1.0)
@@ -43,13 +47,13 @@ class Choice:
             raise ConfigError("strength must be below 1")
         if isinstance(self.max_reports, bool) or not isinstance(self.max_reports, int):
             raise ConfigError("max_reports must be a whole number")
-        _within("max_reports", self.max_reports, 0, float("inf"))
+        _within("max_reports", self.max_reports, 0, 2**31 - 1)
 
     def words(self) -> str:
         """The settings as a device owner would read them."""
         if not self.takes_part:
             return "does not take part: learns at home, sends nothing"
-        share = f"{self.share_positives:.0%}".replace("%", " %")
+        share = f"{100 * self.share_positives:.6g} %"
         parts = [f"takes part, shares {share} of positive-item updates"]
         if self.max_reports:
             parts.append(f"at most {self.max_reports} reports at ε ≤ {self.epsilon:g}")
@@ -151,6 +155,10 @@ class Consent:
         )
 
 
+ALWAYS = 1 << 32
+"""The threshold of a draw that always leaves."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ShareRule:
     """Which positive updates may leave, in the form the kernels read, a row per device of a round:
@@ -174,8 +182,10 @@ class ConsentPolicy:
         object.__setattr__(self, "weights", tuple(float(w) for w in self.weights))
         if not self.choices or len(self.choices) != len(self.weights):
             raise ConfigError("a consent mix needs one weight per choice, and at least one choice")
-        if not all(np.isfinite(w) and w >= 0 for w in self.weights) or sum(self.weights) <= 0:
-            raise ConfigError("the weights of a consent mix must be non-negative and not all zero")
+        if min(self.weights) < 0 or not 0 < sum(self.weights) < float("inf"):
+            raise ConfigError(
+                "the weights of a consent mix must be finite, non-negative and not all zero"
+            )
 
     @classmethod
     def everyone(cls, choice: Choice) -> ConsentPolicy:
@@ -185,7 +195,7 @@ class ConsentPolicy:
     def from_table(cls, table: Mapping[str, object]) -> ConsentPolicy:
         """From an experiment file: one choice's fields, or `mix`, a list of them with `weight`."""
         if "mix" not in table:
-            return cls.everyone(_choice(table, "consent"))
+            return cls.everyone(config.build(Choice, table, "consent"))
         others = sorted(set(table) - {"mix"})
         if others:
             raise ConfigError(f"[consent] has a mix and also {others}; choose one way")
@@ -194,12 +204,10 @@ class ConsentPolicy:
             raise ConfigError("consent.mix must be a list of tables")
         choices, weights = [], []
         for number, entry in enumerate(mix):
-            fields = dict(entry)
-            weight = fields.pop("weight", None)
-            if isinstance(weight, bool) or not isinstance(weight, int | float):
-                raise ConfigError(f"consent.mix[{number}] needs a weight")
-            choices.append(_choice(fields, f"consent.mix[{number}]"))
-            weights.append(float(weight))
+            where, fields = f"consent.mix[{number}]", dict(entry)
+            weight = {"weight": fields.pop("weight")} if "weight" in fields else {}
+            choices.append(config.build(Choice, fields, where))
+            weights.append(config.build(_Weight, weight, where).weight)
         return cls(tuple(choices), tuple(weights))
 
     def draw(
@@ -214,24 +222,18 @@ class ConsentPolicy:
         """One line per choice: its share of the users and what it means."""
         total = sum(self.weights)
         return [
-            f"{weight / total:4.0%}  {choice.words()}"
+            f"{100 * weight / total:3.4g}%  {choice.words()}"
             for choice, weight in zip(self.choices, self.weights, strict=True)
         ]
 
 
-def _choice(fields: Mapping[str, object], where: str) -> Choice:
-    known = set(Choice.__dataclass_fields__)
-    unknown = sorted(set(fields) - known)
-    if unknown:
-        raise ConfigError(f"{where} has unknown keys {unknown}; known are {sorted(known)}")
-    try:
-        return Choice(**fields)  # type: ignore[arg-type]
-    except (TypeError, ConfigError) as error:
-        raise ConfigError(f"{where}: {error}") from None
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    weight: float
 
 
 def _within(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} must be a number")
     if not low <= value <= high:
-        raise ConfigError(f"{name} must lie in [{low:g}, {high:g}], not {value:g}")
+        raise ConfigError(f"{name} must lie in [{low:g}, {high:g}], not {value}")

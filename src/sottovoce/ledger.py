@@ -100,7 +100,7 @@ def merge(parts: list[Path], path: Path) -> None:
     partial = path.with_suffix(".partial")
     with pq.ParquetWriter(partial, _schema(), compression="zstd") as writer:
         for part in parts:
-            writer.write_table(pq.read_table(part, schema=_schema()))
+            writer.write_table(pq.read_table(part, schema=_schema(), partitioning=None))
     partial.replace(path)
 
 
@@ -111,9 +111,13 @@ def read(path: Path, user: int | None = None) -> pa.Table:
 
     try:
         filters = None if user is None else [("user", "==", user)]
-        return pq.read_table(path, filters=filters)
-    except (OSError, pa.ArrowInvalid) as error:
+        # Without partitioning: a run folder may be called lr=0.05, which would become a column.
+        table = pq.read_table(path, filters=filters, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
         raise CorruptData(f"the ledger {path} cannot be read: {error}") from None
+    if table.column_names != _schema().names:
+        raise CorruptData(f"{path} is no ledger; its columns are {', '.join(table.column_names)}")
+    return table
 
 
 def user_totals(table: pa.Table) -> Totals:

@@ -87,6 +87,7 @@ def recommend(
     `seen` may be the user's own items, as a device knows them, instead of everybody's table.
     Equal to the user's row of `top_n`.
     """
+    n = min(n, max(1, scorer.n_items))
     if seen is None or isinstance(seen, Interactions):
         items, scores = top_n(scorer, [user], seen, n, threads=1)
     else:

@@ -19,7 +19,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import factors, pair_kernels
-from sottovoce.algorithms.factors import PairStep, ShareRule
+from sottovoce.algorithms.factors import PairStep
+from sottovoce.consent import ShareRule
 from sottovoce.errors import DataError
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import GAMMA, Streams

@@ -137,6 +137,8 @@ def test_schedule_of_the_four_configurations():
     "fields",
     [
         {"embedding_size": 0},
+        {"embedding_size": 10**12},
+        {"triples": 10**12},
         {"learning_rate": 0.0},
         {"learning_rate": float("nan")},
         {"epochs": 0},
@@ -154,7 +156,7 @@ def test_bad_settings_raise(fields):
 
 
 def test_impossible_schedules_raise():
-    with pytest.raises(ConfigError, match="no device takes part"):
+    with pytest.raises(ConfigError, match="no device can take part"):
         schedule(FPLConfig(), 0, 0)
     with pytest.raises(ConfigError, match="fewer positives than devices"):
         schedule(FPLConfig(), 10, 9)

@@ -276,6 +276,15 @@ def test_bad_tables_are_named_with_the_reason(tmp_path: Path) -> None:
     file.write_text("user,item,rating\na,b,1\na,c,nan\n")
     with pytest.raises(CorruptData, match=r"column rating: row 2 is not a finite number"):
         import_path(file)
+    file.write_text("user,item,user\na,b,c\n")
+    with pytest.raises(CorruptData, match=r"t.csv has two columns 'user'"):
+        import_path(file)
+    file.write_bytes("user,item\na,b\n".encode("utf-16"))
+    with pytest.raises(CorruptData, match=r"t.csv is UTF-16"):
+        import_path(file)
+    file.write_text('user,item\n"' + "a" * 3_000_000 + "\n")
+    with pytest.raises(CorruptData, match="more than a megabyte"):
+        import_path(file)
     file.write_text("")
     with pytest.raises(CorruptData, match=r"t.csv is empty"):
         import_path(file)
@@ -294,6 +303,17 @@ def test_wrong_paths_are_answered(tmp_path: Path) -> None:
         import_path(
             unpacked(tmp_path / "half", {k: v for k, v in ML100K.items() if k != "u.genre"})
         )
+
+
+def test_an_encrypted_zip_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("t.csv", "user,item\na,b\n")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # the flag in the directory
+    path.write_bytes(content)
+    with pytest.raises(CorruptData, match=r"x.zip is encrypted"):
+        import_path(path)
 
 
 def test_a_damaged_zip_is_named(tmp_path: Path) -> None:

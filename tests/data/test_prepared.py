@@ -16,6 +16,7 @@ from sottovoce.data import (
     Interactions,
     Labels,
     TownConfig,
+    Vocabulary,
     available,
     generate_town,
     load,
@@ -76,6 +77,8 @@ def test_repeated_events_collapse_and_are_counted(tmp_path: Path) -> None:
     [
         ([1_600_000_000, 1_600_000_001], [1_600_000_000, 1_600_000_001]),
         ([1_600_000_000_500, 1_600_000_001_000], [1_600_000_000, 1_600_000_001]),
+        ([1_600_000_000 * 10**9, 1_600_000_001 * 10**9], [1_600_000_000, 1_600_000_001]),
+        ([-5, 3], [-5, 3]),
         ([1_600_000_000.9, 1_600_000_001.0], [1_600_000_000, 1_600_000_001]),
         (["2020-09-13 12:26:40", "2020-09-13T12:26:41"], [1_600_000_000, 1_600_000_001]),
         (
@@ -204,7 +207,28 @@ def test_a_failed_swap_brings_the_old_one_back(
         ({"interactions": {"user": [1.5], "item": [1]}}, "column user.*whole numbers"),
         ({"interactions": {"user": [1], "item": [1], "timestamp": ["noon"]}}, "must hold times"),
         ({"interactions": {"user": [1], "item": [1], "rating": ["good"]}}, "must hold numbers"),
+        ({"interactions": {"user": [1], "item": [1], "timestamp": [True]}}, "must hold times"),
+        ({"interactions": {"user": [1], "item": [1], "timestamp": [np.nan]}}, "must hold times"),
+        ({"interactions": {"user": [1], "item": [1], "rating": [1e300]}}, "row 1 is not a finite"),
+        ({"interactions": {"user": ["a" * 5000], "item": [1]}}, "has 5,000 characters"),
+        ({"interactions": {"user": ["9" * 5000], "item": [1]}}, "has 5,000 characters"),
+        ({"interactions": {"user": ["a\0", "a"], "item": [1, 2]}}, "NUL"),
         ({"interactions": {"user": [1], "item": [1], "split": ["dev"]}}, "not 'dev'"),
+        ({"interactions": {"user": [1], "item": [1], "split": [["test"]]}}, "column split"),
+        (
+            {
+                "interactions": {"user": [1], "item": [1]},
+                "items": {"item": [1], "categories": ["abc"]},
+            },
+            "column categories: it must hold lists of texts",
+        ),
+        (
+            {
+                "interactions": {"user": [1], "item": [1]},
+                "items": {"item": [1], "categories": [["a", None]]},
+            },
+            "column categories: row 1 must be a list of texts",
+        ),
         (
             {"interactions": {"user": pa.array([], "int64"), "item": pa.array([], "int64")}},
             "holds no",
@@ -214,11 +238,11 @@ def test_a_failed_swap_brings_the_old_one_back(
                 "interactions": {"user": [1], "item": [1]},
                 "users": {"user": [1, 1], "a": ["x", "y"]},
             },
-            "user table: ids must be present and occur once",
+            "the users of d: ids must be present and occur once",
         ),
         (
             {"interactions": {"user": [1], "item": [1]}, "items": {"item": [8], "title": ["x"]}},
-            "item table: none of the ids",
+            "the items of d: none of the ids",
         ),
         (
             {"interactions": {"user": [1], "item": [1]}, "items": {"title": ["x"]}},
@@ -239,6 +263,56 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
     whole = (folder / "interactions.parquet").read_bytes()
     (folder / "interactions.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CorruptData, match=r"interactions.parquet cannot be read"):
+        read_prepared(folder)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    twice = pa.Table.from_arrays([pa.array([1])] * 3, names=["user", "item", "user"])
+    pq.write_table(twice, tmp_path / "d" / "interactions.parquet")
+    with pytest.raises(CorruptData, match="two columns of one name"):
+        read_prepared(tmp_path / "d")
+
+
+def test_folders_above_are_not_taken_for_columns(tmp_path: Path) -> None:
+    folder = put(tmp_path / "date=2020" / "d", interactions={"user": [1], "item": [1]})
+    assert read_prepared(folder).interactions.n_interactions == 1
+
+
+@pytest.mark.parametrize("ids", [["9" * 25, "1"], ["-5", "7"], ["007", "7"], ["é", "e\u0301"]])
+def test_unusual_ids_survive_a_round_trip(tmp_path: Path, ids: list[str]) -> None:
+    events = {"user": ids, "item": ids[::-1]}
+    dataset = read_prepared(put(tmp_path / "d", interactions=events))
+    again = read_prepared(write_prepared(dataset, tmp_path / "e"))
+    assert again.fingerprint() == dataset.fingerprint()
+    assert set(again.interactions.users_vocabulary().names()) == set(ids)
+
+
+def test_numbered_names_are_known_only_as_they_are_written() -> None:
+    names = Vocabulary.numbered(10)
+    assert (names.index("7"), "7" in names) == (7, True)
+    for other in ("07", "٧", "-1", "10", "", "9" * 5000):
+        assert other not in names
+        with pytest.raises(DataError, match="not known"):
+            names.index(other)
+
+
+@pytest.mark.parametrize(
+    ("negatives", "reason"),
+    [
+        (["0", "1"], "must hold lists"),
+        (pa.array([[], []], pa.list_(pa.int64())), "at least one"),
+        ([[0], None], "same number"),
+        ([[0], [0, 1]], "same number"),
+    ],
+)
+def test_candidates_must_be_lists_of_one_length(
+    tmp_path: Path, negatives: Any, reason: str
+) -> None:
+    events = {"user": [4, 4, 5], "item": [0, 1, 2], "split": ["train", "test", "train"]}
+    candidates = {"user": [5, 4], "negatives": negatives}
+    folder = put(tmp_path / "d", interactions=events, candidates=candidates)
+    with pytest.raises(CorruptData, match=reason):
         read_prepared(folder)
 
 

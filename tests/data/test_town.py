@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sottovoce.config import build
 from sottovoce.data import (
     TOP_CATEGORIES,
     Dataset,
@@ -213,9 +214,9 @@ def test_a_bigger_town_still_has_distinct_names() -> None:
         ({"seed": "x"}, "seed"),
         ({"locality": 1.5}, "locality"),
         ({"visits_per_resident": float("nan")}, "visits_per_resident"),
-        ({"inhabitants": 10}, "unknown key 'inhabitants'"),
+        ({"inhabitants": 10}, r"unknown keys \['inhabitants'\]"),
     ],
 )
 def test_bad_settings_are_refused(values: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        TownConfig.from_mapping(values)
+        build(TownConfig, values, "town")

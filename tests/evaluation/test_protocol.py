@@ -249,6 +249,8 @@ class TestSampled:
         assert sorted(drawn[0].tolist()) == [1, 4, 5]
         with pytest.raises(DataError, match="user 0 has fewer than 4"):
             Sampled(4).draw(train, test, np.array([0]))
+        with pytest.raises(DataError, match="from 6 items"):
+            Sampled(10**12).draw(train, test, np.array([0]))
 
     def test_paths_agree(self):
         train, test = world()
@@ -293,8 +295,9 @@ class TestRefusals:
             Given(np.zeros(3))
 
     def test_bad_values(self):
-        with pytest.raises(UsageError):
-            Protocol(k=0)
+        for k in (0, 10**9):
+            with pytest.raises(UsageError, match="cut-off"):
+                Protocol(k=k)
         with pytest.raises(UsageError):
             Sampled(0)
 

@@ -116,10 +116,15 @@ def test_compare_corrects_for_the_number_of_systems():
     assert not rows[0].significant()
 
 
-def test_compare_refuses_what_cannot_be_compared():
+def test_systems_without_a_user_in_common_do_not_differ():
     a, b = evaluation([1, 2], [1, 2]), evaluation([3, 4], [1, 2])
-    with pytest.raises(UsageError, match="no user in common"):
-        compare({"a": a, "b": b}, "P@10", "a")
+    (row,) = compare({"a": a, "b": b}, "P@10", "a")
+    assert (row.test.n, row.test.p) == (0, 1.0)
+    assert np.isnan([row.mean, row.reference_mean]).all()
+
+
+def test_compare_refuses_what_cannot_be_compared():
+    a = evaluation([1, 2], [1, 2])
     with pytest.raises(UsageError, match="different protocols"):
         compare({"a": a, "b": evaluation([1, 2], [1, 2], k=5)}, "P@10", "a")
     with pytest.raises(UsageError, match="no system 'c'"):

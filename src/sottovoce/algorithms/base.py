@@ -5,8 +5,8 @@ Device code runs over a cohort of n ≥ 1 devices. Simulation passes all of them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ class Cohort:
     history: Interactions
     consent: Consent
     vectors: NDArray[np.float32]
+    scratch: dict[str, Any] = field(default_factory=dict)
+    """What an algorithm derives from the histories once and uses in every round."""
 
     def __post_init__(self) -> None:
         n = len(self.users)

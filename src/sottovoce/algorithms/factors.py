@@ -27,32 +27,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sottovoce.algorithms.lanes import LANES, row_stride
-from sottovoce.algorithms.pair_kernels import (
-    ALWAYS,
-    GROUP,
-    SIEVE,
-    fill_sieve,
-    fold_sums,
-    kernels,
-    widen,
-)
+from sottovoce.algorithms.pair_draws import SIEVE, fill_sieve
+from sottovoce.algorithms.pair_kernels import GROUP, fold_sums, kernels, widen
+from sottovoce.consent import ALWAYS, ShareRule
 from sottovoce.errors import DataError
 from sottovoce.messages import GRID
-
-__all__ = [
-    "ALWAYS",
-    "PairStep",
-    "ShareRule",
-    "fold",
-    "fold_rate",
-    "learn_rounds",
-    "learn_rows",
-    "learn_summed",
-    "make_sieve",
-    "padded",
-    "padded_width",
-    "thresholds",
-]
 
 _LINE = 64
 _WORTH_A_THREAD = 20_000
@@ -89,17 +68,6 @@ class PairStep:
         return np.array([rate, rate * self.reg_user, *regs], dtype=np.float32)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ShareRule:
-    """Which positive updates of a cohort may leave, as the kernels need it: the draw's coin must
-    fall below `threshold`, and, where `allowed` is not empty, the item must be in the user's subset
-    (a flag per interaction)."""
-
-    keys: NDArray[np.uint64]
-    threshold: NDArray[np.uint64]
-    allowed: NDArray[np.bool_]
-
-
 def padded_width(embedding_size: int) -> int:
     """Columns of a padded item row: factors, bias, and zeros up to whole cache lines."""
     return row_stride(embedding_size + 1)
@@ -129,7 +97,7 @@ def learn_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Every draw's updates written out; `vectors` moves in place. Returns the interaction drawn as
     positive per draw, and item and values per update (negative, positive, negative, ...)."""
-    _check(model, vectors, rows, indptr, triples)
+    _check(model, vectors, rows, indptr, items, keys, triples)
     size = vectors.shape[1]
     world = _world(indptr, items)
     entry = np.empty(len(rows) * triples, dtype=np.int64)
@@ -157,7 +125,7 @@ def learn_summed(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """The sum over the cohort of all updates that may leave, and each device's number of positive
     and negative rows sent. `model` is padded; `vectors` moves in place. `rows` are distinct."""
-    _check(model, vectors, rows, indptr, triples)
+    _check(model, vectors, rows, indptr, items, keys, triples, rule)
     learn = kernels(vectors.shape[1]).learn_summed
     world = _world(indptr, items)
     frozen = _read(model if model.ctypes.data % _LINE == 0 else _line_up(model), np.float32)
@@ -210,7 +178,7 @@ def learn_rounds(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """len(rows) rounds of one client each. `model` (padded) and `vectors` move in place. Callers of
     many short runs may pass `make_sieve(indptr, items)`; it saves time and changes nothing."""
-    _check(model, vectors, rows, indptr, triples)
+    _check(model, vectors, rows, indptr, items, keys, triples, rule)
     learn = kernels(vectors.shape[1])
     world = _world(indptr, items)
     rounds = (_read(rows, np.int64), *world, model, _read(keys, np.uint64))
@@ -226,6 +194,8 @@ def learn_rounds(
         if sieve is None:
             worth = len(rows) * _ROUNDS_PER_SIEVE >= len(items)
             sieve = make_sieve(indptr, items) if worth else np.zeros(0, dtype=np.uint8)
+        if len(sieve) not in (0, len(items) * SIEVE // 8):
+            raise DataError("the sieve was made for other interactions")
         learn.learn_single(
             vectors, *rounds, step.numbers(), *share, fold_rate(step), _read(sieve, np.uint8),
             positives, negatives,
@@ -241,7 +211,7 @@ def learn_rounds(
 
 
 def make_sieve(indptr: NDArray[np.int64], items: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """A byte per interaction by which `learn_rounds` rules most strangers out at once."""
+    """Two bytes per interaction by which `learn_rounds` rules most strangers out at once."""
     sieve = np.zeros(len(items) * SIEVE // 8, dtype=np.uint8)
     fill_sieve(*_world(indptr, items), sieve)
     return sieve
@@ -249,6 +219,8 @@ def make_sieve(indptr: NDArray[np.int64], items: NDArray[np.int32]) -> NDArray[n
 
 def fold(step: PairStep, model: NDArray[np.float32], sums: NDArray[np.int64]) -> None:
     """model += α · sums, in place; both padded, or neither."""
+    if model.shape != sums.shape:
+        raise DataError(f"sums of shape {sums.shape} do not fit a model of shape {model.shape}")
     fold_sums(model, _read(sums, np.int64), fold_rate(step))
 
 
@@ -261,9 +233,13 @@ def _check(
     vectors: NDArray[np.float32],
     rows: NDArray[np.int64],
     indptr: NDArray[np.int64],
+    items: NDArray[np.int32],
+    keys: NDArray[np.uint64],
     triples: int,
+    rule: ShareRule | None = None,
 ) -> None:
-    """The kernels read memory unchecked, so shapes are checked here."""
+    """The kernels read and write memory unchecked, so shapes are checked here. That interactions
+    name items of the model is checked with every device's draws."""
     if triples < 1:
         raise DataError("a device must draw at least once")
     for name, table in (("item", model), ("user", vectors)):
@@ -273,8 +249,13 @@ def _check(
         raise DataError("item rows must be padded (factors.padded) and match the users' vectors")
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(vectors):
         raise DataError("a row number lies outside the table of users")
-    if len(indptr) != len(vectors) + 1:
-        raise DataError("there must be one vector per user")
+    if len(indptr) != len(vectors) + 1 or indptr[-1] > len(items):
+        raise DataError("row pointers must match the users' vectors and the interactions")
+    per_device = [keys] if rule is None else [keys, rule.keys, rule.threshold]
+    if any(len(column) != len(rows) for column in per_device):
+        raise DataError("keys and thresholds must have one value per device")
+    if rule is not None and len(rule.allowed) not in (0, len(items)):
+        raise DataError("there must be one flag per interaction, or none at all")
 
 
 def _zeros(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:

@@ -80,13 +80,13 @@ class FPLConfig:
             size, triples = CONFIGURATIONS[self.configuration]
             object.__setattr__(self, "cohort_size", size)
             object.__setattr__(self, "triples", triples)
-        _at_least("embedding_size", self.embedding_size, 1)
+        _at_least("embedding_size", self.embedding_size, 1, 4096)
         _at_least("epochs", self.epochs, 1)
         _at_least("rounds", self.rounds, 0)
         if self.cohort_size != "all":
             _at_least("cohort_size", self.cohort_size, 1)
         if self.triples != "mean":
-            _at_least("triples", self.triples, 1)
+            _at_least("triples", self.triples, 1, 1_000_000)
         if not 0.0 < self.learning_rate <= 10.0:
             raise ConfigError(f"learning_rate must lie in (0, 10], not {self.learning_rate:g}")
         for name in ("reg_user", "reg_positive", "reg_negative", "reg_bias", "init_scale"):
@@ -107,9 +107,10 @@ class FPLConfig:
         )
 
 
-def _at_least(name: str, value: object, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name} must be a whole number of at least {low}, not {value!r}")
+def _at_least(name: str, value: object, low: int, high: int = 2**62) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        most = "" if high == 2**62 else f" and at most {high:,}"
+        raise ConfigError(f"{name} must be a whole number of at least {low}{most}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,9 @@ def published_cost(
 def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
     """The schedule for N devices with X⁺ positives between them."""
     if devices < 1:
-        raise ConfigError("no device takes part: nobody has positives and consents")
+        raise ConfigError(
+            "no device can take part: nobody both consents and has some, but not all, of the items"
+        )
     cohort_size = devices if config.cohort_size == "all" else config.cohort_size
     if cohort_size > devices:
         raise ConfigError(f"cohort_size is {cohort_size}, but only {devices} devices take part")
@@ -236,18 +239,21 @@ class FPL:
         rule: ShareRule,
         rng: Streams,
     ) -> tuple[NDArray[np.float32], Counts]:
-        model = factors.padded(items)
+        model, history = factors.padded(items), cohort.history
+        if self.triples == 1 and "sieve" not in cohort.scratch:
+            cohort.scratch["sieve"] = factors.make_sieve(history.indptr, history.items)
         rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
         positives, negatives = factors.learn_rounds(
             self.config.step(),
             model,
             cohort.vectors,
             rows,
-            cohort.history.indptr,
-            cohort.history.items,
+            history.indptr,
+            history.items,
             rng.child("learn").paired_keys(rounds, cohort.users[rows]),
             self.triples,
             rule,
+            cohort.scratch.get("sieve"),
         )
         return model[:, : items.shape[1]].copy(), Counts(positives, negatives)
 

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from sottovoce.algorithms.factors_cuda import CudaFederation
 
 
+def require(device: str) -> None:
+    """Raises where torch or the device is missing."""
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("--device cuda needs torch: pip install 'sottovoce[torch]'") from None
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU that torch can see; there is none here")
+
+
 @dataclass(slots=True, repr=False)
 class FPLOnGPU:
     """An `Accelerator` (parties/device.py) for one cohort."""
@@ -40,14 +50,9 @@ class FPLOnGPU:
         device: str = "cuda",
     ) -> FPLOnGPU:
         """Move the cohort to `device`. `rule` is that of all devices; its keys are not used."""
-        try:
-            import torch
+        require(device)
+        from sottovoce.algorithms.factors_cuda import CudaFederation
 
-            from sottovoce.algorithms.factors_cuda import CudaFederation
-        except ImportError:
-            raise UsageError("--device cuda needs torch: pip install 'sottovoce[torch]'") from None
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise UsageError("--device cuda needs a GPU that torch can see; there is none here")
         resident = CudaFederation.load(
             algorithm.config.step(),
             np.zeros((n_items, algorithm.config.embedding_size + 1), dtype=np.float32),

@@ -1,4 +1,4 @@
-"""The compiled half of factors.py: draws, the step, and four loops around it.
+"""The compiled half of factors.py: the step, and four loops around it.
 
 How the loops are made fast, and why that changes no result:
 
@@ -28,7 +28,7 @@ import numpy as np
 from numba import float32, int32, int64, njit, uint64
 
 from sottovoce import messages, rng
-from sottovoce.algorithms import lanes
+from sottovoce.algorithms import lanes, pair_draws
 from sottovoce.algorithms.lanes import (
     add_to,
     as_float,
@@ -43,18 +43,23 @@ from sottovoce.algorithms.lanes import (
     total,
     with_one,
 )
-from sottovoce.errors import DataError
+from sottovoce.algorithms.pair_draws import (
+    checked,
+    choose_targets,
+    coin,
+    count_distinct,
+    draw_device,
+    hole,
+    known,
+    owns,
+)
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import GAMMA, LOW32, below, mix
 
 GROUP = 8
+"""Devices in lockstep."""
 BLOCK = 32
-WORTH_MARKING = 8
-"""Interactions per draw up to which a set of them is marked rather than searched."""
-SIEVE = 8
-"""Bits per interaction of the sieve: 12 of 100 strangers slip through and are searched for."""
-ALWAYS = np.uint64(1 << 32)
-"""The threshold of a draw that always sends."""
+"""Rounds whose draws are made ahead."""
 
 _SCALE = np.float32(GRID)
 _LIMIT = np.float32(LIMIT * GRID)
@@ -100,145 +105,7 @@ def slope(x):
     return _ONE / (_ONE + exponential(x))
 
 
-# --- draws: a pure function of a device's key and the number of the draw -------------------------
-
-
-@njit(inline="always")
-def coin(key, number):
-    """32 bits that decide whether draw `number` sends its positive update."""
-    return mix(key + uint64(number + 1) * GAMMA) >> uint64(32)
-
-
-@njit
-def is_marked(bits, item):
-    return (bits[item >> uint64(6)] >> (item & uint64(63))) & uint64(1) != uint64(0)
-
-
-@njit
-def mark(bits, item):
-    bits[item >> uint64(6)] |= uint64(1) << (item & uint64(63))
-
-
-@njit
-def checked(count, n_items):
-    """The number of a device's positives, if it can draw both a positive and a negative."""
-    if count < 1 or count >= n_items:
-        raise DataError("a user with no item, or with every item, cannot learn from pairs")
-    return count
-
-
-@njit
-def holds(items, start, count, item):
-    """Whether a device's ascending interactions hold this item; a search without branches."""
-    first, left = uint64(start), uint64(count)
-    while left > uint64(1):
-        half = left >> uint64(1)
-        first = first + half if uint64(items[first + half]) <= item else first
-        left -= half
-    return uint64(items[first]) == item
-
-
-@njit(inline="always")
-def hole(start, count, item):
-    """Where the sieve holds an item of the device whose interactions begin at `start`."""
-    word = (uint64(item) * uint64(2654435761)) & LOW32
-    return uint64(start) * uint64(SIEVE) + below(word, count * SIEVE)
-
-
-@njit(nogil=True, cache=True)
-def fill_sieve(indptr, items, sieve):
-    """SIEVE bits per interaction, in `sieve` (one byte holds eight), one of them set."""
-    for row in range(indptr.shape[0] - 1):
-        start = indptr[row]
-        count = indptr[row + 1] - start
-        for c in range(start, start + count):
-            at = hole(start, count, items[c])
-            sieve[at >> uint64(3)] |= np.uint8(uint64(1) << (at & uint64(7)))
-
-
-@njit
-def owns(items, start, count, item, sieve):
-    """`holds`, with the sieve, where there is one, answering most questions."""
-    if sieve.shape[0] > 0:
-        at = hole(start, count, item)
-        if (uint64(sieve[at >> uint64(3)]) >> (at & uint64(7))) & uint64(1) == uint64(0):
-            return False
-    return holds(items, start, count, item)
-
-
-@njit
-def draw_device(key, triples, bits, items, start, count, n_items, entries, negatives):
-    """All draws of a device: which of its interactions is the positive, and a negative by
-    rejection. The high half of a word draws the one, the low half the other; a rejected word is
-    mixed again. `bits` is a scratch set over the catalogue, empty before and after; where draws are
-    few, interactions are searched instead."""
-    checked(count, n_items)
-    search = triples * WORTH_MARKING < count
-    if not search:
-        for c in range(start, start + count):
-            mark(bits, uint64(items[c]))
-    for t in range(triples):
-        word = mix(key + uint64(t + 1) * GAMMA)
-        entries[t] = start + int64(below(word >> uint64(32), count))
-        negatives[t] = int32(below(word & LOW32, n_items))
-    for t in range(triples):
-        item = uint64(negatives[t])
-        if holds(items, start, count, item) if search else is_marked(bits, item):
-            word = mix(key + uint64(t + 1) * GAMMA)
-            while holds(items, start, count, item) if search else is_marked(bits, item):
-                word = mix(word + GAMMA)
-                item = below(word & LOW32, n_items)
-            negatives[t] = int32(item)
-    if not search:
-        for c in range(start, start + count):
-            bits[uint64(items[c]) >> uint64(6)] = uint64(0)
-
-
-@njit
-def choose_targets(
-    key, share, allowed, triples, items, start, count, entries, positives, targets, spare, seen
-):
-    """The positive item of each draw, the row its update is added to (`spare` where it stays at
-    home), and the number of distinct positives that leave. `seen` is a scratch set of this
-    device's interactions, empty before and after."""
-    every = share >= ALWAYS
-    by_item = allowed.shape[0] > 0
-    for t in range(triples):
-        entry = entries[t]
-        item = items[entry]
-        positives[t] = item
-        leaves = every or coin(key, t) < share
-        if by_item:
-            leaves = leaves and allowed[entry]
-        targets[t] = item if leaves else spare
-        place = uint64(entry - start)
-        seen[place >> uint64(6)] |= uint64(leaves) << (place & uint64(63))
-    distinct = 0
-    for w in range((count + 63) >> 6):
-        distinct += popcount(seen[w])
-        seen[w] = uint64(0)
-    return distinct
-
-
-@njit
-def count_distinct(negatives, triples, bits):
-    """The number of distinct items. `bits` is a scratch set, empty before and after."""
-    for t in range(triples):
-        mark(bits, uint64(negatives[t]))
-    distinct = 0
-    for t in range(triples):
-        word = uint64(negatives[t]) >> uint64(6)
-        distinct += popcount(bits[word])
-        bits[word] = uint64(0)
-    return distinct
-
-
-@njit(inline="always")
-def popcount(word):
-    word = word - ((word >> uint64(1)) & uint64(0x5555555555555555))
-    word = (word & uint64(0x3333333333333333)) + ((word >> uint64(2)) & uint64(0x3333333333333333))
-    word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
-    return int64((word * uint64(0x0101010101010101)) >> uint64(56))
+# --- exact sums in 32 bits -----------------------------------------------------------------------
 
 
 @njit
@@ -256,6 +123,7 @@ def carry(low, high, row, lost, over, sign):
 
 @njit(nogil=True, cache=True)
 def widen(low, sums):
+    """sums = low."""
     for row in range(sums.shape[0]):
         for f in range(sums.shape[1]):
             sums[row, f] = int64(low[row, f])
@@ -263,6 +131,7 @@ def widen(low, sums):
 
 @njit(nogil=True, cache=True)
 def fold_sums(model, sums, rate):
+    """model += rate · sums."""
     for row in range(model.shape[0]):
         for f in range(model.shape[1]):
             model[row, f] += rate * float32(sums[row, f])
@@ -301,7 +170,7 @@ def _stamp() -> int:
     """A number for the code that is compiled into the kernels from other files. Numba's cache looks
     at this file alone; the number stands for the others in its key."""
     digest = hashlib.blake2b(digest_size=7)
-    for module in (lanes, messages, rng):
+    for module in (lanes, pair_draws, messages, rng):
         digest.update(Path(str(module.__file__)).read_bytes())
     return int.from_bytes(digest.digest(), "little")
 
@@ -522,7 +391,7 @@ def kernels(embedding_size: int) -> Kernels:
                 if by_item:
                     leaves = leaves and allowed[entries[b]]
                 drawn_j[b] = int64(j)
-                drawn_i[b] = items[entries[b]]
+                drawn_i[b] = known(items[entries[b]], model.shape[0])
                 leaving[b] = fold_rate if leaves else _ZERO
                 positives[n] = leaves
                 negatives[n] = 1

@@ -14,7 +14,7 @@ import numpy as np
 from sottovoce.algorithms import factors
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.baselines.base import Progress
-from sottovoce.consent import ShareRule
+from sottovoce.consent import ALWAYS, ShareRule
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.recommender import FactorScorer
@@ -71,11 +71,12 @@ class BPRMF:
         per_epoch, total = train.n_interactions, train.n_interactions * max(epochs)
         stops = [e * per_epoch for e in epochs]
         size, scorers, done = self.embedding_size, [], 0
+        sieve = factors.make_sieve(train.indptr, train.items)
         while done < total:
             until = min([done + _BLOCK, *[s for s in stops if s > done]])
             steps = np.arange(done, until, dtype=np.int64)
             rows = able[rng.child("select").choose_one(len(able), steps)]
-            always = np.full(len(rows), factors.ALWAYS, dtype=np.uint64)
+            always = np.full(len(rows), ALWAYS, dtype=np.uint64)
             factors.learn_rounds(
                 config.step(),
                 model,
@@ -86,6 +87,7 @@ class BPRMF:
                 rng.child("learn").paired_keys(steps, rows),
                 1,
                 ShareRule(always, always, np.zeros(0, dtype=bool)),
+                sieve,
             )
             done = until
             if progress is not None:

@@ -58,8 +58,8 @@ class Vocabulary:
     def index(self, name: str) -> int:
         """The dense index of a name; raises DataError where it is not known."""
         if name not in self:
-            known = f"names run from 0 to {self._size - 1}" if self._names is None else "see its ids"
-            raise DataError(f"{name!r} is not known here; {known}")
+            hint = f"; names run from 0 to {self._size - 1}" if self._names is None else ""
+            raise DataError(f"{name!r} is not known here{hint}")
         return int(name) if self._names is None else self._index[name]
 
     def __contains__(self, name: object) -> bool:

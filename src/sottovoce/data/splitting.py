@@ -67,7 +67,7 @@ def temporal_holdout(interactions: Interactions, fraction: float = 0.2) -> Split
 
     Equal times are ordered by item number, the larger counting as later.
     """
-    times = _times(interactions, "temporal_holdout", "random_holdout")
+    times = _times(interactions)
     held_out = _last(interactions, times, _share(fraction))
     return _parts(interactions, held_out, f"latest {fraction:g} of each user held out")
 
@@ -90,7 +90,7 @@ def leave_one_out(
     """
     keys: NDArray[np.int64] | NDArray[np.uint64]
     if which == "latest":
-        keys = _times(interactions, 'leave_one_out(which="latest")', 'which="random"')
+        keys = _times(interactions)
     elif which == "random":
         if rng is None:
             raise ConfigError('leave_one_out(which="random") needs rng')
@@ -104,7 +104,9 @@ def leave_one_out(
 def published_split(dataset: Dataset) -> Split:
     """The split that came with the data, with its sampled candidates where there are any."""
     if dataset.published is None:
-        raise DataError(f"{dataset.name} comes without a split; use one made here")
+        raise DataError(
+            f"{dataset.name} has no published split (filters undo one); use a split made here"
+        )
     split = _parts(dataset.interactions, dataset.published.held_out, "published split")
     if dataset.published.negatives is None:
         return split
@@ -207,9 +209,12 @@ def _share(fraction: float) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
     return lambda counts: np.floor(fraction * counts + 1e-9).astype(np.int64)
 
 
-def _times(table: Interactions, what: str, instead: str) -> NDArray[np.int64]:
+def _times(table: Interactions) -> NDArray[np.int64]:
     if table.timestamps is None:
-        raise DataError(f"{what} needs time stamps and this data set has none; use {instead}")
+        raise DataError(
+            "the latest interactions are not known, as this data set has no time stamps; "
+            "hold out random ones"
+        )
     return table.timestamps
 
 

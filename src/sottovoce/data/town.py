@@ -14,8 +14,7 @@ learnable beyond popularity.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit, uint64
@@ -81,15 +80,6 @@ class TownConfig:
         _within("leaning", self.leaning, 0, 10)
         _within("popularity", self.popularity, 0, 4)
         _within("locality", self.locality, 0, 1)
-
-    @classmethod
-    def from_mapping(cls, values: dict[str, Any]) -> TownConfig:
-        """From a table of settings; unknown keys raise."""
-        known = [f.name for f in fields(cls)]
-        for key in values:
-            if key not in known:
-                raise ConfigError(f"town: unknown key {key!r}; known are {', '.join(known)}")
-        return cls(**values)
 
 
 def _within(name: str, value: object, low: float, high: float) -> None:

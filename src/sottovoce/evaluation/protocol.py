@@ -28,6 +28,9 @@ Progress = Callable[[int, int], None]
 SLAB = 8192
 """Users between two calls of `progress`."""
 
+LONGEST = 10_000
+"""Largest cut-off. Lists keep all their places, so an endless one would fill memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Full:
@@ -104,8 +107,8 @@ class Protocol:
     candidates: Full | Sampled | Given = field(default_factory=Full)
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UsageError(f"the cut-off must be at least 1, not {self.k}")
+        if not 1 <= self.k <= LONGEST:
+            raise UsageError(f"the cut-off must lie in [1, {LONGEST:,}], not {self.k}")
 
     def describe(self) -> str:
         ties = "ties by item number"

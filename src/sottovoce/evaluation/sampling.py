@@ -22,6 +22,10 @@ def draw_negatives(
 
     Uniform over the sets of that size. Raises where a user has fewer such items.
     """
+    if negatives > train.n_items:
+        raise DataError(
+            f"{negatives:,} negatives cannot be drawn from {train.n_items:,} items; ask for fewer"
+        )
     out = np.empty((len(users), negatives), dtype=np.int32)
     short = _draw(
         keys,

@@ -98,7 +98,8 @@ def compare(
 ) -> list[Comparison]:
     """Every other system against the reference, on users both serve; in the given order.
 
-    Raises where protocols differ: such figures cannot be compared.
+    Raises where protocols differ: such figures cannot be compared. Where two systems serve no user
+    in common, the means are not numbers and p is 1.
     """
     if reference not in evaluations:
         raise UsageError(f"there is no system {reference!r}; there are {', '.join(evaluations)}")
@@ -112,9 +113,8 @@ def compare(
                 f"{evaluation.protocol.describe()} | {base.protocol.describe()}"
             )
         a, b = _aligned(evaluation, base, metric)
-        if not len(a):
-            raise UsageError(f"{name} and {reference} serve no user in common")
-        pairs.append((float(a.mean()), float(b.mean()), paired_t(a, b, confidence)))
+        means = (float(a.mean()), float(b.mean())) if len(a) else (math.nan, math.nan)
+        pairs.append((*means, paired_t(a, b, confidence)))
     p = [test.p for _, _, test in pairs]
     return [
         Comparison(name, reference, metric, mean, base_mean, test, p_holm, p_bonferroni)

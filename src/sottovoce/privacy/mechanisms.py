@@ -2,11 +2,12 @@
 
 `ShareFraction` is FPL's own: negatives always leave, positives by the user's π.
 
-What it promises. `per="item"` fixes once a subset of round(π·|I_u|) positives and never sends a row
-for any other positive; `per="draw"` (as printed) tosses a coin for every draw, so that over many
-rounds nearly every positive is sent at least once. Neither hides anything from a server that does
-the algebra: one negative row gives the user's vector and the hidden positive away. Both therefore
-cost infinity in the ledger.
+What it promises. Consent that asks for what it cannot do (to hide attributes, to keep to an ε) is
+refused, not ignored. `per="item"` fixes once a subset of at most π·|I_u| positives and never sends
+a row for any other positive; `per="draw"` (as printed) tosses a coin for every draw, so that over
+many rounds nearly every positive is sent at least once. Neither hides anything from a server that
+does the algebra: one negative row gives the user's vector and the hidden positive away. Both
+therefore cost infinity in the ledger.
 """
 
 from __future__ import annotations
@@ -18,12 +19,10 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
-from sottovoce.consent import Consent, ShareRule
+from sottovoce.consent import ALWAYS, Consent, ShareRule
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import GAMMA, Streams, mix, mix_array
-
-ALWAYS = 1 << 32
 
 
 class BoundRelease(Protocol):
@@ -69,6 +68,7 @@ class ShareFraction:
     def bind(
         self, users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
     ) -> BoundShare:
+        _require_no_more_than_shares(consent)
         if self.per == "draw":
             allowed = np.zeros(0, dtype=bool)
             threshold = np.round(consent.share_positives.astype(np.float64) * ALWAYS)
@@ -77,6 +77,20 @@ class ShareFraction:
             threshold = np.full(len(users), float(ALWAYS))
         return BoundShare(
             f"share-{self.per}", users, threshold.astype(np.uint64), allowed, rng.child("share")
+        )
+
+
+def _require_no_more_than_shares(consent: Consent) -> None:
+    willing = consent.takes_part
+    if consent.hidden_attributes[willing].any():
+        raise ConsentError(
+            "hidden_attributes is set, but share-fraction hides no attribute; take it out of the "
+            "consent, or choose a release that does"
+        )
+    if consent.max_reports[willing].any() or consent.epsilon[willing].any():
+        raise ConsentError(
+            "epsilon and max_reports are set, but share-fraction adds no noise and cannot keep to "
+            "them; take them out of the consent, or choose a release that does"
         )
 
 
@@ -107,12 +121,15 @@ class BoundShare:
 def share_subsets(
     users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
 ) -> NDArray[np.bool_]:
-    """A flag per interaction: the round(π·|I_u|) positives of u that may ever be sent.
+    """A flag per interaction: the positives of u that may ever be sent, no more than π·|I_u|.
 
     The subset holds the items with the smallest keyed hashes, so it does not change from round to
     round, and as little as possible when the history or π changes.
     """
-    wanted = np.rint(consent.share_positives.astype(np.float64) * history.counts).astype(np.int64)
+    # Rounded down, so that π is a bound: with one positive and π = 0.6, none may leave. The small
+    # number makes up for π being stored in single precision.
+    share = consent.share_positives.astype(np.float64)
+    wanted = np.floor(share * history.counts + 1e-3).astype(np.int64)
     allowed = np.zeros(history.n_interactions, dtype=bool)
     keys = rng.child("share-subset").keys(users)
     _flag_smallest(keys, history.indptr, history.items, wanted, allowed)
