@@ -1,6 +1,7 @@
 """The command line: exit codes, one sentence, one JSON object, quick help, runs that survive."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -8,15 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import sottovoce.cli
+from sottovoce.data import Dataset, Interactions, Labels, Vocabulary, write_prepared
 from sottovoce.errors import SottovoceError
 from sottovoce.ledger import read
-from sottovoce.runs import RUNNING, RunFolder, load_arrays
+from sottovoce.runs import RUNNING, RunFolder, load_arrays, save_arrays
 
 COMMAND = [str(Path(sys.executable).with_name("sottovoce"))]
 TINY = """
@@ -142,6 +145,12 @@ BAD_RUNS = [
     (["--set", "nonsense.a=1"], 2, "nonsense"),
     (["--set", "seed"], 2, "key=value"),
     (["--set", "consent.share_positives=0.5"], 2, "choose one way"),
+    (["--set", "seed=1\nname=2"], 2, "repeat --set"),
+    (["--set", "algorithm.name=[1]"], 2, "algorithm.name"),
+    (["--set", "name=../../x"], 2, "cannot name an experiment"),
+    (["--set", "data.min_user_items=-1"], 2, "data.min_user_items"),
+    (["--set", "data.test_fraction=0.0001"], 3, "no user has test items"),
+    (["--set", "evaluation.candidates=79"], 3, "ask for fewer negatives"),
     (["--set", 'data.source="nowhere"'], 3, "nowhere"),
     (["--engine", "https"], 2, "not there yet"),
     (["--engine", "flower"], 2, "not there yet"),
@@ -223,6 +232,62 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
         sottovoce.cli.call(["demo"])
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/mnt/run"), "/mnt/run: No space left"),
+        (OSError(errno.EROFS, "Read-only file system", "/mnt/run"), "/mnt/run: Read-only"),
+        (OSError("disk on fire"), "disk on fire"),
+        (MemoryError("Unable to allocate 9 TiB"), "not enough memory (Unable to allocate 9 TiB)"),
+        (MemoryError(), "not enough memory; "),
+    ],
+)
+def test_what_the_machine_refuses_gives_one_sentence(monkeypatch, sottovoce_, error, words):
+    def answer(*_, **__):
+        raise error
+
+    monkeypatch.setattr(sottovoce.cli, "app", answer)
+    one_sentence(*sottovoce_("demo"), 4, words)
+    code, out, _ = sottovoce_("demo", "--json")
+    assert (code, only_json(out)["kind"]) == (4, type(error).__name__)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "FILE"],
+        ["report", "RUN"],
+        ["report", "RUN", "RUN"],
+        ["reproduce", "fpl-table2"],
+        ["demo"],
+    ],
+)
+@pytest.mark.parametrize("below", ["", "a/b"])
+def test_out_must_be_a_place_for_a_folder(sottovoce_, tiny, tmp_path, arguments, below):
+    place = tmp_path / "mine.txt"
+    place.write_text("mine")
+    real = {"FILE": tiny / "tiny.toml", "RUN": tiny / "run"}
+    answer = sottovoce_(*[real.get(a, a) for a in arguments], "--out", place / below)
+    one_sentence(*answer, 4, "a file, not a folder")
+    assert place.read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_full_disk_keeps_the_old_report(sottovoce_, monkeypatch, tiny):
+    from sottovoce.evaluation import report as pages
+
+    def state():
+        return {p: p.read_bytes() for p in (tiny / "run").rglob("*") if p.is_file()}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = state()
+    monkeypatch.setattr(pages.os, "replace", full)
+    one_sentence(*sottovoce_("report", tiny / "run"), 4, "No space left on device; free some")
+    assert state() == before
+
+
 # --- run -----------------------------------------------------------------------------------------
 
 
@@ -262,6 +327,40 @@ def test_a_folder_keeps_its_run(sottovoce_, tiny, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     one_sentence(*sottovoce_("run", tiny / "tiny.toml", "--out", tmp_path), 4, "holds no run")
     assert run.joinpath("manifest.json").read_bytes() == before
+
+
+def test_a_finished_run_is_shown_again(sottovoce_, tiny):
+    before = (tiny / "run" / "manifest.json").read_bytes()
+    (tiny / "run" / "report.html").unlink()
+    code, out, _ = sottovoce_(
+        "run", tiny / "tiny.toml", "--out", tiny / "run", "--resume", "--json"
+    )
+    assert (code, only_json(out)["name"]) == (0, "tiny")
+    assert (tiny / "run" / "report.html").is_file()
+    (tiny / "run" / "report.html").unlink()
+    assert sottovoce_("report", tiny / "run")[0] == 0
+    assert (tiny / "run" / "report.html").is_file()
+    assert (tiny / "run" / "manifest.json").read_bytes() == before
+
+
+def test_a_run_that_ends_below_popularity_says_what_to_try(sottovoce_, tiny, tmp_path):
+    settings = ["town.residents=300", "algorithm.epochs=20", "consent={}"]
+    options = [x for s in settings for x in ("--set", s)]
+    run = ["run", tiny / "tiny.toml", *options, "--out", tmp_path / "run"]
+    code, out, err = sottovoce_(*run)
+    assert code == 0
+    assert err.startswith("note: pFPL+ ends below Top-Pop (P@10 ")
+    assert err.count("\n") == 1
+    assert "smaller algorithm.learning_rate, such as 0.01 instead of 0.05" in err
+    assert "300 devices" in err
+    assert "pFPL+ ends below Top-Pop" in " ".join(out.split())
+    assert "pFPL+ ends below Top-Pop" in (tmp_path / "run" / "report.html").read_text()
+    code, out, again = sottovoce_(*run, "--resume", "--json")
+    assert (code, again) == (0, err)
+    assert [f"note: {note}\n" for note in only_json(out)["notes"]] == [err]
+    better = ["--set", "algorithm.learning_rate=0.002", "--out", tmp_path / "better", "--json"]
+    code, out, err = sottovoce_("run", tiny / "tiny.toml", *options, *better)
+    assert (code, err, only_json(out)["notes"]) == (0, "", [])
 
 
 # --- runs that are stopped -----------------------------------------------------------------------
@@ -382,6 +481,22 @@ def test_a_run_is_not_read_with_other_data_or_from_a_broken_manifest(sottovoce_,
     changed = manifest | {"data": {"name": "town", "fingerprint": "0"}}
     (tmp_path / "manifest.json").write_text(json.dumps(changed))
     one_sentence(*sottovoce_("recommend", tmp_path, "--user", "r0001"), 4, "is not the one")
+    for wrong, words in (
+        ({"data": 5}, "something else for data"),
+        ({"data": {"name": "town"}}, "data.fingerprint"),
+        ({"results": {"pFPL+": {"P@10": "good"}}}, "results.pFPL+"),
+        ({"results": {"pFPL+": 1}}, "results.pFPL+"),
+        ({"ledger": []}, "something else for ledger"),
+        ({"ledger": {"releases": "x"}}, "ledger.releases"),
+        ({"schedule": None}, "something else for schedule"),
+        ({"protocol": 1}, "something else for protocol"),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest | wrong))
+        one_sentence(*sottovoce_("report", tmp_path), 3, words)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    save_arrays(tmp_path / "devices.npz", vectors=np.zeros((3, 4), np.float32))
+    for command in (["recommend", tmp_path, "--user", "r0001"], ["report", tmp_path]):
+        one_sentence(*sottovoce_(*command), 3, "a model of another run")
     del manifest["experiment"]
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     one_sentence(*sottovoce_("ledger", tmp_path), 3, "lacks experiment")
@@ -488,6 +603,156 @@ def test_data_is_imported_described_and_not_overwritten(sottovoce_, monkeypatch,
     one_sentence(*sottovoce_("data", "import", "town", table), 2, "generated")
     one_sentence(*sottovoce_("data", "import", "other", tmp_path / "no.zip"), 3, "does not exist")
     one_sentence(*sottovoce_("data", "import", "m", table, "--kind", "fax"), 2, "fax")
+
+
+@pytest.fixture
+def log(monkeypatch, tmp_path):
+    """A table whose columns nobody can guess."""
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "sets"))
+    file = tmp_path / "log.txt"
+    file.write_text("who;what;when\n" + "".join(f"u{n % 5};i{n % 7};{n}\n" for n in range(35)))
+    return file
+
+
+def test_a_table_is_imported_with_its_columns_named(sottovoce_, log):
+    one_sentence(*sottovoce_("data", "import", "log", log), 2, "--column user=NAME")
+    named = ["--column", "user=who", "--column", "item=what"]
+    code, out, _ = sottovoce_("data", "import", "log", log, *named, "--delimiter", ";", "--json")
+    assert code == 0
+    content = only_json(out)
+    assert (content["users"], content["items"]) == (5, 7)
+    log.write_text(log.read_text().replace(";", "\t"))
+    for tab in ("tab", "\\t", "\t"):
+        done = sottovoce_("data", "import", "log", log, *named, "--delimiter", tab, "--overwrite")
+        assert done[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--column", "user"], "ROLE=NAME"),
+        (["--column", "user="], "ROLE=NAME"),
+        (["--column", "user=who", "--column", "user=what"], "twice"),
+        (["--column", "colour=who"], "colour"),
+        (["--column", "user=nobody"], "nobody"),
+        (["--delimiter", ""], "within a line"),
+        (["--delimiter", "\n"], "within a line"),
+        (["--delimiter", "→"], "within a line"),
+    ],
+)
+def test_bad_descriptions_of_a_table_give_one_sentence(sottovoce_, log, options, words):
+    one_sentence(*sottovoce_("data", "import", "log", log, *options), 2, words)
+    assert not (log.parent / "sets").exists()
+
+
+def test_users_without_a_known_attribute_are_dropped_on_request(sottovoce_, monkeypatch, tmp_path):
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "sets"))
+    written = renumbered()
+    known = Labels.of(["f", "", "m", *["f"] * (len(USERS) - 3)])
+    write_prepared(replace(written, user_attributes={"gender": known}), tmp_path / "source")
+    arguments = ["data", "import", "copy", tmp_path / "source"]
+    code, out, _ = sottovoce_(*arguments, "--require-attribute", "gender", "--json")
+    assert (code, only_json(out)["users"]) == (0, len(USERS) - 1)
+    one_sentence(*sottovoce_(*arguments, "--require-attribute", "height"), 3, "height")
+
+
+# --- items whose numbers a split changes ---------------------------------------------------------
+
+USERS = [f"u{n:02d}" for n in range(24)]
+
+
+def renumbered():
+    """Item i00 is visited last, and so in the test part alone: all others move down by one. Even
+    items are cafés, odd ones bars."""
+    rng = np.random.default_rng(5)
+    users, items, times = [], [], []
+    for user in range(len(USERS)):
+        own = [1 + 2 * int(rng.integers(15)), *rng.permutation(np.arange(2, 30, 2))[:8], 0]
+        users += [user] * len(own)
+        items += own
+        times += range(len(own))
+    table = Interactions.from_pairs(
+        np.array(users), np.array(items), n_users=len(USERS), n_items=30,
+        timestamps=np.array(times), user_ids=Vocabulary(USERS),
+        item_ids=Vocabulary([f"i{n:02d}" for n in range(30)]),
+    )  # fmt: skip
+    kept = np.unique(table.items)
+    numbers = np.searchsorted(kept, table.items)
+    names = [f"i{n:02d}" for n in kept]
+    dense = Interactions(
+        table.indptr, numbers.astype(np.int32), len(kept), timestamps=table.timestamps,
+        user_ids=table.user_ids, item_ids=Vocabulary(names),
+    )  # fmt: skip
+    return Dataset(
+        "small",
+        dense,
+        item_titles=tuple(f"Place {name}" for name in names),
+        item_categories=tuple(("Bar",) if int(n) % 2 else ("Café",) for n in kept),
+    )
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """An experiment on that data set."""
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path / "sets"))
+    write_prepared(renumbered(), tmp_path / "sets" / "small")
+    (tmp_path / "small.toml").write_text(
+        'name = "small"\n[data]\nsource = "small"\ntest_fraction = 0.2\n[algorithm]\n'
+        'configuration = "pFPL+"\nembedding_size = 2\nepochs = 1\n[evaluation]\nk = 3\n'
+        "[baselines.top-pop]\n"
+    )
+    return tmp_path
+
+
+def test_items_are_named_by_their_number_in_the_data(sottovoce_, small):
+    from sottovoce.run_views import FinishedRun
+
+    run = small / "run"
+    assert sottovoce_("run", small / "small.toml", "--out", run)[0] == 0
+    opened = FinishedRun.open(run)
+    split = opened.split
+    assert split.item_map[0] != 0
+    train = split.train.items_vocabulary()
+    scores = opened.scorer().scores(np.array([3]))[0]
+    scores[split.train.row(3)] = -np.inf
+    best = [train.name(int(item)) for item in np.argsort(-scores, kind="stable")[:4]]
+    code, out, _ = sottovoce_("recommend", run, "--user", USERS[3], "-n", "4", "--json")
+    found = only_json(out)["recommendations"]
+    assert code == 0
+    assert [place["item"] for place in found] == best
+    assert "i00" not in best
+    assert [place["title"] for place in found] == [f"Place {name}" for name in best]
+    assert [place["categories"] for place in found] == [
+        ["Bar"] if int(name[1:]) % 2 else ["Café"] for name in best
+    ]
+    numbers = range(split.n_items)
+    assert [opened.describe(i)[0] for i in numbers] == split.test.items_vocabulary().names()
+
+
+def test_bias_counts_categories_by_the_number_in_the_data(sottovoce_, small, monkeypatch):
+    from sottovoce import run_comparison, run_report
+    from sottovoce.evaluation.metrics import bias_disparity
+
+    seen = []
+
+    def watched(lists, train, member, **options):
+        names = train.items_vocabulary().names()
+        bars = [int(name[1:]) % 2 == 1 for name in names]
+        # The leaves are Foursquare's, so they count as its top categories: Food, Nightlife Spot.
+        np.testing.assert_array_equal(member[: train.n_items, 1], bars)
+        np.testing.assert_array_equal(member[: train.n_items, 0], np.logical_not(bars))
+        seen.append(bias_disparity(lists, train, member, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(run_report, "bias_disparity", watched)
+    monkeypatch.setattr(run_comparison, "bias_disparity", watched)
+    run = small / "run"
+    assert sottovoce_("run", small / "small.toml", "--out", run)[0] == 0
+    assert len(seen) == 2
+    page = (run / "report.html").read_text()
+    assert "Nightlife Spot" in page
+    assert sottovoce_("report", run, run, "--out", small / "both")[0] == 0
+    assert len(seen) > 2
 
 
 def test_describing_the_town(sottovoce_):

@@ -64,3 +64,17 @@ def test_settings_from_the_command_line():
     for bad in ("a.b", "=1", "a..b=1", "a.b.c=1"):
         with pytest.raises(ConfigError):
             assign(table, bad)
+
+
+@pytest.mark.parametrize("setting", ["a=1\nb=2", "a=1\n[b]", "a=plain\nwords", "a=\n1"])
+def test_a_setting_is_one_assignment(setting):
+    table = {}
+    with pytest.raises(ConfigError, match="repeat --set"):
+        assign(table, setting)
+    assert table == {}
+
+
+def test_a_setting_may_go_over_lines_where_toml_lets_it():
+    table = {}
+    assign(table, "a=[1,\n2]")
+    assert table == {"a": [1, 2]}

@@ -1,17 +1,27 @@
 """Run folders: one run each, resumable to the same numbers, never half-written."""
 
+import errno
 import json
+import os
 import signal
+import sys
 
 import numpy as np
 import pytest
 
 from sottovoce import ledger as ledgers
 from sottovoce import running as module
-from sottovoce.errors import ConfigError, CorruptData, DataError, FolderInUse, RunError
+from sottovoce.errors import (
+    ConfigError,
+    CorruptData,
+    DataError,
+    FolderInUse,
+    RunError,
+    UsageError,
+)
 from sottovoce.experiment import Experiment
 from sottovoce.running import run_experiment
-from sottovoce.runs import RunFolder, load_arrays
+from sottovoce.runs import RunFolder, check_writable, load_arrays, new_figures, save_arrays
 
 TABLE = {
     "seed": 3,
@@ -151,6 +161,15 @@ def test_damaged_folders_give_one_sentence(tmp_path, whole):
     (tmp_path / "model.npz").write_bytes(b"PK not really")
     with pytest.raises(CorruptData, match=r"model\.npz"):
         load_arrays(tmp_path / "model.npz")
+    (tmp_path / "model.npz").write_bytes((whole / "model.npz").read_bytes()[:-200])
+    with pytest.raises(CorruptData, match=r"model\.npz"):
+        load_arrays(tmp_path / "model.npz")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(CorruptData, match="single array"):
+        load_arrays(tmp_path / "one.npy")
+    (tmp_path / "manifest.json").write_bytes(b'{"name": "\xff"}')
+    with pytest.raises(CorruptData, match=r"manifest\.json cannot be read"):
+        RunFolder.open(tmp_path).manifest()
     (tmp_path / "ledger.parquet").write_bytes(b"nothing")
     with pytest.raises(CorruptData, match="ledger"):
         ledgers.read(tmp_path / "ledger.parquet")
@@ -161,6 +180,19 @@ def test_damaged_folders_give_one_sentence(tmp_path, whole):
     [
         ({"algoritm": {}}, "unknown keys"),
         ({"algorithm": {"name": "fpm"}}, "algorithm.name"),
+        ({"algorithm": {"name": [1]}}, "algorithm.name"),
+        ({"baselines": {"top-pop": {"name": {}}}}, "baselines.top-pop.name"),
+        ({"baselines": {"mult-vae": {"hidden_size": 10**9}}}, "hidden_size"),
+        ({"name": "../../x"}, "cannot name an experiment"),
+        ({"name": ""}, "cannot name an experiment"),
+        ({"name": "a/b"}, "cannot name an experiment"),
+        ({"name": ".."}, "cannot name an experiment"),
+        ({"data": {"min_user_items": -1}}, "data.min_user_items"),
+        ({"data": {"min_item_users": -1}}, "data.min_item_users"),
+        ({"data": {"min_rating": float("inf")}}, "data.min_rating"),
+        ({"data": {"test_fraction": 0.0}}, "data.test_fraction"),
+        ({"data": {"test_fraction": 1.5}}, "data.test_fraction"),
+        ({"data": {"test_fraction": -0.2}}, "data.test_fraction"),
         ({"algorithm": {"embeding_size": 3}}, "unknown keys"),
         ({"algorithm": {"learning_rate": -1.0}}, "learning_rate"),
         ({"release": {"per": "week"}}, "release.per"),
@@ -183,6 +215,104 @@ def test_filters_that_leave_nothing_raise(tmp_path):
     with pytest.raises(DataError):
         run_experiment(make(data={"min_user_items": 10_000}), tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"evaluation": {"candidates": 79}}, DataError, "fewer"),
+        ({"evaluation": {"candidates": 5000}}, DataError, "ask for fewer"),
+        ({"data": {"test_fraction": 0.0001}}, DataError, "test_fraction"),
+        ({"baselines": {"mult-vae": {"device": "tpu"}}}, ConfigError, "device must be"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_a_folder_is_claimed(
+    tmp_path, change, kind, words
+):
+    if "baselines" in change:
+        pytest.importorskip("torch")
+    with pytest.raises(kind, match=words):
+        run_experiment(make(**change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_baseline_without_its_package_is_refused_before_a_folder_is_claimed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "sottovoce.baselines.mult_vae_training", raising=False)
+    with pytest.raises(UsageError, match="needs torch"):
+        run_experiment(make(baselines={"mult-vae": {}}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(FolderInUse, match="a file, not a folder"):
+            run_experiment(make(), place)
+        with pytest.raises(FolderInUse, match="a file, not a folder"):
+            RunFolder.claim(place, {"identity": "x"}, resume=False)
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(RunError, match="too long"):
+        check_writable(tmp_path / ("x" * 300))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(RunError, match="cannot be written"):
+        run_experiment(make(), tmp_path / "run")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
+    save_arrays(tmp_path / "old.npz", a=np.arange(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            save_arrays(tmp_path / "old.npz", a=np.zeros(9))
+    assert [p.name for p in tmp_path.iterdir()] == ["old.npz"]
+    assert load_arrays(tmp_path / "old.npz")["a"].tolist() == [0, 1, 2]
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", full)
+        with pytest.raises(RunError, match="No space"):
+            run_experiment(make(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
+        with pytest.raises(RunError, match=r"No space .* go on with --resume"):
+            run_experiment(make(), tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.partial"))
+    run_experiment(make(), tmp_path / "run", resume=True)
+    assert RunFolder.open(tmp_path / "run").finished
+
+
+def test_figures_are_replaced_together(tmp_path):
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    (figures / "a.png").write_text("old")
+
+    def draw_half():
+        with new_figures(figures) as fresh:
+            fresh.mkdir()
+            (fresh / "a.png").write_text("half")
+            full()
+
+    with pytest.raises(OSError, match="No space"):
+        draw_half()
+    assert [p.name for p in tmp_path.iterdir()] == ["figures"]
+    assert (figures / "a.png").read_text() == "old"
+    with new_figures(figures) as fresh:
+        fresh.mkdir()
+        (fresh / "b.png").write_text("new")
+    assert [p.name for p in tmp_path.rglob("*")] == ["figures", "b.png"]
+
+
+def test_an_experiment_without_a_name_is_called_after_its_file(tmp_path):
+    for stem, name in (("mine", "mine"), ("my run=2", "my-run-2"), ("__", "experiment")):
+        (tmp_path / f"{stem}.toml").write_text("seed = 1\n")
+        assert Experiment.from_file(tmp_path / f"{stem}.toml").name == name
 
 
 def test_experiment_files_are_read_with_settings(tmp_path):

@@ -92,17 +92,23 @@ def _words(hint: Any) -> str:
 
 def assign(table: dict[str, Any], setting: str) -> None:
     """Apply one `a.b=c` from the command line to a nested table. The value is read as TOML where
-    that works, else taken as text."""
+    that works, else taken as text; a second assignment within it is refused."""
     import tomllib
 
     path, sign, text = setting.partition("=")
     names = [name.strip() for name in path.split(".")]
     if not sign or not all(names):
         raise ConfigError(f"--set wants key=value with a dotted key, not {setting!r}")
+    value: object = text
+    lines = "\n" in text or "\r" in text
     try:
-        value: object = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+        read = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        read = {}
+    if read.keys() == {"value"}:
+        value = read["value"]
+    elif lines:
+        raise ConfigError(f"--set takes one key=value, not {setting!r}; repeat --set for another")
     for name in names[:-1]:
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):

@@ -20,6 +20,7 @@ from sottovoce.run_report import side_by_side, write_run_report
 from sottovoce.run_tables import results_table
 from sottovoce.run_views import FinishedRun, Recommendation, choice_groups
 from sottovoce.running import Outcome, Report, run_experiment
+from sottovoce.runs import check_writable
 
 SHARED = "pFPL+, all shared"
 """The contrast: the same town, if everybody took part and shared everything."""
@@ -78,7 +79,8 @@ def load() -> Experiment:
 def folder_for(out: Path | None) -> Path:
     """Where the demo goes: a fresh numbered folder, or the one asked for, which must be empty."""
     if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        check_writable(out)
+        if out.exists() and any(out.iterdir()):
             raise FolderInUse(f"{out} is not empty; choose another --out")
         return out
     base, number = Path("runs/demo"), 1

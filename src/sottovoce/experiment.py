@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +60,17 @@ class DataConfig:
     part: Literal["test", "validation"] = "test"
     """Evaluate on the test part, or on a validation part split from training in the same way."""
 
+    def __post_init__(self) -> None:
+        for name in ("min_user_items", "min_item_users"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"data.{name} must not be negative, not {getattr(self, name)}")
+        if not math.isfinite(self.min_rating):
+            raise ConfigError(f"data.min_rating must be finite, not {self.min_rating}")
+        if not 0.0 < self.test_fraction < 1.0:
+            raise ConfigError(
+                f"data.test_fraction must lie between 0 and 1, not {self.test_fraction:g}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
@@ -99,14 +112,15 @@ class Experiment:
     def from_file(cls, path: Path, settings: Sequence[str] = ()) -> Experiment:
         """Read a TOML file, with `a.b=c` settings applied on top."""
         try:
-            table = tomllib.loads(path.read_text())
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
         for setting in settings:
             config.assign(table, setting)
-        table.setdefault("name", path.stem)
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
+        table.setdefault("name", plain or "experiment")
         return cls.from_table(table)
 
     @classmethod
@@ -123,6 +137,11 @@ class Experiment:
         name, seed = table.get("name", "experiment"), table.get("seed", 0)
         if not isinstance(name, str) or isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError("name must be text and seed a whole number")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):  # the run's folder is called so
+            raise ConfigError(
+                f"{name!r} cannot name an experiment; use letters, digits, dots, dashes and "
+                "underscores"
+            )
         return cls(
             name=name,
             seed=seed,
@@ -185,7 +204,7 @@ def _named(
 ) -> Any:
     fields = dict(table)
     name = fields.pop("name", default)
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise ConfigError(f"{where}.name must be one of {sorted(kinds)}, not {name!r}")
     return config.build(kinds[name], fields, where)
 

@@ -14,7 +14,8 @@ from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table
 from sottovoce.run_report import HONEST_NOTE
 from sottovoce.run_tables import MARKS, NAMES, Row, metric_columns, name_of, shown_metrics
-from sottovoce.run_views import FinishedRun
+from sottovoce.run_views import FinishedRun, item_categories
+from sottovoce.runs import new_figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +85,22 @@ def _write(
     runs: Mapping[str, FinishedRun],
     evaluations: Mapping[str, Evaluation],
 ) -> None:
-    sections = [
-        *([Section("Take care", [TextBlock("\n\n".join(warnings))])] if warnings else []),
-        *[
-            Section(
-                table.title if len(worlds) == 1 else f"{table.title}, {' and '.join(labels)}",
-                [table, *_figures(report.parent / "figures", number, labels, runs, evaluations)],
-            )
-            for number, (table, labels) in enumerate(zip(tables, worlds.values(), strict=False), 1)
-        ],
-        Section(tables[-1].title, [tables[-1]]),
-        Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
-    ]
-    write_report(report, "Runs side by side", sections)
+    with new_figures(report.parent / "figures") as folder:
+        sections = [
+            *([Section("Take care", [TextBlock("\n\n".join(warnings))])] if warnings else []),
+            *[
+                Section(
+                    table.title if len(worlds) == 1 else f"{table.title}, {' and '.join(labels)}",
+                    [table, *_figures(folder, number, labels, runs, evaluations)],
+                )
+                for number, (table, labels) in enumerate(
+                    zip(tables, worlds.values(), strict=False), 1
+                )
+            ],
+            Section(tables[-1].title, [tables[-1]]),
+            Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
+        ]
+        write_report(report, "Runs side by side", sections)
 
 
 def _figures(
@@ -122,12 +126,12 @@ def _figures(
         figure = plots.learning_curves(folder / f"learning-{number}", curves, metric=metric)
         words = f"{metric} by epoch of {', '.join(curves)}"
         blocks.append(FigureBlock(figure.png, words, f"{words}."))
-    names = runs[labels[0]].dataset.category_names()
+    names: tuple[str, ...] = ()
     bias = {}
     for label in labels:
         lists, run = evaluations[label].lists, runs[label]
+        names, member = item_categories(run.dataset, run.split)
         if names and lists is not None:
-            member = run.dataset.category_matrix()
             bias[label] = bias_disparity(lists, run.split.train, member).disparity
     if bias:
         figure = plots.bias_bars(folder / f"bias-{number}", names, bias)

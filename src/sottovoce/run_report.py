@@ -29,14 +29,16 @@ from sottovoce.run_tables import (
     REFERENCES,
     Row,
     consent_table,
+    hints,
     name_of,
     readable_bytes,
     results_table,
     sent_table,
     service_table,
 )
-from sottovoce.run_views import FinishedRun, Sums
+from sottovoce.run_views import FinishedRun, Sums, item_categories
 from sottovoce.running import Outcome, run_experiment
+from sottovoce.runs import new_figures
 
 HONEST_NOTE = (
     "The share π decides which rows for positive items are sent. It does not hide the others from "
@@ -63,21 +65,20 @@ def write_run_report(
         outcome.split,
         outcome.federation.devices.cohort.consent,
     )
-    folder = outcome.folder.path
+    page = outcome.folder.path / "report.html"
     sums = finished.ledger_per_user()
-    sections = [
-        Section("What was run", _facts(outcome)),
-        Section("What people chose", [consent_table(finished)]),
-        Section("Results", _results(outcome, also or {}, folder)),
-        Section("Does sharing more serve a user better?", _service(outcome, finished)),
-        Section("What left the devices", _sent(finished, sums, folder)),
-        Section("Cost of communication", [_cost(outcome, sums)]),
-        *_bias(outcome, folder),
-        Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
-    ]
-    return write_report(
-        folder / "report.html", f"{outcome.experiment.name}: {outcome.system}", sections
-    )
+    with new_figures(page.parent / "figures") as figures:
+        sections = [
+            Section("What was run", _facts(outcome)),
+            Section("What people chose", [consent_table(finished)]),
+            Section("Results", _results(outcome, also or {}, figures)),
+            Section("Does sharing more serve a user better?", _service(outcome, finished)),
+            Section("What left the devices", _sent(finished, sums, figures)),
+            Section("Cost of communication", [_cost(outcome, sums)]),
+            *_bias(outcome, figures),
+            Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
+        ]
+        return write_report(page, f"{outcome.experiment.name}: {outcome.system}", sections)
 
 
 def side_by_side(outcome: Outcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
@@ -88,6 +89,7 @@ def side_by_side(outcome: Outcome, also: Mapping[str, Evaluation]) -> dict[str, 
 
 def _outcome(folder: Path, threads: int) -> Outcome:
     run = FinishedRun.open(folder)
+    run.scorer()  # raises where the model is not that of this run
     return run_experiment(run.experiment, folder, resume=True, threads=threads)
 
 
@@ -138,8 +140,8 @@ def _words(release: object) -> str:
     return type(release).__name__
 
 
-def _results(outcome: Outcome, also: Mapping[str, Evaluation], folder: Path) -> list[Block]:
-    blocks: list[Block] = [results_table(side_by_side(outcome, also))]
+def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
+    blocks: list[Block] = [results_table(side_by_side(outcome, also), notes=hints(outcome))]
     if outcome.folder is None:
         return blocks
     plan = outcome.federation.schedule
@@ -148,7 +150,7 @@ def _results(outcome: Outcome, also: Mapping[str, Evaluation], folder: Path) -> 
     epochs = [line["round"] / plan.rounds_per_epoch for line in lines]
     if len(lines) > 1:
         figure = plots.learning_curves(
-            folder / "figures" / "learning",
+            figures / "learning",
             {outcome.system: (epochs, [line[metric] for line in lines])},
             metric=metric,
             references={
@@ -166,7 +168,7 @@ def _service(outcome: Outcome, run: FinishedRun) -> list[Block]:
     return [service_table(run, outcome.evaluations[outcome.system])]
 
 
-def _sent(run: FinishedRun, sums: Sums, folder: Path) -> list[Block]:
+def _sent(run: FinishedRun, sums: Sums, figures: Path) -> list[Block]:
     total = sums.total(np.ones(len(sums.releases), dtype=bool))
     senders = sums.releases > 0
     facts = {
@@ -183,7 +185,7 @@ def _sent(run: FinishedRun, sums: Sums, folder: Path) -> list[Block]:
             ("positive-rows", sums.positive_rows[senders], "rows for positive items sent"),
             ("bytes", sums.bytes[senders] / 1000, "kB sent in the whole run"),
         ):
-            figure = plots.histogram(folder / "figures" / stem, values, x_label=label)
+            figure = plots.histogram(figures / stem, values, x_label=label)
             words = f"How many of {int(senders.sum()):,} sending devices: {label}"
             blocks.append(FigureBlock(figure.png, words, f"{words}."))
     return blocks
@@ -209,18 +211,17 @@ def _cost(outcome: Outcome, sums: Sums) -> Block:
     )
 
 
-def _bias(outcome: Outcome, folder: Path) -> list[Section]:
-    names = outcome.dataset.category_names()
+def _bias(outcome: Outcome, figures: Path) -> list[Section]:
+    names, member = item_categories(outcome.dataset, outcome.split)
     if not names or outcome.evaluations[outcome.system].lists is None:
         return []
-    member, train = outcome.dataset.category_matrix(), outcome.split.train
     disparities = {
-        name_of(label): bias_disparity(e.lists, train, member)
+        name_of(label): bias_disparity(e.lists, outcome.split.train, member)
         for label, e in outcome.evaluations.items()
         if e.lists is not None and label != "random"
     }
     figure = plots.bias_bars(
-        folder / "figures" / "bias", names, {k: v.disparity for k, v in disparities.items()}
+        figures / "bias", names, {k: v.disparity for k, v in disparities.items()}
     )
     first = next(iter(disparities.values()))
     rows: list[Row] = [

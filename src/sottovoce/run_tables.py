@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from sottovoce.baselines import TopPop
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.run_views import FinishedRun, LedgerLine, Sums, choice_groups
+from sottovoce.running import Outcome
 
 Row = Mapping[str, Value | Cell]
 
@@ -41,7 +43,38 @@ def readable_bytes(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
-def results_table(evaluations: Mapping[str, Evaluation], title: str = "Systems compared") -> Table:
+def hints(outcome: Outcome) -> list[str]:
+    """What a reader of the results should be told: that a system which learns ends below
+    popularity, and what to try."""
+    own = outcome.evaluations[outcome.system]
+    metric = own_metric(own)
+    rate, size = outcome.experiment.algorithm.learning_rate, outcome.federation.schedule.cohort_size
+    why = f", since a round adds up the steps of {size:,} devices" if size > 1 else ""
+    found = []
+    for label, baseline in outcome.experiment.baselines:
+        if not isinstance(baseline, TopPop):
+            continue
+        pair = {label: outcome.evaluations[label], outcome.system: own}
+        found += [
+            f"{outcome.system} ends below {name_of(label)} ({metric} {test.mean:.4f} against "
+            f"{test.reference_mean:.4f}); try a smaller algorithm.learning_rate, such as "
+            f"{rate / 5:.2g} instead of {rate:g}{why}"
+            for test in compare(pair, metric, label)
+            if test.significant() and test.mean < test.reference_mean
+        ]
+    return found
+
+
+def own_metric(evaluation: Evaluation) -> str:
+    """The one that stands for the others: precision, or the hit ratio where lists are sampled."""
+    return next(key for key in evaluation.values if key.startswith(("P@", "HR@")))
+
+
+def results_table(
+    evaluations: Mapping[str, Evaluation],
+    title: str = "Systems compared",
+    notes: Sequence[str] = (),
+) -> Table:
     """Every system; a mark where it differs from Top-Pop or BPR-MF by more than chance."""
     summaries = {label: e.summary() for label, e in evaluations.items()}
     keys = shown_metrics(summaries.values())
@@ -61,11 +94,12 @@ def results_table(evaluations: Mapping[str, Evaluation], title: str = "Systems c
         for label, summary in summaries.items()
     ]
     differs = [f"{m} from {name_of(r)}" for m, r in zip(MARKS, present, strict=False)]
-    notes = [f"Differs {', '.join(differs)} (paired t-test over users, Holm, p < 0.05)."] * bool(
+    legend = [f"Differs {', '.join(differs)} (paired t-test over users, Holm, p < 0.05)."] * bool(
         differs
     )
     protocol = next(iter(evaluations.values())).describe()
-    return Table(title, metric_columns("system", keys), rows, protocol, notes)
+    said = [*legend, *[f"{note}." for note in notes]]
+    return Table(title, metric_columns("system", keys), rows, protocol, said)
 
 
 def shown_metrics(summaries: Iterable[Mapping[str, float]]) -> list[str]:
@@ -107,7 +141,7 @@ def consent_table(run: FinishedRun) -> Table:
 
 def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
     """How well the system serves those who made each choice."""
-    metric = next(key for key in evaluation.values if key.startswith(("P@", "HR@")))
+    metric = own_metric(evaluation)
     values = evaluation.per_user(metric)
     rows: list[Row] = []
     for choice, mask in choice_groups(run.experiment.consent.choices, run.consent):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
+from sottovoce.data.foursquare_categories import with_top_categories
 from sottovoce.data.splitting import Split
 from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.federation import split_items
-from sottovoce.ledger import Totals
+from sottovoce.ledger import COUNTS, Totals
 from sottovoce.recommender import FactorScorer, recommend
 from sottovoce.runs import RunFolder
 
@@ -61,9 +62,7 @@ class FinishedRun:
         manifest = folder.manifest()
         if not folder.finished:
             raise RunError(f"{path} has not finished; go on with `sottovoce run … --resume`")
-        missing = [k for k in ("experiment", "data", "results", "ledger") if k not in manifest]
-        if missing:
-            raise CorruptData(f"the manifest of {path} lacks {', '.join(missing)}")
+        check_manifest(manifest, path)
         experiment = Experiment.from_table(manifest["experiment"])
         dataset = experiment.dataset()
         if dataset.fingerprint() != manifest["data"]["fingerprint"]:
@@ -79,7 +78,15 @@ class FinishedRun:
         return cls(folder, experiment, dataset, split, consent)
 
     def scorer(self) -> FactorScorer:
-        return FactorScorer(self.folder.vectors(), *split_items(self.folder.model()))
+        vectors, items = self.folder.vectors(), self.folder.model()
+        train = self.split.train
+        size = vectors.shape[1]
+        if vectors.shape != (train.n_users, size) or items.shape != (train.n_items, size + 1):
+            raise CorruptData(
+                f"{self.folder.path} holds a model of another run: {len(vectors):,} users and "
+                f"{len(items):,} items, where the data have {train.n_users:,} and {train.n_items:,}"
+            )
+        return FactorScorer(vectors, *split_items(items))
 
     def user(self, name: str) -> int:
         """The number of a user; the error shows what ids look like."""
@@ -94,8 +101,9 @@ class FinishedRun:
         if n < 1:
             raise UsageError(f"-n must be at least 1, not {n}")
         user = self.user(name)
-        mine = self.folder.vectors()[user : user + 1]
-        at_home = FactorScorer(mine, *split_items(self.folder.model()))
+        everyone = self.scorer()
+        mine = everyone.user_factors[user : user + 1]
+        at_home = FactorScorer(mine, everyone.item_factors, everyone.item_bias)
         items, scores = recommend(at_home, 0, self.split.train.row(user), n)
         return [
             Recommendation(place, *self.describe(item), score)
@@ -105,10 +113,11 @@ class FinishedRun:
         ]
 
     def describe(self, item: int) -> tuple[str, str, tuple[str, ...]]:
-        """Id, title and categories of an item."""
+        """Id, title and categories of an item, by its number in the split."""
+        number = int(self.split.item_map[item])
         categories = self.dataset.item_categories
-        name = self.dataset.interactions.items_vocabulary().name(item)
-        return name, self.dataset.title(item), categories[item] if categories else ()
+        name = self.dataset.interactions.items_vocabulary().name(number)
+        return name, self.dataset.title(number), categories[number] if categories else ()
 
     # --- the ledger ------------------------------------------------------------------------------
 
@@ -174,6 +183,48 @@ class Sums:
             int(self.bytes[groups].sum()),
             float(self.epsilon[groups].sum()),
         )
+
+
+def check_manifest(manifest: Mapping[str, object], path: Path) -> None:
+    """Raises where a finished run's manifest lacks what is read from it, or has it otherwise."""
+    shape: dict[str, type] = {
+        "experiment": dict,
+        "data": dict,
+        "schedule": dict,
+        "protocol": str,
+        "results": dict,
+        "ledger": dict,
+    }
+    missing = [key for key in shape if key not in manifest]
+    if missing:
+        raise CorruptData(f"the manifest of {path} lacks {', '.join(missing)}")
+    wrong = [key for key, kind in shape.items() if not isinstance(manifest[key], kind)]
+    inner: list[tuple[str, str, type]] = [
+        ("data", "name", str),
+        ("data", "fingerprint", str),
+        ("schedule", "rounds_per_epoch", int),
+        *[("ledger", count, int) for count in COUNTS],
+    ]
+    for key, name, kind in inner:
+        table = manifest[key]
+        if isinstance(table, dict) and not isinstance(table.get(name), kind):
+            wrong.append(f"{key}.{name}")
+    results = manifest["results"]
+    for system, summary in results.items() if isinstance(results, dict) else ():
+        numbers = isinstance(summary, dict) and summary.values()
+        if not numbers or not all(isinstance(value, int | float) for value in numbers):
+            wrong.append(f"results.{system}")
+    if wrong:
+        raise CorruptData(f"the manifest of {path} has something else for {', '.join(wrong)}")
+
+
+def item_categories(dataset: Dataset, split: Split) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
+    """Category names, and which item of the split is in which. Foursquare's leaf categories are
+    taken together to its top ones."""
+    rolled = with_top_categories(dataset)
+    before, after = (sum(map(bool, data.item_categories or ())) for data in (dataset, rolled))
+    shown = rolled if after > 0.9 * before else dataset
+    return shown.category_names(), shown.category_matrix()[split.item_map]
 
 
 def _by_round(table: pa.Table) -> list[LedgerLine]:

@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.baselines.base import Demanding
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.base import Listener, Moment, Observer
 from sottovoce.engines.interrupts import Interrupts
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically, Transcript
-from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
+from sottovoce.errors import DataError
+from sottovoce.evaluation.protocol import SLAB, Evaluation, Full, Protocol, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation, split_items
 from sottovoce.ledger import COUNTS, user_totals
 from sottovoce.recommender import FactorScorer, Scorer
-from sottovoce.runs import RunFolder, environment
+from sottovoce.runs import RunFolder, check_writable, environment
 
 Report = Callable[[str, int, int], None]
 """Progress: what is being done, steps done, steps in all."""
@@ -57,6 +59,11 @@ def run_experiment(
     """Train, evaluate beside the baselines, and write the run folder (where `out` is given)."""
     started = time.perf_counter()
     tell = report or (lambda what, done, total: None)
+    if out is not None:
+        check_writable(out)
+    for _, baseline in experiment.baselines:
+        if isinstance(baseline, Demanding):
+            baseline.check()
     tell("data", 0, 1)
     dataset = experiment.dataset()
     split = experiment.split(dataset)
@@ -68,6 +75,7 @@ def run_experiment(
     )
     federation.check_device(device)
     protocol = experiment.evaluation.protocol(split, experiment.seed)
+    _check_protocol(protocol, split)
     tell("data", 1, 1)
     run = _Run(experiment, split, federation, protocol, None, threads, tell)
     if out is None:
@@ -174,6 +182,19 @@ class _Run:
             self.folder.save_checkpoint(
                 moment.round, moment.items, moment.cohort.vectors, moment.ledger
             )
+
+
+def _check_protocol(protocol: Protocol, split: Split) -> None:
+    """Raises before the training what the evaluation would raise after it."""
+    users = np.flatnonzero(split.test.counts)
+    if not len(users):
+        raise DataError(
+            "no user has test items, so that nothing could be evaluated; hold out more "
+            "(data.test_fraction), or keep users with more items (data.min_user_items)"
+        )
+    if not isinstance(protocol.candidates, Full):
+        for start in range(0, len(users), SLAB):
+            protocol.candidates.draw(split.train, split.test, users[start : start + SLAB])
 
 
 def _manifest(experiment: Experiment, dataset: Dataset, federation: Federation) -> dict[str, Any]:

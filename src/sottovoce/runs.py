@@ -18,6 +18,8 @@ import os
 import platform
 import shutil
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -56,10 +58,20 @@ class RunFolder:
     def claim(cls, path: Path, manifest: Mapping[str, Any], *, resume: bool) -> RunFolder:
         """A new folder for this run, or the one of the same run to resume. Refuses any other."""
         run = cls(path)
-        if not path.exists() or not any(path.iterdir()):
-            path.mkdir(parents=True, exist_ok=True)
-            run._write_manifest({**manifest, "status": RUNNING, "started": _now()})
-            return run
+        check_writable(path)
+        new = not path.exists()
+        try:
+            if new or not any(path.iterdir()):
+                path.mkdir(parents=True, exist_ok=True)
+                run._write_manifest({**manifest, "status": RUNNING, "started": _now()})
+                return run
+        except OSError as error:
+            if new:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            raise RunError(
+                f"{path} cannot be written: {error.strerror or error}; choose another --out"
+            ) from None
         if not (path / "manifest.json").exists():
             raise FolderInUse(f"{path} is not empty and holds no run; choose another --out")
         there = run.manifest()
@@ -82,20 +94,30 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps a second process from writing here at the same time."""
+        """Keeps a second process from writing here at the same time. Where the disk is full or
+        gone, the run is left as it was at its last checkpoint."""
         with open(self.path / ".lock", "w") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise FolderInUse(f"{self.path} is being written by another process") from None
-            yield
+            try:
+                yield
+            except OSError as error:
+                for partial in self.path.rglob("*.partial"):
+                    with contextlib.suppress(OSError):
+                        partial.unlink()
+                raise RunError(
+                    f"{self.path}: {error.strerror or error}; the run has stopped and is kept; "
+                    "once that is mended, go on with --resume"
+                ) from error
 
     # --- manifest --------------------------------------------------------------------------------
 
     def manifest(self) -> dict[str, Any]:
         try:
-            content = json.loads((self.path / "manifest.json").read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            content = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:  # also where it is not UTF-8
             raise CorruptData(f"{self.path / 'manifest.json'} cannot be read: {error}") from None
         if not isinstance(content, dict):
             raise CorruptData(f"{self.path / 'manifest.json'} is not a JSON object")
@@ -144,9 +166,12 @@ class RunFolder:
         found = None
         if path.exists():
             arrays = load_arrays(path)
-            round = int(arrays["round"])
-            totals = Totals(**json.loads(str(arrays["totals"])))
-            found = Checkpoint(round, arrays["items"], arrays["vectors"], totals)
+            try:
+                round = int(arrays["round"])
+                totals = Totals(**json.loads(str(arrays["totals"])))
+                found = Checkpoint(round, arrays["items"], arrays["vectors"], totals)
+            except (KeyError, ValueError, TypeError) as error:
+                raise CorruptData(f"{path} is no checkpoint: {error}") from None
         for part in self._parts():
             if int(part.stem) > round:
                 part.unlink()
@@ -163,9 +188,11 @@ class RunFolder:
         if not path.exists():
             return []
         lines = []
-        for text in path.read_text().splitlines():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):  # a line cut short by a kill
-                lines.append(json.loads(text))
+                line = json.loads(text)
+                if isinstance(line, dict) and isinstance(line.get("round"), int):
+                    lines.append(line)
         return lines
 
     # --- the end ---------------------------------------------------------------------------------
@@ -194,7 +221,10 @@ class RunFolder:
     def _final(self, name: str, array: str) -> NDArray[np.float32]:
         if not self.finished:
             raise RunError(f"{self.path} has not finished; go on with `sottovoce run … --resume`")
-        values: NDArray[np.float32] = load_arrays(self.path / name)[array]
+        arrays = load_arrays(self.path / name)
+        if array not in arrays or arrays[array].ndim != 2:
+            raise CorruptData(f"{self.path / name} holds no table of {array}")
+        values: NDArray[np.float32] = arrays[array]
         return values
 
     def _parts(self) -> list[Path]:
@@ -233,26 +263,69 @@ def _processor() -> str:
 
 def save_arrays(path: Path, **arrays: NDArray[Any]) -> None:
     """An npz file that is either the old one or the new one, never half of it."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as handle:
+    with _replacing(path) as partial, open(partial, "wb") as handle:
         np.savez(handle, **arrays)  # type: ignore[arg-type]
         handle.flush()
         os.fsync(handle.fileno())
-    partial.replace(path)
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as handle:  # np.load would leave a broken one open
+            arrays = np.load(handle, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise CorruptData(f"{path} is a single array, not an npz file")
             return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise CorruptData(f"{path} cannot be read: {error}") from None
 
 
 def write_text(path: Path, text: str) -> None:
+    with _replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`; it goes where writing fails."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def new_figures(folder: Path) -> Iterator[Path]:
+    """A fresh folder to draw in, which then takes the place of `folder`; a report that fails, on a
+    full disk say, leaves the old figures as they were."""
+    fresh = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        yield fresh
+        if fresh.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            fresh.replace(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raises where no folder `path` can be: a file is there or above, or writing is not allowed."""
+    try:
+        there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}; choose another --out"
+        ) from None
+    if not there.is_dir():
+        where = f"{path} is" if there == path else f"{path} lies under {there}, which is"
+        raise FolderInUse(f"{where} a file, not a folder; choose another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{there} cannot be written to; choose another --out")
 
 
 def _now() -> str:

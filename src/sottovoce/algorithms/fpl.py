@@ -81,8 +81,8 @@ class FPLConfig:
             object.__setattr__(self, "cohort_size", size)
             object.__setattr__(self, "triples", triples)
         _at_least("embedding_size", self.embedding_size, 1, 4096)
-        _at_least("epochs", self.epochs, 1)
-        _at_least("rounds", self.rounds, 0)
+        _at_least("epochs", self.epochs, 1, 1_000_000)
+        _at_least("rounds", self.rounds, 0, 10**12)
         if self.cohort_size != "all":
             _at_least("cohort_size", self.cohort_size, 1)
         if self.triples != "mean":

@@ -13,12 +13,17 @@ data it hardly rises at all: Foursquare Italy has 3 batches per epoch, so 200 ep
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 
 from sottovoce.baselines.base import Progress
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, UsageError
 from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
+
+WIDEST = 1 << 16
+"""Largest layer: a wider one is a slip of the pen, and would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,13 @@ class MultVAE:
             raise ConfigError(f"anneal_steps must not be negative, not {self.anneal_steps}")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads}")
+        for name in ("hidden_size", "embedding_size"):
+            if getattr(self, name) > WIDEST:
+                raise ConfigError(f"{name} must be at most {WIDEST:,}, not {getattr(self, name)}")
+
+    def check(self) -> None:
+        """Raises where torch or the device is missing."""
+        _training().device_of(self.device)
 
     def beta(self, step: int) -> float:
         """The weight of the KL term in batch `step`, counted from 0."""
@@ -77,12 +89,17 @@ class MultVAE:
     ) -> FactorScorer:
         """The last layer is linear, so the result is a factor model: the decoder's hidden layer
         of every user against the output weights. Scoring needs no torch."""
-        try:
-            from sottovoce.baselines.mult_vae_training import fit
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise UsageError(
-                "mult-vae needs torch; install the extra: pip install 'sottovoce[torch]'"
-            ) from None
-        return fit(self, train, rng, progress)
+        scorer: FactorScorer = _training().fit(self, train, rng, progress)
+        return scorer
+
+
+def _training() -> ModuleType:
+    """The part that needs torch."""
+    try:
+        return import_module("sottovoce.baselines.mult_vae_training")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            "mult-vae needs torch; install the extra: pip install 'sottovoce[torch]'"
+        ) from None

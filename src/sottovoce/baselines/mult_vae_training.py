@@ -25,7 +25,7 @@ def fit(
     if not len(learners):
         raise DataError("mult-vae has nothing to learn from: no user has a positive item")
     rng = rng.child("mult-vae")
-    device = _device(config.device)
+    device = device_of(config.device)
     hidden, embedding = config.hidden_size, config.embedding_size
     with _threads(config.threads):
         network = Network.init(train.n_items, hidden, embedding, rng.child("init"), device)
@@ -75,7 +75,8 @@ def _scorer(
     return FactorScorer(factors, output.numpy(), bias.numpy())
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of that name, where torch has it."""
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import typer.core
 
 import sottovoce
 from sottovoce.cli import data, demo, output, published, training, views
-from sottovoce.errors import SottovoceError, UsageError
+from sottovoce.errors import RunError, SottovoceError, UsageError
 
 typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast
 
@@ -36,12 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def call(arguments: list[str]) -> int:
-    """Run one command; the exit code. Errors that a user can cause become one sentence."""
+    """Run one command; the exit code. Errors that a user can cause, and a disk or memory that is
+    full, become one sentence."""
     as_json = "--json" in arguments
     try:
         code = app(args=arguments, prog_name="sottovoce", standalone_mode=False)
     except SottovoceError as error:
         return output.fail(str(error), error.exit_code, type(error).__name__, as_json)
+    except (OSError, MemoryError) as error:
+        return output.fail(_words(error), RunError.exit_code, type(error).__name__, as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         output.note(error.format_message())
         return UsageError.exit_code
@@ -53,6 +57,17 @@ def call(arguments: list[str]) -> int:
     if code == output.Interrupted.exit_code:  # outside of what `interruptible` covers
         return output.fail("nothing was changed", code, "Interrupted", as_json)
     return code if isinstance(code, int) else 0
+
+
+def _words(error: OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        detail = f" ({error})" if str(error) else ""
+        return f"there is not enough memory{detail}; make the data or the model smaller"
+    what = error.strerror or str(error) or type(error).__name__
+    where = f"{error.filename2 or error.filename}: " if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}{what}; free some space and try again"
+    return f"{where}{what}; look whether the place is there and may be written"
 
 
 def _version(wanted: bool) -> None:

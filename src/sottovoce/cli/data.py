@@ -9,6 +9,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
 
 
 def list_all(as_json: Json = False) -> None:
@@ -74,6 +75,20 @@ def bring(
     min_user_items: Annotated[
         int | None, typer.Option(min=1, help="Drop users with fewer items.")
     ] = None,
+    require_attribute: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Drop users whose attribute NAME is not known."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=NAME",
+            help="Table: which column is the user, item, timestamp or rating; repeatable.",
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Table: what separates its fields; `tab` for a tab.")
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an older import.")
     ] = False,
@@ -92,13 +107,22 @@ def bring(
       sottovoce data import ml-1m ml-1m.zip
       sottovoce data import italy dataset_TIST2015.zip --country IT --min-user-items 20
       sottovoce data import mine visits.csv
+      sottovoce data import mine log.txt --column user=who --column item=what --delimiter ";"
     """
     from sottovoce.data import import_path, prepared_folder, write_prepared
 
     folder = prepared_folder(name)
     with output.interruptible(f"nothing was imported as {name}; start again"):
         dataset = import_path(
-            path, kind, name=name, country=country, keep=keep, min_user_items=min_user_items
+            path,
+            kind,
+            name=name,
+            country=country,
+            keep=keep,
+            min_user_items=min_user_items,
+            require_attribute=require_attribute,
+            columns=_columns(column or []),
+            delimiter=_delimiter(delimiter),
         )
         write_prepared(dataset, folder, overwrite=overwrite)
     if as_json:
@@ -109,3 +133,23 @@ def bring(
             f"{name}: {table.n_users:,} users, {table.n_items:,} items, "
             f"{table.n_interactions:,} interactions, in {folder}"
         )
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    """role=name pairs; which roles there are is the importer's business."""
+    columns: dict[str, str] = {}
+    for pair in given:
+        role, sign, name = pair.partition("=")
+        if not sign or not role or not name:
+            raise UsageError(f"--column wants ROLE=NAME, as in user=who, not {pair!r}")
+        if role in columns:
+            raise UsageError(f"--column names the {role} twice: {columns[role]!r} and {name!r}")
+        columns[role] = name
+    return columns
+
+
+def _delimiter(given: str | None) -> str | None:
+    """A tab can hardly be typed, so it has two names."""
+    if given is not None and (not given.isascii() or not given or set(given) & set("\0\n\r")):
+        raise UsageError(f"--delimiter must be plain characters within a line, not {given!r}")
+    return "\t" if given in ("tab", "\\t") else given

@@ -35,6 +35,7 @@ def reproduce(
     """
     from sottovoce import reproduce as published
     from sottovoce.recommender import default_threads
+    from sottovoce.runs import check_writable
 
     if listing or name is None:
         if as_json:
@@ -46,6 +47,7 @@ def reproduce(
     if name not in published.NAMES:
         raise UsageError(f"nothing is called {name}; there are {', '.join(published.NAMES)}")
     place = out or Path("runs") / name
+    check_writable(place)
     advice = "start it again with the same command; models that are trained are kept"
     with output.interruptible(advice), output.progress() as report:
         found = published.run(

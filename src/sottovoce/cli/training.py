@@ -52,15 +52,15 @@ def run(
     from sottovoce.experiment import Experiment
     from sottovoce.recommender import default_threads
     from sottovoce.run_report import write_run_report
-    from sottovoce.run_tables import results_table
+    from sottovoce.run_tables import hints, results_table
     from sottovoce.running import run_experiment
 
     if engine != "simulation":
         raise UsageError(f"the {engine} engine is not there yet; use --engine simulation")
     experiment = Experiment.from_file(experiment_files.find(file), settings or [])
     place = out or Path("runs") / experiment.name
-    advice = f"go on with the same command and --resume; the run is kept in {place}"
-    with output.interruptible(advice), output.progress() as report:
+    kept = f"go on with the same command and --resume; the run is kept in {place}"
+    with output.interruptible(kept), output.progress() as report:
         outcome = run_experiment(
             experiment,
             place,
@@ -73,6 +73,9 @@ def run(
         report("report", 0, 1)
         page = write_run_report(outcome)
         report("report", 1, 1)
+    advice = hints(outcome)
+    for hint in advice:
+        output.note(f"note: {hint}")
     if as_json:
         manifest = outcome.folder.manifest() if outcome.folder is not None else {}
         output.emit(
@@ -84,6 +87,7 @@ def run(
                 "protocol": manifest["protocol"],
                 "results": manifest["results"],
                 "ledger": manifest["ledger"],
+                "notes": advice,
                 "report": page,
                 "seconds": round(outcome.seconds, 3),
             }
@@ -91,5 +95,7 @@ def run(
     else:
         title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}"
         output.show(
-            results_table(outcome.evaluations, title), f"Run:    {place}", f"Report: {page}"
+            results_table(outcome.evaluations, title, advice),
+            f"Run:    {place}",
+            f"Report: {page}",
         )

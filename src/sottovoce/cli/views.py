@@ -144,6 +144,7 @@ def report(
     from sottovoce.recommender import default_threads
     from sottovoce.run_comparison import compare_runs
     from sottovoce.run_report import write_run_report
+    from sottovoce.runs import check_writable
 
     if markdown + csv + as_json > 1:
         raise UsageError("choose one of --markdown, --csv and --json")
@@ -151,6 +152,7 @@ def report(
     with output.interruptible("no report was written; the runs are as they were"):
         single = len(folders) == 1
         place = out or (folders[0] if single else folders[0] / "comparison")
+        check_writable(place)
         if single:
             write_run_report(folders[0], threads=cores)
         found = compare_runs(folders, place, threads=cores, write=not single or out is not None)

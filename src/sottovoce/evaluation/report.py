@@ -59,8 +59,11 @@ def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
     page = _template().render(title=title, sections=parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(page, encoding="utf-8")
-    os.replace(draft, path)
+    try:
+        draft.write_text(page, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)  # where the disk was full, say
     return path
 
 
