@@ -34,7 +34,7 @@ def find(name: str) -> Path:
 def installed() -> dict[str, Path]:
     """Names of the experiment files of this installation, without suffix, and their paths."""
     root = resources.folder("experiments")
-    found = sorted(root.rglob("*.toml"))
+    found = sorted(p for p in root.rglob("*.toml") if p.parent.name != "reproduce")
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in found}
 
 

@@ -53,7 +53,7 @@ def test_table2_has_every_system_and_claim(study, tmp_path):
     assert systems == ["Random", "Top-Pop", "User-kNN", "Item-kNN", "VAE", "BPR-MF", "sFPL",
                        "sFPL+", "pFPL", "pFPL+"]  # fmt: skip
     assert {"P@10", "P@10_paper", "IC@10", "Gini@10_paper"} <= set(result["rows"][0])
-    assert len(result["claims"]) == 10
+    assert len(result["claims"]) == 12  # 9 at the inherited learning rate, 3 at the other
     assert all(isinstance(c["holds"], bool) and c["detail"] for c in result["claims"])
     by_name = {row["system"]: row["P@10"] for row in result["rows"][:10]}
     assert by_name["Random"] < by_name["Top-Pop"] < by_name["User-kNN"]
@@ -99,8 +99,11 @@ def test_unknown_names_raise(tmp_path):
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_the_installed_study_file_is_valid(quick):
-    assert StudyConfig.read(quick).source == "foursquare-italy"
+@pytest.mark.parametrize("name", [n for n in reproduce.NAMES if n != "fpl-table3"])
+def test_the_installed_files_are_valid(name, quick):
+    study = StudyConfig.read(name, quick)
+    assert study.source == "foursquare-italy"
+    assert len(study.seeds) == (1 if quick else 3)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +111,7 @@ def italy(tmp_path_factory):
     root = os.environ.get("SOTTOVOCE_DATA")
     if not root or not (Path(root) / "foursquare-italy").is_dir():
         pytest.skip("needs foursquare-italy under $SOTTOVOCE_DATA")
-    return Study(StudyConfig.read(True), tmp_path_factory.mktemp("cells"), 2, quiet)
+    return Study(StudyConfig.read("fpl-table2", True), tmp_path_factory.mktemp("cells"), 2, quiet)
 
 
 @pytest.mark.data

@@ -30,7 +30,7 @@ def run(name: str, *, quick: bool, out: Path, threads: int, report: Report) -> d
     from sottovoce.reproduce import fpl_sweep, fpl_table2
     from sottovoce.reproduce.study import Study, StudyConfig
 
-    study = Study(StudyConfig.read(quick), out.parent / "cells", threads, report)
+    study = Study(StudyConfig.read(name, quick), out.parent / "cells", threads, report)
     views = {
         "fpl-table2": fpl_table2.run,
         "fpl-table4": fpl_sweep.table4,

@@ -19,7 +19,7 @@ from sottovoce.evaluation.pareto import pareto_front
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
-from sottovoce.reproduce.fpl_table2 import baseline_rows, choose_bpr, choose_fpl, tune_fpl
+from sottovoce.reproduce.fpl_table2 import baseline_rows, best_rates, choose_bpr, choose_fpl
 from sottovoce.reproduce.published import BRAZIL_DISPARITY, ITALY_BIAS
 from sottovoce.reproduce.study import Chosen, Study, mean_summary
 
@@ -29,7 +29,7 @@ Line = dict[str, Value | Cell]
 
 def sweep(study: Study) -> tuple[Sweep, dict[str, Chosen]]:
     """Every configuration at every π on test, at its own validation-chosen rate and epochs."""
-    chosen = tune_fpl(study, choose_fpl(study, choose_bpr(study)))
+    chosen = best_rates(choose_fpl(study, choose_bpr(study)[0]))
     cells = [
         replace(best, setting=replace(best.setting, share=share))
         for best in chosen.values()
@@ -136,8 +136,8 @@ def figure4(study: Study, out: Path) -> dict[str, Any]:
 
 def table4(study: Study, out: Path) -> dict[str, Any]:
     """Bias disparity by top category, at each configuration's validation-chosen π."""
-    bpr = choose_bpr(study)
-    chosen = tune_fpl(study, choose_fpl(study, bpr))
+    bpr = choose_bpr(study)[0]
+    chosen = best_rates(choose_fpl(study, bpr))
     baselines, notes = baseline_rows(study)
     finals = study.final("test", [bpr, *chosen.values()])
     systems: dict[str, Sequence[Evaluation]] = {row.system: row.evaluations for row in baselines}

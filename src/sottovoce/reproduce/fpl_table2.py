@@ -1,7 +1,7 @@
 """FPL's Table 2 on Foursquare Italy: accuracy and diversity of FPL and its baselines.
 
 Beside the paper's protocol (FPL inherits BPR-MF's learning rate and size) two things the paper does
-not do: FPL with a learning rate of its own, and both kinds of configuration at equal numbers of
+not do: the same at every learning rate of the grid, and all configurations at equal numbers of
 triples, since the "+" configurations draw X⁺/N times as many per epoch.
 """
 
@@ -44,50 +44,42 @@ def grid(study: Study, system: str, rate: float, size: int, coarse: bool = False
     return [Setting(system, rate, size, share) for share in shares]
 
 
-def choose_bpr(study: Study) -> Chosen:
-    """BPR-MF's learning rate, size and epochs, which FPL inherits."""
+def choose_bpr(study: Study) -> list[Chosen]:
+    """BPR-MF's learning rate, size and epochs, best first. FPL inherits the best."""
     config = study.config
     settings = [
         Setting("BPR-MF", rate, size)
         for rate in config.learning_rates
         for size in config.embedding_sizes
     ]
-    return study.choose("BPR-MF on validation", settings, config.epochs, config.seeds)[0]
+    return study.choose("BPR-MF on validation", settings, config.epochs, config.seeds)
 
 
-def choose_fpl(study: Study, bpr: Chosen) -> dict[str, Chosen]:
-    """Each configuration's π and epochs at BPR-MF's learning rate and size."""
-    rate, size = bpr.setting.learning_rate, bpr.setting.embedding_size
+def choose_fpl(study: Study, bpr: Chosen) -> dict[float, dict[str, Chosen]]:
+    """π and epochs of each configuration, by learning rate: first BPR-MF's with every π, then the
+    others with a coarser grid."""
+    inherited, size = bpr.setting.learning_rate, bpr.setting.embedding_size
+    others = [rate for rate in study.config.learning_rates if rate != inherited]
     return {
-        name: study.choose(
-            f"{name} on validation",
-            grid(study, name, rate, size),
-            study.config.epochs,
-            study.config.seeds[:1],
-        )[0]
-        for name in CONFIGURATIONS
+        rate: {
+            name: study.choose(
+                f"{name} on validation, α={rate:g}",
+                grid(study, name, rate, size, coarse=rate != inherited),
+                study.config.epochs,
+                study.config.seeds[:1],
+            )[0]
+            for name in CONFIGURATIONS
+        }
+        for rate in (inherited, *others)
     }
 
 
-def tune_fpl(study: Study, inherited: Mapping[str, Chosen]) -> dict[str, Chosen]:
-    """The same with the learning rate chosen for each configuration, too."""
-    found = {}
-    for name, chosen in inherited.items():
-        size = chosen.setting.embedding_size
-        others = [r for r in study.config.learning_rates if r != chosen.setting.learning_rate]
-        settings = [s for rate in others for s in grid(study, name, rate, size, coarse=True)]
-        tried = (
-            study.choose(
-                f"{name}'s own learning rate",
-                settings,
-                study.config.epochs,
-                study.config.seeds[:1],
-            )
-            if settings
-            else []
-        )
-        found[name] = max([chosen, *tried[:1]], key=lambda c: c.validation)
-    return found
+def best_rates(by_rate: Mapping[float, Mapping[str, Chosen]]) -> dict[str, Chosen]:
+    """Each configuration with the learning rate that suits it best."""
+    return {
+        name: max((found[name] for found in by_rate.values()), key=lambda c: c.validation)
+        for name in CONFIGURATIONS
+    }
 
 
 def choose_equal_work(study: Study, bpr: Chosen) -> dict[str, Chosen]:
@@ -137,34 +129,33 @@ def baseline_rows(study: Study) -> tuple[list[Row], list[str]]:
 
 def run(study: Study, out: Path) -> dict[str, Any]:
     baselines, notes = baseline_rows(study)
-    bpr = choose_bpr(study)
-    inherited = choose_fpl(study, bpr)
-    tuned = tune_fpl(study, inherited)
+    ranked = choose_bpr(study)
+    bpr = ranked[0]
+    by_rate = choose_fpl(study, bpr)
     equal = choose_equal_work(study, bpr)
-    names = list(CONFIGURATIONS)
-    finals = study.final("test", [bpr, *inherited.values(), *tuned.values(), *equal.values()])
-    rows = [*baselines, Row("BPR-MF", bpr.words(), finals[0])]
-    rows += [_row(n, c, e) for (n, c), e in zip(inherited.items(), finals[1:5], strict=True)]
-    own = [_row(n, c, e) for (n, c), e in zip(tuned.items(), finals[5:9], strict=True)]
-    fair = [_row(n, c, e) for (n, c), e in zip(equal.items(), finals[9:], strict=True)]
+    systems = {rate: {"BPR-MF": _at_rate(ranked, rate, bpr), **by_rate[rate]} for rate in by_rate}
+    plan = [c for found in systems.values() for c in found.values()] + [*equal.values()]
+    finals = iter(study.final("test", plan))
+    rated = {
+        rate: [Row(name, c.words(), next(finals)) for name, c in found.items()]
+        for rate, found in systems.items()
+    }
+    fair = [Row(name, c.words(), next(finals)) for name, c in equal.items()]
+    rows = [*baselines, *rated[bpr.setting.learning_rate]]
     tests = _tests(rows)
+    claims = _claims(rows, rated, fair, by_rate, tests)
     tables = [
         _main_table(study, rows, tests, notes),
-        _plain_table(
-            "The same, each configuration with a learning rate of its own", study, own, rows
-        ),
-        _plain_table(
-            f"At equal work: {max(study.config.epochs):g}·X⁺ triples for every configuration",
-            study, fair, rows,
-        ),
-    ]  # fmt: skip
-    claims = _claims(rows, own, fair, inherited, tuned, tests)
-    result: dict[str, Any] = {
+        _rate_table(study, rated),
+        _fair_table(study, fair, rows),
+        claims_table(claims),
+    ]
+    return {
         "name": "fpl-table2",
         "data": study.dataset.name,
         "protocol": study.describe(),
         "rows": [_json_row(r) for r in rows]
-        + [_json_row(r, "own learning rate") for r in own]
+        + [_json_row(r, f"α={rate:g}") for rate, found in rated.items() for r in found]
         + [_json_row(r, "equal triples") for r in fair],
         "claims": claims,
         "significance": [
@@ -172,20 +163,23 @@ def run(study: Study, out: Path) -> dict[str, Any]:
              "difference": c.test.difference, "p": c.test.p, "p_holm": c.p_holm}
             for c in tests.values()
         ],
-        "chosen": {n: inherited[n].words() for n in names} | {"BPR-MF": bpr.words()},
+        "tables": tables,
+        "report": str(
+            write_report(
+                out / "report.html",
+                "FPL, Table 2, on Foursquare Italy",
+                [Section("Results", tables), Section("How to read this", [TextBlock(_READING)])],
+            )
+        ),
     }  # fmt: skip
-    result["report"] = str(
-        write_report(
-            out / "report.html",
-            "FPL, Table 2, on Foursquare Italy",
-            [
-                Section("Results", [*tables, claims_table(claims)]),
-                Section("How to read this", [TextBlock(_READING)]),
-            ],
-        )
+
+
+def _at_rate(ranked: Sequence[Chosen], rate: float, best: Chosen) -> Chosen:
+    """The best BPR-MF of this learning rate, of the size that FPL inherits."""
+    size = best.setting.embedding_size
+    return next(
+        c for c in ranked if c.setting.learning_rate == rate and c.setting.embedding_size == size
     )
-    result["tables"] = [*tables, claims_table(claims)]
-    return result
 
 
 _READING = """\
@@ -195,10 +189,6 @@ values differ (Top-Pop 0.027 here, 0.046 there): compare relations. The paper's 
 
 Factor models are means over seeds. A star marks a significant difference to BPR-MF in P@10 \
 (paired t-test over users on values averaged over seeds, Holm's correction over the table)."""
-
-
-def _row(name: str, chosen: Chosen, evaluations: Sequence[Evaluation]) -> Row:
-    return Row(name, chosen.words(), evaluations)
 
 
 def _tests(rows: Sequence[Row]) -> dict[str, Comparison]:
@@ -233,23 +223,50 @@ def _main_table(
     )  # fmt: skip
 
 
-def _plain_table(title: str, study: Study, rows: Sequence[Row], main: Sequence[Row]) -> Table:
-    reference = {row.system: row.summary() for row in main}
+def _rate_table(study: Study, rated: Mapping[float, Sequence[Row]]) -> Table:
+    columns = [
+        Column("rate", "α", "g"),
+        Column("system", ""),
+        *[Column(m, format=FORMATS[m]) for m in METRICS],
+        Column("change", "P@10 against BPR-MF at this α", "+.1%"),
+        Column("settings"),
+    ]
+    lines: list[dict[str, Any]] = []
+    for rate, rows in rated.items():
+        tests = _tests(rows)
+        bpr = rows[0].summary()["P@10"]
+        for row in rows:
+            summary = row.summary()
+            test = tests.get(row.system)
+            mark = "*" if test is not None and test.significant() else ""
+            change = summary["P@10"] / bpr - 1.0 if row.system != "BPR-MF" and bpr else None
+            lines.append(
+                {"rate": rate, "system": row.system, "settings": row.settings,
+                 "change": Cell(change, mark), **{m: summary[m] for m in METRICS}}
+            )  # fmt: skip
+    title = "The same with every learning rate of the grid"
+    return Table(title, columns, lines, study.describe(), ["* as above, within one learning rate"])
+
+
+def _fair_table(study: Study, rows: Sequence[Row], main: Sequence[Row]) -> Table:
+    reference = {row.system: row.summary()["P@10"] for row in main}
     columns = [
         Column("system", ""),
         *[Column(m, format=FORMATS[m]) for m in METRICS],
-        Column("change", "P@10 against the table above", "+.1%"),
+        Column("change", "P@10 against the first table", "+.1%"),
         Column("settings"),
     ]
-    lines = []
+    lines: list[dict[str, Any]] = []
     for row in rows:
         summary = row.summary()
-        before = reference[row.system]["P@10"]
+        before = reference[row.system]
         lines.append(
             {"system": row.system, "settings": row.settings,
              "change": summary["P@10"] / before - 1.0 if before else None,
              **{m: summary[m] for m in METRICS}}
         )  # fmt: skip
+    longest = max(study.config.epochs)
+    title = f"At equal work: {longest:g}·X⁺ triples for every configuration"
     return Table(title, columns, lines, study.describe())
 
 
@@ -271,66 +288,80 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
 
 def _claims(
     rows: Sequence[Row],
-    own: Sequence[Row],
+    rated: Mapping[float, Sequence[Row]],
     fair: Sequence[Row],
-    inherited: Mapping[str, Chosen],
-    tuned: Mapping[str, Chosen],
+    by_rate: Mapping[float, Mapping[str, Chosen]],
     tests: Mapping[str, Comparison],
 ) -> list[dict[str, Any]]:
-    score = {row.system: row.summary() for row in rows}
-    p = {name: s["P@10"] for name, s in score.items()}
-    mine = {row.system: row.summary() for row in own}
+    p = {row.system: row.summary()["P@10"] for row in rows}
     even = {row.system: row.summary() for row in fair}
-    bpr = p["BPR-MF"]
+    inherited = next(iter(by_rate))
+    factor = max(("BPR-MF", *CONFIGURATIONS), key=p.__getitem__)
+    tuned = best_rates(by_rate)
+    not_one = sum(c.setting.share < 1.0 for c in by_rate[inherited].values())
 
-    def alike(name: str) -> tuple[bool, str]:
-        near = abs(p[name] / bpr - 1.0) <= 0.05 or not tests[name].significant()
-        return near, f"{name} {p[name]:.5f} ({p[name] / bpr - 1:+.1%}, p={tests[name].p_holm:.2g})"
-
-    def above(name: str) -> tuple[bool, str]:
-        holds, words = p[name] > bpr and tests[name].significant(), alike(name)[1]
-        return holds, words
-
-    def tuned_above(name: str) -> tuple[bool, str]:
-        value = mine[name]["P@10"]
-        return value > bpr, f"{name} {value:.5f} ({value / bpr - 1:+.1%})"
-
-    def claim(text: str, *parts: tuple[bool, str]) -> dict[str, Any]:
-        detail = "; ".join(words for _, words in parts)
-        return {"claim": text, "holds": all(h for h, _ in parts), "detail": detail}
-
-    def growth(table: Mapping[str, Mapping[str, float]], base: str) -> tuple[bool, str]:
-        ratio = table[PLUS[base]]["IC@10"] / max(1.0, table[base]["IC@10"])
-        return ratio >= 3.0, f"{PLUS[base]} recommends {ratio:.1f} × the items of {base}"
-
-    def best_share(chosen: Mapping[str, Chosen]) -> str:
+    def shares(chosen: Mapping[str, Chosen]) -> str:
         return ", ".join(f"{n} π={c.setting.share:g}" for n, c in chosen.items())
 
-    factor = max((n for n in score if n in CONFIGURATIONS or n == "BPR-MF"), key=p.__getitem__)
-    not_one = sum(c.setting.share < 1.0 for c in inherited.values())
-    user = tests["User-kNN"]
-    top = p["Top-Pop"]
     printed = ", ".join(f"{n} π={s:g}" for n, s in ITALY_BEST_SHARE.items())
-    return [
-        claim("Top-Pop P@10 is 0.0270 ± 0.0002", (abs(top - 0.0270) <= 2e-4, f"{top:.5f}")),
-        claim("BPR-MF ≈ Top-Pop", alike("Top-Pop")),
-        claim("sFPL ≈ pFPL ≈ BPR-MF", alike("sFPL"), alike("pFPL")),
-        claim("sFPL+ and pFPL+ are above BPR-MF", above("sFPL+"), above("pFPL+")),
-        claim("sFPL+ and pFPL+ are above BPR-MF, each with its own learning rate",
-              *[tuned_above(n) for n in PLUS.values()]),
-        claim("coverage grows many times (≥ 3) with local computation",
-              growth(score, "sFPL"), growth(score, "pFPL")),
+    best = ", ".join(f"{n} π={c.setting.share:g} (α={c.setting.learning_rate:g})"
+                     for n, c in tuned.items())  # fmt: skip
+    found = [
+        claim("Top-Pop P@10 is 0.0270 ± 0.0002",
+              (abs(p["Top-Pop"] - 0.0270) <= 2e-4, f"{p['Top-Pop']:.5f}")),
+        claim("BPR-MF ≈ Top-Pop", _alike(rows, tests, "Top-Pop")),
+        *_relations(rated[inherited], f"α={inherited:g}, which BPR-MF does best with"),
         claim("the best π is rarely 1",
-              (not_one >= 3, f"{best_share(inherited)} (paper: {printed}); "
-                             f"own learning rate: {best_share(tuned)}")),
+              (not_one >= 3, f"{shares(by_rate[inherited])}; paper: {printed}; "
+                             f"each with its best α: {best}")),
         claim("User-kNN is above the factor models",
               (p["User-kNN"] > p[factor],
                f"User-kNN {p['User-kNN']:.5f}, best factor model {factor} {p[factor]:.5f}, "
-               f"against BPR-MF p={user.p_holm:.2g}")),
+               f"against BPR-MF p={tests['User-kNN'].p_holm:.2g}")),
         claim("at equal triples local computation still helps accuracy",
               *[(even[PLUS[n]]["P@10"] > even[n]["P@10"],
                  f"{PLUS[n]} {even[PLUS[n]]['P@10']:.5f}, {n} {even[n]['P@10']:.5f}")
                 for n in PLUS]),
         claim("at equal triples local computation still widens coverage",
-              *[growth(even, n) for n in PLUS]),
+              *[_growth(even, n) for n in PLUS]),
     ]  # fmt: skip
+    for rate in by_rate:
+        if rate != inherited:
+            found += _relations(rated[rate], f"α={rate:g}")
+    return found
+
+
+def _relations(rows: Sequence[Row], where: str) -> list[dict[str, Any]]:
+    """What the paper says of FPL beside BPR-MF, within one learning rate."""
+    tests = _tests(rows)
+    score = {row.system: row.summary() for row in rows}
+
+    def above(name: str) -> tuple[bool, str]:
+        _, words = _alike(rows, tests, name)
+        return score[name]["P@10"] > score["BPR-MF"]["P@10"] and tests[name].significant(), words
+
+    return [
+        claim(f"sFPL ≈ pFPL ≈ BPR-MF, at {where}",
+              _alike(rows, tests, "sFPL"), _alike(rows, tests, "pFPL")),
+        claim(f"sFPL+ and pFPL+ are above BPR-MF, at {where}", above("sFPL+"), above("pFPL+")),
+        claim(f"coverage grows many times (≥ 3) with local computation, at {where}",
+              *[_growth(score, n) for n in PLUS]),
+    ]  # fmt: skip
+
+
+def claim(text: str, *parts: tuple[bool, str]) -> dict[str, Any]:
+    detail = "; ".join(words for _, words in parts)
+    return {"claim": text, "holds": all(holds for holds, _ in parts), "detail": detail}
+
+
+def _alike(rows: Sequence[Row], tests: Mapping[str, Comparison], name: str) -> tuple[bool, str]:
+    """Whether a system's P@10 is within 5 % of BPR-MF's, or not significantly different."""
+    p = {row.system: row.summary()["P@10"] for row in rows}
+    change = p[name] / p["BPR-MF"] - 1.0
+    near = abs(change) <= 0.05 or not tests[name].significant()
+    return near, f"{name} {p[name]:.5f} ({change:+.1%}, p={tests[name].p_holm:.2g})"
+
+
+def _growth(score: Mapping[str, Mapping[str, float]], base: str) -> tuple[bool, str]:
+    ratio = score[PLUS[base]]["IC@10"] / max(1.0, score[base]["IC@10"])
+    return ratio >= 3.0, f"{PLUS[base]} recommends {ratio:.1f} × the items of {base}"

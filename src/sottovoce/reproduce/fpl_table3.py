@@ -9,7 +9,8 @@ from sottovoce.algorithms.fpl import CONFIGURATIONS, FPLConfig, published_cost, 
 from sottovoce.evaluation.report import Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.messages import row_bytes
-from sottovoce.reproduce.published import BRAZIL, BRAZIL_COST, BRAZIL_FRESHNESS
+from sottovoce.reproduce.published import BRAZIL_COST, BRAZIL_FRESHNESS
+from sottovoce.reproduce.study import installed
 
 _READING = """\
 CCE counts item rows exchanged in an epoch: ρ(M + T(1+π)) with ρ = X⁺ contacts. The printed \
@@ -19,7 +20,8 @@ column "as run". The text's "rpe = ρ|U⁻|" must read ρ/|U⁻|."""
 
 
 def run(out: Path) -> dict[str, Any]:
-    n, m, x = BRAZIL["users"], BRAZIL["items"], BRAZIL["positives"]
+    counts = installed("fpl-table3")["counts"]
+    n, m, x = counts["users"], counts["items"], counts["positives"]
     rows: list[dict[str, Any]] = []
     for name in CONFIGURATIONS:
         plus = name.endswith("+")

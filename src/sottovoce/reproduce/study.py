@@ -61,11 +61,19 @@ class StudyConfig:
     vae_epochs: tuple[int, ...] = (50, 100, 200)
 
     @classmethod
-    def read(cls, quick: bool) -> StudyConfig:
-        """The installed study file; `quick` lays its [quick] table over it."""
-        table = tomllib.loads((folder("experiments") / "fpl" / "study.toml").read_text())
-        study = table["study"] | (table["quick"] if quick else {})
+    def read(cls, name: str, quick: bool) -> StudyConfig:
+        """The installed file of a table or figure; `quick` lays its [quick] table over [study]."""
+        table = installed(name)
+        below = installed(table["extends"]) if "extends" in table else {}
+        study = below.get("study", {}) | table.get("study", {})
+        if quick:
+            study = study | below.get("quick", {}) | table.get("quick", {})
         return config.build(cls, study, "study")
+
+
+def installed(name: str) -> dict[str, Any]:
+    """The file of a published table or figure."""
+    return tomllib.loads((folder("experiments") / "reproduce" / f"{name}.toml").read_text())
 
 
 @dataclass(frozen=True, slots=True)
