@@ -6,6 +6,7 @@ class TestFPL(CrossDeviceContract):
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,14 +112,14 @@ def small_run(
     return Result(server.items, cohort.vectors, ledger.totals, messages)
 
 
-class CrossDeviceContract:
+class CrossDeviceContract(ABC):
     """What every cross-device algorithm promises. Subclass it and say which algorithm."""
 
     learns_in = 60
     """Rounds in which the checkerboard must be learnt."""
 
-    def algorithm(self) -> CrossDevice:
-        raise NotImplementedError
+    @abstractmethod
+    def algorithm(self) -> CrossDevice: ...
 
     def test_learns_the_checkerboard(self) -> None:
         train = checkerboard()
