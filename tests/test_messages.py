@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sottovoce.errors import MessageError
-from sottovoce.messages import DeviceReports, Updates, decode, encode, row_bytes
+from sottovoce.messages import DeviceReports, Updates, add_up, decode, encode, row_bytes
 
 
 def report(values, round=3, sender=7):
@@ -98,3 +98,26 @@ def test_private_values_do_not_print():
     for thing in (secret, updates):
         assert "123456789" not in repr(thing)
         assert "redacted" in repr(thing)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 8), unique=True, max_size=6), max_size=5), st.integers(0, 99)
+)
+def test_adding_up_equals_a_plain_table(senders, seed):
+    rng = np.random.default_rng(seed)
+    batches = [
+        DeviceReports(
+            2,
+            np.full(len(items), sender),
+            np.array(sorted(items), dtype=np.int32),
+            rng.integers(-(2**40), 2**40, (len(items), 3)),
+        )
+        for sender, items in enumerate(senders)
+    ]
+    table = np.zeros((9, 3), dtype=np.int64)
+    for batch in batches:
+        np.add.at(table, batch.item, batch.values)
+    summed = add_up(2, batches, 3)
+    assert np.array_equal(summed.dense(9), table)
+    assert summed.item.tolist() == sorted({i for items in senders for i in items})
+    assert summed.devices == sum(bool(items) for items in senders)

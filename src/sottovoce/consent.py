@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.rng import Streams
+from sottovoce.rng import GAMMA, Streams, mix_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,14 @@ class ShareRule:
     keys: NDArray[np.uint64]
     threshold: NDArray[np.uint64]
     allowed: NDArray[np.bool_]
+
+    def may_leave(self, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which positives leave, of draws given as interactions, shape [devices, draws]."""
+        with np.errstate(over="ignore"):
+            offset = np.arange(1, entry.shape[1] + 1, dtype=np.uint64) * GAMMA
+            words = mix_array(self.keys[:, None] + offset[None, :]) >> np.uint64(32)
+        leaves: NDArray[np.bool_] = words < self.threshold[:, None]
+        return leaves & self.allowed[entry] if len(self.allowed) else leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ or decoded from the wire.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import MessageError
+from sottovoce.sums import sum_groups
 
 GRID_BITS = 24
 GRID = 2.0**GRID_BITS
@@ -84,15 +86,36 @@ class DeviceReports:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SummedReports:
-    """The sum of many devices' reports, which is all that folding needs: [n_items, width] whole
-    numbers of the grid. Built by the server from reports, or by a simulated cohort at the door."""
+    """The sum of many devices' reports, which is all that folding needs: whole numbers of the grid
+    for each item that anyone sent. Added up from messages, or by a simulated cohort at the door."""
 
     round: int
+    item: NDArray[np.int32]
+    """Ascending, each once."""
     sums: NDArray[np.int64]
+    """[len(item), width]."""
     devices: int
 
     def __repr__(self) -> str:
         return f"<SummedReports round={self.round} devices={self.devices}>"
+
+    def dense(self, n_items: int) -> NDArray[np.int64]:
+        """A row for every item, zeros where nobody sent."""
+        table = np.zeros((n_items, self.sums.shape[1]), dtype=np.int64)
+        table[self.item] = self.sums
+        return table
+
+
+def add_up(round: int, batches: Sequence[DeviceReports], width: int) -> SummedReports:
+    """The sum of messages, in any order."""
+    item = np.concatenate([np.zeros(0, np.int32), *(b.item for b in batches)])
+    values = np.concatenate([np.zeros((0, width), np.int64), *(b.values for b in batches)])
+    order = np.argsort(item, kind="stable")
+    item = item[order]
+    starts = np.flatnonzero(np.diff(item, prepend=np.int32(-1)))
+    sums = sum_groups(values, order, starts)
+    devices = sum(len(np.unique(b.sender)) for b in batches)
+    return SummedReports(round, item[starts], sums, devices)
 
 
 def row_bytes(embedding_size: int) -> int:

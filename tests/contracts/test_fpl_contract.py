@@ -19,6 +19,17 @@ class TestOneDraw(CrossDeviceContract):
         return FPL(FPLConfig(embedding_size=5, learning_rate=0.1), triples=1)
 
 
+class TestFewDevicesManyItems(CrossDeviceContract):
+    """Rounds so small that they are summed from messages."""
+
+    def algorithm(self) -> CrossDevice:
+        class Few(FPL):
+            def device_few(self, view, devices):
+                return True
+
+        return Few(FPLConfig(embedding_size=8), triples=14)
+
+
 class TestWideRows(CrossDeviceContract):
     """More than one cache line per row."""
 

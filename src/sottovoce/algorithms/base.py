@@ -88,6 +88,11 @@ class CrossDevice(Protocol):
         """Learn from one round; the cohort's vectors move, the updates stay here."""
         ...
 
+    def device_few(self, view: ModelView, devices: int) -> bool:
+        """Whether so few devices take part that writing their messages out costs less than tables
+        with a row for every item."""
+        ...
+
     def device_learn_summed(
         self,
         view: ModelView,

@@ -28,7 +28,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from sottovoce.algorithms.lanes import LANES, row_stride
 from sottovoce.algorithms.pair_draws import SIEVE, fill_sieve
-from sottovoce.algorithms.pair_kernels import GROUP, fold_sums, kernels, widen
+from sottovoce.algorithms.pair_kernels import GROUP, add_rows, fold_sums, kernels, widen
 from sottovoce.consent import ALWAYS, ShareRule
 from sottovoce.errors import DataError
 from sottovoce.messages import GRID
@@ -222,6 +222,22 @@ def fold(step: PairStep, model: NDArray[np.float32], sums: NDArray[np.int64]) ->
     if model.shape != sums.shape:
         raise DataError(f"sums of shape {sums.shape} do not fit a model of shape {model.shape}")
     fold_sums(model, _read(sums, np.int64), fold_rate(step))
+
+
+def fold_rows(
+    step: PairStep,
+    model: NDArray[np.float32],
+    item: NDArray[np.int32],
+    sums: NDArray[np.int64],
+) -> None:
+    """model[item] += α · sums, in place; the same arithmetic as `fold`. Items ascend."""
+    if sums.shape != (len(item), model.shape[1]):
+        raise DataError(f"sums of shape {sums.shape} do not fit {len(item)} rows of the model")
+    if len(item) and not 0 <= int(item.min()) <= int(item.max()) < len(model):
+        raise DataError("sums name an item that the model does not have")
+    if len(item) == len(model):
+        return fold(step, model, sums)
+    add_rows(model, _read(item, np.int32), _read(sums, np.int64), fold_rate(step))
 
 
 def fold_rate(step: PairStep) -> np.float32:

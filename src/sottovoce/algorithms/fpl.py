@@ -39,6 +39,8 @@ CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = 
     "pFPL+": ("all", "mean"),
 }
 """Name → (cohort_size, triples)."""
+_CELLS_PER_DRAW = 200
+"""Numbers of a table that are cleared, added up and folded in the time of one written draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,9 @@ class FPL:
             values=values,
         )
 
+    def device_few(self, view: ModelView, devices: int) -> bool:
+        return devices * self.triples * _CELLS_PER_DRAW < view.items.size
+
     def device_learn_summed(
         self,
         view: ModelView,
@@ -261,7 +266,7 @@ class FPL:
         self, items: NDArray[np.float32], reports: SummedReports
     ) -> NDArray[np.float32]:
         folded = items.copy()
-        factors.fold(self.config.step(), folded, np.ascontiguousarray(reports.sums))
+        factors.fold_rows(self.config.step(), folded, reports.item, reports.sums)
         return folded
 
     def device_score(

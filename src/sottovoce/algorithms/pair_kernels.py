@@ -137,6 +137,14 @@ def fold_sums(model, sums, rate):
             model[row, f] += rate * float32(sums[row, f])
 
 
+@njit(nogil=True, cache=True)
+def add_rows(model, item, sums, rate):
+    """model[item] += rate · sums."""
+    for k in range(item.shape[0]):
+        for f in range(model.shape[1]):
+            model[item[k], f] += rate * float32(sums[k, f])
+
+
 # --- the step ------------------------------------------------------------------------------------
 
 

@@ -19,9 +19,17 @@ from sottovoce.algorithms.base import Cohort, Counts, CrossDevice
 from sottovoce.consent import ShareRule
 from sottovoce.errors import ConsentError
 from sottovoce.ledger import Entries, Ledger
-from sottovoce.messages import DeviceReports, ModelView, SummedReports, Updates, row_bytes
+from sottovoce.messages import (
+    DeviceReports,
+    ModelView,
+    SummedReports,
+    Updates,
+    add_up,
+    row_bytes,
+)
 from sottovoce.privacy.mechanisms import BoundRelease, Release
 from sottovoce.rng import Streams
+from sottovoce.sums import sum_groups
 
 _HOME_BATCH = 1024
 
@@ -90,6 +98,8 @@ class Devices:
     ) -> SummedReports:
         """One round of these devices, as the sum of their messages."""
         self._require_consent(rows)
+        if self._accelerator is None and self.algorithm.device_few(view, len(rows)):
+            return add_up(view.round, [self.report(view, rows)], view.items.shape[1])
         if self._accelerator is not None:
             sums, counts = self._accelerator.learn_summed(
                 view,
@@ -103,7 +113,8 @@ class Devices:
                 view, self.cohort, rows, rule, self.rng, threads
             )
         self._record(rows, np.full(len(rows), view.round), counts, view.embedding_size)
-        return SummedReports(view.round, sums, len(rows))
+        every_item = np.arange(len(sums), dtype=np.int32)
+        return SummedReports(view.round, every_item, sums, len(rows))
 
     def report_rounds(
         self, items: NDArray[np.float32], first_round: int, rows: NDArray[np.int64]
@@ -144,7 +155,7 @@ class Devices:
         positive = updates.positive
         entry = updates.entry[positive].reshape(len(rule.keys), -1)
         leaves = np.ones(len(updates), dtype=bool)
-        leaves[positive] = self._release.may_leave(rule, entry).ravel()
+        leaves[positive] = rule.may_leave(entry).ravel()
         return leaves
 
     def _merge(
@@ -155,18 +166,14 @@ class Devices:
         leaves: NDArray[np.bool_],
     ) -> tuple[DeviceReports, Counts]:
         """Sum each device's leaving updates by item, items ascending."""
-        row, item, values = updates.row[leaves], updates.item[leaves], updates.values[leaves]
+        row, item = updates.row[leaves], updates.item[leaves]
         positive = updates.positive[leaves]
         order = np.lexsort((item, row))
         row, item = row[order], item[order]
         first = np.ones(len(row), dtype=bool)
         first[1:] = (row[1:] != row[:-1]) | (item[1:] != item[:-1])
         starts = np.flatnonzero(first)
-        sums = (
-            np.add.reduceat(values[order].astype(np.int64), starts, axis=0)
-            if len(starts)
-            else np.zeros((0, values.shape[1]), dtype=np.int64)
-        )
+        sums = sum_groups(updates.values, np.flatnonzero(leaves)[order], starts)
         sent_positive = positive[order][starts]
         n = len(rows)
         counts = Counts(

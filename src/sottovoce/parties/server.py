@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import CrossDevice
 from sottovoce.errors import MessageError
-from sottovoce.messages import DeviceReports, ModelView, SummedReports
+from sottovoce.messages import DeviceReports, ModelView, SummedReports, add_up
 from sottovoce.rng import Streams
 
 
@@ -39,21 +39,20 @@ class Server:
 
     def sum_reports(self, batches: list[DeviceReports]) -> SummedReports:
         """Add up messages in any order. A message that is off is rejected whole, with the batch."""
-        sums = np.zeros(self.items.shape, dtype=np.int64)
         senders: set[int] = set()
+        n_items, width = self.items.shape
         for reports in batches:
             if reports.round != self.round:
                 raise MessageError(f"report for round {reports.round} in round {self.round}")
-            if np.any((reports.item < 0) | (reports.item >= len(sums))):
+            if np.any((reports.item < 0) | (reports.item >= n_items)):
                 raise MessageError("a report names an unknown item")
-            if reports.values.shape != (len(reports), self.items.shape[1]):
+            if reports.values.shape != (len(reports), width):
                 raise MessageError("a report has the wrong width")
             new = set(np.unique(reports.sender).tolist())
             if senders & new:
                 raise MessageError("a device reported twice in one round")
             senders |= new
-            np.add.at(sums, reports.item, reports.values)
-        return SummedReports(self.round, sums, len(senders))
+        return add_up(self.round, batches, width)
 
     def fold(self, reports: SummedReports) -> None:
         if reports.round != self.round:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sottovoce.consent import ALWAYS, Consent, ShareRule
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.rng import GAMMA, Streams, mix, mix_array
+from sottovoce.rng import GAMMA, Streams, mix
 
 
 class BoundRelease(Protocol):
@@ -42,10 +42,6 @@ class BoundRelease(Protocol):
 
     def round_key(self, round: int) -> int:
         """The key from which that of each device's coins in a round derives."""
-        ...
-
-    def may_leave(self, rule: ShareRule, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which positives leave, of draws given as interactions, shape [devices, draws]."""
         ...
 
 
@@ -109,13 +105,6 @@ class BoundShare:
 
     def round_key(self, round: int) -> int:
         return self.rng.child(round).key
-
-    def may_leave(self, rule: ShareRule, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
-        with np.errstate(over="ignore"):
-            offset = np.arange(1, entry.shape[1] + 1, dtype=np.uint64) * GAMMA
-            words = mix_array(rule.keys[:, None] + offset[None, :]) >> np.uint64(32)
-        leaves: NDArray[np.bool_] = words < rule.threshold[:, None]
-        return leaves & self.allowed[entry] if len(self.allowed) else leaves
 
 
 def share_subsets(
