@@ -53,7 +53,6 @@ class Updates:
 
     row: NDArray[np.int32]
     """Which device of the cohort."""
-    draw: NDArray[np.int32]
     entry: NDArray[np.int64]
     """The interaction of the cohort's history that was drawn as positive."""
     item: NDArray[np.int32]

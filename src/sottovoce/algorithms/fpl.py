@@ -202,7 +202,6 @@ class FPL:
         draws = np.arange(len(rows) * self.triples)
         return Updates(
             row=np.repeat(draws // self.triples, 2).astype(np.int32),
-            draw=np.repeat(draws % self.triples, 2).astype(np.int32),
             entry=np.repeat(entry, 2),
             item=item,
             positive=np.tile([False, True], len(draws)),
