@@ -331,3 +331,10 @@ def test_experiment_files_are_read_with_settings(tmp_path):
 
 def test_manifest_is_plain_json(whole):
     assert json.loads((whole / "manifest.json").read_text())["name"] == "experiment"
+
+
+def test_a_transcript_is_written_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.Federation, "check_device", lambda self, device: None)
+    with pytest.raises(ConfigError, match="transcript"):
+        run_experiment(make(), tmp_path / "run", device="cuda", transcript=True)
+    assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ from sottovoce.data.splitting import Split
 from sottovoce.engines.base import Listener, Moment, Observer
 from sottovoce.engines.interrupts import Interrupts
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically, Transcript
-from sottovoce.errors import DataError
+from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import SLAB, Evaluation, Full, Protocol, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation, split_items
@@ -74,6 +74,8 @@ def run_experiment(
         experiment.algorithm, split.train, consent, experiment.release, rng.child("federation")
     )
     federation.check_device(device)
+    if transcript and device != "cpu":
+        raise ConfigError("a transcript needs every message written out: leave it on --device cpu")
     protocol = experiment.evaluation.protocol(split, experiment.seed)
     _check_protocol(protocol, split)
     tell("data", 1, 1)

@@ -8,7 +8,7 @@ the vectors and the ledger are the same bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class Simulation:
     threads: int = 1
     fuse: bool = True
     """Run single-device rounds in blocks. Off, every round passes through its own message."""
-    block: int = field(default=200_000)
+    block: int = 200_000
     """Most rounds fused at once, so that an interrupt is heard soon."""
 
     def run(self) -> None:
