@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms import factors
 from sottovoce.algorithms.factors import PairStep
 from sottovoce.algorithms.lanes import load, load_extended, store, store_first, total
-from sottovoce.consent import ShareRule
+from sottovoce.consent import ShareRule, thresholds
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import UsageError
 from sottovoce.recommender import FactorScorer, top_n
@@ -193,7 +193,7 @@ class Ours:
         root = Streams.from_seed(4)
         rule = ShareRule(
             root.child("share").keys(users),
-            factors.thresholds(np.full(len(users), share)),
+            thresholds(np.full(len(users), share)),
             np.zeros(0, dtype=bool),
         )
         sums, _, _ = factors.learn_summed(
@@ -205,13 +205,13 @@ class Ours:
     def sequential(self, rounds: int, triples: int, share: float) -> None:
         """Rounds of one client each: sFPL, or sFPL+."""
         root = Streams.from_seed(5)
-        thresholds = factors.thresholds(np.full(ROUNDS_AT_ONCE, share))
+        limits = thresholds(np.full(ROUNDS_AT_ONCE, share))
         for start in range(0, rounds, ROUNDS_AT_ONCE):
             numbers = np.arange(start, min(rounds, start + ROUNDS_AT_ONCE), dtype=np.int64)
             users = root.child("select").choose_one(len(self.vectors), numbers)
             rule = ShareRule(
                 root.child("share").paired_keys(numbers, users),
-                thresholds[: len(users)],
+                limits[: len(users)],
                 np.zeros(0, dtype=bool),
             )
             factors.learn_rounds(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.algorithms import factors, factors_cuda, factors_triton
-from sottovoce.consent import ShareRule
+from sottovoce.consent import ShareRule, thresholds
 from sottovoce.errors import UsageError
 from sottovoce.rng import Streams
 
@@ -149,7 +149,7 @@ def cpu_rate(made: factors_cuda.CudaFederation, n_users: int) -> float:
     times = []
     for round in range(4):
         learn, share = (Streams(key).keys(users) for key in keys(round))
-        rule = ShareRule(share, factors.thresholds(np.ones(n_users)), np.zeros(0, dtype=bool))
+        rule = ShareRule(share, thresholds(np.ones(n_users)), np.zeros(0, dtype=bool))
         begin = time.perf_counter()
         sums, _, _ = factors.learn_summed(
             made.step, model, vectors, users, indptr, items, learn, TRIPLES, rule,

@@ -34,10 +34,10 @@ def test_parts_come_back_as_one_whatever_the_folder_is_called(tmp_path):
     everything = ledgers.read(folder / "ledger.parquet")
     assert everything["round"].to_pylist() == [0, 0, 1, 1, 2, 2]
     assert everything["kind"].to_pylist()[::2] == ["kind-0", "kind-1", "kind-2"]
-    assert ledgers.user_totals(everything) == book.totals
+    assert ledgers.totals_of(everything) == book.totals
     mine = ledgers.read(folder / "ledger.parquet", 7)
     assert mine["user"].to_pylist() == [7, 7, 7]
-    assert ledgers.user_totals(mine).positive_rows == 3
+    assert ledgers.totals_of(mine).positive_rows == 3
 
 
 def test_totals_alone_can_be_kept():

@@ -72,7 +72,7 @@ def test_a_run_leaves_what_it_promises(whole):
     assert not list(whole.glob("*.partial"))
     table = ledgers.read(whole / "ledger.parquet")
     assert table.num_rows == manifest["ledger"]["releases"]
-    assert ledgers.user_totals(table).bytes == manifest["ledger"]["bytes"]
+    assert ledgers.totals_of(table).bytes == manifest["ledger"]["bytes"]
 
 
 @pytest.mark.parametrize("configuration", ["pFPL+", "sFPL", "sFPL+"])

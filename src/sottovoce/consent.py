@@ -159,6 +159,11 @@ ALWAYS = 1 << 32
 """The threshold of a draw that always leaves."""
 
 
+def thresholds(share: NDArray[np.floating]) -> NDArray[np.uint64]:
+    """A draw leaves where its 32-bit coin lies below this; π = 1 gives `ALWAYS`."""
+    return np.round(np.asarray(share, dtype=np.float64) * float(ALWAYS)).astype(np.uint64)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ShareRule:
     """Which positive updates may leave, in the form the kernels read, a row per device of a round:

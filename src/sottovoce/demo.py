@@ -95,9 +95,7 @@ def introduce(experiment: Experiment) -> Introduction:
     """Who lives here and what they chose, before anything is learnt."""
     dataset = experiment.dataset()
     table = dataset.interactions
-    users = np.arange(table.n_users, dtype=np.int64)
-    consent = experiment.consent.draw(users, experiment.streams(), tuple(dataset.user_attributes))
-    groups = choice_groups(experiment.consent.choices, consent)
+    groups = choice_groups(experiment.consent.choices, experiment.records(dataset))
     return Introduction(
         table.n_users,
         table.n_items,
@@ -124,7 +122,7 @@ def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report)
         evaluations=evaluations,
         table=results_table(evaluations, "pFPL+ against its baselines"),
         resident=_resident(run),
-        sent=ledgers.user_totals(run.ledger()),
+        sent=ledgers.totals_of(run.ledger()),
         report=page,
     )
 
@@ -165,5 +163,5 @@ def _resident(run: FinishedRun) -> Resident:
         visited=tuple(Place(*run.describe(int(item))[1:]) for item in own[:SHOWN_VISITS]),
         recommendations=tuple(found),
         visited_later=tuple(place.item in titles for place in found),
-        sent=ledgers.user_totals(run.ledger(user)),
+        sent=ledgers.totals_of(run.ledger(user)),
     )

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from sottovoce import config
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.baselines import BASELINES, Baseline
-from sottovoce.consent import ConsentPolicy
+from sottovoce.consent import Consent, ConsentPolicy
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import (
@@ -156,8 +158,18 @@ class Experiment:
             table=json.loads(json.dumps(table, default=str)),
         )
 
+    @property
+    def system(self) -> str:
+        """The name of the federated system in tables."""
+        return self.algorithm.configuration or "FPL"
+
     def streams(self) -> Streams:
         return Streams.from_seed(self.seed)
+
+    def records(self, dataset: Dataset) -> Consent:
+        """The consent of every user of the data."""
+        users = np.arange(dataset.interactions.n_users, dtype=np.int64)
+        return self.consent.draw(users, self.streams(), tuple(dataset.user_attributes))
 
     def dataset(self) -> Dataset:
         """The data, loaded and filtered."""

@@ -44,7 +44,7 @@ class Federation:
         cohort = Cohort(
             users, train, consent, np.zeros((train.n_users, settings.embedding_size), np.float32)
         )
-        willing = np.flatnonzero(consent.takes_part & cohort.able())
+        willing = cohort.willing()
         plan = schedule(settings, len(willing), int(train.counts[willing].sum()))
         algorithm = FPL(settings, plan.triples)
         cohort.vectors = algorithm.device_init(users, rng)

@@ -120,7 +120,7 @@ def read(path: Path, user: int | None = None) -> pa.Table:
     return table
 
 
-def user_totals(table: pa.Table) -> Totals:
+def totals_of(table: pa.Table) -> Totals:
     """Sums of a ledger table."""
     import pyarrow.compute as pc
 

@@ -63,7 +63,7 @@ def compare_runs(
         {
             "run": label,
             "folder": str(run.folder.path),
-            "system": run.experiment.algorithm.configuration or "FPL",
+            "system": run.experiment.system,
             "data": run.dataset.name,
             "protocol": evaluations[label].describe(),
             "results": evaluations[label].summary(),
@@ -166,12 +166,12 @@ def _world_table(
         for label, summary in sorted(
             first.folder.manifest()["results"].items(), key=lambda entry: _place(entry[0])
         )
-        if label != (first.experiment.algorithm.configuration or "FPL")
+        if label != first.experiment.system
     ]
     rows += [
         {
             "run": label,
-            "system": runs[label].experiment.algorithm.configuration or "FPL",
+            "system": runs[label].experiment.system,
             **{k: Cell(summary.get(k), marks.get((label, k), "")) for k in keys},
         }
         for label, summary in summaries.items()

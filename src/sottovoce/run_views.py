@@ -71,11 +71,7 @@ class FinishedRun:
                 "run the experiment again"
             )
         split = experiment.split(dataset)
-        users = np.arange(split.train.n_users, dtype=np.int64)
-        consent = experiment.consent.draw(
-            users, experiment.streams(), tuple(dataset.user_attributes)
-        )
-        return cls(folder, experiment, dataset, split, consent)
+        return cls(folder, experiment, dataset, split, experiment.records(dataset))
 
     def scorer(self) -> FactorScorer:
         vectors, items = self.folder.vectors(), self.folder.model()

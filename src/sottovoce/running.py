@@ -22,7 +22,7 @@ from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import SLAB, Evaluation, Full, Protocol, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation, split_items
-from sottovoce.ledger import COUNTS, user_totals
+from sottovoce.ledger import COUNTS, totals_of
 from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.runs import RunFolder, check_writable, environment
 
@@ -67,11 +67,12 @@ def run_experiment(
     tell("data", 0, 1)
     dataset = experiment.dataset()
     split = experiment.split(dataset)
-    rng = experiment.streams()
-    everyone = np.arange(split.n_users, dtype=np.int64)
-    consent = experiment.consent.draw(everyone, rng, tuple(dataset.user_attributes))
     federation = Federation.build(
-        experiment.algorithm, split.train, consent, experiment.release, rng.child("federation")
+        experiment.algorithm,
+        split.train,
+        experiment.records(dataset),
+        experiment.release,
+        experiment.streams().child("federation"),
     )
     federation.check_device(device)
     if transcript and device != "cpu":
@@ -81,8 +82,7 @@ def run_experiment(
     tell("data", 1, 1)
     run = _Run(experiment, split, federation, protocol, None, threads, tell)
     if out is None:
-        scorer = run.train(device, ())
-        evaluations = run.judge_all(scorer)
+        evaluations = run.judge_all(run.train(device, ()))
     else:
         manifest = _manifest(experiment, dataset, federation)
         run.folder = RunFolder.claim(out, manifest, resume=resume)
@@ -93,7 +93,7 @@ def run_experiment(
                 run.finish(scorer, evaluations)
     seconds = time.perf_counter() - started
     return Outcome(
-        experiment, dataset, split, federation, evaluations, run.system, seconds, run.folder
+        experiment, dataset, split, federation, evaluations, experiment.system, seconds, run.folder
     )
 
 
@@ -107,10 +107,6 @@ class _Run:
     threads: int
     tell: Report
 
-    @property
-    def system(self) -> str:
-        return self.experiment.algorithm.configuration or "FPL"
-
     def resume(self, device: str, listeners: Sequence[Listener]) -> FactorScorer:
         """Go on from where the folder is: at the start, at a checkpoint, or at the end."""
         if self.folder is None or not self.folder.finished:
@@ -119,7 +115,7 @@ class _Run:
                 self.federation.restore(saved.round, saved.items, saved.vectors, saved.totals)
             return self.train(device, listeners)
         items, vectors = self.folder.model(), self.folder.vectors()
-        totals = user_totals(self.folder.ledger())
+        totals = totals_of(self.folder.ledger())
         self.federation.restore(self.federation.schedule.rounds, items, vectors, totals)
         # What devices that stay at home have learnt is in the saved vectors already.
         return FactorScorer(vectors, *split_items(items))
@@ -155,7 +151,7 @@ class _Run:
             rng = self.experiment.streams().child("baseline", label)
             evaluations[label] = self.judge(baseline.fit(self.split.train, rng))
         self.tell("evaluation", 0, 1)
-        evaluations[self.system] = self.judge(scorer)
+        evaluations[self.experiment.system] = self.judge(scorer)
         self.tell("evaluation", 1, 1)
         return evaluations
 
@@ -164,12 +160,14 @@ class _Run:
             return
         summary = {name: e.summary() for name, e in evaluations.items()}
         rounds, totals = self.federation.schedule.rounds, self.federation.devices.ledger.totals
-        self.folder.append_metrics({"round": rounds, "final": True, **summary[self.system]})
+        self.folder.append_metrics(
+            {"round": rounds, "final": True, **summary[self.experiment.system]}
+        )
         self.folder.finish(
             self.federation.server.items,
             scorer.user_factors,
             results=summary,
-            protocol=evaluations[self.system].describe(),
+            protocol=evaluations[self.experiment.system].describe(),
             ledger={name: getattr(totals, name) for name in COUNTS},
         )
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms import factors, pair_kernels
 from sottovoce.algorithms.factors import PairStep
-from sottovoce.consent import ShareRule
+from sottovoce.consent import ShareRule, thresholds
 from sottovoce.errors import DataError
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import GAMMA, Streams
@@ -62,7 +62,7 @@ class World:
         users = self.users() if users is None else users
         return ShareRule(
             self.share.keys(users),
-            factors.thresholds(np.full(len(users), share)),
+            thresholds(np.full(len(users), share)),
             np.zeros(0, dtype=bool) if allowed is None else allowed,
         )
 
@@ -373,6 +373,13 @@ def test_shares_of_coins() -> None:
 # --- the step against the printed equations ------------------------------------------------------
 
 
+def regs(size: int) -> list[NDArray[np.float64]]:
+    """λ_i and λ_j per column of an item row, the last being the bias."""
+    return [
+        np.append(np.full(size, r), STEP.reg_bias) for r in (STEP.reg_positive, STEP.reg_negative)
+    ]
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", [0.05, 1.0, 3.0])
 def test_a_step_is_what_is_printed(size: int, scale: float) -> None:
@@ -383,7 +390,7 @@ def test_a_step_is_what_is_printed(size: int, scale: float) -> None:
     p = np.column_stack([before, np.ones(60)])
     x = (p * (q_i - q_j)).sum(axis=1, keepdims=True)
     s = 1 / (1 + np.exp(x))
-    reg_i, reg_j = (r[: size + 1].astype(np.float64) for r in STEP.columns(size))
+    reg_i, reg_j = regs(size)
     tolerance = 4e-7 * max(1.0, scale) ** 3 * GRID
     assert np.abs(values[0::2] - (-s * p - reg_j * q_j) * GRID).max() < tolerance
     assert np.abs(values[1::2] - (s * p - reg_i * q_i) * GRID).max() < tolerance
@@ -408,7 +415,7 @@ def test_the_step_climbs_the_printed_objective() -> None:
     """Δ is the gradient of ln σ(x) − (λ_u|p|² + λ_i|q_i|² + λ_j|q_j|² + λ_b(b_i² + b_j²))/2."""
     w = world(3, n_users=8)
     _, item, values, vectors = w.rows(1)
-    reg_i, reg_j = (r[:4].astype(np.float64) for r in STEP.columns(3))
+    reg_i, reg_j = regs(3)
 
     def objective(p: Any, q_i: Any, q_j: Any) -> float:
         x = np.append(p, 1.0) @ (q_i - q_j)

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import factors
+from sottovoce.consent import ShareRule, thresholds
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 
@@ -82,7 +83,7 @@ class World:
     ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
         """One round by `learn_summed`; `self.vectors` moves."""
         learn, share = (Streams(key).keys(self.users[rows]) for key in self.keys(round))
-        rule = factors.ShareRule(share, factors.thresholds(self.share[rows]), self.allowed)
+        rule = ShareRule(share, thresholds(self.share[rows]), self.allowed)
         return factors.learn_summed(
             STEP, model, self.vectors, rows, self.indptr, self.items, learn, triples, rule
         )
@@ -159,7 +160,7 @@ def test_draws_are_the_references_draws(fused: bool) -> None:
         Streams(keys).keys(world.users[rows]), triples,
     )  # fmt: skip
     coins = Streams(share_keys).words(world.users[rows], triples) >> np.uint64(32)
-    leaves = coins < factors.thresholds(world.share[rows])[:, None]
+    leaves = coins < thresholds(world.share[rows])[:, None]
     device = federation.cohort.users.device
     signed = torch.tensor(np.array([keys, share_keys], dtype=np.uint64).view(np.int64))
     packed = torch.zeros(triples, len(rows), dtype=torch.int64, device=device)

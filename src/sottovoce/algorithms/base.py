@@ -58,6 +58,10 @@ class Cohort:
         able: NDArray[np.bool_] = (counts > 0) & (counts < self.history.n_items)
         return able
 
+    def willing(self) -> NDArray[np.int64]:
+        """Rows of the devices that take part and can learn."""
+        return np.flatnonzero(self.consent.takes_part & self.able())
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Counts:

@@ -29,7 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from sottovoce.algorithms.lanes import LANES, row_stride
 from sottovoce.algorithms.pair_draws import SIEVE, fill_sieve
 from sottovoce.algorithms.pair_kernels import GROUP, add_rows, fold_sums, kernels, widen
-from sottovoce.consent import ALWAYS, ShareRule
+from sottovoce.consent import ShareRule
 from sottovoce.errors import DataError
 from sottovoce.messages import GRID
 
@@ -52,15 +52,6 @@ class PairStep:
     reg_negative: float
     reg_bias: float
 
-    def columns(self, embedding_size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """λ_i and λ_j per padded column of an item row."""
-        positive = np.zeros(padded_width(embedding_size), dtype=np.float32)
-        negative = positive.copy()
-        positive[:embedding_size] = self.reg_positive
-        negative[:embedding_size] = self.reg_negative
-        positive[embedding_size] = negative[embedding_size] = self.reg_bias
-        return positive, negative
-
     def numbers(self) -> NDArray[np.float32]:
         """α, αλ_u, and λ_i, λ_j, λ_b in steps of the grid: what the kernels take."""
         rate = self.learning_rate
@@ -78,11 +69,6 @@ def padded(items: NDArray[np.float32]) -> NDArray[np.float32]:
     rows = _zeros((len(items), padded_width(items.shape[1] - 1)), np.float32)
     rows[:, : items.shape[1]] = items
     return rows
-
-
-def thresholds(share: NDArray[np.floating]) -> NDArray[np.uint64]:
-    """A draw is sent where its 32-bit word lies below this."""
-    return np.round(np.asarray(share, dtype=np.float64) * float(ALWAYS)).astype(np.uint64)
 
 
 def learn_rows(

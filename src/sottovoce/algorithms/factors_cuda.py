@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.algorithms import factors_triton
-from sottovoce.algorithms.factors import PairStep, fold_rate, thresholds
+from sottovoce.algorithms.factors import PairStep, fold_rate
 from sottovoce.algorithms.factors_triton import COPIES, LANES
+from sottovoce.consent import thresholds
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import _M1, _M2, GAMMA

@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from sottovoce.evaluation.tables import Table
     from sottovoce.ledger import Totals
-
-Report = Callable[[str, int, int], None]
+    from sottovoce.running import Report
 
 STAGES = {
     "data": "Preparing the data",

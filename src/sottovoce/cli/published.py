@@ -18,7 +18,8 @@ def reproduce(
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Say which there are.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer settings and epochs: minutes instead of hours.")
+        bool,
+        typer.Option("--quick", help="Fewer settings and epochs: for a look, in about a minute."),
     ] = False,
     out: Out = None,
     threads: Threads = None,

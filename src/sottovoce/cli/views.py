@@ -91,7 +91,7 @@ def ledger(
         raise UsageError("choose one of --csv and --json")
     opened = FinishedRun.open(folder)
     number = None if user is None else opened.user(user)
-    totals = ledgers.user_totals(opened.ledger(number))
+    totals = ledgers.totals_of(opened.ledger(number))
     lines = opened.ledger_by(by) if number is None else opened.ledger_of(number)
     grouping = by if number is None else "round"
     if as_json:

@@ -211,19 +211,16 @@ def evaluate(
             parts.append(_measure_ranks(scorer, train, test, slab, negatives, protocol.k, threads))
         if progress is not None:
             progress(start + len(slab), len(chosen))
-    found = [part.lists for part in parts if part.lists is not None]
-    return Evaluation(
-        protocol=protocol,
-        users=chosen,
-        values={
-            f"{name}@{protocol.k}": np.concatenate([part.values[name] for part in parts])
-            for name in parts[0].values
-        },
-        served=np.concatenate([part.served for part in parts]),
-        skipped=len(asked) - len(chosen),
-        n_items=test.n_items,
-        lists=np.concatenate(found) if found else None,
-    )
+    return _joined(parts, protocol, chosen, len(asked) - len(chosen), test)
+
+
+def evaluate_lists(
+    lists: NDArray[np.int32], test: Interactions, protocol: Protocol | None = None
+) -> Evaluation:
+    """What `evaluate` gave when it made these lists under full ranking, for all users."""
+    users = np.flatnonzero(test.counts > 0)
+    part = _measure_lists(lists, users, test)
+    return _joined([part], protocol or Protocol(), users, test.n_users - len(users), test)
 
 
 class _Part(NamedTuple):
@@ -232,6 +229,28 @@ class _Part(NamedTuple):
     values: dict[str, NDArray[np.float64]]
     served: NDArray[np.bool_]
     lists: NDArray[np.int32] | None
+
+
+def _joined(
+    parts: list[_Part],
+    protocol: Protocol,
+    users: NDArray[np.int64],
+    skipped: int,
+    test: Interactions,
+) -> Evaluation:
+    found = [part.lists for part in parts if part.lists is not None]
+    return Evaluation(
+        protocol=protocol,
+        users=users,
+        values={
+            f"{name}@{protocol.k}": np.concatenate([part.values[name] for part in parts])
+            for name in parts[0].values
+        },
+        served=np.concatenate([part.served for part in parts]),
+        skipped=skipped,
+        n_items=test.n_items,
+        lists=np.concatenate(found) if found else None,
+    )
 
 
 def _measure_lists(lists: NDArray[np.int32], users: NDArray[np.int64], test: Interactions) -> _Part:

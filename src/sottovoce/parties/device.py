@@ -82,7 +82,7 @@ class Devices:
 
     def willing(self) -> NDArray[np.int64]:
         """Rows of the devices that take part and can learn."""
-        return np.flatnonzero(self.cohort.consent.takes_part & self.cohort.able())
+        return self.cohort.willing()
 
     def report(self, view: ModelView, rows: NDArray[np.int64]) -> DeviceReports:
         """One round of these devices, as messages."""

@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
-from sottovoce.consent import ALWAYS, Consent, ShareRule
+from sottovoce.consent import ALWAYS, Consent, ShareRule, thresholds
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import GAMMA, Streams, mix
@@ -67,13 +67,11 @@ class ShareFraction:
         _require_no_more_than_shares(consent)
         if self.per == "draw":
             allowed = np.zeros(0, dtype=bool)
-            threshold = np.round(consent.share_positives.astype(np.float64) * ALWAYS)
+            threshold = thresholds(consent.share_positives)
         else:
             allowed = share_subsets(users, consent, history, rng)
-            threshold = np.full(len(users), float(ALWAYS))
-        return BoundShare(
-            f"share-{self.per}", users, threshold.astype(np.uint64), allowed, rng.child("share")
-        )
+            threshold = np.full(len(users), ALWAYS, dtype=np.uint64)
+        return BoundShare(f"share-{self.per}", users, threshold, allowed, rng.child("share"))
 
 
 def _require_no_more_than_shares(consent: Consent) -> None:

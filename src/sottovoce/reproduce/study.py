@@ -27,8 +27,7 @@ from sottovoce.data.sources import load
 from sottovoce.data.splitting import Split, keep_active, temporal_holdout, validation_split
 from sottovoce.engines.observers import AtRounds
 from sottovoce.errors import CorruptData
-from sottovoce.evaluation import metrics
-from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
+from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate, evaluate_lists
 from sottovoce.federation import Federation
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.recommender import Scorer
@@ -141,7 +140,9 @@ class Study:
             return {"lists": self._lists(scorer, split)}
 
         key = {"baseline": name, "settings": repr(baseline), "part": part}
-        return self._evaluation(self._cell(key, ("lists",), train)["lists"], split)
+        return evaluate_lists(
+            self._cell(key, ("lists",), train)["lists"], split.test, self.protocol
+        )
 
     def train(
         self, setting: Setting, epochs: Sequence[float], part: Part, seed: int
@@ -157,7 +158,9 @@ class Study:
 
         key = {"setting": repr(setting), "part": part, "seed": seed}
         lists = self._cell(key, tuple(names), train)
-        return {e: self._evaluation(lists[name], split) for name, e in names.items()}
+        return {
+            e: evaluate_lists(lists[name], split.test, self.protocol) for name, e in names.items()
+        }
 
     def train_many(
         self, what: str, jobs: Sequence[tuple[Setting, Sequence[float], Part, int]]
@@ -241,21 +244,6 @@ class Study:
         if lists is None:
             raise CorruptData("full ranking gave no lists")
         return lists
-
-    def _evaluation(self, lists: NDArray[np.int32], split: Split) -> Evaluation:
-        users = np.flatnonzero(split.test.counts > 0)
-        hit = metrics.hits(lists, users, split.test)
-        relevant = split.test.counts[users]
-        at = self.protocol.k
-        return Evaluation(
-            protocol=self.protocol,
-            users=users,
-            values={f"{n}@{at}": metric(hit, relevant) for n, metric in metrics.PER_USER.items()},
-            served=lists[:, 0] >= 0,
-            skipped=split.n_users - len(users),
-            n_items=split.n_items,
-            lists=lists,
-        )
 
     def _cell(
         self,
