@@ -43,8 +43,8 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing the core, torch and the development tools"
-	@$(PIP) -e '.[torch,dev]'
+	@echo "Installing the core, torch, the services, Flower and the development tools"
+	@$(PIP) -e '.[torch,web,flower,dev]'
 	@touch $@ $(VENV)/.core
 
 clean:

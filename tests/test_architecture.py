@@ -17,6 +17,7 @@ LAYERS = [
     {"messages", "consent", "data"},
     {"ledger", "recommender", "_ranking"},
     {"privacy", "algorithms", "evaluation"},
+    {"terms"},
     {"baselines", "parties"},
     {"engines"},
     {"runs", "testing"},

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sottovoce.errors import MessageError
-from sottovoce.messages import DeviceReports, Updates, add_up, decode, encode, row_bytes
+from sottovoce.messages import (
+    DeviceReports,
+    SummedReports,
+    Updates,
+    add_sums,
+    add_up,
+    decode,
+    decode_sum,
+    encode,
+    encode_sum,
+    row_bytes,
+)
 
 
 def report(values, round=3, sender=7):
@@ -34,10 +45,44 @@ def test_encode_then_decode_gives_the_same_report(values):
     assert np.array_equal(got.sender, sent.sender)
 
 
-def test_a_row_costs_what_the_ledger_says():
+@pytest.mark.parametrize(("largest", "bytes_each"), [(127, 1), (2**15, 3), (2**31 - 1, 4)])
+def test_a_row_costs_no_more_than_the_ledger_says(largest, bytes_each):
+    """The ledger counts four bytes a number; values that need fewer travel in fewer."""
     width = 11
-    one, two = (len(encode(report(np.ones((n, width))))) for n in (1, 2))
-    assert two - one == row_bytes(width - 1)
+    one, two = (len(encode(report(np.full((n, width), largest)))) for n in (1, 2))
+    assert two - one == 4 + width * bytes_each <= row_bytes(width - 1)
+
+
+@given(
+    hnp.arrays(np.int64, st.tuples(st.integers(0, 6), st.just(3)), elements=st.integers(-9, 9)),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_sum_survives_the_wire_without_its_empty_rows(values, devices):
+    items = np.arange(len(values), dtype=np.int32) * 2
+    sent = SummedReports(3, items, values, devices)
+    got = decode_sum(encode_sum(sent), n_items=20, width=3, round=3)
+    assert np.array_equal(got.dense(20), sent.dense(20))
+    assert got.devices == devices
+    assert got.sums.any(axis=1).all()
+    with pytest.raises(MessageError):
+        decode_sum(encode(report(np.ones((2, 3)))) + bytes(4), n_items=20, width=3, round=3)
+
+
+def test_adding_sums_equals_adding_their_reports():
+    rng = np.random.default_rng(5)
+    batches = [
+        DeviceReports(
+            1,
+            np.full(4, sender),
+            np.sort(rng.choice(9, 4, replace=False)).astype(np.int32),
+            rng.integers(-(2**40), 2**40, (4, 3)),
+        )
+        for sender in range(5)
+    ]
+    parts = [add_up(1, batches[:2], 3), add_up(1, batches[2:], 3)]
+    whole, joined = add_up(1, batches, 3), add_sums(1, parts, 3)
+    assert np.array_equal(whole.dense(9), joined.dense(9))
+    assert whole.devices == joined.devices == 5
 
 
 @given(st.binary(max_size=200))
@@ -87,7 +132,7 @@ def test_one_message_has_one_sender():
 
 
 def test_huge_row_counts_do_not_allocate():
-    head = struct.pack("<4sBBHIII", b"SVU1", 8, 0, 60000, 0, 2**31, 24)
+    head = struct.pack("<4sBBHIII", b"SVU2", 8, 0, 60000, 0, 2**31, 24)
     with pytest.raises(MessageError, match="length"):
         decode(head, sender=0, n_items=9, width=60000, round=0)
 

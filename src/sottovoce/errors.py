@@ -10,7 +10,12 @@ SottovoceError (1)
 │   ├── FolderInUse
 │   └── Diverged
 ├── ConsentError (5)          something would leave a device against its owner's word
-└── MessageError (6)          a message that must be rejected whole
+├── MessageError (6)          a message that must be rejected whole
+│   └── VersionMismatch       the other side speaks another version
+└── ServiceError (7)          a service that cannot start, or another one that cannot be reached
+    ├── Unreachable           nobody answers, or not as a server of this federation would
+    ├── KeyTrouble            a key or certificate that is missing, expired or not the right one
+    └── StoreError            a device's store that cannot be opened, read or written
 
 The number is the exit code of the command line.
 """
@@ -62,3 +67,23 @@ class ConsentError(SottovoceError):
 
 class MessageError(SottovoceError):
     exit_code = 6
+
+
+class VersionMismatch(MessageError):
+    pass
+
+
+class ServiceError(SottovoceError):
+    exit_code = 7
+
+
+class Unreachable(ServiceError):
+    pass
+
+
+class KeyTrouble(ServiceError):
+    pass
+
+
+class StoreError(ServiceError):
+    pass

@@ -32,14 +32,14 @@ from sottovoce.data.splitting import (
     validation_split,
 )
 from sottovoce.data.town import TownConfig, generate_town
+from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
 from sottovoce.parties.links import Direct
-from sottovoce.privacy.mechanisms import Release, ShareFraction
+from sottovoce.privacy.mechanisms import Release
 from sottovoce.rng import Streams
+from sottovoce.terms import ALGORITHMS, RELEASES, named
 
-ALGORITHMS: Mapping[str, type[FPLConfig]] = {"fpl": FPLConfig}
-RELEASES: Mapping[str, type[ShareFraction]] = {"share-fraction": ShareFraction}
 LINKS: Mapping[str, type[Direct]] = {"direct": Direct}
 
 
@@ -107,6 +107,7 @@ class Experiment:
     evaluation: EvaluationConfig
     baselines: tuple[tuple[str, Baseline], ...]
     town: TownConfig
+    service: RoundRules
     table: Mapping[str, Any] = field(repr=False)
     """The file as read, for the manifest."""
 
@@ -129,7 +130,7 @@ class Experiment:
     def from_table(cls, table: Mapping[str, Any]) -> Experiment:
         known = {
             "name", "seed", "data", "town", "algorithm", "release", "link", "consent",
-            "evaluation", "baselines",
+            "evaluation", "baselines", "service",
         }  # fmt: skip
         unknown = sorted(set(table) - known)
         if unknown:
@@ -148,13 +149,14 @@ class Experiment:
             name=name,
             seed=seed,
             data=config.build(DataConfig, _section(table, "data"), "data"),
-            algorithm=_named(_section(table, "algorithm"), ALGORITHMS, "fpl", "algorithm"),
-            release=_named(_section(table, "release"), RELEASES, "share-fraction", "release"),
-            link=_named(_section(table, "link"), LINKS, "direct", "link"),
+            algorithm=named(_section(table, "algorithm"), ALGORITHMS, "fpl", "algorithm"),
+            release=named(_section(table, "release"), RELEASES, "share-fraction", "release"),
+            link=named(_section(table, "link"), LINKS, "direct", "link"),
             consent=ConsentPolicy.from_table(_section(table, "consent")),
             evaluation=config.build(EvaluationConfig, _section(table, "evaluation"), "evaluation"),
             baselines=tuple(_baselines(_section(table, "baselines"))),
             town=config.build(TownConfig, _section(table, "town"), "town"),
+            service=config.build(RoundRules, _section(table, "service"), "service"),
             table=json.loads(json.dumps(table, default=str)),
         )
 
@@ -211,21 +213,11 @@ def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section
 
 
-def _named(
-    table: Mapping[str, Any], kinds: Mapping[str, type[Any]], default: str, where: str
-) -> Any:
-    fields = dict(table)
-    name = fields.pop("name", default)
-    if not isinstance(name, str) or name not in kinds:
-        raise ConfigError(f"{where}.name must be one of {sorted(kinds)}, not {name!r}")
-    return config.build(kinds[name], fields, where)
-
-
 def _baselines(table: Mapping[str, Any]) -> list[tuple[str, Baseline]]:
     """Each key is a label; its table may name the kind where the label is not one itself."""
     found = []
     for label, fields in table.items():
         if not isinstance(fields, dict):
             raise ConfigError(f"baselines.{label} must be a table (it may be empty)")
-        found.append((label, _named(fields, BASELINES, label, f"baselines.{label}")))
+        found.append((label, named(fields, BASELINES, label, f"baselines.{label}")))
     return found

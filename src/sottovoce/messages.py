@@ -28,7 +28,8 @@ LIMIT = 127.0
 """Largest absolute value of one draw's update, before rounding to the grid."""
 
 _HEADER = struct.Struct("<4sBBHIII")
-_MAGIC = b"SVU1"
+_MAGIC = b"SVU2"
+_SUM_MAGIC = b"SVS2"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -109,12 +110,18 @@ def add_up(round: int, batches: Sequence[DeviceReports], width: int) -> SummedRe
     """The sum of messages, in any order."""
     item = np.concatenate([np.zeros(0, np.int32), *(b.item for b in batches)])
     values = np.concatenate([np.zeros((0, width), np.int64), *(b.values for b in batches)])
+    devices = sum(len(np.unique(b.sender)) for b in batches)
+    item, sums = _sum_by_item(item, values)
+    return SummedReports(round, item, sums, devices)
+
+
+def _sum_by_item(
+    item: NDArray[np.int32], values: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     order = np.argsort(item, kind="stable")
     item = item[order]
     starts = np.flatnonzero(np.diff(item, prepend=np.int32(-1)))
-    sums = sum_groups(values, order, starts)
-    devices = sum(len(np.unique(b.sender)) for b in batches)
-    return SummedReports(round, item[starts], sums, devices)
+    return item[starts], sum_groups(values, order, starts)
 
 
 def row_bytes(embedding_size: int) -> int:
@@ -122,27 +129,79 @@ def row_bytes(embedding_size: int) -> int:
     return 4 + 4 * embedding_size + 4
 
 
+def add_sums(round: int, parts: Sequence[SummedReports], width: int) -> SummedReports:
+    """The sum of cohorts' sums, in any order."""
+    item = np.concatenate([np.zeros(0, np.int32), *(p.item for p in parts)])
+    values = np.concatenate([np.zeros((0, width), np.int64), *(p.sums for p in parts)])
+    item, sums = _sum_by_item(item, values)
+    return SummedReports(round, item, sums, sum(p.devices for p in parts))
+
+
 def encode(reports: DeviceReports) -> bytes:
-    """One sender's report as bytes: a header, item numbers, then values in the narrowest of four
-    or eight bytes that holds them all, so that nothing is lost."""
+    """One sender's report as bytes: a header, item numbers, then values in as many bytes each as
+    hold them all, so that nothing is lost."""
     if len(np.unique(reports.sender)) > 1:
         raise MessageError("a message carries the report of one device")
-    wide = bool(len(reports)) and bool(np.abs(reports.values).max() > np.iinfo(np.int32).max)
-    width = 8 if wide else 4
-    values = reports.values.astype("<i8" if wide else "<i4")
-    head = _HEADER.pack(
-        _MAGIC, width, 0, reports.values.shape[1], reports.round, len(reports), GRID_BITS
-    )
-    return head + reports.item.astype("<u4").tobytes() + values.tobytes()
+    return _pack(_MAGIC, reports.round, reports.item, reports.values)
+
+
+def encode_sum(reports: SummedReports) -> bytes:
+    """A cohort's sum as bytes, like `encode`, with the number of devices."""
+    sent = reports.sums.any(axis=1)
+    body = _pack(_SUM_MAGIC, reports.round, reports.item[sent], reports.sums[sent])
+    return body + struct.pack("<I", reports.devices)
 
 
 def decode(payload: bytes, *, sender: int, n_items: int, width: int, round: int) -> DeviceReports:
     """The inverse of `encode`. Rejects the whole message where anything is off: stale round, wrong
     shape, unknown or repeated items."""
+    item, values = _unpack(_MAGIC, payload, n_items, width, round)
+    return DeviceReports(round, np.full(len(item), sender, dtype=np.int64), item, values)
+
+
+def decode_sum(payload: bytes, *, n_items: int, width: int, round: int) -> SummedReports:
+    """The inverse of `encode_sum`, as strict as `decode`. Items whose sum is zero are not sent."""
+    if len(payload) < 4:
+        raise MessageError("message too short")
+    item, values = _unpack(_SUM_MAGIC, payload[:-4], n_items, width, round)
+    return SummedReports(round, item, values, struct.unpack("<I", payload[-4:])[0])
+
+
+def message_round(payload: bytes) -> int:
+    """The round that a message says it is for; everything else of it is checked by `decode`."""
     if len(payload) < _HEADER.size:
         raise MessageError("message too short")
-    magic, size, _, columns, sent_round, rows, bits = _HEADER.unpack_from(payload)
-    if magic != _MAGIC or size not in (4, 8) or bits != GRID_BITS:
+    return int(_HEADER.unpack_from(payload)[4])
+
+
+def message_limit(rows: int, width: int) -> int:
+    """The longest message of so many rows, in bytes."""
+    return _HEADER.size + rows * (4 + 8 * width)
+
+
+def _pack(magic: bytes, round: int, item: NDArray[np.int32], values: NDArray[np.int64]) -> bytes:
+    size = _bytes_per_value(values)
+    narrow = np.ascontiguousarray(values, dtype="<i8").view(np.uint8)
+    narrow = narrow.reshape(*values.shape, 8)[..., :size]
+    head = _HEADER.pack(magic, size, 0, values.shape[1], round, len(item), GRID_BITS)
+    return head + item.astype("<u4").tobytes() + narrow.tobytes()
+
+
+def _bytes_per_value(values: NDArray[np.int64]) -> int:
+    """The fewest bytes of two's complement that hold every value."""
+    if not values.size:
+        return 1
+    largest = max(int(values.max()), -int(values.min()) - 1)
+    return largest.bit_length() // 8 + 1
+
+
+def _unpack(
+    expected: bytes, payload: bytes, n_items: int, width: int, round: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    if len(payload) < _HEADER.size:
+        raise MessageError("message too short")
+    magic, size, flags, columns, sent_round, rows, bits = _HEADER.unpack_from(payload)
+    if magic != expected or not 1 <= size <= 8 or flags or bits != GRID_BITS:
         raise MessageError("not an update message of this version")
     if sent_round != round:
         raise MessageError(f"message is for round {sent_round}, the round is {round}")
@@ -153,10 +212,9 @@ def decode(payload: bytes, *, sender: int, n_items: int, width: int, round: int)
     item = np.frombuffer(payload, "<u4", rows, _HEADER.size).astype(np.int64)
     if rows and (item.max() >= n_items or np.any(np.diff(item) <= 0)):
         raise MessageError("items must be known, ascending and sent once each")
-    values = np.frombuffer(payload, f"<i{size}", rows * columns, _HEADER.size + rows * 4)
-    return DeviceReports(
-        round=round,
-        sender=np.full(rows, sender, dtype=np.int64),
-        item=item.astype(np.int32),
-        values=values.reshape(rows, columns).astype(np.int64),
-    )
+    narrow = np.frombuffer(payload, np.uint8, rows * columns * size, _HEADER.size + rows * 4)
+    wide = np.zeros((rows, columns, 8), dtype=np.uint8)
+    wide[..., 8 - size :] = narrow.reshape(rows, columns, size)
+    # The high bytes are filled and shifted down, which carries the sign along.
+    values = wide.view("<i8")[..., 0] >> (8 * (8 - size))
+    return item.astype(np.int32), values.astype(np.int64)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import CrossDevice
 from sottovoce.errors import MessageError
-from sottovoce.messages import DeviceReports, ModelView, SummedReports, add_up
+from sottovoce.messages import DeviceReports, ModelView, SummedReports, add_sums, add_up
 from sottovoce.rng import Streams
 
 
@@ -25,9 +25,11 @@ class Server:
     def start(cls, algorithm: CrossDevice, n_items: int, rng: Streams) -> Server:
         return cls(algorithm, algorithm.server_init(n_items, rng), rng)
 
-    def select(self, enrolled: int, cohort_size: int) -> NDArray[np.int64]:
-        """Which of the enrolled devices are asked in this round: uniform, without replacement."""
-        return self.rng.child("select", self.round).choose(enrolled, cohort_size)
+    def select(self, enrolled: int, cohort_size: int, attempt: int = 0) -> NDArray[np.int64]:
+        """Which of the enrolled devices are asked in this round: uniform, without replacement. A
+        round that is tried again asks others."""
+        rng = self.rng.child("select", self.round)
+        return (rng.child("again", attempt) if attempt else rng).choose(enrolled, cohort_size)
 
     def select_rounds(self, enrolled: int, rounds: int) -> NDArray[np.int64]:
         """`select(enrolled, 1)` for each of the next rounds."""
@@ -53,6 +55,18 @@ class Server:
                 raise MessageError("a device reported twice in one round")
             senders |= new
         return add_up(self.round, batches, width)
+
+    def add_sums(self, parts: list[SummedReports]) -> SummedReports:
+        """Add up what gateways have summed over their cohorts."""
+        n_items, width = self.items.shape
+        for part in parts:
+            if part.round != self.round:
+                raise MessageError(f"sum for round {part.round} in round {self.round}")
+            if part.sums.shape != (len(part.item), width):
+                raise MessageError("a sum has the wrong width")
+            if np.any((part.item < 0) | (part.item >= n_items)):
+                raise MessageError("a sum names an unknown item")
+        return add_sums(self.round, parts, width)
 
     def fold(self, reports: SummedReports) -> None:
         if reports.round != self.round:
