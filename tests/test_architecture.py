@@ -22,6 +22,7 @@ LAYERS = [
     {"engines"},
     {"runs", "testing"},
     {"experiment", "federation"},
+    {"trials"},
     {"running"},
     {"run_views", "run_tables"},
     {"reproduce", "run_report", "run_comparison", "experiment_files", "demo"},

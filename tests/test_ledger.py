@@ -55,3 +55,14 @@ def test_what_is_no_ledger_is_refused(tmp_path):
     for user in (None, 3):
         with pytest.raises(CorruptData, match="ledger"):
             ledgers.read(path, user)
+
+
+def test_rows_of_a_table_become_entries_again():
+    book = Ledger()
+    book.record(entries([4, 7], 0, "b"))
+    book.record(entries([5], 1, "a"))
+    again = Ledger()
+    for part in ledgers.entries_of(book.pending()):
+        again.record(part)
+    assert again.totals == book.totals
+    assert again.pending().sort_by("round").to_pydict() == book.pending().to_pydict()

@@ -120,6 +120,30 @@ def read(path: Path, user: int | None = None) -> pa.Table:
     return table
 
 
+def entries_of(table: pa.Table) -> list[Entries]:
+    """The rows of a ledger table, one `Entries` per kind, in the table's order."""
+    import pyarrow.compute as pc
+
+    def column(rows: pa.Table, name: str, dtype: type[Any]) -> Any:
+        return rows[name].to_numpy().astype(dtype)
+
+    found = []
+    for kind in sorted(pc.unique(table["kind"].cast("string")).to_pylist()):
+        rows = table.filter(pc.equal(table["kind"].cast("string"), kind))
+        found.append(
+            Entries(
+                kind=kind,
+                user=column(rows, "user", np.int64),
+                round=column(rows, "round", np.int64),
+                positive_rows=column(rows, "positive_rows", np.int32),
+                negative_rows=column(rows, "negative_rows", np.int32),
+                bytes=column(rows, "bytes", np.int64),
+                epsilon=column(rows, "epsilon", np.float32),
+            )
+        )
+    return found
+
+
 def totals_of(table: pa.Table) -> Totals:
     """Sums of a ledger table."""
     import pyarrow.compute as pc

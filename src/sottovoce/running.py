@@ -18,13 +18,15 @@ from sottovoce.data.splitting import Split
 from sottovoce.engines.base import Listener, Moment, Observer
 from sottovoce.engines.interrupts import Interrupts
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically, Transcript
+from sottovoce.engines.trial import Trial
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import SLAB, Evaluation, Full, Protocol, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation, split_items
-from sottovoce.ledger import COUNTS, totals_of
+from sottovoce.ledger import COUNTS, Totals, totals_of
 from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.runs import RunFolder, check_writable, environment
+from sottovoce.trials import Engine, start_trial
 
 Report = Callable[[str, int, int], None]
 """Progress: what is being done, steps done, steps in all."""
@@ -53,10 +55,16 @@ def run_experiment(
     resume: bool = False,
     threads: int = 1,
     device: str = "cpu",
+    engine: Engine = "simulation",
+    processes: int | None = None,
     transcript: bool = False,
     report: Report | None = None,
 ) -> Outcome:
-    """Train, evaluate beside the baselines, and write the run folder (where `out` is given)."""
+    """Train, evaluate beside the baselines, and write the run folder (where `out` is given).
+
+    `engine` says how messages travel. All give the same model; "https" and "flower" start real
+    processes on this machine (so many `processes` of device agents or gateways) and need `out`.
+    """
     started = time.perf_counter()
     tell = report or (lambda what, done, total: None)
     if out is not None:
@@ -75,8 +83,13 @@ def run_experiment(
         experiment.streams().child("federation"),
     )
     federation.check_device(device)
-    if transcript and device != "cpu":
-        raise ConfigError("a transcript needs every message written out: leave it on --device cpu")
+    if transcript and (device != "cpu" or engine != "simulation"):
+        raise ConfigError(
+            "a transcript needs every message written out in one place: leave it on "
+            "--engine simulation --device cpu"
+        )
+    if engine != "simulation" and (device != "cpu" or out is None):
+        raise ConfigError(f"the {engine} engine needs --device cpu and a run folder")
     protocol = experiment.evaluation.protocol(split, experiment.seed)
     _check_protocol(protocol, split)
     tell("data", 1, 1)
@@ -84,10 +97,16 @@ def run_experiment(
     if out is None:
         evaluations = run.judge_all(run.train(device, ()))
     else:
-        manifest = _manifest(experiment, dataset, federation)
+        manifest = _manifest(experiment, dataset, federation, engine)
         run.folder = RunFolder.claim(out, manifest, resume=resume)
         with run.folder.locked():
-            scorer = run.resume(device, [Transcript(out / "transcript")] if transcript else [])
+            if engine == "simulation" or run.folder.finished:
+                scorer = run.resume(device, [Transcript(out / "transcript")] if transcript else [])
+            else:
+                trial = start_trial(
+                    engine, experiment, dataset, federation, run.folder.path, processes
+                )
+                scorer = run.train_for_real(trial)
             evaluations = run.judge_all(scorer)
             if not run.folder.finished:
                 run.finish(scorer, evaluations)
@@ -137,6 +156,36 @@ class _Run:
         with interrupts.heard():
             self.federation.run(observers, listeners, threads=self.threads)
         return self.federation.scorer()
+
+    def train_for_real(self, trial: Trial) -> FactorScorer:
+        """The rounds are run by other processes, which keep their own state; Ctrl-C stops them
+        where they are, and `--resume` lets them go on from there."""
+        if self.folder is None:
+            raise ConfigError("a trial needs a run folder")
+        plan, each = self.federation.schedule, self.experiment.evaluation.every_epochs
+        step = each * plan.rounds_per_epoch
+        noted = {line["round"] for line in self.folder.metrics()}
+        with trial.running():
+            begun = trial.round()
+            stops = [*range(step, plan.rounds, step)] if step else []
+            for stop in [s for s in stops if s >= begun and s not in noted] + [plan.rounds]:
+                trial.advance(stop, lambda done: self.tell("training", done, plan.rounds))
+                state = trial.gather()
+                self.federation.restore(state.round, state.items, state.vectors, Totals())
+                if stop < plan.rounds:
+                    self._note(self._moment())
+        for entries in trial.ledger():
+            self.federation.devices.ledger.record(entries)
+        self._save(self._moment())
+        rounds, refused = trial.log()
+        self.folder.save_rounds(rounds)
+        self.folder.update_manifest(refused=dict(refused))
+        return self.federation.scorer()
+
+    def _moment(self) -> Moment:
+        server, devices = self.federation.server, self.federation.devices
+        rounds = self.federation.schedule.rounds
+        return Moment(server.round, rounds, server.items, devices.cohort, devices.ledger)
 
     def judge(self, scorer: Scorer) -> Evaluation:
         train, test = self.split.train, self.split.test
@@ -197,11 +246,14 @@ def _check_protocol(protocol: Protocol, split: Split) -> None:
             protocol.candidates.draw(split.train, split.test, users[start : start + SLAB])
 
 
-def _manifest(experiment: Experiment, dataset: Dataset, federation: Federation) -> dict[str, Any]:
+def _manifest(
+    experiment: Experiment, dataset: Dataset, federation: Federation, engine: Engine
+) -> dict[str, Any]:
     fingerprint = dataset.fingerprint()
     content = json.dumps([experiment.table, fingerprint], sort_keys=True)
     return {
         "identity": hashlib.blake2b(content.encode(), digest_size=16).hexdigest(),
+        "engine": engine,
         "name": experiment.name,
         "experiment": experiment.table,
         "seed": experiment.seed,

@@ -7,6 +7,8 @@ devices.npz      what stayed on the devices; a simulation keeps it so that it ca
 ledger.parquet   a row for every release
 report.html      tables and figures (figures/ has them as files)
 checkpoint.npz   while the run is going: where to resume from (with ledger.parts/)
+rounds.jsonl     by real processes: how each round ended, and who was missing
+services/        by real processes: their state, keys and logs
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import shutil
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,6 +80,12 @@ class RunFolder:
         if there.get("identity") != manifest["identity"]:
             raise FolderInUse(
                 f"{path} holds another run ({there.get('name', 'unnamed')}); choose another --out"
+            )
+        begun, wanted = there.get("engine", "simulation"), manifest.get("engine", "simulation")
+        if begun != wanted:
+            raise FolderInUse(
+                f"{path} holds this run on the {begun} engine; go on with --engine {begun}, or "
+                "choose another --out"
             )
         if not resume:
             raise FolderInUse(
@@ -182,6 +190,9 @@ class RunFolder:
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         with open(self.path / "metrics.jsonl", "a") as handle:
             handle.write(json.dumps(line) + "\n")
+
+    def save_rounds(self, rounds: Iterable[Mapping[str, Any]]) -> None:
+        write_text(self.path / "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in rounds))
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"

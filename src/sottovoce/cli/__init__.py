@@ -13,7 +13,19 @@ import typer
 import typer.core
 
 import sottovoce
-from sottovoce.cli import data, demo, output, published, training, views
+from sottovoce.cli import (
+    data,
+    demo,
+    device,
+    device_terms,
+    keys,
+    output,
+    published,
+    serve_device,
+    serve_server,
+    training,
+    views,
+)
 from sottovoce.errors import RunError, SottovoceError, UsageError
 
 typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast
@@ -90,10 +102,11 @@ def root(
       sottovoce run pfpl-plus                 an experiment that comes with the package
       sottovoce recommend runs/demo --user r0003
       sottovoce ledger runs/demo --user r0003
+      sottovoce serve --help                  the same, between real machines
 
     Every command takes --json: one JSON object on standard output, everything else on standard
     error. Exit codes: 0 done, 2 bad option or experiment, 3 data, 4 run folder or diverged
-    training, 5 consent, 6 message, 130 interrupted.
+    training, 5 consent, 6 message, 7 service, 130 interrupted.
     """
 
 
@@ -109,3 +122,26 @@ app.command()(views.ledger)
 app.command()(views.report)
 app.command()(published.reproduce)
 app.command()(published.bench)
+
+serve_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+serve_app.command("server")(serve_server.server)
+serve_app.command("invite")(serve_server.invite)
+serve_app.command("status")(serve_server.status)
+serve_app.command("device")(serve_device.device)
+app.add_typer(serve_app, name="serve", help="Run a party of a real federation as a service.")
+keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+keys_app.command("init")(keys.init)
+keys_app.command("show")(keys.show)
+keys_app.command("renew")(keys.renew)
+keys_app.command("node")(keys.node)
+app.add_typer(keys_app, name="keys", help="Make and look at a federation's keys.")
+device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+device_app.command("init")(device.init)
+device_app.command("import")(device.bring)
+device_app.command("consent")(device.consent)
+device_app.command("agree")(device_terms.agree)
+device_app.command("recommend")(device.recommend)
+device_app.command("ledger")(device.ledger)
+device_app.command("status")(device.status)
+device_app.command("export")(device.export)
+app.add_typer(device_app, name="device", help="What a device owner does: her data and choices.")

@@ -25,6 +25,16 @@ def run(
         Literal["simulation", "https", "flower"], typer.Option(help="How messages travel.")
     ] = "simulation",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=256,
+            help="Device agents (https, 8 by default) or gateways (flower, 3 by default).",
+            show_default=False,
+        ),
+    ] = None,
     threads: Threads = None,
     out: Out = None,
     resume: Annotated[
@@ -42,11 +52,18 @@ def run(
     --resume from its last checkpoint and ends with the same model, ledger and figures as one that
     was never stopped. A folder that holds another run is refused.
 
+    With --engine https or --engine flower the same experiment is run by real processes on this
+    machine, over TLS: a server and a device agent per user (several users share an agent where
+    there are more than --processes), or Flower's services and gateways that host a cohort each.
+    Model, ledger and recommendations are the same. Their state and logs are in the run's folder,
+    under services/. Meant for a trial with some dozen users; simulation is made for more.
+
     \b
     Examples:
       sottovoce run presets/pfpl-plus
       sottovoce run my.toml --set algorithm.epochs=5 --set consent.share_positives=0.1
       sottovoce run my.toml --out runs/mine --resume
+      sottovoce run presets/pfpl-plus --set town.residents=8 --engine https
     """
     from sottovoce import experiment_files
     from sottovoce.experiment import Experiment
@@ -55,8 +72,8 @@ def run(
     from sottovoce.run_tables import hints, results_table
     from sottovoce.running import run_experiment
 
-    if engine != "simulation":
-        raise UsageError(f"the {engine} engine is not there yet; use --engine simulation")
+    if processes is not None and engine == "simulation":
+        raise UsageError("--processes is for --engine https and --engine flower")
     experiment = Experiment.from_file(experiment_files.find(file), settings or [])
     place = out or Path("runs") / experiment.name
     kept = f"go on with the same command and --resume; the run is kept in {place}"
@@ -67,6 +84,8 @@ def run(
             resume=resume,
             threads=threads or default_threads(),
             device=device,
+            engine=engine,
+            processes=processes,
             transcript=transcript,
             report=report,
         )

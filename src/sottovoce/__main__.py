@@ -1,0 +1,5 @@
+"""`python -m sottovoce`: the command line."""
+
+from sottovoce.cli import main
+
+main()

@@ -1,3 +1,0 @@
-from sottovoce.cli import main
-
-main()

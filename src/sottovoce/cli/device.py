@@ -1,0 +1,384 @@
+"""`sottovoce device ...`: a device owner's view of her store. All but a few work while the agent
+runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.parties.store import CohortStore
+
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store.")]
+User = Annotated[
+    str | None,
+    typer.Option(
+        "--user", metavar="ID", help="Name or number; needed where a store has several users."
+    ),
+]
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
+    invitation: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The operator's invitation; may also come later."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="What to call the user.")] = "me",
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A gateway's users: a CSV file with the columns number[,name]."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a store: encrypted, with its key beside it in a file that only you can read.
+
+    STORE is the folder to make. Whoever has the whole folder can read it: keep store.key apart
+    from copies. A store without an invitation works on its own; call this again with --invitation
+    to join a federation.
+
+    \b
+    Examples:
+      sottovoce device init ~/sottovoce --invitation invitation.json
+      sottovoce device init gateway --users users.csv
+    """
+    from sottovoce.cli.device_files import read_users
+    from sottovoce.parties.store import CohortStore
+    from sottovoce.parties.store_file import DATABASE
+
+    if invitation is not None and users is not None:
+        raise UsageError("an invitation is for one device; choose one of --invitation and --users")
+    card = None
+    if invitation is not None:
+        from sottovoce.engines.https.invitations import read_invitation
+
+        card = read_invitation(invitation)
+    if card is not None and (path / DATABASE).exists():
+        store = CohortStore.open(path)
+    else:
+        people = [(card.number if card else 0, name)] if users is None else read_users(users)
+        store = CohortStore.create(path, people)
+    with store:
+        if card is not None:
+            _join(store, card)
+        numbers = store.users.tolist()
+    if as_json:
+        federation = card.federation if card else None
+        output.emit({"store": path, "users": len(numbers), "federation": federation})
+        return
+    server = f", invited to {card.federation}" if card else ""
+    output.show(
+        f"{path}: a store for {_people(len(numbers))}{server}.",
+        "Nothing leaves it until its owner takes part: "
+        f"sottovoce device consent {path} --take-part --share-positives 0.3",
+    )
+
+
+def bring(
+    path: Store,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV file with a header.")],
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Add interactions from a CSV file. Importing a file twice adds nothing.
+
+    FILE has a header and the columns item[,timestamp] (seconds since 1970), and for a store of
+    several users also user (name or number). Everything is added, or nothing where a line is wrong.
+
+    \b
+    Example:
+      sottovoce device import ~/sottovoce visits.csv
+    """
+    from sottovoce.cli.device_files import read_history
+    from sottovoce.parties.store import CohortStore
+
+    with CohortStore.open(path) as store:
+        alone = None if user is None and len(store.users) > 1 else _user(store, user)
+        histories = read_history(file, store, alone)
+        added = already = 0
+        with store.file.transaction():
+            for number, (items, times) in histories.items():
+                new, old = store.add_history(number, items, times)
+                added, already = added + new, already + old
+        mentioned = {item for items, _ in histories.values() for item in items}
+        unknown = [item for item in store.unknown() if item in mentioned]
+    if as_json:
+        output.emit(
+            {"store": path, "added": added, "already_there": already, "unknown": len(unknown)}
+        )
+        return
+    output.show(f"{added:,} interactions added, {already:,} were there already.")
+    if unknown:
+        named = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
+        output.show(
+            f"{len(unknown):,} items are not in the federation's catalogue ({named}); they are "
+            f"kept and not learnt from."
+        )
+
+
+def consent(
+    path: Store,
+    share_positives: Annotated[
+        float | None,
+        typer.Option(help="π in [0, 1]: the share of positive-item updates that may leave."),
+    ] = None,
+    take_part: Annotated[
+        bool | None,
+        typer.Option("--take-part/--no-part", help="Whether anything may leave at all."),
+    ] = None,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Show what may leave, or change it. A change holds from the next round on.
+
+    Who has not chosen takes no part. Works while the agent runs: it reads the choice before every
+    round, and again before the first byte leaves. Earlier choices stay on record.
+
+    \b
+    Examples:
+      sottovoce device consent ~/sottovoce
+      sottovoce device consent ~/sottovoce --take-part --share-positives 0.3
+      sottovoce device consent ~/sottovoce --no-part
+    """
+    from dataclasses import replace
+
+    from sottovoce.parties.store import CohortStore
+
+    changing = share_positives is not None or take_part is not None
+    with CohortStore.open(path, readonly=not changing) as store:
+        number = _user(store, user)
+        choice = store.choice(number)
+        if share_positives is not None:
+            choice = replace(choice, share_positives=share_positives)
+        if take_part is not None:
+            choice = replace(choice, takes_part=take_part)
+        if changing:
+            store.set_choice(number, choice)
+        name, records = store.name(number), store.records(number)
+    if as_json:
+        earlier = [{"time": r.changed_at, **output.plain(r.choice)} for r in records]
+        output.emit(
+            {
+                "store": path,
+                "user": name,
+                "changed": changing,
+                "choice": output.plain(choice),
+                "words": choice.words(),
+                "records": earlier,
+            }
+        )
+        return
+    output.show(f"{name}: {choice.words()}.")
+    if not choice.takes_part and share_positives:
+        output.show("The share counts once --take-part is chosen, too.")
+    if not changing and records:
+        output.show(*(f"  {_day(r.changed_at)}  {r.choice.words()}" for r in records))
+
+
+def recommend(
+    path: Store,
+    n: Annotated[int, typer.Option("-n", help="How many.")] = 10,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Recommendations, computed here from the model that was fetched last. Works offline.
+
+    Scores order one user's items; they mean nothing across users.
+
+    \b
+    Example:
+      sottovoce device recommend ~/sottovoce -n 5
+    """
+    from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.parties.hosted import Hosted
+    from sottovoce.parties.store import CohortStore
+
+    if n < 1:
+        raise UsageError(f"-n must be at least 1, not {n}")
+    with CohortStore.open(path, readonly=True) as store:
+        number, hosted = _user(store, user), Hosted(store)
+        found, name, view = hosted.recommend(number, n), store.name(number), hosted.model()
+    rows: list[dict[str, Any]] = [
+        {"rank": rank, "item": item, "title": title, "score": score}
+        for rank, (item, title, score) in enumerate(found, start=1)
+    ]
+    if as_json:
+        round = None if view is None else view.round
+        output.emit({"store": path, "user": name, "model": round, "recommendations": rows})
+        return
+    columns = [Column("rank", "#"), Column("item"), Column("title"), Column("score", format=".3f")]
+    output.show(Table(f"Recommended to {name}", columns, rows))
+
+
+def ledger(
+    path: Store,
+    user: User = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What has left this device, or may have: every report, with its rows, bytes and cost.
+
+    The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL
+    release.
+
+    \b
+    Examples:
+      sottovoce device ledger ~/sottovoce
+      sottovoce device ledger ~/sottovoce --csv
+    """
+    from sottovoce import ledger as ledgers
+    from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.parties.store import CohortStore
+    from sottovoce.run_tables import readable_bytes
+
+    if csv and as_json:
+        raise UsageError("choose one of --csv and --json")
+    with CohortStore.open(path, readonly=True) as store:
+        number = None if user is None else _user(store, user)
+        rows = store.ledger_rows(number)
+        totals = ledgers.totals_of(store.ledger(number))
+        who = "the store" if number is None else f"the device of {store.name(number)}"
+    lines = [{"when": _day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
+    if as_json:
+        output.emit({"store": path, "totals": output.totals_json(totals), "lines": lines})
+        return
+    columns = [
+        Column(name)
+        for name in (
+            *("when", "user", "round", "attempt", "state", "kind", "positive_rows"),
+            *("negative_rows", "bytes", "wire_bytes", "devices", "digest"),
+        )
+    ]
+    shown = [{c.key: line[c.key] for c in columns} for line in lines]
+    if csv:
+        print(Table("", columns, shown).to_csv(), end="")
+        return
+    cost = "none, see docs/privacy.md" if totals.epsilon == float("inf") else f"{totals.epsilon:g}"
+    output.show(
+        f"What left {who}: {totals.releases:,} releases, {totals.positive_rows:,} positive rows, "
+        f"{totals.negative_rows:,} negative rows, {readable_bytes(totals.bytes)}.",
+        f"Guaranteed bound on the privacy cost ε: {cost}.",
+    )
+    if shown:
+        short = [{**line, "digest": line["digest"][:12]} for line in shown[-20:]]
+        title = "Reports" if len(shown) <= 20 else f"The last 20 of {len(shown):,} reports"
+        output.show(Table(title, columns, short))
+
+
+def status(path: Store, as_json: Json = False) -> None:
+    """Where a store stands: federation, history, choice, model, latest round, agent.
+
+    \b
+    Example:
+      sottovoce device status ~/sottovoce
+    """
+    from sottovoce.engines.https.invitations import kept_invitation
+    from sottovoce.parties.hosted import Hosted
+    from sottovoce.parties.store import CohortStore
+
+    with CohortStore.open(path, readonly=True) as store:
+        hosted, invitation = Hosted(store), kept_invitation(store)
+        terms, view, latest = hosted.terms, hosted.model(), hosted.latest()
+        history, records = store.count_history(), store.choices()
+        content: dict[str, Any] = {
+            "store": path,
+            "users": len(records),
+            "taking_part": int(records.takes_part.sum()),
+            "choice": records.row(0).words() if len(records) == 1 else None,
+            "federation": invitation.federation if invitation else terms and terms.federation,
+            "server": invitation.server if invitation else None,
+            "interactions": history,
+            "unknown_items": len(store.unknown()),
+            "model": view.round if view else None,
+            "latest": latest
+            and {"round": latest.round, "attempt": latest.attempt, "state": latest.state},
+            "terms": terms.digest() if terms else None,
+            "other_terms_offered": hosted.offered is not None,
+            "agent_running": store.file.served(),
+        }
+    if as_json:
+        output.emit(content)
+        return
+    if content["other_terms_offered"]:
+        content["other_terms_offered"] = f"yes, see: sottovoce device agree {path} --look"
+    width = max(map(len, content))
+    output.show(
+        *(
+            f"{key.replace('_', ' '):<{width}}  {output.words(value)}"
+            for key, value in content.items()
+            if value is not None
+        )
+    )
+
+
+def export(
+    path: Store,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Everything that a store holds about its users, as JSON lines in a file of mode 600.
+
+    FILE must not be there yet. History, choices, ledger, budget, vectors and terms; neither keys
+    nor the published model. The file is not encrypted.
+
+    \b
+    Example:
+      sottovoce device export ~/sottovoce everything.jsonl
+    """
+    from sottovoce.cli.device_files import write_export
+    from sottovoce.parties.store import CohortStore
+
+    with CohortStore.open(path, readonly=True) as store:
+        number = None if user is None else _user(store, user)
+        with output.interruptible("nothing was exported"):
+            lines = write_export(file, store, number)
+    if as_json:
+        output.emit({"store": path, "file": file, "lines": lines})
+    else:
+        output.show(f"{file}: {lines:,} lines. It is not encrypted; keep it where only you read.")
+
+
+def _user(store: CohortStore, user: str | None) -> int:
+    """The number of the user that is meant."""
+    numbers = store.users.tolist()
+    if user is None:
+        if len(numbers) > 1:
+            raise UsageError(f"the store {store.path} has {len(numbers):,} users; choose by --user")
+        return int(numbers[0])
+    return store.find(user)
+
+
+def _join(store: CohortStore, card: Any) -> None:
+    from sottovoce.engines.https.invitations import keep_invitation, kept_invitation
+
+    with store.file.transaction():
+        kept, numbers = kept_invitation(store), store.users.tolist()
+        if kept is not None and (kept.federation, kept.number) != (card.federation, card.number):
+            raise UsageError(
+                f"the store {store.path} is invited to another federation, or as another device; "
+                f"make a new store"
+            )
+        if len(numbers) != 1:
+            raise UsageError(f"{store.path} is a gateway's store; an invitation is for one device")
+        if numbers[0] != card.number:
+            store.renumber(numbers[0], card.number)
+        keep_invitation(store, card)
+
+
+def _people(count: int) -> str:
+    return "one user" if count == 1 else f"{count:,} users"
+
+
+def _day(seconds: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

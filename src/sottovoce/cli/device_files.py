@@ -1,0 +1,134 @@
+"""The files that `sottovoce device` reads and writes: CSV in, JSON lines out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sottovoce.cli.output import plain
+from sottovoce.errors import DataError, DataNotFound, UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.parties.store import CohortStore
+
+History = tuple[list[str], list[int] | None]
+
+
+def read_users(path: Path) -> list[tuple[int, str]]:
+    """Numbers and names of a gateway's users."""
+    found = []
+    for line, row in _rows(path, "number"):
+        number = _whole(path, line, "number", row["number"])
+        found.append((number, row.get("name") or str(number)))
+    return found
+
+
+def read_history(path: Path, store: CohortStore, alone: int | None) -> dict[int, History]:
+    """Items and times by user: all of `alone`, or (None) of whom the column `user` names."""
+    items: dict[int, list[str]] = {}
+    times: dict[int, list[int]] = {}
+    for line, row in _rows(path, *(["item"] if alone is not None else ["user", "item"])):
+        if not row["item"]:
+            raise DataError(f"{path}, line {line}: the item is missing")
+        number = alone if alone is not None else _number(path, line, store, row["user"])
+        items.setdefault(number, []).append(row["item"])
+        if "timestamp" in row:
+            stamp = _whole(path, line, "timestamp", row["timestamp"])
+            times.setdefault(number, []).append(stamp)
+    return {number: (own, times.get(number)) for number, own in items.items()}
+
+
+def write_export(path: Path, store: CohortStore, number: int | None) -> int:
+    """Write what the store holds about one user, or all; how many lines. Whole or not at all."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already and is not overwritten") from None
+    lines = 0
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out, store.file.snapshot():
+            for entry in _everything(store, number):
+                out.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+                lines += 1
+            out.flush()
+            os.fsync(out.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return lines
+
+
+def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, Any]]:
+    from sottovoce.parties.hosted import Hosted
+
+    hosted, users = Hosted(store), store.users.tolist()
+    terms = hosted.terms
+    vectors = hosted.vectors() if terms is not None else None
+    if terms is not None:
+        yield {"kind": "terms", **terms.to_table()}
+    for row, user in enumerate(users):
+        if number is not None and user != number:
+            continue
+        yield {"kind": "user", "number": user, "name": store.name(user)}
+        for item, stamp in store.interactions(user):
+            yield {"kind": "interaction", "number": user, "item": item, "timestamp": stamp}
+        for record in store.records(user):
+            choice = plain(record.choice)
+            yield {"kind": "choice", "number": user, "time": record.changed_at, **choice}
+        for spent in store.budget(user):
+            yield {"kind": "budget", **_renamed(plain(spent), "kind", "release")}
+        if vectors is not None:
+            yield {"kind": "vector", "number": user, "vector": vectors[row].tolist()}
+    for line in store.ledger_rows(number).to_pylist():
+        yield {"kind": "report", **_renamed(plain(line), "kind", "release")}
+
+
+def _renamed(entry: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if key == old else key: value for key, value in entry.items()}
+
+
+def _rows(path: Path, *required: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and fields of each row of a CSV file with a header."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as source:
+            reader = csv.DictReader(source, strict=True, restkey="")
+            columns = [name.strip() for name in reader.fieldnames or ()]
+            missing = [name for name in required if name not in columns]
+            if missing:
+                raise DataError(
+                    f"{path} has no column {missing[0]!r}; its header must name "
+                    f"{' and '.join(required)}, and it names {', '.join(columns) or 'nothing'}"
+                )
+            reader.fieldnames = columns
+            for row in reader:
+                if len(row) != len(columns) or None in row.values():
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {len(columns)} fields were expected"
+                    )
+                yield reader.line_num, {name: value.strip() for name, value in row.items()}
+    except FileNotFoundError:
+        raise DataNotFound(f"there is no file {path}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from None
+
+
+def _whole(path: Path, line: int, what: str, text: str) -> int:
+    try:
+        value = float(text) if "." in text else int(text)
+    except ValueError:
+        value = math.nan
+    if not -(2**63) <= value < 2**63:
+        raise DataError(f"{path}, line {line}: the {what} {text!r} is no whole number")
+    return int(value)
+
+
+def _number(path: Path, line: int, store: CohortStore, user: str) -> int:
+    try:
+        return store.find(user)
+    except DataError:
+        raise DataError(f"{path}, line {line}: there is no user {user!r} in the store") from None

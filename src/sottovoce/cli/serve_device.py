@@ -1,0 +1,71 @@
+"""`sottovoce serve device`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
+
+
+def device(
+    stores: Annotated[
+        list[Path], typer.Argument(metavar="STORE...", help="Folders of `device init`.")
+    ],
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Another address of the server than the invitation's."),
+    ] = None,
+    plaintext: Annotated[
+        bool,
+        typer.Option("--plaintext", help="No TLS; only for a trial with a server on this machine."),
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Ask once, do what there is to do, and end.")
+    ] = False,
+    until_finished: Annotated[
+        bool, typer.Option("--until-finished", help="End when the server has run all its rounds.")
+    ] = False,
+    poll: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, metavar="SECONDS", help="How often to ask; as the server says by default."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Take part in a federation: the agent of one device, or of several.
+
+    STORE is a folder of `sottovoce device init`. The agent asks the server whether there is a
+    round, learns at home and sends what the owner permits, which is read before every round. Where
+    she takes no part it only reads what is published. Logs are JSON lines on standard error. The
+    agent may be stopped or killed at any moment; nothing is lost.
+
+    \b
+    Examples:
+      sottovoce serve device ~/recommendations
+      sottovoce serve device ~/recommendations --once
+    """
+    try:
+        from sottovoce.engines.https.agents import Options, serve_devices
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the device agent needs {error.name}; install sottovoce with its extra `web`"
+        ) from None
+
+    served = serve_devices(
+        stores,
+        Options(
+            server=server,
+            plaintext=plaintext,
+            poll=poll,
+            once=once,
+            until_finished=until_finished,
+        ),
+    )
+    if as_json:
+        output.emit({"stores": served})

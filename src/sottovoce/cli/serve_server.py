@@ -1,0 +1,282 @@
+"""`sottovoce serve server`, `serve invite` and `serve status`."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.errors import ConfigError, CorruptData, DataNotFound, UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.engines.https.folder import ServerFolder
+    from sottovoce.experiment import Experiment
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the federation's server.")]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="A PostgreSQL database, postgresql://user@host/name; also from SOTTOVOCE_DATABASE. "
+        "Without it, a SQLite file in DIR.",
+    ),
+]
+
+
+def server(
+    folder: Folder,
+    experiment: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Make the federation of this experiment file first."),
+    ] = None,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Items as CSV or Parquet with the columns item and, if you like, title; the "
+            "experiment's data set by default.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Change one value of the experiment file."),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name", metavar="HOST", help="A name of this machine, for new keys; repeatable."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
+    ] = 8443,
+    database: DatabaseUrl = None,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Run at least so many rounds.")] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a federation: publish rounds and models, take reports, fold them.
+
+    The first start makes DIR from an experiment file, in which algorithm.triples is a number; later
+    starts need DIR only. Everything that was acknowledged survives a crash, and the next start goes
+    on where the last one was. DIR/server.json says where a running server listens. Logs are JSON
+    lines on standard error. SIGTERM and Ctrl-C stop it.
+
+    Several servers can share one federation: give each a copy of DIR (without server.db) and the
+    same --database, and put any load balancer in front.
+
+    \b
+    Examples:
+      sottovoce serve server town --experiment my.toml --catalogue items.csv --name example.org
+      sottovoce serve server town --host 0.0.0.0
+      sottovoce serve server town --rounds 200 --database postgresql://sottovoce@db/town
+    """
+    from sottovoce.engines.https.serve import run_server
+
+    if experiment is not None:
+        made = _make(folder, experiment, settings or [], catalogue, names or [], rounds)
+        words = f"{folder} holds the federation {made.plan.terms.federation}"
+        output.note(f"{words}, {made.plan.terms.n_items:,} items")
+    elif catalogue is not None or settings or names:
+        raise UsageError("--catalogue, --set and --name go with --experiment, at the first start")
+    run_server(folder, host, port, database=database, rounds=rounds, plaintext=plaintext)
+    if as_json:
+        output.emit({"folder": folder, "stopped": True})
+
+
+def invite(
+    folder: Folder,
+    count: Annotated[int, typer.Option(min=1, max=100_000, help="How many devices.")] = 1,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the invitation files are written.")
+    ] = Path("invitations"),
+    first: Annotated[
+        int | None, typer.Option(min=0, help="Number of the first device; the next free one.")
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where devices reach the server; the running one by default."
+        ),
+    ] = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Write invitations, a file for each new device.
+
+    An invitation is good for one device and is a secret: hand it over in confidence. The server may
+    be running. Only hashes of the tokens are kept.
+
+    \b
+    Examples:
+      sottovoce serve invite town --count 20 --server https://example.org:8443
+      sottovoce serve invite town --out /media/usb
+    """
+    from sottovoce.engines.https import folder as folders
+    from sottovoce.engines.https.invitations import write_invitation
+
+    found = folders.open_folder(folder)
+    running = found.running()
+    address = server or (running and running["url"])
+    if not address:
+        raise UsageError("no server runs from this folder; say where it will be with --server URL")
+    if not address.startswith(("https://", "http://")):
+        raise UsageError(f"--server is an address like https://example.org:8443, not {address!r}")
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = found.database(database)
+    try:
+        numbers = None if first is None else range(first, first + count)
+        invitations = folders.invite(found, store, address, numbers, count=count)
+    finally:
+        store.close()
+    files = [out / f"device-{invitation.number}.json" for invitation in invitations]
+    for file, invitation in zip(files, invitations, strict=True):
+        write_invitation(file, invitation)
+    if as_json:
+        numbers_written = [invitation.number for invitation in invitations]
+        output.emit({"server": address, "numbers": numbers_written, "files": [*map(str, files)]})
+    else:
+        output.show(f"{len(files)} invitation(s) to {address} in {out}; each is a secret")
+
+
+def status(
+    where: Annotated[
+        str, typer.Argument(metavar="DIR|URL", help="Folder or address of the server.")
+    ],
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With an address: folder with ca.crt and operator.token."),
+    ] = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Say where a federation stands: rounds, devices, who was missing, what was refused.
+
+    \b
+    Examples:
+      sottovoce serve status town
+      sottovoce serve status https://example.org:8443 --keys town/keys
+    """
+    content = _status_of(where, keys, database)
+    if as_json:
+        output.emit(content)
+        return
+    words = (
+        f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
+        f"{content['state']}"
+    )
+    if content["state"] == "open":
+        words += f", {content['reported']} of {content['goal']} reports"
+    lines = [words, f"Devices: {content['enrolled']} enrolled, {content['active']} active"]
+    lines.append(f"Refused: {output.words(content['refused'])}")
+    for past in content["rounds"][-10:]:
+        silent = ", ".join(map(str, past["missing"][:20])) or "nobody"
+        lines.append(
+            f"  round {past['round']}.{past['attempt']}: {past['outcome']} after "
+            f"{past['seconds']:.1f} s, {past['reported']} of {past['asked']} reported; "
+            f"missing: {silent}{', …' if len(past['missing']) > 20 else ''}"
+        )
+    output.show(*lines)
+
+
+def _status_of(where: str, keys: Path | None, database: str | None) -> dict[str, Any]:
+    if where.startswith(("https://", "http://")):
+        from sottovoce.engines.https.operator import Operator
+
+        if keys is None:
+            raise UsageError("an address needs --keys, a folder with ca.crt and operator.token")
+        return Operator(where, keys).status()
+    from sottovoce.engines.https.folder import open_folder
+    from sottovoce.engines.https.status import status as status_in
+
+    store = open_folder(Path(where)).database(database)
+    try:
+        return status_in(store)
+    finally:
+        store.close()
+
+
+def _make(
+    folder: Path,
+    file: str,
+    settings: list[str],
+    catalogue: Path | None,
+    names: list[str],
+    rounds: int | None,
+) -> ServerFolder:
+    """The folder of a new federation, from an experiment file."""
+    import secrets
+
+    from sottovoce import experiment_files
+    from sottovoce.engines.https.folder import create_folder
+    from sottovoce.experiment import Experiment
+    from sottovoce.terms import Terms
+
+    experiment = Experiment.from_file(experiment_files.find(file), settings)
+    algorithm = experiment.algorithm
+    if not isinstance(algorithm.triples, int):
+        raise ConfigError(
+            "algorithm.triples must be a number in a real federation, where nobody knows how many "
+            "items the others have; use --set algorithm.triples=50, say"
+        )
+    to_run = algorithm.rounds if rounds is None else rounds
+    if not to_run:
+        raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
+    items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
+    federation = f"{experiment.name}-{secrets.token_hex(4)}"
+    terms = Terms.of(federation, len(items), algorithm, algorithm.triples, experiment.release)
+    return create_folder(
+        folder,
+        terms,
+        items,
+        cohort_size=algorithm.cohort_size,
+        rounds=to_run,
+        rules=experiment.service,
+        hosts=names,
+    )
+
+
+def _items_of(experiment: Experiment) -> list[tuple[str, str]]:
+    dataset = experiment.dataset()
+    names = dataset.interactions.items_vocabulary()
+    return [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
+
+
+def read_catalogue(path: Path) -> list[tuple[str, str]]:
+    """Ids and titles from a CSV or Parquet file with the columns item and, optionally, title."""
+    if not path.is_file():
+        raise DataNotFound(f"the catalogue {path} is not there")
+    if path.suffix == ".parquet":
+        rows = _parquet_rows(path)
+    else:
+        try:
+            with path.open(newline="", encoding="utf-8") as source:
+                rows = list(csv.DictReader(source))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise CorruptData(f"{path} is not a CSV file in UTF-8: {error}") from None
+    if not rows or "item" not in rows[0]:
+        raise CorruptData(f"{path} needs a column called item, with a row for every item")
+    items = [(str(row["item"]), str(row.get("title") or row["item"])) for row in rows]
+    if len({item for item, _ in items}) < len(items):
+        raise CorruptData(f"{path} names an item more than once")
+    return items
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptData(f"{path} is not a Parquet file: {error}") from None
+    wanted = [name for name in ("item", "title") if name in table.column_names]
+    return list(table.select(wanted).to_pylist())

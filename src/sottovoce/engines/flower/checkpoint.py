@@ -1,0 +1,277 @@
+"""The conductor's memory: one SQLite file in the server's folder, one transaction per round.
+
+Whatever is killed and whenever, the file says which round was folded last, from which devices, and
+which devices the open round asks. `flower-status.json` beside it is for onlookers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import FolderInUse, RunError, VersionMismatch
+
+FILE = "flower.db"
+STATUS = "flower-status.json"
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE model (round INTEGER, attempt INTEGER, n_items INTEGER, items BLOB, changed BLOB,
+                    terms TEXT);
+CREATE TABLE open_round (round INTEGER, attempt INTEGER, goal INTEGER, numbers BLOB);
+CREATE TABLE rounds (round INTEGER, attempt INTEGER, outcome TEXT, asked INTEGER, reported INTEGER,
+                     missing TEXT, seconds REAL, PRIMARY KEY (round, attempt));
+CREATE TABLE counted (number INTEGER PRIMARY KEY, round INTEGER, attempt INTEGER);
+CREATE TABLE owners (number INTEGER PRIMARY KEY, node TEXT);
+CREATE INDEX owned ON owners (node);
+CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER);
+"""
+
+Outcome = Literal["goal", "deadline", "abandoned"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """How one attempt at a round ended."""
+
+    round: int
+    attempt: int
+    outcome: Outcome
+    asked: int
+    reported: int
+    missing: tuple[int, ...]
+    """Devices that were asked and whose node gave no report that counts."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """The devices that the open round asks. Kept, so that a new run asks the same."""
+
+    round: int
+    attempt: int
+    goal: int
+    numbers: NDArray[np.int64] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Saved:
+    round: int
+    attempt: int
+    items: NDArray[np.float32]
+    changed: NDArray[np.int64]
+    """For each item the version in which its row last changed."""
+
+
+class Checkpoint:
+    """Opened by one conductor for writing; anyone may open it for reading."""
+
+    def __init__(self, folder: Path, *, readonly: bool = False) -> None:
+        self.folder = folder
+        path = folder / FILE
+        if readonly and not path.exists():
+            raise RunError(f"{folder} holds no Flower run yet")
+        self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None)
+        try:
+            self._prepare(readonly)
+        except sqlite3.OperationalError as error:
+            self._db.close()
+            if "locked" in str(error):
+                raise FolderInUse(f"{path} is in use by another run") from None
+            raise RunError(f"{path} cannot be opened: {error}") from None
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise RunError(f"{path} is damaged or no checkpoint: {error}") from None
+
+    def _prepare(self, readonly: bool) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version > _VERSION:
+            raise VersionMismatch(
+                f"{self.folder / FILE} was written by a newer release; install that release"
+            )
+        if version == 0 and not readonly:
+            with self._transaction():
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={_VERSION}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def load(self) -> Saved | None:
+        row = self._db.execute(
+            "SELECT round, attempt, n_items, items, changed FROM model"
+        ).fetchone()
+        if row is None:
+            return None
+        round, attempt, n_items, items, changed = row
+        table = np.frombuffer(items, "<f4").astype(np.float32).reshape(n_items, -1)
+        return Saved(round, attempt, table, np.frombuffer(changed, "<i8").astype(np.int64))
+
+    def begin(self, items: NDArray[np.float32], terms: str) -> None:
+        """The first model. `terms` is their digest: another federation is refused later."""
+        with self._transaction():
+            self._put_model(0, 0, items, np.zeros(len(items), np.int64), terms)
+
+    def terms(self) -> str | None:
+        row = self._db.execute("SELECT terms FROM model").fetchone()
+        return None if row is None else str(row[0])
+
+    def open_round(self) -> OpenRound | None:
+        row = self._db.execute("SELECT round, attempt, goal, numbers FROM open_round").fetchone()
+        if row is None:
+            return None
+        return OpenRound(row[0], row[1], row[2], np.frombuffer(row[3], "<i8").astype(np.int64))
+
+    def open(self, opened: OpenRound) -> None:
+        """Durable before the first device is asked."""
+        with self._transaction():
+            self._db.execute("DELETE FROM open_round")
+            self._db.execute(
+                "INSERT INTO open_round VALUES (?, ?, ?, ?)",
+                (opened.round, opened.attempt, opened.goal, opened.numbers.astype("<i8").tobytes()),
+            )
+
+    def close_round(
+        self,
+        record: RoundRecord,
+        counted: NDArray[np.int64],
+        items: NDArray[np.float32],
+        changed: NDArray[np.int64],
+    ) -> None:
+        """The round was folded: model, who was counted and the log move together."""
+        with self._transaction():
+            self._put_model(record.round + 1, 0, items, changed, self.terms())
+            self._db.executemany(
+                "INSERT OR REPLACE INTO counted VALUES (?, ?, ?)",
+                [(number, record.round, record.attempt) for number in counted.tolist()],
+            )
+            self._log(record)
+
+    def abandon_round(self, record: RoundRecord) -> None:
+        with self._transaction():
+            self._db.execute("UPDATE model SET attempt = ?", (record.attempt + 1,))
+            self._log(record)
+
+    def counted(self, node: str) -> tuple[int, int] | None:
+        """Round and attempt of this node's last report that was counted."""
+        row = self._db.execute(
+            "SELECT round, attempt FROM counted JOIN owners USING (number) WHERE node = ? "
+            "ORDER BY round DESC, attempt DESC LIMIT 1",
+            (node,),
+        ).fetchone()
+        return None if row is None else (int(row[0]), int(row[1]))
+
+    def claim(self, node: str, numbers: NDArray[np.int64], *, first: bool) -> NDArray[np.int64]:
+        """Which of these devices are this node's: the `first` node to answer for a device owns it,
+        or the last one, where nodes have no keys by which to know them."""
+        verb = "IGNORE" if first else "REPLACE"
+        with self._transaction():
+            self._db.executemany(
+                f"INSERT OR {verb} INTO owners VALUES (?, ?)",
+                [(number, node) for number in numbers.tolist()],
+            )
+        rows = self._db.execute("SELECT number FROM owners WHERE node = ?", (node,))
+        mine = np.array([number for (number,) in rows], dtype=np.int64)
+        return numbers[np.isin(numbers, mine)]
+
+    def refuse(self, reason: str) -> None:
+        """Count something that was turned away."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO refused VALUES (?, 1) "
+                "ON CONFLICT (reason) DO UPDATE SET count = count + 1",
+                (reason,),
+            )
+
+    def refused(self) -> dict[str, int]:
+        return dict(self._db.execute("SELECT reason, count FROM refused ORDER BY reason"))
+
+    def rounds(self, last: int | None = None) -> list[RoundRecord]:
+        """How rounds ended, oldest first."""
+        rows = self._db.execute(
+            "SELECT * FROM rounds ORDER BY round DESC, attempt DESC LIMIT ?",
+            (-1 if last is None else last,),
+        ).fetchall()
+        return [
+            RoundRecord(round, attempt, outcome, asked, reported, tuple(json.loads(who)), seconds)
+            for round, attempt, outcome, asked, reported, who, seconds in rows[::-1]
+        ]
+
+    def _put_model(
+        self,
+        round: int,
+        attempt: int,
+        items: NDArray[np.float32],
+        changed: NDArray[np.int64],
+        terms: str | None,
+    ) -> None:
+        self._db.execute("DELETE FROM model")
+        self._db.execute(
+            "INSERT INTO model VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                round,
+                attempt,
+                len(items),
+                items.astype("<f4").tobytes(),
+                changed.astype("<i8").tobytes(),
+                terms,
+            ),
+        )
+
+    def _log(self, record: RoundRecord) -> None:
+        self._db.execute("DELETE FROM open_round")
+        self._db.execute(
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.round,
+                record.attempt,
+                record.outcome,
+                record.asked,
+                record.reported,
+                json.dumps(record.missing),
+                record.seconds,
+            ),
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+def write_status(folder: Path, status: Mapping[str, Any]) -> None:
+    """Replace the status file in one step; a reader never sees half of it."""
+    partial = folder / f".{STATUS}.{os.getpid()}"
+    partial.write_text(json.dumps(status), encoding="utf-8")
+    partial.replace(folder / STATUS)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What the conductor said last; empty where it has not said anything yet."""
+    try:
+        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}

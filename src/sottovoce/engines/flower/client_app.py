@@ -1,0 +1,70 @@
+"""The node's app as Flower calls it. The store is on the owner's disk; Flower's own state is not
+used, because it is lost with every restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from sottovoce.engines.flower.node import answer_question, answer_task
+from sottovoce.engines.flower.wire import Answer, Question, Task
+from sottovoce.errors import MessageError, StoreError
+from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.store import CohortStore
+
+RECORD = "sottovoce"
+"""The one record of every message."""
+
+
+def record_of(message: Message) -> dict[str, Any]:
+    """The fields of a message; raises where it is none of ours."""
+    if not message.has_content() or RECORD not in message.content.config_records:
+        raise MessageError("the message has no content of this program")
+    return dict(message.content.config_records[RECORD])
+
+
+def content_of(fields: dict[str, Any]) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord(fields)})
+
+
+def build_client_app(open_hosted: Callable[[Context], Any]) -> ClientApp:
+    """An app that answers from the devices that `open_hosted` (a context manager) gives."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        with open_hosted(context) as hosted:
+            return _reply(message, answer_task(hosted, Task.from_content(record_of(message))))
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        with open_hosted(context) as hosted:
+            asked = Question.from_content(record_of(message))
+            return _reply(message, answer_question(hosted, asked))
+
+    return app
+
+
+@contextmanager
+def store_of_node(context: Context) -> Iterator[Hosted]:
+    """The devices in the store that the node's configuration names."""
+    path = context.node_config.get("store")
+    if not isinstance(path, str):
+        raise StoreError(
+            "the node's configuration names no store; start the node with "
+            "`sottovoce serve supernode STORE`"
+        )
+    with CohortStore.open(Path(path)) as store:
+        yield Hosted(store)
+
+
+def _reply(message: Message, answer: Answer) -> Message:
+    return Message(content_of(answer.to_content()), reply_to=message)
+
+
+app = build_client_app(store_of_node)

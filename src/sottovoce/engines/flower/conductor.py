@@ -1,0 +1,409 @@
+"""The server of a Flower federation: asks nodes, closes rounds by the rules, folds, checkpoints.
+
+Knows no transport (that is `Post`) and no algorithm. Whatever is killed and whenever: a conductor
+on the same folder goes on, no round counts twice, and the model is the one of an uninterrupted run
+with the same participants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.engines.flower.checkpoint import (
+    Checkpoint,
+    OpenRound,
+    Outcome,
+    RoundRecord,
+    write_status,
+)
+from sottovoce.engines.flower.members import Member, Post, Reply
+from sottovoce.engines.flower.wire import Answer, Content, Question, Task
+from sottovoce.engines.https.coordinator import Plan
+from sottovoce.engines.versions import delta_size, encode_delta, encode_model, full_size
+from sottovoce.errors import ConfigError, Diverged, MessageError
+from sottovoce.messages import GRID, LIMIT, SummedReports, decode_sum, message_limit
+from sottovoce.parties.server import Server
+from sottovoce.rng import Streams
+from sottovoce.terms import Terms
+
+PULL_SECONDS = 0.2
+"""How often replies are fetched."""
+LOOK_SECONDS = 1.0
+"""How often it is checked which nodes are online, and how long after an error a task is resent."""
+QUESTION_SECONDS = 12.0
+"""How long an answer to a question is waited for; a node asks for messages every 3 seconds."""
+FAREWELL_SECONDS = 30.0
+"""How long a run that has nothing left to do waits for nodes that want to know how it went."""
+
+
+@dataclass(slots=True, repr=False)
+class _Asked:
+    """One node in the open round."""
+
+    numbers: NDArray[np.int64]
+    messages: set[str] = field(default_factory=set)
+    since: str = ""
+    """The node's start when it was last sent the task."""
+    resend_at: float = math.inf
+    settled: bool = False
+    part: SummedReports | None = None
+
+
+class Conductor:
+    """Runs rounds until `target`. `pinned` says that nodes have keys: then a device belongs to the
+    first node that answers for it, also in later runs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        checkpoint: Checkpoint,
+        post: Post,
+        *,
+        target: int | None = None,
+        nodes: int = 1,
+        pinned: bool = True,
+        run: str = "",
+    ) -> None:
+        self.folder, self.plan, self.checkpoint, self.post = folder, plan, checkpoint, post
+        self.target = plan.rounds if target is None else target
+        self.nodes, self.pinned, self.run_name = nodes, pinned, run
+        self.members: dict[int, Member] = {}
+        self.server = Server.start(plan.terms.build(), plan.terms.n_items, Streams(plan.root_key))
+        self.attempt = 0
+        self.changed = np.zeros(plan.terms.n_items, np.int64)
+        self._restore()
+        self._looked = -math.inf
+        self._said: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """To the target, then tell the nodes how the last round went and give them the model."""
+        while self.server.round < self.target:
+            opened = self.checkpoint.open_round()
+            if opened is not None:  # of a run that was cut off: the same devices are asked again
+                self._gather(self.nodes, opened.numbers, self.plan.rules.deadline_seconds)
+            else:
+                self._gather(self.nodes)
+                opened = self._open()
+            self._round(opened)
+            self.nodes = 1
+        self._status("closing")
+        self._gather(self.nodes, patience=FAREWELL_SECONDS)
+        self._ask({n: self._question(m, with_model=True) for n, m in self.members.items()})
+        self._status("finished")
+
+    # Before a round
+
+    def _restore(self) -> None:
+        saved, digest = self.checkpoint.load(), self.plan.terms.digest()
+        if saved is None:
+            self.checkpoint.begin(self.server.items, digest)
+            return
+        if self.checkpoint.terms() != digest:
+            raise ConfigError(
+                f"{self.folder} holds a run under other terms; choose another folder for these"
+            )
+        self.server.round, self.server.items = saved.round, saved.items
+        self.attempt, self.changed = saved.attempt, saved.changed
+
+    def _gather(
+        self,
+        nodes: int,
+        numbers: NDArray[np.int64] | None = None,
+        patience: float = math.inf,
+    ) -> None:
+        """Wait until enough nodes and devices are there (these `numbers`, where given), or until
+        patience is at its end. Nodes that were just heard are not asked again, and a silent one
+        keeps nobody waiting for long."""
+        start = asked = self.post.clock()
+        first = self.plan.rules.min_devices if self.server.round == 0 else 1
+        while True:
+            self._look(force=True)
+            stale = [m for m in self.members.values() if not m.fresh]
+            self._ask({m.node: self._question(m) for m in stale})
+            heard = sum(member.heard for member in self.members.values())
+            pool, now = self._pool(), self.post.clock()
+            covered = numbers is None or bool(np.isin(numbers, pool).all())
+            if (heard >= nodes and len(pool) >= first and covered) or now - start >= patience:
+                return
+            self._status("waiting")
+            self.post.wait(LOOK_SECONDS)
+            if now >= asked + QUESTION_SECONDS:  # somebody may have changed her mind
+                asked = now
+                for member in self.members.values():
+                    member.fresh = False
+
+    def _look(self, *, force: bool = False) -> None:
+        """Who is online."""
+        now = self.post.clock()
+        if not force and now < self._looked + LOOK_SECONDS:
+            return
+        self._looked = now
+        online = {seen.node: seen for seen in self.post.online()}
+        self.members = {n: m for n, m in self.members.items() if n in online}
+        for node, seen in online.items():
+            member = self.members.setdefault(node, Member(node, seen.identity, seen.since))
+            if member.since != seen.since:
+                member.since, member.fresh, member.question = seen.since, False, ""
+
+    def _ask(self, questions: Mapping[int, Question]) -> None:
+        """Ask, and wait for the answers of those that are not known to be silent."""
+        dormant = self.plan.rules.dormant_after
+        letters = {n: q.to_content() for n, q in questions.items() if not self.members[n].question}
+        for node, message in self.post.send("query", letters, 3 * QUESTION_SECONDS).items():
+            self.members[node].question = message
+        end = self.post.clock() + QUESTION_SECONDS
+        while waiting := {m.question: m for m in self.members.values() if m.question}:
+            for reply in self.post.collect(list(waiting)):
+                if reply.to in waiting:
+                    waiting[reply.to].question = ""
+                    self._take_answer(waiting[reply.to], reply)
+            if not any(m.question and m.misses < dormant for m in self.members.values()):
+                return
+            if self.post.clock() >= end:
+                for member in self.members.values():
+                    member.question = ""  # asked anew next time
+                return
+            self.post.wait(PULL_SECONDS)
+
+    def _take_answer(self, member: Member, reply: Reply) -> None:
+        answer = self._read(reply)
+        if answer is not None:
+            self._note(member, answer)
+
+    def _note(self, member: Member, answer: Answer) -> None:
+        """What every answer says of its node."""
+        willing = answer.willing
+        if not member.heard or not np.array_equal(willing, member.willing):
+            willing = self.checkpoint.claim(member.identity, willing, first=self.pinned)
+            if len(willing) < len(answer.willing):
+                self._refuse("foreign_device")
+        member.willing, member.kept, member.problem = willing, answer.kept, answer.problem
+        member.heard = member.fresh = True
+        member.misses = 0
+
+    def _read(self, reply: Reply) -> Answer | None:
+        if reply.content is None:
+            return None
+        try:
+            return Answer.from_content(reply.content)
+        except MessageError as error:
+            self._refuse("version" if "version" in str(error) else "malformed")
+            return None
+
+    def _owners(self) -> dict[int, int]:
+        """Which node answers for which device; the one that came last where two do."""
+        owners: dict[int, int] = {}
+        dormant = self.plan.rules.dormant_after
+        for member in sorted(self.members.values(), key=lambda m: m.since):
+            if member.misses < dormant:
+                owners |= dict.fromkeys(member.willing.tolist(), member.node)
+        return owners
+
+    def _pool(self) -> NDArray[np.int64]:
+        return np.array(sorted(self._owners()), dtype=np.int64)
+
+    def _open(self) -> OpenRound:
+        pool = self._pool()
+        size = self.plan.cohort_size
+        goal = len(pool) if size == "all" else size
+        asked = self.plan.rules.asked(goal, len(pool))
+        chosen = pool[self.server.select(len(pool), asked, self.attempt)]
+        opened = OpenRound(self.server.round, self.attempt, goal, np.sort(chosen))
+        self.checkpoint.open(opened)
+        return opened
+
+    # A round
+
+    def _round(self, opened: OpenRound) -> None:
+        start = self.post.clock()
+        owners, asked = self._owners(), dict[int, _Asked]()
+        for node in sorted(set(owners.values())):
+            mine = [n for n in opened.numbers.tolist() if owners.get(n) == node]
+            if mine:
+                asked[node] = _Asked(np.array(mine, dtype=np.int64))
+        for member in self.members.values():
+            member.fresh = False
+        self._send(asked, list(asked), start)
+        while True:
+            self._collect(asked, opened)
+            now = self.post.clock()
+            elapsed = now - start
+            self._resend(asked, start, now)
+            reported = sum(a.part.devices for a in asked.values() if a.part is not None)
+            silent = [node for node, a in asked.items() if not a.settled]
+            self._status("open", reported=reported, asked=len(opened.numbers), goal=opened.goal)
+            # With nobody left to wait for, the deadline would bring nothing new.
+            waited = elapsed if silent else math.inf
+            verdict = self.plan.rules.verdict(opened.goal, reported, waited)
+            if verdict != "wait":
+                break
+            self.post.wait(PULL_SECONDS)
+        for node in silent:
+            if node in self.members:
+                self.members[node].misses += 1
+        counted = [a for a in asked.values() if a.part is not None]
+        numbers = np.concatenate([np.zeros(0, np.int64), *(a.numbers for a in counted)])
+        missing = opened.numbers[~np.isin(opened.numbers, numbers)]
+        outcome: Outcome = "goal" if reported >= opened.goal else "deadline"
+        record = RoundRecord(
+            opened.round,
+            opened.attempt,
+            outcome if verdict == "close" else "abandoned",
+            len(opened.numbers),
+            reported,
+            tuple(missing.tolist()),
+            round(elapsed, 3),
+        )
+        if verdict == "close":
+            self._fold([a.part for a in counted if a.part is not None], numbers, record)
+        else:
+            self.checkpoint.abandon_round(record)
+            self.attempt = opened.attempt + 1
+
+    def _fold(
+        self, parts: list[SummedReports], numbers: NDArray[np.int64], record: RoundRecord
+    ) -> None:
+        before = self.server.items
+        self.server.fold(self.server.add_sums(parts))
+        after = self.server.items
+        if not np.isfinite(after).all():
+            raise Diverged(f"the model ran off to infinity in round {record.round}")
+        # Bits, not values: 0.0 and -0.0 are different rows to a device.
+        moved = (before.view(np.uint32) != after.view(np.uint32)).any(axis=1)
+        self.changed = np.where(moved, self.server.round, self.changed)
+        self.checkpoint.close_round(record, numbers, after, self.changed)
+        self.attempt = 0
+
+    def _send(self, asked: Mapping[int, _Asked], nodes: list[int], start: float) -> None:
+        """The task to these nodes; each message is void when the round is."""
+        left = self.plan.rules.deadline_seconds - (self.post.clock() - start)
+        letters: dict[int, Content] = {}
+        for node in nodes:
+            member, entry = self.members[node], asked[node]
+            entry.since, entry.resend_at = member.since, math.inf
+            question = self._question(member, with_model=True)
+            letters[node] = Task(
+                question.terms,
+                question.round,
+                question.attempt,
+                question.counted,
+                question.model,
+                numbers=entry.numbers,
+            ).to_content()
+        for node, message in self.post.send("train", letters, max(left, 1.0)).items():
+            asked[node].messages.add(message)
+
+    def _resend(self, asked: Mapping[int, _Asked], start: float, now: float) -> None:
+        """A node that was restarted, or whose message was lost, gets the task again. It answers
+        with the same bytes, which count once."""
+        self._look()
+        due = [
+            node
+            for node, entry in asked.items()
+            if not entry.settled
+            and node in self.members
+            and (entry.since != self.members[node].since or now >= entry.resend_at)
+        ]
+        if due:
+            self._send(asked, due, start)
+
+    def _collect(self, asked: Mapping[int, _Asked], opened: OpenRound) -> None:
+        where = {m: node for node, entry in asked.items() for m in entry.messages}
+        for reply in self.post.collect(list(where)) if where else []:
+            if reply.to not in where:
+                continue
+            node = where[reply.to]
+            entry = asked[node]
+            entry.messages.discard(reply.to)
+            if not entry.settled:
+                self._judge(node, entry, reply, opened)
+
+    def _judge(self, node: int, entry: _Asked, reply: Reply, opened: OpenRound) -> None:
+        """Count a reply, or refuse it and go on without it."""
+        if reply.content is None:  # it never reached the node, or the node fell over
+            entry.resend_at = self.post.clock() + LOOK_SECONDS
+            return
+        answer = self._read(reply)
+        if answer is None:
+            entry.settled = True
+            return
+        if node in self.members:
+            self._note(self.members[node], answer)
+        if answer.problem:
+            if "against version" in answer.problem:  # it lost the model that it had
+                entry.resend_at = self.post.clock()
+                return
+            self._refuse("node_problem")
+        elif answer.sum:
+            try:
+                entry.part = check_sum(answer, opened, len(entry.numbers), self.plan.terms)
+            except MessageError:
+                self._refuse("malformed")
+        entry.settled = True
+
+    def _question(self, member: Member, *, with_model: bool = False) -> Question:
+        model = self._model_for(member) if with_model else b""
+        return Question(
+            self.plan.terms,
+            self.server.round,
+            self.attempt,
+            self.checkpoint.counted(member.identity),
+            model,
+        )
+
+    def _model_for(self, member: Member) -> bytes:
+        """The rows that changed since the version kept there, where that is shorter."""
+        view = self.server.publish()
+        n_items, width = view.items.shape
+        if 0 <= member.kept <= view.round:
+            changed = self.changed > member.kept
+            if delta_size(n_items, int(changed.sum()), width) < full_size(n_items, width):
+                return encode_delta(member.kept, view, changed)
+        return encode_model(view)
+
+    def _refuse(self, reason: str) -> None:
+        self.checkpoint.refuse(reason)
+
+    def _status(self, state: str, **more: Any) -> None:
+        heard = [m for m in self.members.values() if m.heard]
+        status = {
+            "run": self.run_name,
+            "state": state,
+            "round": self.server.round,
+            "attempt": self.attempt,
+            "target": self.target,
+            "nodes": len(heard),
+            "devices": len(self._owners()),
+            "refused": self.checkpoint.refused(),
+            "problems": sorted({m.problem for m in heard if m.problem}),
+            **more,
+        }
+        if status != self._said:
+            self._said = status
+            write_status(self.folder, status)
+
+
+def check_sum(answer: Answer, opened: OpenRound, asked: int, terms: Terms) -> SummedReports:
+    """A node's sum as far as it can be true; raises `MessageError` where it cannot."""
+    if (answer.round, answer.attempt) != (opened.round, opened.attempt):
+        raise MessageError("the report is for another round")
+    if not 1 <= answer.devices <= asked:
+        raise MessageError("the report speaks for more devices than were asked, or for none")
+    most = min(answer.devices * terms.max_rows, terms.n_items)
+    if len(answer.sum) > message_limit(most, terms.width) + 4:
+        raise MessageError("the report is too long")
+    part = decode_sum(answer.sum, n_items=terms.n_items, width=terms.width, round=opened.round)
+    if part.devices != answer.devices or len(part.item) > most:
+        raise MessageError("the report speaks for more devices or items than it may")
+    bound = answer.devices * terms.triples * int(LIMIT * GRID)
+    if part.sums.size and max(int(part.sums.max()), -int(part.sums.min())) > bound:
+        raise MessageError("the report holds values that no device can have sent")
+    return part

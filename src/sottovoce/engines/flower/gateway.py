@@ -1,0 +1,158 @@
+"""The gateway: an nginx that lets nodes through to the SuperLink, and nothing else.
+
+Fleet, control and runtime interfaces of a SuperLink share one port, and whoever reaches the control
+interface can register a node of his own. So that port stays on loopback, and from outside only what
+a registered node needs can be reached: each path is named here, everything else is 404.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from sottovoce.engines.flower.processes import Child, require_port, wait_until_listening
+from sottovoce.errors import ServiceError, UsageError
+
+NODE_CALLS = (
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+"""What a registered node calls. Registering is not among them: the operator does it."""
+
+_SITE = """\
+# Gateway for the nodes of a Sottovoce federation: only what a registered node needs is let through.
+# Put this file into /etc/nginx/conf.d/ and reload nginx.
+upstream sottovoce_superlink {{
+    server 127.0.0.1:{superlink_port};
+    keepalive 8;
+}}
+
+# No addresses in the log: time, status, call.
+log_format sottovoce_gateway '$time_iso8601 $status $request_method $uri';
+
+server {{
+    listen {host}:{port} ssl;
+    server_tokens off;
+
+    ssl_certificate     {certificate};
+    ssl_certificate_key {key};
+    ssl_protocols       TLSv1.2 TLSv1.3;
+
+    access_log {access_log} sottovoce_gateway;
+    client_max_body_size 64m;
+
+    location ~ ^/v1/fleet/({calls})$ {{
+        limit_except POST {{ deny all; }}
+        proxy_pass https://sottovoce_superlink/v1/fleet/$1;
+        proxy_http_version 1.1;
+        proxy_set_header Connection "";
+        proxy_ssl_verify on;
+        proxy_ssl_verify_depth 2;
+        proxy_ssl_name localhost;
+        proxy_ssl_trusted_certificate {authority};
+        proxy_read_timeout 120s;
+    }}
+
+    location / {{
+        return 404;
+    }}
+}}
+"""
+
+_WHOLE = """\
+daemon off;
+worker_processes 1;
+pid {work}/nginx.pid;
+error_log {work}/error.log warn;
+events {{ worker_connections 1024; }}
+http {{
+    client_body_temp_path {work}/body;
+    proxy_temp_path {work}/proxy;
+    fastcgi_temp_path {work}/fastcgi;
+    uwsgi_temp_path {work}/uwsgi;
+    scgi_temp_path {work}/scgi;
+{site}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the gateway listens and which files it uses."""
+
+    keys: Path
+    """The folder with the server's certificate and key, and the authority's certificate."""
+    superlink_port: int
+    port: int
+    host: str = "0.0.0.0"
+    access_log: Path = Path("/var/log/nginx/sottovoce-gateway.log")
+
+    def render(self) -> str:
+        """The configuration of this site."""
+        return _SITE.format(
+            superlink_port=self.superlink_port,
+            host=f"[{self.host}]" if ":" in self.host else self.host,
+            port=self.port,
+            certificate=_quoted(self.keys / "server.crt"),
+            key=_quoted(self.keys / "server.key"),
+            authority=_quoted(self.keys / "ca.crt"),
+            access_log=_quoted(self.access_log),
+            calls="|".join(NODE_CALLS),
+        )
+
+
+def find_nginx() -> str | None:
+    """Where nginx is, if it is installed. Debian puts it where users' paths do not look."""
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+
+def start_gateway(site: Site, work: Path, environment: dict[str, str]) -> Child:
+    """An nginx of our own with this site, its files in `work`. Ready when this returns."""
+    nginx = find_nginx()
+    if nginx is None:
+        raise ServiceError("nginx is not installed; install it (on Debian: `apt install nginx`)")
+    work.mkdir(parents=True, exist_ok=True)
+    require_port(site.host, site.port)
+    config = work / "nginx.conf"
+    config.write_text(_WHOLE.format(work=_quoted(work), site=site.render()))
+    command: list[str | Path] = [nginx, "-p", work, "-c", config, "-e", work / "error.log"]
+    child = Child("nginx", command, log=work / "nginx.log", environment=environment)
+    try:
+        wait_until_listening(child, site.host, site.port)
+    except BaseException:
+        child.stop()
+        raise
+    return child
+
+
+def count_turned_away(access_log: Path) -> dict[str, int]:
+    """How often the gateway or the SuperLink turned somebody away: `stranger` for paths that are
+    not let through, `unknown_node` for nodes whose key is not registered."""
+    counts: Counter[str] = Counter()
+    if access_log.exists():
+        for line in access_log.read_text(errors="replace").splitlines():
+            fields = line.split(" ", 3)
+            status = fields[1] if len(fields) > 1 else ""
+            if status in ("404", "403", "405", "400"):
+                counts["stranger"] += 1
+            elif status == "401":
+                counts["unknown_node"] += 1
+    return dict(counts)
+
+
+def _quoted(path: Path) -> str:
+    text = str(path)
+    if re.search(r"[\s;{}\"'$\\]", text):
+        raise UsageError(f"nginx cannot use the path {text}; choose one without blanks and signs")
+    return text

@@ -1,0 +1,195 @@
+"""A whole Flower federation on this machine: SuperLink, gateway, nodes and a run, for trials.
+
+Everything is started here, logs into one folder, and ends with `stop` or with this process.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sottovoce.engines.flower.checkpoint import read_status
+from sottovoce.engines.flower.gateway import Site, count_turned_away, find_nginx, start_gateway
+from sottovoce.engines.flower.processes import Child, flower_environment, free_port
+from sottovoce.engines.flower.superlink import (
+    SuperLink,
+    SuperLinkPlace,
+    register_nodes,
+    run_state,
+    start_run,
+)
+from sottovoce.errors import RunError, ServiceError
+
+Security = Literal["full", "plaintext"]
+Progress = Callable[[dict[str, Any]], None]
+
+_STATUS_SECONDS = 0.2
+_LIST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A cohort's store and the private key of its node (its public one is beside it)."""
+
+    name: str
+    store: Path
+    key: Path | None
+
+
+class LocalFlower:
+    """`security="full"`: TLS, registered node keys, executor with a secret, and an nginx through
+    which nodes come in, where there is one. `plaintext` is for speed in tests, on loopback."""
+
+    def __init__(
+        self, work: Path, nodes: Sequence[Node], *, keys: Path | None, security: Security = "full"
+    ) -> None:
+        if security == "full" and keys is None:
+            raise ServiceError("a secured federation needs a folder with keys")
+        self.work, self.nodes = work, list(nodes)
+        self.keys = keys if security == "full" else None
+        work.mkdir(parents=True, exist_ok=True)
+        self.place = SuperLinkPlace(work / "superlink", free_port(), self.keys)
+        self.link: SuperLink | None = None
+        self.gateway: Child | None = None
+        self.running: dict[str, Child] = {}
+        self.entrance = self.place.address
+
+    def __enter__(self) -> LocalFlower:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def access_log(self) -> Path:
+        return self.work / "gateway" / "access.log"
+
+    def start(self) -> None:
+        """Everything; ready for a run when this returns."""
+        try:
+            self.start_superlink()
+            self._start_gateway()
+            for node in self.nodes:
+                self.start_node(node.name)
+        except BaseException:
+            self.stop()
+            raise
+
+    def start_superlink(self) -> None:
+        """Also after it was killed: its database knows the nodes still."""
+        self.link = SuperLink(self.place)
+        publics = [node.key.with_name(f"{node.key.name}.pub") for node in self.nodes if node.key]
+        if not (self.work / "registered").exists():
+            register_nodes(self.place, publics)
+            (self.work / "registered").touch()
+
+    def _start_gateway(self) -> None:
+        if self.keys is None or find_nginx() is None:
+            return
+        port = free_port()
+        site = Site(self.keys, self.place.port, port, "127.0.0.1", self.access_log)
+        environment = flower_environment(self.work / "gateway")
+        self.gateway = start_gateway(site, self.work / "gateway", environment)
+        self.entrance = f"127.0.0.1:{port}"
+
+    def start_node(self, name: str) -> Child:
+        node = next(node for node in self.nodes if node.name == name)
+        command: list[str | Path] = [
+            *(sys.executable, "-m", "sottovoce.engines.flower.supernode", node.store),
+            *("--superlink", self.entrance),
+        ]
+        if self.keys is not None and node.key is not None:
+            command += ["--ca", self.keys / "ca.crt", "--key", node.key]
+        self.running[name] = Child(
+            f"node {name}",
+            command,
+            log=self.work / "nodes" / f"{name}.log",
+            environment=flower_environment(self.work / "nodes"),
+        )
+        return self.running[name]
+
+    def train(
+        self, folder: Path, rounds: int, progress: Progress | None = None, *, tries: int = 3
+    ) -> dict[str, Any]:
+        """Run to `rounds` from the folder's checkpoint; the last status. A run that is cut off is
+        started again from the checkpoint."""
+        for left in reversed(range(tries)):
+            run = self.start_run(folder, rounds)
+            try:
+                return self.wait(folder, run, progress)
+            except ServiceError:
+                if not left or self.link is None or not self.link.link.alive:
+                    raise
+        raise RunError("unreachable")
+
+    def start_run(self, folder: Path, rounds: int) -> int:
+        settings: dict[str, str | int | bool] = {
+            "folder": str(folder.absolute()),
+            "rounds": rounds,
+            "nodes": len(self.nodes),
+            "pinned": self.keys is not None,
+        }
+        return start_run(self.place, settings)
+
+    def wait(self, folder: Path, run: int, progress: Progress | None = None) -> dict[str, Any]:
+        return wait_for_run(self.place, folder, run, progress, self._require_alive)
+
+    def _require_alive(self) -> None:
+        if self.link is not None:
+            self.link.require_alive()
+        if self.gateway is not None:
+            self.gateway.require_alive()
+
+    def turned_away(self) -> dict[str, int]:
+        """How often strangers and unknown nodes were sent away at the gateway."""
+        return count_turned_away(self.access_log)
+
+    def stop(self) -> None:
+        for child in self.running.values():
+            child.process.terminate()
+        for child in self.running.values():
+            child.stop()
+        self.running.clear()
+        if self.gateway is not None:
+            self.gateway.stop()
+            self.gateway = None
+        if self.link is not None:
+            self.link.stop()
+            self.link = None
+
+
+def wait_for_run(
+    place: SuperLinkPlace,
+    folder: Path,
+    run: int,
+    progress: Progress | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Until the run has ended; its last status. Raises where it failed: the checkpoint is kept, and
+    a new run goes on from it."""
+    listed, shown = time.monotonic(), dict[str, Any]()
+    while True:
+        status = read_status(folder)
+        if status != shown and progress is not None and status.get("run") == str(run):
+            progress(status)
+        shown = status
+        if status.get("run") == str(run):
+            if status.get("state") == "finished":
+                return status
+            if status.get("state") == "failed":
+                raise RunError(str(status.get("error")))
+        check()
+        if time.monotonic() >= listed + _LIST_SECONDS:
+            listed = time.monotonic()
+            state = run_state(place, run)
+            if state.startswith("finished") and read_status(folder).get("state") != "finished":
+                raise ServiceError(
+                    f"the run ended early ({state}); it goes on from the checkpoint in {folder} "
+                    "when it is started again"
+                )
+        time.sleep(_STATUS_SECONDS)

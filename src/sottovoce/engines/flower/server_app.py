@@ -1,0 +1,119 @@
+"""The conductor as Flower calls it: the grid is its post office."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from sottovoce.engines.flower.checkpoint import Checkpoint, write_status
+from sottovoce.engines.flower.client_app import content_of, record_of
+from sottovoce.engines.flower.conductor import Conductor
+from sottovoce.engines.flower.members import Kind, Reply, Seen
+from sottovoce.engines.flower.wire import Content
+from sottovoce.engines.https.folder import open_folder
+from sottovoce.errors import ConfigError, FolderInUse, MessageError, SottovoceError
+
+LOCK = "flower.lock"
+_LOCK_SECONDS = 30.0
+
+
+class GridPost:
+    """Messages over Flower's grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def online(self) -> list[Seen]:
+        return [
+            Seen(
+                node.node_id,
+                hashlib.sha256(node.public_key).hexdigest(),
+                node.last_activated_at,
+            )
+            for node in self._grid.get_nodes()
+        ]
+
+    def send(self, kind: Kind, letters: Mapping[int, Content], seconds: float) -> dict[int, str]:
+        nodes = list(letters)
+        messages = [Message(content_of(letters[n]), n, kind, ttl=seconds) for n in nodes]
+        names = list(self._grid.push_messages(messages)) if messages else []
+        return {node: name for node, name in zip(nodes, names, strict=False) if name}
+
+    def collect(self, messages: Collection[str]) -> list[Reply]:
+        """Matched by the message that is answered: an error names no right sender."""
+        found = []
+        for message in self._grid.pull_messages(list(messages)) if messages else ():
+            to = message.metadata.reply_to_message_id
+            if message.has_error():
+                found.append(Reply(to, None, str(message.error.reason)))
+                continue
+            try:
+                found.append(Reply(to, record_of(message)))
+            except MessageError:
+                found.append(Reply(to, {}))
+        return found
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """One conductor per folder. The one of a run that was cut off may need a moment to end."""
+    with (folder / LOCK).open("w") as file:
+        end = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise FolderInUse(f"{folder} is in use by another run") from None
+                time.sleep(0.2)
+        yield
+
+
+def conduct(grid: Grid, context: Context) -> None:
+    """One run, from the checkpoint to its target. A failure is left in the status file too."""
+    settings = context.run_config
+    folder = Path(str(settings["folder"]))
+    try:
+        with only_one(folder), Checkpoint(folder) as checkpoint:
+            Conductor(
+                folder,
+                open_folder(folder).plan,
+                checkpoint,
+                GridPost(grid),
+                target=_whole(settings.get("rounds")),
+                nodes=_whole(settings.get("nodes")) or 1,
+                pinned=settings.get("pinned") is not False,
+                run=str(context.run_id),
+            ).run()
+    except SottovoceError as error:
+        status = {"state": "failed", "error": str(error), "kind": type(error).__name__}
+        write_status(folder, {"run": str(context.run_id), **status})
+        raise
+
+
+def _whole(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise ConfigError(f"a run's settings must be whole numbers, not {value!r}")
+
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    conduct(grid, context)

@@ -1,0 +1,111 @@
+"""Does a node's work beside its SuperNode, with the program that is installed here.
+
+Flower would fetch the app's code from the SuperLink and run it, a process for each message. Then
+whoever runs the SuperLink could read every store. This worker takes the messages and ignores the
+code: nothing leaves but through the door of this installation. It also saves the start of a process
+for every message.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import httpx
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from sottovoce.errors import SottovoceError
+
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_HEARTBEAT_SECONDS = 10.0
+
+
+class Worker:
+    """Takes tasks from the SuperNode at `address` (loopback) and does them with `app`."""
+
+    def __init__(self, address: str, secret: bytes, app: ClientApp) -> None:
+        self._address = address
+        self._app = app
+        self._client = RuntimeHttpClient.from_server_address(
+            server_address=address,
+            insecure=True,
+            root_certificates=None,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}),
+            ],
+        )
+
+    def run(self, stop: threading.Event, poll_seconds: float = 0.1) -> None:
+        """Until `stop` is set. A SuperNode that does not answer is asked again."""
+        try:
+            while not stop.is_set():
+                try:
+                    busy = self.do_one()
+                except httpx.HTTPError:
+                    busy = False
+                if not busy:
+                    stop.wait(poll_seconds)
+        finally:
+            self._client.close()
+
+    def do_one(self) -> bool:
+        """Do the next task, if there is one."""
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        taken = self._client.AcquireTask(request)
+        if not (taken.HasField("task") and taken.token):
+            return False
+        client = RuntimeHttpClient.from_server_address(
+            server_address=self._address,
+            insecure=True,
+            root_certificates=None,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+                RuntimeTokenHttpInterceptor(taken.token),
+            ],
+            retry_invoker=make_simple_http_retry_invoker(),
+        )
+        try:
+            self._do(client)
+        finally:
+            client.close()
+        return True
+
+    def _do(self, client: RuntimeHttpClient) -> None:
+        done = threading.Event()
+        beat = threading.Thread(target=_keep_alive, args=(client, done), daemon=True)
+        beat.start()
+        try:
+            message, context, _, _ = pull_task_input(client)
+            try:
+                reply = self._app(message, context)
+                status, details = SubStatus.COMPLETED, ""
+            except SottovoceError as error:
+                status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
+                failed = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details)
+                reply = Message(failed, reply_to=message)
+            push_message(client, reply, context)
+            push_task_output(client, context, status, details)
+        finally:
+            done.set()
+            beat.join()
+
+
+def _keep_alive(client: RuntimeHttpClient, done: threading.Event) -> None:
+    """Tells the SuperNode that the task is being worked on."""
+    while not done.wait(_HEARTBEAT_SECONDS):
+        try:
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.HTTPError:
+            continue

@@ -1,0 +1,106 @@
+"""What a server process knows of the federation right now, as it is told to devices.
+
+A snapshot never changes; a new one takes its place. Requests read it without asking the database.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sottovoce.engines.https import records
+from sottovoce.engines.https.coordinator import Plan
+from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.published import Document, Version
+from sottovoce.engines.https.records import Position
+from sottovoce.messages import ModelView
+from sottovoce.terms import PROTOCOL
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Snapshot:
+    position: Position
+    selected: records.Numbers
+    """Who was asked in the open round, ascending; nobody where none is open."""
+    everyone: bool
+    """Any enrolled device may report, also one that came after the round was opened."""
+    versions: Mapping[int, Version]
+    """The newest model and the one before."""
+    descriptor: Document
+
+    def asks(self, number: int) -> bool:
+        if self.everyone:
+            return True
+        at = int(np.searchsorted(self.selected, number))
+        return at < len(self.selected) and int(self.selected[at]) == number
+
+    def open_for(self, round: int, attempt: int) -> bool:
+        now = self.position
+        return now.state == "open" and (now.round, now.attempt) == (round, attempt)
+
+
+class Board:
+    def __init__(self, database: Database, plan: Plan) -> None:
+        self._database = database
+        self._plan = plan
+        self._digest = plan.terms.digest()
+        self._everyone = plan.cohort_size == "all"
+        self._turn = threading.Lock()
+        nothing = Position(-1, 0, "waiting", 0)
+        self.now = self._snapshot(nothing, None, {})
+
+    def refresh(self) -> Snapshot:
+        """Look into the database. Any thread may ask."""
+        with self._turn:
+            old = self.now
+            with self._database.reading() as link:
+                position = records.position(link)
+                if _same(position, old.position):
+                    return old
+                selected = None
+                if position.state == "open":
+                    selected = records.selected(link, position.round, position.attempt)
+                versions = {
+                    round: old.versions[round]
+                    for round in (position.round - 1, position.round)
+                    if round in old.versions
+                }
+                for round in (position.round - 1, position.round):
+                    if round not in versions:
+                        found = records.model(link, round, self._plan.terms.width)
+                        if found is not None:
+                            versions[round] = Version(ModelView(round, found[0]), found[1])
+            self.now = self._snapshot(position, selected, versions)
+            return self.now
+
+    def _snapshot(
+        self,
+        position: Position,
+        selected: records.Numbers | None,
+        versions: Mapping[int, Version],
+    ) -> Snapshot:
+        asked = np.zeros(0, np.uint32) if selected is None else selected
+        return Snapshot(position, asked, self._everyone, versions, self._describe(position))
+
+    def _describe(self, position: Position) -> Document:
+        state = "waiting" if position.state == "closing" else position.state
+        content = {
+            "protocol": PROTOCOL,
+            "federation": self._plan.terms.federation,
+            "terms": self._digest,
+            "round": position.round,
+            "attempt": position.attempt,
+            "state": state,
+            "selection": "all" if self._everyone else "list",
+            "model": position.round,
+            "poll_seconds": self._plan.rules.poll_seconds,
+        }
+        return Document.of(json.dumps(content).encode())
+
+
+def _same(new: Position, old: Position) -> bool:
+    return (new.round, new.attempt, new.state) == (old.round, old.attempt, old.state)

@@ -1,0 +1,140 @@
+"""What is checked before a device's message is believed: cheap things first, and nothing of it is
+looked at before its signature is good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from sottovoce.engines.https import records
+from sottovoce.engines.https.board import Board, Snapshot
+from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.records import Submission
+from sottovoce.engines.https.refusals import Refused
+from sottovoce.engines.https.signing import OVERHEAD, Envelope, Purpose, open_envelope
+from sottovoce.errors import MessageError
+from sottovoce.messages import GRID, LIMIT, decode, message_limit
+from sottovoce.terms import PROTOCOL, Terms
+
+T = TypeVar("T")
+
+
+class Aside(Protocol):
+    """Does what waits for the database, elsewhere than in the event loop."""
+
+    async def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+_OTHER_RELEASE = (
+    f"this server speaks version {PROTOCOL} of the protocol; install the same release of Sottovoce"
+)
+
+
+class Checks:
+    def __init__(self, terms: Terms, board: Board, database: Database) -> None:
+        self._terms = terms
+        self._board = board
+        self._database = database
+        self._largest = int(terms.triples * LIMIT * GRID)
+        self._keys: dict[int, Ed25519PublicKey] = {}
+        with database.reading() as link:
+            for number, key in records.public_keys(link).items():
+                self.enrolled(number, key)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message that can be a report."""
+        return OVERHEAD + message_limit(self._terms.max_rows, self._terms.width)
+
+    def enrolled(self, number: int, public_key: bytes) -> None:
+        self._keys[number] = Ed25519PublicKey.from_public_bytes(public_key)
+
+    def number(self, payload: bytes) -> int:
+        """Whose message this is, once it was checked."""
+        return open_envelope(payload).number
+
+    async def check_in(self, payload: bytes, aside: Aside) -> int:
+        """The number of the device that signed this."""
+        return (await self._envelope(payload, "check-in", aside)).number
+
+    async def report(self, payload: bytes, aside: Aside) -> Submission:
+        """A report that counts if it is the first of its device in the open round."""
+        envelope = await self._envelope(payload, "report", aside)
+        now = self._board.now
+        if not now.open_for(envelope.round, envelope.attempt):
+            # Another process may have moved on, and told the device.
+            now = await aside(self._board.refresh)
+        mark = records.mark_of(envelope.nonce, envelope.body)
+        if not now.open_for(envelope.round, envelope.attempt):
+            await self._refuse_closed(envelope, mark, now, aside)
+        if not now.asks(envelope.number):
+            raise Refused("not_selected", "this device is not asked in this round")
+        self._check_body(envelope)
+        return Submission(envelope.round, envelope.attempt, envelope.number, mark, envelope.body)
+
+    async def _envelope(self, payload: bytes, purpose: Purpose, aside: Aside) -> Envelope:
+        if payload[:3] == b"SVE" and payload[3:4] != b"1":
+            raise Refused("version", _OTHER_RELEASE)
+        try:
+            envelope = open_envelope(payload)
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+        key = self._keys.get(envelope.number)
+        if key is None and self._database.shared:
+            # It may have enrolled with another process.
+            found = await aside(lambda: self._look_up_key(envelope.number))
+            if found is not None:
+                self.enrolled(envelope.number, found)
+                key = self._keys[envelope.number]
+        if key is None:
+            raise Refused("unknown_device", "no such device has enrolled; enrol with an invitation")
+        if not envelope.signed_by(key, self._terms.federation, purpose):
+            raise Refused("bad_signature", "the signature is not that of the enrolled device")
+        return envelope
+
+    def _look_up_key(self, number: int) -> bytes | None:
+        with self._database.reading() as link:
+            return records.public_key(link, number)
+
+    async def _refuse_closed(
+        self,
+        envelope: Envelope,
+        mark: bytes,
+        now: Snapshot,
+        aside: Aside,
+    ) -> None:
+        """Raises what is to be said of a report for a round that is not open."""
+        sent, current = (envelope.round, envelope.attempt), now.position
+        if sent > (current.round, current.attempt):
+            raise Refused("malformed", f"round {envelope.round} has not been opened")
+
+        def find() -> dict[int, bytes]:
+            with self._database.reading() as link:
+                return records.marks(link, *sent, [envelope.number])
+
+        if (await aside(find)).get(envelope.number) == mark:
+            raise Refused("replay", "this report was accepted before")
+        raise Refused("late", f"round {envelope.round} is closed; the report did not count")
+
+    def _check_body(self, envelope: Envelope) -> None:
+        terms, body = self._terms, envelope.body
+        if body[:3] == b"SVU" and body[3:4] != b"2":
+            raise Refused("version", _OTHER_RELEASE)
+        try:
+            reports = decode(
+                body,
+                sender=envelope.number,
+                n_items=terms.n_items,
+                width=terms.width,
+                round=envelope.round,
+            )
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+        if len(reports) > terms.max_rows:
+            raise Refused("malformed", f"a report has at most {terms.max_rows} rows")
+        values = reports.values
+        if values.size and max(int(np.max(values)), -int(np.min(values))) > self._largest:
+            raise Refused("malformed", "a value is larger than an honest device can send")

@@ -1,0 +1,233 @@
+"""Moves rounds on: opens them, decides when they are over, folds, tries again.
+
+All state is in the database, and every move is one transaction. Whatever is cut off is done again
+from what is stored and gives the same model, because sums of whole numbers have no order and every
+choice is drawn from (root key, round, attempt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from sottovoce.engines.https import records
+from sottovoce.engines.https.database import Leader
+from sottovoce.engines.rounds import RoundRules
+from sottovoce.errors import ServiceError
+from sottovoce.messages import SummedReports, decode
+from sottovoce.parties.server import Server
+from sottovoce.rng import Streams
+from sottovoce.terms import Terms
+
+CohortSize = int | Literal["all"]
+Clock = Callable[[], float]
+"""Seconds that only go forward. The time of day plays no part."""
+What = Literal["opened", "goal", "deadline", "abandoned", "diverged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an operator decided when the federation was made."""
+
+    terms: Terms
+    cohort_size: CohortSize
+    rounds: int
+    """To run at first; an operator may raise it later."""
+    root_key: int
+    """Of the server's random streams: the first model, and who is asked."""
+    rules: RoundRules
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a round, for the log."""
+
+    what: What
+    round: int
+    attempt: int
+    asked: int
+    reported: int = 0
+    seconds: float = 0.0
+
+
+class Coordinator:
+    """One process at a time is it (`Database.leading`)."""
+
+    def __init__(self, plan: Plan, clock: Clock) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._algorithm = plan.terms.build()
+        self._watched: tuple[int, int] | None = None
+        self._since = 0.0
+
+    def start(self, link: sa.Connection) -> None:
+        """Make the first model, or check that the database is this federation's."""
+        terms = self._plan.terms
+        found = records.fact(link, "terms")
+        if found is None:
+            server = Server.start(self._algorithm, terms.n_items, Streams(self._plan.root_key))
+            records.set_fact(link, "terms", terms.digest())
+            records.save_model(link, 0, server.items, np.zeros(terms.n_items, np.int32))
+        elif found != terms.digest():
+            raise ServiceError(
+                "the database belongs to another federation, or its terms were changed; put the "
+                "right federation.json back or use another database"
+            )
+        records.raise_target(link, self._plan.rounds)
+
+    def step(self, leader: Leader) -> list[Event]:
+        """Move on as far as can be moved now."""
+        with leader.reading() as link:
+            now = records.position(link)
+            if not self._due(link, now):
+                return []
+        if now.state == "closing":  # a process that is gone began it
+            return self._close(leader, now)
+        with leader.writing() as link:
+            now = records.position(link)
+            if now.state == "waiting":
+                opened = self._open(link, now.round, now.attempt)
+                return [] if opened is None else [opened]
+            outcome = self._verdict(now) if now.state == "open" else None
+            if outcome is None:
+                return []
+            if outcome == "abandoned":
+                return self._abandon(link, now, "abandoned")
+            # From here on nothing comes in; the fold is over exactly what is stored.
+            records.move_round(link, now.round, now.attempt, "open", "closing", outcome=outcome)
+        return self._close(leader, now)
+
+    def _due(self, link: sa.Connection, now: records.Position) -> bool:
+        if now.state == "open":
+            return self._verdict(now) is not None
+        if now.state == "waiting":
+            return self._choose(link, now.round, now.attempt) is not None
+        return now.state == "closing"
+
+    def _verdict(self, now: records.Position) -> Literal["goal", "deadline", "abandoned"] | None:
+        rules = self._plan.rules
+        if self._watched != (now.round, now.attempt):
+            self._watched, self._since = (now.round, now.attempt), self._clock()
+        everyone = now.reported >= now.asked and now.reported >= rules.least(now.goal)
+        verdict = rules.verdict(now.goal, now.reported, self._elapsed())
+        if everyone or now.reported >= now.goal:
+            return "goal"
+        if verdict == "wait":
+            return None
+        return "deadline" if verdict == "close" else "abandoned"
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._since
+
+    def seconds_left(self) -> float:
+        """Until the deadline of the round that is being watched."""
+        return max(0.0, self._plan.rules.deadline_seconds - self._elapsed())
+
+    def _choose(
+        self, link: sa.Connection, round: int, attempt: int
+    ) -> tuple[int, records.Numbers] | None:
+        """How many reports a round wants and who is asked; None where there are too few devices
+        for the round to be able to count."""
+        plan = self._plan
+        if round == 0 and attempt == 0 and records.count_devices(link)[0] < plan.rules.min_devices:
+            return None
+        pool = records.pool(link)
+        goal = len(pool) if plan.cohort_size == "all" else plan.cohort_size
+        if len(pool) < plan.rules.least(goal):
+            return None
+        items = np.zeros((0, plan.terms.width), np.float32)
+        server = Server(self._algorithm, items, Streams(plan.root_key), round)
+        rows = server.select(len(pool), plan.rules.asked(goal, len(pool)), attempt)
+        return goal, pool[rows]
+
+    def _open(self, link: sa.Connection, round: int, attempt: int) -> Event | None:
+        choice = self._choose(link, round, attempt)
+        if choice is None:
+            return None
+        goal, chosen = choice
+        records.open_round(link, round, attempt, goal, chosen)
+        self._watched, self._since = (round, attempt), self._clock()
+        return Event("opened", round, attempt, len(chosen))
+
+    def _close(self, leader: Leader, now: records.Position) -> list[Event]:
+        with leader.reading() as link:
+            found = records.model(link, now.round, self._plan.terms.width)
+            if found is None:
+                raise ServiceError(f"the database lacks the model of round {now.round}")
+            before, changed = found
+            after = self._fold(link, now.round, now.attempt, before)
+        moved = (before.view(np.uint32) != after.view(np.uint32)).any(axis=1)
+        changed = np.where(moved, now.round + 1, changed).astype(np.int32)
+        with leader.writing() as link:
+            if not np.isfinite(after).all():
+                return self._abandon(link, now, "diverged", "closing")
+            outcome = records.outcome(link, now.round, now.attempt)
+            over = self._end(link, now, "closing", "closed", outcome, outcome)
+            records.save_model(link, now.round + 1, after, changed)
+            records.forget_reports(link, now.round, now.attempt)
+            more = now.round + 1 < now.target
+            opened = self._open(link, now.round + 1, 0) if more else None
+        return [over] if opened is None else [over, opened]
+
+    def _fold(
+        self, link: sa.Connection, round: int, attempt: int, items: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        server = Server(self._algorithm, items, Streams(self._plan.root_key), round)
+        n_items, width = items.shape
+        total: list[SummedReports] = []
+        for part in records.bodies(link, round, attempt):
+            reports = [
+                decode(body, sender=number, n_items=n_items, width=width, round=round)
+                for number, body in part
+            ]
+            total = [server.add_sums([*total, server.sum_reports(reports)])]
+        server.fold(server.add_sums(total))
+        return server.items
+
+    def _abandon(
+        self,
+        link: sa.Connection,
+        now: records.Position,
+        what: Literal["abandoned", "diverged"],
+        state: str = "open",
+    ) -> list[Event]:
+        """Nothing of this attempt counts; the next one asks others."""
+        over = self._end(link, now, state, "abandoned", "abandoned", what)
+        records.drop_reports(link, now.round, now.attempt)
+        opened = self._open(link, now.round, now.attempt + 1)
+        return [over] if opened is None else [over, opened]
+
+    def _end(
+        self,
+        link: sa.Connection,
+        now: records.Position,
+        before: str,
+        after: str,
+        outcome: str,
+        what: What,
+    ) -> Event:
+        """Mark the attempt as over, with who was asked and stayed silent."""
+        asked = records.selected(link, now.round, now.attempt)
+        there = records.reporters(link, now.round, now.attempt)
+        missing = np.setdiff1d(there if asked is None else asked, there).astype(np.uint32)
+        seconds = round(self._elapsed(), 3)
+        if not records.move_round(
+            link,
+            now.round,
+            now.attempt,
+            before,
+            after,
+            selected=None,
+            missing=records.packed(missing),
+            outcome=outcome,
+            seconds=seconds,
+        ):
+            raise ServiceError(f"round {now.round} was ended by another process")
+        records.missed(link, missing.tolist(), self._plan.rules.dormant_after)
+        records.seen(link, there.tolist())
+        return Event(what, now.round, now.attempt, now.asked, len(there), seconds)

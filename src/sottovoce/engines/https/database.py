@@ -1,0 +1,217 @@
+"""The server's database: tables, transactions, and what can go wrong with it.
+
+SQLite by default, for one server process; PostgreSQL where several processes share one federation.
+Both run the same statements. A transaction is on the disk when it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from sottovoce.errors import ServiceError, UsageError
+
+SCHEMA = 1
+"""The version of the tables. A database of a later one is left alone."""
+
+_metadata = sa.MetaData()
+meta = sa.Table(
+    "meta",
+    _metadata,
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+devices = sa.Table(
+    "devices",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("token_hash", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("public_key", sa.LargeBinary),
+    sa.Column("missed", sa.Integer, nullable=False),
+    sa.Column("dormant", sa.Boolean, nullable=False),
+)
+rounds = sa.Table(
+    "rounds",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String(16), nullable=False),  # open, closing, closed, abandoned
+    sa.Column("goal", sa.Integer, nullable=False),
+    sa.Column("asked", sa.Integer, nullable=False),
+    sa.Column("reported", sa.Integer, nullable=False),
+    sa.Column("selected", sa.LargeBinary),  # uint32, ascending; dropped when the round is over
+    sa.Column("missing", sa.LargeBinary),  # uint32, ascending; there when the round is over
+    sa.Column("outcome", sa.String(16)),
+    sa.Column("seconds", sa.Float),
+)
+submissions = sa.Table(
+    "submissions",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("mark", sa.LargeBinary, nullable=False),  # tells this submission from others
+    sa.Column("body", sa.LargeBinary),  # dropped when it is part of the model
+)
+models = sa.Table(
+    "models",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("items", sa.LargeBinary, nullable=False),  # float32, row by row
+    sa.Column("changed", sa.LargeBinary, nullable=False),  # int32: last version that moved a row
+)
+refusals = sa.Table(
+    "refusals",
+    _metadata,
+    sa.Column("reason", sa.String(32), primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
+)
+
+
+class Database:
+    """Connections to one database. Any thread may use it."""
+
+    def __init__(self, engine: sa.Engine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._writes = threading.Lock()
+
+    @classmethod
+    def sqlite(cls, path: Path) -> Database:
+        engine = sa.create_engine(
+            sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": 10}
+        )
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return cls(engine, str(path))
+
+    @classmethod
+    def at(cls, url: str) -> Database:
+        """A PostgreSQL database by its URL: postgresql://user@host/name."""
+        try:
+            parsed = sa.make_url(url)
+        except ArgumentError:
+            raise UsageError(
+                "the database must be a URL like postgresql://user@host/name"
+            ) from None
+        if parsed.get_backend_name() != "postgresql":
+            raise UsageError(
+                f"only PostgreSQL can be named by URL, not {parsed.get_backend_name()}; without "
+                "--database the server keeps its own SQLite file"
+            )
+        engine = sa.create_engine(
+            parsed.set(drivername="postgresql+psycopg"),
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": 5},
+        )
+        return cls(engine, parsed.render_as_string(hide_password=True))
+
+    @property
+    def shared(self) -> bool:
+        """Whether several server processes may use it."""
+        return self._engine.dialect.name == "postgresql"
+
+    def create(self) -> None:
+        """Make the tables where there are none. Raises where they are of another version."""
+        with self.writing() as link:
+            if self.shared:  # two processes may start at once
+                link.execute(sa.text("SELECT pg_advisory_xact_lock(7305)"))
+            _metadata.create_all(link)
+            found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
+            if found is None:
+                link.execute(meta.insert().values(key="schema", value=str(SCHEMA)))
+            elif found != str(SCHEMA):
+                raise ServiceError(
+                    f"{self._name} was written by another release of Sottovoce (version {found} of "
+                    f"the tables, this release knows {SCHEMA}); use the release that wrote it"
+                )
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """A transaction that is on the disk on leaving, or, where anything raises, undone."""
+        with self._in_words():
+            if self.shared:
+                with self._engine.begin() as link:
+                    yield link
+            else:
+                with self._writes, self._engine.connect() as link:
+                    link = link.execution_options(writes=True)
+                    with link.begin():
+                        yield link
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        with self._in_words(), self._engine.connect() as link, link.begin():
+            yield link
+
+    @contextlib.contextmanager
+    def leading(self) -> Iterator[Leader | None]:
+        """Within, this process alone coordinates the federation; None where another one does."""
+        if not self.shared:
+            yield Leader(self, None)
+            return
+        with self._in_words(), self._engine.connect() as link:
+            # A session of its own: the lock goes when the process or the connection does.
+            link.detach()
+            won = link.execute(sa.text("SELECT pg_try_advisory_lock(7306)")).scalar()
+            link.commit()
+            yield Leader(self, link) if won else None
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            # The driver's text may quote parameters, which hold reports: only its first line.
+            lines = str(error.orig).splitlines() or [type(error.orig).__name__]
+            raise ServiceError(
+                f"the database {self._name} cannot be used: {lines[0]}; nothing was stored"
+            ) from None
+        except SQLAlchemyError as error:
+            raise ServiceError(
+                f"the database {self._name} cannot be used: {type(error).__name__}"
+            ) from None
+
+
+class Leader:
+    """The right to move rounds on. Writes go through the connection that holds the right, so that a
+    process that has lost it without knowing can write nothing."""
+
+    def __init__(self, database: Database, link: sa.Connection | None) -> None:
+        self._database = database
+        self._link = link
+
+    def reading(self) -> contextlib.AbstractContextManager[sa.Connection]:
+        return self._database.reading()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        if self._link is None:
+            with self._database.writing() as link:
+                yield link
+        else:
+            with self._database._in_words(), self._link.begin():
+                yield self._link
+
+
+def _prepare_sqlite(connection: object, record: object) -> None:
+    # The driver must not begin transactions by itself: `_begin_sqlite` says which kind.
+    connection.isolation_level = None  # type: ignore[attr-defined]
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=4000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(link: sa.Connection) -> None:
+    writes = link.get_execution_options().get("writes", False)
+    link.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

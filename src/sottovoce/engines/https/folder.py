@@ -1,0 +1,208 @@
+"""The folder of a server: what the federation is, its catalogue and its keys, and who is invited.
+
+`federation.json` (terms, plan), `catalogue.json` (the items by number), `keys/`, `server.db` (the
+state, unless it is in PostgreSQL), `server.json` (address and process of a running server).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce import config
+from sottovoce.engines.https import records
+from sottovoce.engines.https.coordinator import CohortSize, Plan
+from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.invitations import MAX_NUMBER, Invitation
+from sottovoce.engines.https.keys import authority_pem, init_keys
+from sottovoce.engines.rounds import RoundRules
+from sottovoce.errors import ConfigError, MessageError, ServiceError, UsageError
+from sottovoce.terms import Terms
+
+FORMAT = 1
+DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"
+"""Environment variable with the database's URL: a command line would show its password."""
+
+Catalogue = Sequence[tuple[str, str]]
+"""Id and title of every item, by item number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFolder:
+    path: Path
+    plan: Plan
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    def catalogue(self) -> bytes:
+        """As it is published."""
+        return _read(self.path / "catalogue.json")
+
+    def database(self, url: str | None = None) -> Database:
+        """The database that `url` names, else the folder's own."""
+        named = url or os.environ.get(DATABASE_VARIABLE)
+        database = Database.at(named) if named else Database.sqlite(self.path / "server.db")
+        database.create()
+        return database
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within, no other process can serve from this folder's own database."""
+        with (self.path / "server.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ServiceError(
+                    f"{self.path} is served by another process already; stop that one, or use "
+                    "--database with PostgreSQL for several processes"
+                ) from None
+            yield
+
+    def ready_file(self, port: int, *, shared: bool) -> Path:
+        return self.path / (f"server-{port}.json" if shared else "server.json")
+
+    def running(self) -> dict[str, Any] | None:
+        """Address and process of a server that runs from this folder."""
+        for path in sorted(self.path.glob("server*.json")):
+            try:
+                found = json.loads(path.read_text())
+                os.kill(found["pid"], 0)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            return dict(found)
+        return None
+
+
+def create_folder(
+    path: Path,
+    terms: Terms,
+    catalogue: Catalogue,
+    *,
+    cohort_size: CohortSize = "all",
+    rounds: int = 100,
+    root_key: int | None = None,
+    rules: RoundRules | None = None,
+    hosts: Sequence[str] = (),
+) -> ServerFolder:
+    """The folder of a new federation, with new keys where it has none. The root key is drawn from
+    the operating system unless a trial sets it."""
+    if (path / "federation.json").exists():
+        raise UsageError(f"{path} holds a federation already; start it without --experiment")
+    if len(catalogue) != terms.n_items:
+        raise ConfigError(f"the catalogue has {len(catalogue)} items, the terms {terms.n_items}")
+    if cohort_size != "all" and cohort_size < 1:
+        raise ConfigError(f"cohort_size must be at least 1, not {cohort_size}")
+    key = secrets.randbits(64) if root_key is None else root_key
+    plan = Plan(terms, cohort_size, rounds, key, rules or RoundRules())
+    path.mkdir(parents=True, exist_ok=True)
+    if not (path / "keys" / "server.key").exists():
+        init_keys(path / "keys", hosts)
+    _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})
+    _write(
+        path / "federation.json",
+        {
+            "format": FORMAT,
+            "terms": terms.to_table(),
+            "cohort_size": cohort_size,
+            "rounds": rounds,
+            "root_key": key,
+            "rules": asdict(plan.rules),
+        },
+    )
+    return ServerFolder(path, plan)
+
+
+def open_folder(path: Path) -> ServerFolder:
+    """A folder that `create_folder` made. Raises with one sentence where it is none."""
+    place = path / "federation.json"
+    try:
+        table = json.loads(_read(place))
+    except (ValueError, RecursionError):
+        raise ServiceError(f"{place} is not JSON; put the right file back") from None
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        raise ServiceError(
+            f"{path} was made by another release of Sottovoce, which this one cannot read; use the "
+            "release that made it"
+        )
+    try:
+        rules = config.build(RoundRules, _part(table, "rules", dict), "rules")
+        size = table["cohort_size"] if table.get("cohort_size") == "all" else None
+        plan = Plan(
+            Terms.from_table(table.get("terms")),
+            size or _part(table, "cohort_size", int),
+            _part(table, "rounds", int),
+            _part(table, "root_key", int),
+            rules,
+        )
+    except (ConfigError, MessageError) as error:
+        raise ServiceError(f"{place}: {error}") from None
+    return ServerFolder(path, plan)
+
+
+def invite(
+    folder: ServerFolder,
+    database: Database,
+    server: str,
+    numbers: Sequence[int] | None = None,
+    *,
+    count: int = 1,
+) -> list[Invitation]:
+    """Invitations for devices with these numbers, or for the next `count` ones. The server may be
+    running; only hashes of the tokens are stored."""
+    plaintext = server.startswith("http://")
+    authority = "" if plaintext else authority_pem(folder.keys)
+    with database.writing() as link:
+        if numbers is None:
+            first = records.next_number(link)
+            numbers = range(first, first + count)
+        if any(not 0 <= number <= MAX_NUMBER for number in numbers):
+            raise UsageError(f"a device's number lies between 0 and {MAX_NUMBER}")
+        taken = records.known_numbers(link, numbers)
+        if taken:
+            raise UsageError(f"device {min(taken)} was invited before; choose other numbers")
+        tokens = [secrets.token_bytes(32) for _ in numbers]
+        records.invite(link, numbers, tokens)
+    federation = folder.plan.terms.federation
+    return [
+        Invitation(server, authority, token.hex(), int(number), federation)
+        for number, token in zip(numbers, tokens, strict=True)
+    ]
+
+
+def _part(table: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    value = table.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{name} is missing or of the wrong type")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ServiceError(
+            f"{path} is not there; make a federation with `sottovoce serve server "
+            f"{path.parent} --experiment FILE`"
+        ) from None
+    except OSError as error:
+        raise ServiceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all; only for the operator's eyes."""
+    fresh = path.with_suffix(".new")
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as out:
+        json.dump(content, out)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(fresh, path)

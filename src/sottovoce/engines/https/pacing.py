@@ -1,0 +1,45 @@
+"""How long a device waits before it asks again: jittered, so that devices do not come all at once,
+and longer and longer where asking fails."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+LONGEST_BACK_OFF = 900.0
+_SHORTEST, _LONGEST = 0.01, 86400.0
+_UNTOLD = 60.0
+
+Draw = Callable[[], float]
+"""A number in [0, 1), drawn anew at each call."""
+
+from_system: Draw = secrets.SystemRandom().random
+
+
+class Pace:
+    """The waits of one device."""
+
+    def __init__(self, poll: float | None = None, draw: Draw = from_system) -> None:
+        """`poll` holds whatever the server says."""
+        self._fixed = poll
+        self._told = _UNTOLD
+        self._draw = draw
+        self._failures = 0
+
+    def after_success(self, told: float) -> float:
+        """Seconds to wait after the server answered and said how often to ask."""
+        self._failures = 0
+        self._told = min(max(told, _SHORTEST), _LONGEST)
+        return self._poll * (0.75 + 0.5 * self._draw())
+
+    def after_failure(self, retry_after: float = 0.0) -> float:
+        """Seconds to wait after a failure: twice as long each time, up to a quarter of an hour, and
+        never shorter than the server asked for."""
+        longest = max(LONGEST_BACK_OFF, self._poll)
+        wait = min(self._poll * 2.0 ** min(self._failures, 64), longest)
+        self._failures += 1
+        return max(wait * (0.5 + 0.5 * self._draw()), retry_after * (1.0 + 0.1 * self._draw()))
+
+    @property
+    def _poll(self) -> float:
+        return self._told if self._fixed is None else self._fixed

@@ -1,0 +1,436 @@
+"""What the server keeps, and how it asks for it. Every function works within a transaction of the
+caller's; none of them decides when a round ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+from sqlalchemy.dialects import postgresql, sqlite
+
+from sottovoce.engines.https.database import devices, meta, models, refusals, rounds, submissions
+
+RECEIPT_ROUNDS = 3
+"""For so many rounds it is remembered whose submission was accepted."""
+_AT_ONCE = 500
+
+Numbers = NDArray[np.uint32]
+State = Literal["waiting", "open", "closing", "finished"]
+Decision = Literal["accepted", "replay", "second_submission", "late"]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the federation stands."""
+
+    round: int
+    """Rounds folded so far; also the number of the current round and of the newest model."""
+    attempt: int
+    state: State
+    target: int
+    """Rounds to run."""
+    goal: int = 0
+    asked: int = 0
+    reported: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Submission:
+    """A device's report that passed every check but those that need the database."""
+
+    round: int
+    attempt: int
+    number: int
+    mark: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PastRound:
+    round: int
+    attempt: int
+    outcome: str
+    asked: int
+    reported: int
+    missing: tuple[int, ...]
+    seconds: float
+
+    def to_table(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "missing": list(self.missing)
+        }
+
+
+def mark_of(nonce: bytes, body: bytes) -> bytes:
+    """Equal for the same submission sent again, and for nothing else."""
+    return hashlib.blake2b(nonce + body, digest_size=16).digest()
+
+
+def packed(numbers: NDArray[Any]) -> bytes:
+    return numbers.astype("<u4").tobytes()
+
+
+def unpacked(stored: bytes) -> Numbers:
+    return np.frombuffer(stored, "<u4").astype(np.uint32)
+
+
+# --- facts about the federation -------------------------------------------------------------------
+
+
+def fact(link: sa.Connection, key: str) -> str | None:
+    found: str | None = link.execute(sa.select(meta.c.value).where(meta.c.key == key)).scalar()
+    return found
+
+
+def set_fact(link: sa.Connection, key: str, value: str) -> None:
+    changed = link.execute(meta.update().where(meta.c.key == key).values(value=value))
+    if changed.rowcount == 0:
+        link.execute(meta.insert().values(key=key, value=value))
+
+
+def raise_target(link: sa.Connection, rounds_to_run: int) -> int:
+    """The number of rounds to run, never lowered. What it is now."""
+    target = max(int(fact(link, "target") or 0), rounds_to_run)
+    set_fact(link, "target", str(target))
+    return target
+
+
+def position(link: sa.Connection) -> Position:
+    target = int(fact(link, "target") or 0)
+    round = int(link.execute(sa.select(sa.func.max(models.c.round))).scalar() or 0)
+    columns = (rounds.c.attempt, rounds.c.state, rounds.c.goal, rounds.c.asked, rounds.c.reported)
+    row = link.execute(
+        sa.select(*columns)
+        .where(rounds.c.round == round)
+        .order_by(rounds.c.attempt.desc())
+        .limit(1)
+    ).one_or_none()
+    idle: State = "finished" if round >= target else "waiting"
+    if row is None:
+        return Position(round, 0, idle, target)
+    if row.state == "abandoned":
+        return Position(round, row.attempt + 1, idle, target)
+    return Position(round, row.attempt, row.state, target, row.goal, row.asked, row.reported)
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def token_hash(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def invite(link: sa.Connection, numbers: Iterable[int], tokens: Iterable[bytes]) -> None:
+    """Expect these devices. Only hashes of their tokens are kept."""
+    rows = [
+        {"number": n, "token_hash": token_hash(t), "missed": 0, "dormant": False}
+        for n, t in zip(numbers, tokens, strict=True)
+    ]
+    for start in range(0, len(rows), _AT_ONCE):
+        link.execute(devices.insert(), rows[start : start + _AT_ONCE])
+
+
+def known_numbers(link: sa.Connection, numbers: Sequence[int]) -> list[int]:
+    """Those of `numbers` that were invited before."""
+    found: list[int] = []
+    for part in _parts(numbers):
+        found += link.execute(
+            sa.select(devices.c.number).where(devices.c.number.in_(part))
+        ).scalars()
+    return found
+
+
+def next_number(link: sa.Connection) -> int:
+    last = link.execute(sa.select(sa.func.max(devices.c.number))).scalar()
+    return 0 if last is None else int(last) + 1
+
+
+def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
+    """The device's number, or None where the token is not good for this key. The same token and
+    key may come again: the first answer can have been lost."""
+    row = link.execute(
+        sa.select(devices.c.number, devices.c.public_key)
+        .where(devices.c.token_hash == token_hash(token))
+        .with_for_update()
+    ).one_or_none()
+    if row is None or (row.public_key is not None and bytes(row.public_key) != public_key):
+        return None
+    if row.public_key is None:
+        link.execute(
+            devices.update().where(devices.c.number == row.number).values(public_key=public_key)
+        )
+    return int(row.number)
+
+
+def public_keys(link: sa.Connection) -> dict[int, bytes]:
+    rows = link.execute(
+        sa.select(devices.c.number, devices.c.public_key).where(devices.c.public_key.is_not(None))
+    )
+    return {row.number: bytes(row.public_key) for row in rows}
+
+
+def public_key(link: sa.Connection, number: int) -> bytes | None:
+    found = link.execute(sa.select(devices.c.public_key).where(devices.c.number == number)).scalar()
+    return None if found is None else bytes(found)
+
+
+def pool(link: sa.Connection) -> Numbers:
+    """Devices that can be asked: enrolled and not dormant."""
+    found = link.execute(
+        sa.select(devices.c.number)
+        .where(devices.c.public_key.is_not(None), devices.c.dormant.is_(False))
+        .order_by(devices.c.number)
+    ).scalars()
+    return np.fromiter(found, dtype=np.uint32)
+
+
+def count_devices(link: sa.Connection) -> tuple[int, int]:
+    """Enrolled devices, and those among them that are asked."""
+    enrolled = sa.select(sa.func.count()).where(devices.c.public_key.is_not(None))
+    active = enrolled.where(devices.c.dormant.is_(False))
+    return int(link.execute(enrolled).scalar() or 0), int(link.execute(active).scalar() or 0)
+
+
+def seen(link: sa.Connection, numbers: Iterable[int]) -> None:
+    """These devices are there: they are asked again."""
+    for part in _parts(list(numbers)):
+        link.execute(
+            devices.update()
+            .where(devices.c.number.in_(part), devices.c.missed > 0)
+            .values(missed=0, dormant=False)
+        )
+
+
+def missed(link: sa.Connection, numbers: Sequence[int], dormant_after: int) -> None:
+    for part in _parts(numbers):
+        link.execute(
+            devices.update()
+            .where(devices.c.number.in_(part))
+            .values(
+                missed=devices.c.missed + 1,
+                dormant=sa.or_(devices.c.dormant, devices.c.missed + 1 >= dormant_after),
+            )
+        )
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+
+def open_round(
+    link: sa.Connection, round: int, attempt: int, goal: int, selected: NDArray[Any]
+) -> None:
+    link.execute(
+        rounds.insert().values(
+            round=round,
+            attempt=attempt,
+            state="open",
+            goal=goal,
+            asked=len(selected),
+            reported=0,
+            selected=packed(selected),
+        )
+    )
+
+
+def selected(link: sa.Connection, round: int, attempt: int) -> Numbers | None:
+    found = link.execute(sa.select(rounds.c.selected).where(*_is(rounds, round, attempt))).scalar()
+    return None if found is None else unpacked(found)
+
+
+def move_round(
+    link: sa.Connection, round: int, attempt: int, before: str, after: str, **values: Any
+) -> bool:
+    """From one state to the next; False where it was not in the first."""
+    moved = link.execute(
+        rounds.update()
+        .where(*_is(rounds, round, attempt), rounds.c.state == before)
+        .values(state=after, **values)
+    )
+    return moved.rowcount == 1
+
+
+def outcome(link: sa.Connection, round: int, attempt: int) -> Literal["goal", "deadline"]:
+    """Why a round that is closing was closed."""
+    found = link.execute(sa.select(rounds.c.outcome).where(*_is(rounds, round, attempt))).scalar()
+    return "goal" if found == "goal" else "deadline"
+
+
+def past_rounds(link: sa.Connection, last: int | None = None) -> list[PastRound]:
+    """Attempts that are over, oldest first."""
+    query = (
+        sa.select(rounds)
+        .where(rounds.c.missing.is_not(None))
+        .order_by(rounds.c.round.desc(), rounds.c.attempt.desc())
+        .limit(last)
+    )
+    return [
+        PastRound(
+            r.round,
+            r.attempt,
+            r.outcome,
+            r.asked,
+            r.reported,
+            tuple(unpacked(r.missing).tolist()),
+            r.seconds,
+        )
+        for r in reversed(link.execute(query).all())
+    ]
+
+
+# --- submissions ----------------------------------------------------------------------------------
+
+
+def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
+    """Store those that count. Holds the round's row: processes that share a database take turns,
+    and nothing comes in once a round is closing."""
+    decisions: list[Decision] = ["late"] * len(batch)
+    for round, attempt in sorted({(s.round, s.attempt) for s in batch}):
+        state = link.execute(
+            sa.select(rounds.c.state).where(*_is(rounds, round, attempt)).with_for_update()
+        ).scalar()
+        if state != "open":
+            continue
+        at = [k for k, s in enumerate(batch) if (s.round, s.attempt) == (round, attempt)]
+        known = marks(link, round, attempt, [batch[k].number for k in at])
+        new = []
+        for k in at:
+            number, mark = batch[k].number, batch[k].mark
+            if number in known:
+                decisions[k] = "replay" if known[number] == mark else "second_submission"
+            else:
+                known[number], decisions[k] = mark, "accepted"
+                new.append(batch[k])
+        if new:
+            link.execute(
+                submissions.insert(),
+                [
+                    {
+                        "round": round,
+                        "attempt": attempt,
+                        "number": s.number,
+                        "mark": s.mark,
+                        "body": s.body,
+                    }
+                    for s in new
+                ],
+            )
+            link.execute(
+                rounds.update()
+                .where(*_is(rounds, round, attempt))
+                .values(reported=rounds.c.reported + len(new))
+            )
+    return decisions
+
+
+def marks(
+    link: sa.Connection, round: int, attempt: int, numbers: Sequence[int]
+) -> dict[int, bytes]:
+    """What tells apart the accepted submissions of these devices."""
+    found: dict[int, bytes] = {}
+    for part in _parts(numbers):
+        rows = link.execute(
+            sa.select(submissions.c.number, submissions.c.mark).where(
+                *_is(submissions, round, attempt), submissions.c.number.in_(part)
+            )
+        )
+        found |= {row.number: bytes(row.mark) for row in rows}
+    return found
+
+
+def reporters(link: sa.Connection, round: int, attempt: int) -> Numbers:
+    found = link.execute(
+        sa.select(submissions.c.number)
+        .where(*_is(submissions, round, attempt))
+        .order_by(submissions.c.number)
+    ).scalars()
+    return np.fromiter(found, dtype=np.uint32)
+
+
+def bodies(link: sa.Connection, round: int, attempt: int) -> Iterator[list[tuple[int, bytes]]]:
+    """Every accepted report with its sender, a few at a time."""
+    last = -1
+    while True:
+        rows = link.execute(
+            sa.select(submissions.c.number, submissions.c.body)
+            .where(*_is(submissions, round, attempt), submissions.c.number > last)
+            .order_by(submissions.c.number)
+            .limit(_AT_ONCE)
+        ).all()
+        if not rows:
+            return
+        yield [(row.number, bytes(row.body)) for row in rows]
+        last = rows[-1].number
+
+
+def forget_reports(link: sa.Connection, round: int, attempt: int) -> None:
+    """They are part of the model: only who sent one is still known, for a few rounds."""
+    link.execute(submissions.update().where(*_is(submissions, round, attempt)).values(body=None))
+    link.execute(submissions.delete().where(submissions.c.round <= round - RECEIPT_ROUNDS))
+
+
+def drop_reports(link: sa.Connection, round: int, attempt: int) -> None:
+    """They do not count."""
+    link.execute(submissions.delete().where(*_is(submissions, round, attempt)))
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def save_model(
+    link: sa.Connection, round: int, items: NDArray[np.float32], changed: NDArray[np.int32]
+) -> None:
+    """The newest version. The one before stays for devices that are fetching it."""
+    link.execute(
+        models.insert().values(
+            round=round,
+            items=items.astype("<f4").tobytes(),
+            changed=changed.astype("<i4").tobytes(),
+        )
+    )
+    link.execute(models.delete().where(models.c.round < round - 1))
+
+
+def model(
+    link: sa.Connection, round: int, width: int
+) -> tuple[NDArray[np.float32], NDArray[np.int32]] | None:
+    row = link.execute(
+        sa.select(models.c["items"], models.c.changed).where(models.c.round == round)
+    ).one_or_none()
+    if row is None:
+        return None
+    items = np.frombuffer(row[0], "<f4").reshape(-1, width).astype(np.float32)
+    return items, np.frombuffer(row[1], "<i4").astype(np.int32)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def count_refusals(link: sa.Connection, counts: Mapping[str, int]) -> None:
+    insert = postgresql.insert if link.dialect.name == "postgresql" else sqlite.insert
+    for reason, count in sorted(counts.items()):
+        added = insert(refusals).values(reason=reason, count=count)
+        link.execute(
+            added.on_conflict_do_update(
+                index_elements=[refusals.c.reason],
+                set_={"count": refusals.c["count"] + added.excluded["count"]},
+            )
+        )
+
+
+def refused(link: sa.Connection) -> dict[str, int]:
+    rows = link.execute(sa.select(refusals.c.reason, refusals.c["count"].label("times")))
+    return {row.reason: row.times for row in rows}
+
+
+def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return table.c.round == round, table.c.attempt == attempt
+
+
+def _parts(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(numbers), _AT_ONCE):
+        yield numbers[start : start + _AT_ONCE]

@@ -1,0 +1,104 @@
+"""Refusals: what is said to the sender, and how often it was said."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections import Counter
+from typing import Literal
+
+from sottovoce.errors import MessageError
+
+Reason = Literal[
+    "unknown_device",
+    "wrong_certificate",
+    "bad_signature",
+    "replay",
+    "second_submission",
+    "oversized",
+    "malformed",
+    "late",
+    "not_selected",
+    "version",
+    "bad_token",
+    "overload",
+    "unavailable",
+    "plaintext",
+    "handshake",
+]
+
+STATUS: dict[Reason, int] = {
+    "unknown_device": 401,
+    "bad_signature": 401,
+    "replay": 409,
+    "second_submission": 409,
+    "oversized": 413,
+    "malformed": 400,
+    "late": 410,
+    "not_selected": 403,
+    "version": 426,
+    "bad_token": 403,
+    "overload": 503,
+    "unavailable": 503,
+}
+
+
+class Refused(MessageError):
+    """A message that is not taken, and why. Its sender reads the text."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.status = STATUS[reason]
+
+
+class Tally:
+    """Counts by reason. Any thread may count; the writer takes what is new to the database."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._new: Counter[str] = Counter()
+
+    def count(self, reason: Reason) -> None:
+        with self._lock:
+            self._new[reason] += 1
+
+    def take(self) -> dict[str, int]:
+        """What was counted since the last time."""
+        with self._lock:
+            new, self._new = self._new, Counter()
+        return dict(new)
+
+    def put_back(self, counts: dict[str, int]) -> None:
+        """They could not be stored."""
+        with self._lock:
+            self._new.update(counts)
+
+    def new(self) -> dict[str, int]:
+        """What is not stored yet."""
+        with self._lock:
+            return dict(self._new)
+
+
+def count_handshakes(context: ssl.SSLContext, tally: Tally) -> None:
+    """Count connections that `context` turns away before there is a request."""
+
+    class Counting(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                tally.count(_reason(error))
+                raise
+
+    context.sslobject_class = Counting
+
+
+def _reason(error: ssl.SSLError) -> Reason:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "wrong_certificate"
+    if error.reason in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER", "HTTPS_PROXY_REQUEST"):
+        return "plaintext"
+    return "handshake"

@@ -1,0 +1,439 @@
+"""The server's HTTP interface: who asks for what, and what is answered. A plain ASGI application,
+because a thousand reports a second leave no time for more."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sized
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+from sottovoce.engines.https import records
+from sottovoce.engines.https.board import Board
+from sottovoce.engines.https.checks import Checks
+from sottovoce.engines.https.coordinator import Plan
+from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.published import (
+    Busy,
+    Document,
+    Shelf,
+    best_coding,
+    etag_matches,
+    wanted_range,
+)
+from sottovoce.engines.https.refusals import Refused, Tally
+from sottovoce.engines.https.status import metrics, status
+from sottovoce.engines.https.writer import Writer
+from sottovoce.errors import ServiceError
+from sottovoce.terms import PROTOCOL
+
+T = TypeVar("T")
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_CHUNK = 1 << 18
+_SMALL_BODY = 4096
+_DISCARD = 1 << 20
+_JSON = (b"content-type", b"application/json")
+_BYTES = (b"content-type", b"application/octet-stream")
+_FOREVER = (b"cache-control", b"public, max-age=31536000, immutable")
+_VARY = (b"vary", b"accept-encoding")
+_DECIDED = {
+    "replay": "this report was accepted before",
+    "second_submission": "this device has already reported in this round",
+    "late": "the round is closed; the report did not count",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is taken on at once. What is beyond is told to come back later."""
+
+    waiting: int = 4096
+    """Reports that wait for the disk."""
+    in_flight: int = 128 << 20
+    """Bytes of reports being received or waiting."""
+    connections: int = 4000
+    cache: int = 512 << 20
+    """Bytes of encoded models kept."""
+    body_seconds: float = 30.0
+    """A message must be here by then."""
+    retry_seconds: int = 5
+    aside: int = 64
+    """Requests that wait for the database otherwise."""
+
+
+class NotFound(ServiceError):
+    """Nothing is here. With the status to say so."""
+
+    def __init__(self, status: int, error: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.error = status, error
+
+
+class Service:
+    def __init__(
+        self,
+        plan: Plan,
+        catalogue: bytes,
+        token: str,
+        database: Database,
+        board: Board,
+        tally: Tally,
+        limits: Limits,
+        *,
+        moved: Callable[[], None],
+        failed: Callable[[ServiceError], None],
+    ) -> None:
+        """`moved` is called when something happened that may end or open a round."""
+        self._plan, self._database, self._board = plan, database, board
+        self._tally, self._limits, self._moved = tally, limits, moved
+        self._token = token
+        self._checks = Checks(plan.terms, board, database)
+        self._writer = Writer(database, tally, limit=limits.waiting, accepted=moved, failed=failed)
+        self._shelf = Shelf(limits.cache)
+        self._aside_pool = ThreadPoolExecutor(2, thread_name_prefix="aside")
+        self._aside_waiting = 0
+        self._in_flight = 0
+        self.connections: Sized = ()
+        terms = json.dumps(plan.terms.to_table()).encode()
+        self._fixed = {
+            "/v1/terms": terms,
+            "/v1/catalogue": catalogue,
+        }
+        self._routes: dict[tuple[str, str], Handler] = {
+            ("GET", "/v1/round"): self._round,
+            ("POST", "/v1/reports"): self._report,
+            ("POST", "/v1/checkin"): self._check_in,
+            ("POST", "/v1/enrol"): self._enrol,
+            ("GET", "/v1/terms"): self._document,
+            ("GET", "/v1/catalogue"): self._document,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/v1/operator/status"): self._status,
+            ("POST", "/v1/operator/target"): self._target,
+        }
+        self._paths = {path for _, path in self._routes}
+        # A cache in front may answer for so long; devices ask much less often.
+        fresh = int(min(5.0, plan.rules.poll_seconds / 10))
+        self._round_headers: Headers = [
+            _JSON,
+            (b"cache-control", f"public, max-age={fresh}".encode()),
+        ]
+
+    def close(self) -> None:
+        self._writer.close()
+        self._shelf.close()
+        self._aside_pool.shutdown(wait=False, cancel_futures=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        try:
+            if len(self.connections) > self._limits.connections:
+                raise Refused("overload", "the server has too much to do; come back later")
+            handler = self._routes.get((method, scope["path"])) or self._find(method, scope["path"])
+            await handler(scope, receive, send)
+        except Refused as error:
+            self._tally.count(error.reason)
+            await self._say(send, error.status, error.reason, str(error))
+        except NotFound as error:
+            await self._say(send, error.status, error.error, str(error))
+        except Busy as error:
+            self._tally.count("overload")
+            await self._say(send, 503, "overload", str(error))
+        except ServiceError:
+            self._tally.count("unavailable")
+            await self._say(send, 503, "unavailable", "the server's database cannot be used now")
+
+    def _find(self, method: str, path: str) -> Handler:
+        if method == "GET" and path.startswith("/v1/model/"):
+            return self._model
+        if method == "GET" and path.startswith("/v1/rounds/") and path.endswith("/selected"):
+            return self._selected
+        if path in self._paths:
+            raise NotFound(405, "method", f"{path} cannot be asked with {method}")
+        raise NotFound(404, "not_found", "there is nothing at this address")
+
+    # --- what everyone may fetch ------------------------------------------------------------------
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _answer(send, 200, [(b"content-type", b"text/plain")], b"ok")
+
+    async def _round(self, scope: Scope, receive: Receive, send: Send) -> None:
+        document = self._board.now.descriptor
+        await _publish(scope, send, document, self._round_headers)
+
+    async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
+        content, coding = (
+            self._fixed[scope["path"]],
+            best_coding(_header(scope, b"accept-encoding")),
+        )
+        document = await self._shelf.get(
+            (scope["path"], coding), lambda: Document.of(content, coding)
+        )
+        await _publish(
+            scope, send, document, [_JSON, _VARY, (b"cache-control", b"public, max-age=60")]
+        )
+
+    async def _selected(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parts = scope["path"].split("/")
+        round, attempt = _number(parts[3]), _number(parts[4]) if len(parts) == 6 else None
+        if round is None or attempt is None:
+            raise NotFound(404, "not_found", "there is nothing at this address")
+        now = self._board.now
+        if not now.open_for(round, attempt):
+            now = await self._aside(self._board.refresh)
+        if not now.open_for(round, attempt):
+            raise NotFound(410, "gone", f"round {round}, attempt {attempt}, is not open")
+        coding = best_coding(_header(scope, b"accept-encoding"))
+        document = await self._shelf.get(
+            ("selected", round, attempt, coding),
+            lambda: Document.of(records.packed(now.selected), coding),
+        )
+        await _publish(scope, send, document, [_BYTES, _VARY, _FOREVER])
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        round = _number(scope["path"].removeprefix("/v1/model/"))
+        if round is None:
+            raise NotFound(404, "not_found", "there is nothing at this address")
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        since = _number(query["since"][0]) if "since" in query else None
+        now = self._board.now
+        if round > now.position.round:  # another process may have published it
+            now = await self._aside(self._board.refresh)
+        version = now.versions.get(round)
+        if version is None:
+            raise NotFound(410, "gone", f"version {round} of the model is not here")
+        if since is not None and since > round:
+            since = None
+        coding = best_coding(_header(scope, b"accept-encoding"))
+        document = await self._shelf.get(
+            ("model", round, since, coding), lambda: Document.of(version.content(since), coding)
+        )
+        await _publish(scope, send, document, [_BYTES, _VARY, _FOREVER])
+
+    # --- what devices send ------------------------------------------------------------------------
+
+    async def _report(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = self._checks.longest
+        room = min(_content_length(scope, limit), limit)
+        if self._in_flight + room > self._limits.in_flight:
+            raise Refused("overload", "the server has too much to do; come back later")
+        self._in_flight += room
+        payload = b""
+        try:
+            payload = await self._body(scope, receive, limit)
+            submission = await self._checks.report(payload, self._aside)
+            decision = await self._writer.store(submission)
+            if decision != "accepted":
+                raise Refused(decision, _DECIDED[decision])
+        except Refused as error:
+            if error.reason == "late":  # a device that is merely slow is asked again
+                self._writer.seen(self._checks.number(payload))
+            raise
+        finally:
+            self._in_flight -= room
+        await _answer(send, 204, [], b"")
+
+    async def _check_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        payload = await self._body(scope, receive, _SMALL_BODY)
+        number = await self._checks.check_in(payload, self._aside)
+
+        def note() -> None:
+            with self._database.writing() as link:
+                records.seen(link, [number])
+
+        await self._aside(note)
+        self._moved()
+        await _answer(send, 204, [], b"")
+
+    async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token, key = _enrolment(await self._body(scope, receive, _SMALL_BODY))
+        number = await self._aside(lambda: self._store_enrolment(token, key))
+        if number is None:
+            raise Refused("bad_token", "the invitation is not good, or was used by another device")
+        self._checks.enrolled(number, key)
+        self._moved()
+        await _answer(send, 200, [_JSON], json.dumps({"number": number}).encode())
+
+    def _store_enrolment(self, token: bytes, key: bytes) -> int | None:
+        with self._database.writing() as link:
+            return records.enrol(link, token, key)
+
+    # --- what the operator asks -------------------------------------------------------------------
+
+    async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._require_operator(scope)
+        content = await self._aside(lambda: status(self._database, self._tally))
+        await _answer(send, 200, [_JSON], json.dumps(content).encode())
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._require_operator(scope)
+        text = await self._aside(lambda: metrics(self._database, self._tally, self._in_flight))
+        await _answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
+
+    async def _target(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._require_operator(scope)
+        body = _table(await self._body(scope, receive, _SMALL_BODY))
+        wanted = body.get("rounds")
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 <= wanted < 2**31:
+            raise Refused("malformed", "rounds must be a whole number")
+
+        def store() -> int:
+            with self._database.writing() as link:
+                return records.raise_target(link, wanted)
+
+        target = await self._aside(store)
+        self._moved()
+        await _answer(send, 200, [_JSON], json.dumps({"rounds": target}).encode())
+
+    def _require_operator(self, scope: Scope) -> None:
+        said = _header(scope, b"authorization")
+        if not hmac.compare_digest(said, f"Bearer {self._token}".encode()):
+            raise NotFound(401, "unauthorized", "this needs the operator's token")
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        """Do what waits for the database in another thread."""
+        if self._aside_waiting >= self._limits.aside:
+            raise Refused("overload", "the server has too much to do; come back later")
+        self._aside_waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._aside_pool, work)
+        finally:
+            self._aside_waiting -= 1
+
+    async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
+        """The body of a request, never more than `limit` bytes of it."""
+        if _content_length(scope, 0) > limit:
+            await _discard(receive)
+            raise Refused("oversized", f"a message has at most {limit} bytes")
+        parts, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                while more and size <= limit:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refused("malformed", "the message broke off")
+                    parts.append(message["body"])
+                    size, more = size + len(parts[-1]), message["more_body"]
+        except TimeoutError:
+            raise Refused("malformed", "the message did not arrive in time") from None
+        if size > limit:
+            if more:
+                await _discard(receive)
+            raise Refused("oversized", f"a message has at most {limit} bytes")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _say(self, send: Send, status: int, error: str, detail: str) -> None:
+        headers: Headers = [_JSON]
+        if status in (429, 503):
+            headers.append((b"retry-after", str(self._limits.retry_seconds).encode()))
+        if status in (413, 503):
+            headers.append((b"connection", b"close"))
+        content = json.dumps({"error": error, "detail": detail}).encode()
+        await _answer(send, status, headers, content)
+
+
+async def _publish(scope: Scope, send: Send, document: Document, headers: Headers) -> None:
+    """A document, a part of it, or word that the asker has it already."""
+    tagged = [(b"etag", document.etag), *headers]
+    known = _header(scope, b"if-none-match")
+    if known and etag_matches(known, document.etag):
+        await _answer(send, 304, tagged, b"")
+        return
+    if document.coding != "identity":
+        tagged.append((b"content-encoding", document.coding.encode()))
+    tagged.append((b"accept-ranges", b"bytes"))
+    size, status, body = len(document.body), 200, memoryview(document.body)
+    asked, condition = _header(scope, b"range"), _header(scope, b"if-range")
+    if asked and (not condition or condition == document.etag):
+        part = wanted_range(asked, size)
+        if part == "beyond":
+            await _answer(send, 416, [*tagged, (b"content-range", f"bytes */{size}".encode())], b"")
+            return
+        if part != "none":
+            first, stop = part
+            tagged.append((b"content-range", f"bytes {first}-{stop - 1}/{size}".encode()))
+            status, body = 206, body[first:stop]
+    await _answer(send, status, tagged, body)
+
+
+async def _answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
+    if status not in (204, 304):
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    # Large bodies go out piece by piece, as fast as they are taken, so that slow readers cost no
+    # memory.
+    for start in range(0, max(1, len(body)), _CHUNK):
+        more = start + _CHUNK < len(body)
+        piece = body[start : start + _CHUNK]
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while, so that the sender gets to see the answer."""
+    size = 0
+    try:
+        async with asyncio.timeout(1.0):
+            while size < _DISCARD:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    for key, value in headers:
+        if key == name:
+            return value
+    return b""
+
+
+def _content_length(scope: Scope, unknown: int) -> int:
+    length = _header(scope, b"content-length")
+    return int(length) if length.isdigit() else unknown
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _table(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused("malformed", "the body is not JSON") from None
+    if not isinstance(found, dict):
+        raise Refused("malformed", "the body is not a JSON object")
+    return found
+
+
+def _enrolment(body: bytes) -> tuple[bytes, bytes]:
+    """Token and public key of an enrolment."""
+    found = _table(body)
+    if found.get("protocol") != PROTOCOL:
+        raise Refused(
+            "version", f"this server speaks version {PROTOCOL} of the protocol; install its release"
+        )
+    try:
+        token, key = bytes.fromhex(found["token"]), bytes.fromhex(found["public_key"])
+    except (KeyError, TypeError, ValueError):
+        raise Refused("malformed", "token and public_key must be hexadecimal") from None
+    if len(key) != 32:
+        raise Refused("malformed", "a public key has 32 bytes")
+    return token, key

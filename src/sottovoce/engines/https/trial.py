@@ -1,0 +1,170 @@
+"""An experiment run over HTTPS on loopback: a server, and an agent for every device."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce.engines.https import records
+from sottovoce.engines.https.folder import ServerFolder, create_folder, invite, open_folder
+from sottovoce.engines.https.invitations import keep_invitation
+from sottovoce.engines.https.operators import Operator
+from sottovoce.engines.processes import Child, Children, children, sottovoce_command
+from sottovoce.engines.trial import Gathered, Tick, World, in_order, make_store, number_width
+from sottovoce.errors import ServiceError, Unreachable
+from sottovoce.ledger import Entries, entries_of
+from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.store import CohortStore
+
+_LOOK_SECONDS = 0.1
+_SETTLING_SECONDS = 30.0
+
+
+@dataclass(slots=True, repr=False)
+class HttpsTrial:
+    """Device agents may die and rounds go on without them; the server may not."""
+
+    world: World
+    folder: Path
+    processes: int
+    agents: list[Child] = field(default_factory=list, init=False)
+    _children: Children | None = field(default=None, init=False)
+    _server: Child | None = field(default=None, init=False)
+    _operator: Operator | None = field(default=None, init=False)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        folder = self._prepared()
+        with children(self.folder / "logs") as group:
+            self._children = group
+            self._server = group.start(
+                "server", sottovoce_command("serve", "server", folder.path, "--port", "0")
+            )
+            group.wait_for(self._server, lambda: folder.running() is not None)
+            url = (folder.running() or {})["url"]
+            self._operator = Operator.of(folder, url)
+            stores = [self._store(row) for row in range(len(self.world.cohort))]
+            for number in range(min(self.processes, len(stores))):
+                served = stores[number :: self.processes]
+                command = sottovoce_command("serve", "device", *served, "--server", url)
+                self.agents.append(group.start(f"agent-{number:03d}", command))
+            try:
+                yield
+            finally:
+                self._operator.close()
+                group.stop(self.agents)  # first, so that no report of theirs goes nowhere
+
+    def round(self) -> int:
+        return int(self._status()["round"])
+
+    def advance(self, to: int, tick: Tick) -> None:
+        self._asking().raise_target(to)
+        while True:
+            done = self.round()
+            tick(min(done, to))
+            if done >= to:
+                return
+            self._watch()
+            time.sleep(_LOOK_SECONDS)
+
+    def gather(self) -> Gathered:
+        round = self.round()
+        view = self._asking().model(round, self.world.terms)
+        vectors = [self._settled_vector(row) for row in range(len(self.world.cohort))]
+        return Gathered(round, view.items, np.concatenate(vectors))
+
+    def ledger(self) -> list[Entries]:
+        tables = []
+        for row in range(len(self.world.cohort)):
+            with CohortStore.open(self._store(row), readonly=True) as store:
+                tables += entries_of(store.ledger())
+        return in_order(tables)
+
+    def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
+        database = open_folder(self.folder / "server").database()
+        try:
+            with database.reading() as link:
+                rounds: list[Mapping[str, Any]] = [
+                    past.to_table() for past in records.past_rounds(link)
+                ]
+                return rounds, records.refused(link)
+        finally:
+            database.close()
+
+    # --- what the parties are given ---------------------------------------------------------------
+
+    def _prepared(self) -> ServerFolder:
+        """Everybody's folders. Made aside and moved into place, so that they are whole or not
+        there at all."""
+        place = self.folder / "server"
+        if place.exists():
+            return open_folder(place)
+        fresh = self.folder / "fresh"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        world = self.world
+        server = create_folder(
+            fresh / "server",
+            world.terms,
+            world.catalogue,
+            cohort_size=world.cohort_size,
+            rounds=0,
+            root_key=world.root_key,
+            rules=world.rules,
+            hosts=["127.0.0.1", "localhost"],
+        )
+        database = server.database()
+        try:
+            users = world.cohort.users.tolist()
+            invitations = invite(server, database, "https://127.0.0.1", users)
+        finally:
+            database.close()
+        for row, invitation in enumerate(invitations):
+            path = fresh / "devices" / self._store(row).name
+            path.parent.mkdir(exist_ok=True)
+            with make_store(path, world, np.array([row])) as store:
+                keep_invitation(store, invitation)
+        (fresh / "devices").rename(self.folder / "devices")
+        (fresh / "server").rename(place)
+        fresh.rmdir()
+        return open_folder(place)
+
+    def _store(self, row: int) -> Path:
+        return self.folder / "devices" / f"{row:0{number_width(len(self.world.cohort))}d}"
+
+    def _settled_vector(self, row: int) -> Any:
+        """A device's vector, once it knows whether its last report counted."""
+        until = time.monotonic() + _SETTLING_SECONDS
+        with CohortStore.open(self._store(row), readonly=True) as store:
+            hosted = Hosted(store)
+            while hosted.unresolved() is not None and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+            return self.world.cohort.vectors[[row]] if hosted.terms is None else hosted.vectors()
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def _asking(self) -> Operator:
+        if self._operator is None:
+            raise ServiceError("the trial is not running")
+        return self._operator
+
+    def _status(self) -> Mapping[str, Any]:
+        try:
+            return self._asking().status()
+        except Unreachable:
+            self._watch()
+            raise
+
+    def _watch(self) -> None:
+        if self._children is None or self._server is None:
+            raise ServiceError("the trial is not running")
+        self._children.require(self._server)
+        if not any(agent.running() for agent in self.agents):
+            self._children.require(self.agents[0])

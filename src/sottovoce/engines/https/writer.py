@@ -1,0 +1,116 @@
+"""One thread writes what devices sent. Whatever has come in while the last transaction went to the
+disk goes into the next one together, and is acknowledged when that is on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from sottovoce.engines.https import records
+from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.records import Decision, Submission
+from sottovoce.engines.https.refusals import Refused, Tally
+from sottovoce.errors import ServiceError
+
+_BATCH = 1000
+_COUNT_SECONDS = 0.5
+"""Refusals are stored at least so often."""
+
+Failure = Callable[[ServiceError], None]
+
+
+class Writer:
+    def __init__(
+        self,
+        database: Database,
+        tally: Tally,
+        *,
+        limit: int,
+        accepted: Callable[[], None],
+        failed: Failure,
+    ) -> None:
+        """Keeps at most `limit` submissions waiting. Calls `accepted` after each transaction in
+        which some were, and `failed` where the database cannot be written."""
+        self._database = database
+        self._tally = tally
+        self._limit = limit
+        self._accepted = accepted
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._ready = threading.Condition()
+        self._waiting: list[tuple[Submission, asyncio.Future[Decision]]] = []
+        self._seen: set[int] = set()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def store(self, submission: Submission) -> asyncio.Future[Decision]:
+        """Decided when it is on the disk. Raises where too many wait."""
+        future: asyncio.Future[Decision] = self._loop.create_future()
+        with self._ready:
+            if len(self._waiting) >= self._limit:
+                raise Refused("overload", "the server has too much to do; come back later")
+            self._waiting.append((submission, future))
+            if len(self._waiting) == 1:
+                self._ready.notify()
+        return future
+
+    def seen(self, number: int) -> None:
+        """Note that a device is there, soon."""
+        with self._ready:
+            self._seen.add(number)
+
+    def close(self) -> None:
+        """Write what is waiting, and stop."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        self._thread.join(timeout=15)
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                if not self._waiting and not self._stopping:
+                    self._ready.wait(_COUNT_SECONDS)
+                batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+                seen, self._seen = self._seen, set()
+                last = self._stopping and not self._waiting
+            self._write(batch, seen)
+            if last:
+                return
+
+    def _write(
+        self, batch: list[tuple[Submission, asyncio.Future[Decision]]], seen: set[int]
+    ) -> None:
+        counts = self._tally.take()
+        if not batch and not counts and not seen:
+            return
+        decisions: list[Decision] | None = []
+        try:
+            with self._database.writing() as link:
+                decisions = records.accept(link, [submission for submission, _ in batch])
+                records.count_refusals(link, counts)
+                records.seen(link, seen)
+        except ServiceError as error:
+            decisions = None
+            self._tally.put_back(counts)
+            self._failed(error)
+        futures = [future for _, future in batch]
+        if futures and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_resolve, futures, decisions)
+        if decisions and "accepted" in decisions:
+            self._accepted()
+
+
+def _resolve(futures: list[asyncio.Future[Decision]], decisions: list[Decision] | None) -> None:
+    if decisions is None:
+        for future in futures:
+            if not future.done():
+                future.set_exception(
+                    Refused("unavailable", "the server cannot store anything now; come back later")
+                )
+        return
+    for future, decision in zip(futures, decisions, strict=True):
+        if not future.done():
+            future.set_result(decision)

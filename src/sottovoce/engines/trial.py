@@ -1,0 +1,137 @@
+"""A trial: an experiment run by real processes on this machine's loopback.
+
+A trial starts the services as an operator and device owners would, lets them run to a round, and
+then looks into the devices' stores, which only a trial may do: they lie on this machine, and so do
+their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.data.interactions import Vocabulary
+from sottovoce.engines.rounds import RoundRules
+from sottovoce.ledger import Entries
+from sottovoce.parties.store import CohortStore
+from sottovoce.terms import Terms
+
+Tick = Callable[[int], None]
+"""Told how many rounds are done."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class World:
+    """Everything that a trial hands out to the parties at the start, each its own share."""
+
+    terms: Terms
+    rules: RoundRules
+    cohort_size: int
+    root_key: int
+    """Of all random streams, so that the model is the simulation's."""
+    cohort: Cohort
+    names: Sequence[str]
+    """Of the users."""
+    catalogue: Sequence[tuple[str, str]]
+    """Id and title of every item."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Gathered:
+    """Where everybody is after `round` rounds."""
+
+    round: int
+    items: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+
+
+class Trial(Protocol):
+    def running(self) -> AbstractContextManager[None]:
+        """Within, every process runs; after it, none does. What they know stays on disk."""
+        ...
+
+    def round(self) -> int:
+        """Rounds done so far."""
+        ...
+
+    def advance(self, to: int, tick: Tick) -> None:
+        """Until `to` rounds are done."""
+        ...
+
+    def gather(self) -> Gathered:
+        """The model from the server, the vectors from the devices' stores."""
+        ...
+
+    def ledger(self) -> list[Entries]:
+        """Every row of every device's ledger, by round and user."""
+        ...
+
+    def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
+        """How each round ended and who was missing; how many messages were refused, by reason."""
+        ...
+
+
+def trial_rules(given: RoundRules, named: Sequence[str], devices: int) -> RoundRules:
+    """Rules for a trial: as in the file where it names them, else made for one machine, where
+    everybody answers at once and nobody is asked in vain."""
+    local: dict[str, Any] = {
+        "over_selection": 0.0,
+        "poll_seconds": 0.1,
+        "deadline_seconds": 60.0,
+        "min_devices": devices,
+    }
+    return replace(given, **{k: v for k, v in local.items() if k not in named})
+
+
+def in_order(tables: Sequence[Entries]) -> list[Entries]:
+    """Ledger rows of many stores as a simulation writes them: by round, then by user; a table per
+    kind of release."""
+    ordered = []
+    for kind in sorted({t.kind for t in tables}):
+        same = [t for t in tables if t.kind == kind]
+        columns = {
+            name: np.concatenate([getattr(t, name) for t in same])
+            for name in ("user", "round", "positive_rows", "negative_rows", "bytes", "epsilon")
+        }
+        order = np.lexsort((columns["user"], columns["round"]))
+        ordered.append(Entries(kind, **{k: v[order] for k, v in columns.items()}))
+    return ordered
+
+
+def unequal_parts(n: int, parts: int) -> list[NDArray[np.int64]]:
+    """0 … n-1 in so many runs of growing length, each with at least one."""
+    parts = max(1, min(parts, n))
+    shares = np.arange(1, parts + 1)
+    sizes = 1 + (n - parts) * shares // shares.sum()
+    sizes[-1] += n - sizes.sum()
+    return np.split(np.arange(n, dtype=np.int64), np.cumsum(sizes)[:-1])
+
+
+def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore:
+    """A new store with what these users have: their histories and choices."""
+    part = world.cohort.take(rows)
+    numbers = part.users.tolist()
+    store = CohortStore.create(
+        path, [(n, world.names[n]) for n in numbers], root_key=world.root_key
+    )
+    store.set_catalogue(world.catalogue)
+    store.add_histories(replace(part.history, item_ids=Vocabulary([i for i, _ in world.catalogue])))
+    store.set_choices(part.consent)
+    return store
+
+
+def number_width(users: int) -> int:
+    """Digits with which the users' folders sort as their numbers do."""
+    return max(4, len(str(users)))
+
+
+def folder_of(run: Path) -> Path:
+    """Where a trial keeps its services' files in a run folder."""
+    return run / "services"

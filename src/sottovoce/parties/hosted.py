@@ -1,0 +1,430 @@
+"""Devices whose state lives in a store, behind the one door: what an agent or a gateway serves.
+
+A round is prepared (durably, so that the same bytes are there after a crash), leaves (from then on
+it is in the ledger and in the budget), and arrives or is refused (which decides whether what was
+learnt counts). Consent is read when a round is prepared and again when it is about to leave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.errors import (
+    ConsentError,
+    DataNotFound,
+    Diverged,
+    MessageError,
+    StoreError,
+    UsageError,
+)
+from sottovoce.ledger import Ledger
+from sottovoce.messages import ModelView, encode, encode_sum
+from sottovoce.parties.device import Devices
+from sottovoce.parties.store import CohortStore
+from sottovoce.parties.store_rounds import Round, RoundBook, State
+from sottovoce.recommender import FactorScorer, recommend
+from sottovoce.terms import Terms
+
+_NONCE_BYTES = 16
+_COUNTER_LIMIT = 2**32
+_TRIES = 5
+_OFFERED = "offered-terms"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prepared:
+    """A report that is ready to leave, or that has left already (`state`)."""
+
+    round: int
+    attempt: int
+    message: bytes
+    nonce: bytes
+    """Drawn from the operating system, once for this message."""
+    devices: int
+    state: State
+
+    def __repr__(self) -> str:
+        return f"<Prepared round={self.round} attempt={self.attempt} {self.state}, redacted>"
+
+
+class Hosted:
+    """The users of a store as the devices they are."""
+
+    def __init__(self, store: CohortStore, *, threads: int = 1) -> None:
+        self.store = store
+        self._threads = threads
+        self._book = RoundBook(store.file)
+
+    def __repr__(self) -> str:
+        return f"<Hosted {self.store.path}, redacted>"
+
+    # --- terms and model -------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> Terms | None:
+        """The terms in force."""
+        found = self._book.agreed()
+        return None if found is None else found[1]
+
+    @property
+    def offered(self) -> Terms | None:
+        """Other terms that the server has published since, which nobody has agreed to."""
+        content = self.store.secret(_OFFERED)
+        return Terms.from_table(json.loads(content)) if content else None
+
+    def agree(self, terms: Terms) -> None:
+        """Take the first terms as agreed to. Other terms later are kept for the owner to look at,
+        and raise: what may leave does not change behind her back."""
+        with self.store.file.transaction():
+            agreed = self._book.agreed()
+            if agreed is None:
+                self._book.add_terms(0, terms, self.store.now())
+                return
+            same = agreed[1] == terms
+            content = b"" if same else json.dumps(terms.to_table()).encode()
+            if content != (self.store.secret(_OFFERED) or b""):
+                self.store.set_secret(_OFFERED, content)
+        if not same:
+            raise ConsentError(
+                f"the server changed the terms of the federation; look at them with `sottovoce "
+                f"device agree {self.store.path} --look` and run `sottovoce device agree "
+                f"{self.store.path}`; until then nothing leaves"
+            )
+
+    def accept(self) -> Terms:
+        """Agree to the offered terms. What was learnt is kept where it still fits."""
+        with self.store.file.transaction():
+            agreed, offered = self._book.agreed(), self.offered
+            if agreed is None or offered is None:
+                raise UsageError("the server has offered no other terms than those agreed to")
+            era, before = agreed
+            self._settle(None)
+            if _space(before) != _space(offered):
+                self._book.forget_vectors()
+            self._book.add_terms(era + 1, offered, self.store.now())
+            self.store.set_secret(_OFFERED, b"")
+        return offered
+
+    def keep_model(self, view: ModelView) -> None:
+        """Keep the published model, for recommendations while offline."""
+        terms = self.terms
+        if terms is not None:
+            _check_shape(view, terms)
+        self._book.keep_model(view)
+
+    def model(self) -> ModelView | None:
+        """The model that was kept last."""
+        return self._book.model()
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        view: ModelView,
+        attempt: int,
+        numbers: NDArray[np.int64] | None = None,
+        *,
+        summed: bool,
+    ) -> Prepared | None:
+        """One round of the asked devices (all of the store's where `numbers` is None) through the
+        door, as one device's message or as the sum of several.
+
+        Consent is read first. The result is durable; asked again for the same round and attempt,
+        this gives the very same bytes. None where none of the asked takes part and can learn. A
+        later attempt of a round starts where the first one did; one that left and was never
+        confirmed before the next round does not count.
+        """
+        terms = self._agreed()[1]
+        _check_shape(view, terms)
+        if not (0 <= view.round < _COUNTER_LIMIT and 0 <= attempt < _COUNTER_LIMIT):
+            raise MessageError("a round's number and attempt must be 32-bit counters")
+        asked = _digest(view, numbers, summed)
+        for _ in range(_TRIES):
+            with self.store.file.transaction():
+                ready = self._again(view.round, attempt, asked)
+            if ready is not None:
+                return ready
+            done, ready = self._learn(view, attempt, numbers, summed, asked)
+            if done:
+                return ready
+        raise ConsentError("choices changed while the round was being prepared; try again")
+
+    def leaving(self, prepared: Prepared) -> None:
+        """To be called right before the first byte leaves. Consent is read again: where a choice
+        has changed since, the round is dropped and this raises. Otherwise the round is in the
+        ledger and in the budget when this returns."""
+        with self.store.file.transaction():
+            entry = self._entry(prepared.round, prepared.attempt)
+            if entry.state == "dropped" or entry.nonce != prepared.nonce:
+                raise ConsentError(f"the report for round {entry.round} was dropped; prepare anew")
+            changed = self._book.minds_changed(entry)
+            if changed:
+                self._withdraw(entry)
+            elif entry.state == "prepared":
+                self._book.mark_left(entry, self.store.now())
+            elif entry.state == "refused":
+                self._book.mark(entry, "left", "")
+        if changed:
+            raise ConsentError(
+                f"a choice was changed since the report for round {entry.round} was prepared, so "
+                f"that it does not leave"
+            )
+
+    def arrived(self, round: int, attempt: int) -> None:
+        """The report was acknowledged: what was learnt counts."""
+        with self.store.file.transaction():
+            entry = self._gone(round, attempt)
+            if entry is not None:
+                self._book.mark(entry, "arrived", "")
+
+    def refused(self, round: int, attempt: int, reason: str) -> None:
+        """The report does not count: the vectors are those before the round. What left stays in
+        the ledger."""
+        with self.store.file.transaction():
+            entry = self._gone(round, attempt)
+            if entry is not None:
+                self._book.mark(entry, "refused", reason)
+
+    def follow(self, round: int, attempt: int) -> None:
+        """The server says that this round is open: an earlier attempt at it was given up, also if
+        it was acknowledged, and what was prepared for an earlier one will not leave."""
+        with self.store.file.transaction():
+            entry = self._book.latest()
+            if entry is None or (entry.round, entry.attempt) >= (round, attempt):
+                return
+            if entry.state == "prepared":
+                self._book.drop(entry, "overtaken")
+            elif entry.round == round and entry.state in ("left", "arrived"):
+                self._book.mark(entry, "refused", "the server tried the round again")
+
+    def unresolved(self) -> Prepared | None:
+        """The report that has left, but of which nobody knows whether it arrived."""
+        entry = self._book.latest()
+        return None if entry is None or entry.state != "left" else _prepared(entry)
+
+    def latest(self) -> Prepared | None:
+        """The latest round that was prepared, whatever became of it."""
+        entry = self._book.latest()
+        return None if entry is None else _prepared(entry)
+
+    # --- at home ---------------------------------------------------------------------------------
+
+    def vectors(self) -> NDArray[np.float32]:
+        """The current vector of each of the store's users."""
+        with self.store.file.snapshot():
+            return self._vectors(None)
+
+    def recommend(self, number: int, n: int) -> list[tuple[str, str, float]]:
+        """Id, title and score of at most n items for one user, best first, computed here."""
+        with self.store.file.snapshot():
+            view = self.model()
+            if view is None:
+                raise DataNotFound(
+                    f"the store in {self.store.path} has no model yet; run `sottovoce serve device "
+                    f"{self.store.path}` while the server can be reached"
+                )
+            self.store.name(number)
+            terms, row = self._agreed()[1], np.flatnonzero(self.store.users == number)
+            devices = self._devices(terms, Ledger(), self._vectors(None), row)
+            catalogue = self.store.catalogue()
+        factors = np.ascontiguousarray(view.items[:, :-1])
+        bias = np.ascontiguousarray(view.items[:, -1])
+        scorer = FactorScorer(devices.vectors_at_home(view), factors, bias)
+        items, scores = recommend(scorer, 0, devices.cohort.history.row(0), n)
+        return [
+            (*catalogue[item], score)
+            for item, score in zip(items.tolist(), scores.tolist(), strict=True)
+        ]
+
+    # --- helpers ---------------------------------------------------------------------------------
+
+    def _agreed(self) -> tuple[int, Terms]:
+        found = self._book.agreed()
+        if found is None:
+            raise ConsentError(
+                f"the store in {self.store.path} has not agreed to the terms of any federation yet"
+            )
+        return found
+
+    def _again(self, round: int, attempt: int, asked: bytes) -> Prepared | None:
+        """What was prepared before for this round and attempt, if it may still leave."""
+        entry = self._book.latest()
+        if entry is None or (entry.round, entry.attempt) < (round, attempt):
+            return None
+        if (entry.round, entry.attempt) > (round, attempt):
+            raise MessageError(
+                f"attempt {attempt} at round {round} is over for this store, which has gone on to "
+                f"attempt {entry.attempt} at round {entry.round}"
+            )
+        if entry.state == "dropped":
+            return None
+        if entry.asked != asked and entry.gone:
+            raise MessageError(
+                f"the server asks for another model or other devices in round {round}, attempt "
+                f"{attempt}, than it did before; only a new attempt may do so"
+            )
+        if entry.asked == asked and not self._book.minds_changed(entry):
+            return _prepared(entry)
+        self._withdraw(entry)
+        return None
+
+    def _learn(
+        self,
+        view: ModelView,
+        attempt: int,
+        numbers: NDArray[np.int64] | None,
+        summed: bool,
+        asked: bytes,
+    ) -> tuple[bool, Prepared | None]:
+        """Through the door, and into the store unless a choice has changed meanwhile (False)."""
+        book, file, ledger = self._book, self.store.file, Ledger()
+        with file.snapshot():
+            era, terms = self._agreed()
+            before, choice, users = book.latest(), book.latest_choice(), self.store.users
+            start = self._vectors(view.round)
+            devices = self._devices(terms, ledger, start, np.arange(len(users), dtype=np.int64))
+        rows = _among(devices.willing(), users, numbers)
+        if not len(rows):
+            return True, None
+        if before is not None and before.gone and before.key == (era, view.round, attempt):
+            raise ConsentError(
+                f"a report for round {view.round} has left already under an earlier choice; the "
+                f"new choice holds from the next round on"
+            )
+        if summed:
+            message = encode_sum(devices.report_summed(view, rows, self._threads))
+        elif len(rows) == 1:
+            message = encode(devices.report(view, rows))
+        else:
+            raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
+        learnt = devices.cohort.vectors[rows]
+        if not np.isfinite(learnt).all():
+            raise Diverged("a user's vector ran off to infinity; nothing was sent")
+        nonce, key = secrets.token_bytes(_NONCE_BYTES), (era, view.round, attempt)
+        entry = Round(*key, "prepared", asked, choice, len(rows), nonce, message)
+        with file.transaction():
+            now = book.latest()
+            if np.isin(users[rows], book.changed_since(choice)).any() or not _same(before, now):
+                return False, None
+            self._settle(view.round)
+            book.add(entry, ledger, hashlib.sha256(message).hexdigest(), self.store.now())
+            book.keep_learnt(users[rows], learnt)
+        return True, _prepared(entry)
+
+    def _devices(
+        self,
+        terms: Terms,
+        ledger: Ledger,
+        vectors: NDArray[np.float32],
+        rows: NDArray[np.int64],
+    ) -> Devices:
+        """These rows of the store's users, behind the door."""
+        history = self.store.history()
+        if history.n_items != terms.n_items:
+            raise MessageError(
+                f"the catalogue has {history.n_items:,} items, the federation {terms.n_items:,}"
+            )
+        cohort = Cohort(self.store.users, history, self.store.choices(), vectors)
+        if len(rows) != len(cohort):
+            cohort = cohort.take(rows)
+        algorithm, rng = terms.build(), self.store.streams
+        return Devices.behind_door(algorithm, cohort, terms.release, ledger, rng)
+
+    def _vectors(self, round: int | None) -> NDArray[np.float32]:
+        """Everybody's vector as a round starts with it, or (None) as it is now."""
+        users, terms = self.store.users, self._agreed()[1]
+        vectors = terms.build().device_init(users, self.store.streams)
+        self._book.overlay("vectors", users, vectors)
+        entry = self._book.latest()
+        if entry is not None and entry.state == "arrived" and entry.round != round:
+            self._book.overlay("learnt", users, vectors)
+        return vectors
+
+    def _settle(self, round: int | None) -> None:
+        """Close the latest round, because `round` (or, None, whatever comes next) begins."""
+        entry = self._book.latest()
+        if entry is None:
+            return
+        if entry.state == "arrived" and entry.round != round:
+            self._book.fold_learnt()
+        elif entry.state == "prepared":
+            self._book.drop(entry, "overtaken")
+        elif entry.state in ("left", "arrived"):
+            again = entry.round == round
+            reason = "the server tried the round again" if again else "never confirmed"
+            self._book.mark(entry, "refused", reason)
+        self._book.forget_learnt()
+        self._book.forget_message(entry)
+
+    def _withdraw(self, entry: Round) -> None:
+        """What has not left will not, and what may have left is not sent again."""
+        if entry.state == "prepared":
+            self._book.drop(entry, "a choice was changed, or something else was asked for")
+        elif entry.state == "left":
+            self._book.mark(entry, "refused", "a choice was changed before it was confirmed")
+
+    def _entry(self, round: int, attempt: int) -> Round:
+        entry = self._book.latest()
+        if entry is None or (entry.round, entry.attempt) < (round, attempt):
+            raise StoreError(f"nothing was prepared for round {round}, attempt {attempt}")
+        if (entry.round, entry.attempt) > (round, attempt):
+            raise ConsentError(f"round {round} is over for this store; its report does not leave")
+        return entry
+
+    def _gone(self, round: int, attempt: int) -> Round | None:
+        """The round of which something is said, unless it was settled before."""
+        entry = self._book.latest()
+        if entry is not None and (entry.round, entry.attempt) > (round, attempt):
+            return None
+        if entry is None or (entry.round, entry.attempt) < (round, attempt) or not entry.gone:
+            raise StoreError(f"no report for round {round}, attempt {attempt}, has left this store")
+        return entry
+
+
+def _prepared(entry: Round) -> Prepared:
+    return Prepared(
+        entry.round, entry.attempt, entry.message, entry.nonce, entry.devices, entry.state
+    )
+
+
+def _same(one: Round | None, other: Round | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one.key, one.state, one.nonce) == (other.key, other.state, other.nonce)
+
+
+def _among(
+    willing: NDArray[np.int64], users: NDArray[np.int64], numbers: NDArray[np.int64] | None
+) -> NDArray[np.int64]:
+    """Rows of the willing that were asked."""
+    if numbers is None:
+        return willing
+    wanted = np.asarray(numbers, dtype=np.int64)
+    if not np.isin(wanted, users).all():
+        raise MessageError("the server asks for devices that are not in this store")
+    return willing[np.isin(users[willing], wanted)]
+
+
+def _space(terms: Terms) -> tuple[str, int, int]:
+    """Vectors mean something within one federation and one size alone."""
+    return terms.federation, terms.n_items, terms.width
+
+
+def _check_shape(view: ModelView, terms: Terms) -> None:
+    if view.items.shape != (terms.n_items, terms.width):
+        raise MessageError("the model has another shape than the federation's terms say")
+
+
+def _digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> bytes:
+    digest = hashlib.blake2b(b"summed" if summed else b"single", digest_size=16)
+    digest.update(np.ascontiguousarray(view.items, dtype="<f4").tobytes())
+    if numbers is not None:
+        digest.update(np.unique(np.asarray(numbers, dtype="<i8")).tobytes())
+    return digest.digest()

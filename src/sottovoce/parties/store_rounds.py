@@ -1,0 +1,244 @@
+"""A store's book of rounds: terms, model, vectors, and what was prepared, left and came of it.
+
+One round at a time is open: the latest. `vectors` are those at its start and `learnt` those at its
+end; which of them count is told by its state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.ledger import Ledger
+from sottovoce.messages import ModelView
+from sottovoce.parties.store_file import StoreFile
+from sottovoce.terms import Terms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+State = Literal["prepared", "dropped", "left", "arrived", "refused"]
+"""`prepared`: nothing has left. `dropped`: nothing will. `left`: its fate is unknown. `arrived`: it
+counts. `refused`: it has left, but does not count."""
+_GONE = ("left", "arrived", "refused")
+_ROUND = "(era, round, attempt) = (?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Round:
+    """The latest round of a store."""
+
+    era: int
+    round: int
+    attempt: int
+    state: State
+    asked: bytes
+    """A digest of what was asked for: model and devices."""
+    consent: int
+    """The latest choice that was known when the round was prepared."""
+    devices: int
+    nonce: bytes
+    message: bytes
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.era, self.round, self.attempt
+
+    @property
+    def gone(self) -> bool:
+        """Whether its bytes have left, or may have."""
+        return self.state in _GONE
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBook:
+    file: StoreFile
+
+    # --- terms and model -------------------------------------------------------------------------
+
+    def agreed(self) -> tuple[int, Terms] | None:
+        """The terms in force, and how many were agreed to before them."""
+        row = self.file.row("SELECT era, content FROM terms ORDER BY era DESC LIMIT 1")
+        return None if row is None else (row[0], Terms.from_table(json.loads(row[1])))
+
+    def add_terms(self, era: int, terms: Terms, now: int) -> None:
+        content = json.dumps(terms.to_table(), sort_keys=True)
+        self.file.write("INSERT INTO terms VALUES (?, ?, ?)", [era, content, now])
+
+    def keep_model(self, view: ModelView) -> None:
+        items = np.ascontiguousarray(view.items, dtype="<f4")
+        values = [view.round, items.shape[1], items.tobytes()]
+        with self.file.transaction():
+            self.file.write("INSERT OR REPLACE INTO model VALUES (0, ?, ?, ?)", values)
+
+    def model(self) -> ModelView | None:
+        row = self.file.row("SELECT round, width, items FROM model")
+        if row is None:
+            return None
+        items = np.frombuffer(row[2], "<f4").astype(np.float32)
+        return ModelView(row[0], items.reshape(-1, row[1]))
+
+    # --- vectors ---------------------------------------------------------------------------------
+
+    def overlay(
+        self,
+        table: Literal["vectors", "learnt"],
+        users: NDArray[np.int64],
+        onto: NDArray[np.float32],
+    ) -> None:
+        """Put the vectors of a table in their users' places."""
+        rows = self.file.rows(f"SELECT number, vector FROM {table} ORDER BY number")
+        if rows:
+            numbers = np.array([number for number, _ in rows], dtype=np.int64)
+            flat = np.frombuffer(b"".join(vector for _, vector in rows), "<f4")
+            onto[np.searchsorted(users, numbers)] = flat.reshape(len(rows), -1)
+
+    def fold_learnt(self) -> None:
+        """From now on, what was learnt in the latest round is what the next one starts from."""
+        self.file.write(
+            "INSERT INTO vectors SELECT number, vector FROM learnt WHERE true "
+            "ON CONFLICT (number) DO UPDATE SET vector = excluded.vector"
+        )
+        self.forget_learnt()
+
+    def forget_learnt(self) -> None:
+        self.file.write("DELETE FROM learnt")
+
+    def keep_learnt(self, numbers: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        rows = np.ascontiguousarray(vectors, dtype="<f4")
+        self.file.write_many(
+            "INSERT INTO learnt VALUES (?, ?)",
+            zip(numbers.tolist(), map(np.ndarray.tobytes, rows), strict=True),
+        )
+
+    def forget_vectors(self) -> None:
+        """Everybody starts anew."""
+        self.forget_learnt()
+        self.file.write("DELETE FROM vectors")
+        self.file.write("DELETE FROM model")
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def latest(self) -> Round | None:
+        """The latest round under the terms in force."""
+        row = self.file.row(
+            "SELECT era, round, attempt, state, asked, consent, devices, nonce, ifnull(message, '')"
+            " FROM rounds WHERE era = (SELECT max(era) FROM terms)"
+            " ORDER BY era DESC, round DESC, attempt DESC LIMIT 1"
+        )
+        return None if row is None else Round(*row)
+
+    def latest_choice(self) -> int:
+        """The number of the latest choice that anybody has made."""
+        row = self.file.row("SELECT ifnull(max(version), 0) FROM consent")
+        return 0 if row is None else int(row[0])
+
+    def changed_since(self, choice: int) -> NDArray[np.int64]:
+        """Who has chosen anew since that choice."""
+        sql = "SELECT DISTINCT number FROM consent WHERE version > ?"
+        return np.array([n for (n,) in self.file.rows(sql, [choice])], dtype=np.int64)
+
+    def minds_changed(self, entry: Round) -> bool:
+        """Whether one whose report is in this round has chosen anew since it was prepared."""
+        sql = (
+            f"SELECT 1 FROM ledger WHERE {_ROUND} AND number IN "
+            "(SELECT number FROM consent WHERE version > ?) LIMIT 1"
+        )
+        return self.file.row(sql, [*entry.key, entry.consent]) is not None
+
+    def add(self, entry: Round, book: Ledger, digest: str, now: int) -> None:
+        """Write a prepared round, with the ledger rows of its devices."""
+        self.file.write(
+            "INSERT INTO rounds (era, round, attempt, state, asked, consent, devices, nonce,"
+            " message, wire_bytes, digest, prepared_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET state = excluded.state, asked = excluded.asked,"
+            " consent = excluded.consent, devices = excluded.devices, nonce = excluded.nonce,"
+            " message = excluded.message, wire_bytes = excluded.wire_bytes,"
+            " digest = excluded.digest, prepared_at = excluded.prepared_at, reason = ''",
+            [
+                *entry.key,
+                entry.state,
+                entry.asked,
+                entry.consent,
+                entry.devices,
+                entry.nonce,
+                entry.message,
+                len(entry.message),
+                digest,
+                now,
+            ],
+        )
+        names = ("user", "kind", "positive_rows", "negative_rows", "bytes", "epsilon")
+        table = book.pending()
+        self.file.write_many(
+            f"INSERT INTO ledger VALUES ({entry.era}, {entry.round}, {entry.attempt},"
+            " ?, ?, ?, ?, ?, ?)",
+            zip(*(table[name].to_pylist() for name in names), strict=True),
+        )
+
+    def drop(self, entry: Round, reason: str) -> None:
+        """Forget a prepared round: nothing of it has left, and nothing will."""
+        self.file.write(f"DELETE FROM ledger WHERE {_ROUND}", entry.key)
+        self.forget_learnt()
+        self._mark(entry, "dropped", reason)
+        self.forget_message(entry)
+
+    def forget_message(self, entry: Round) -> None:
+        self.file.write(f"UPDATE rounds SET message = NULL WHERE {_ROUND}", entry.key)
+
+    def mark_left(self, entry: Round, now: int) -> None:
+        """Book a prepared round as left: its rows count towards the budget from here on."""
+        self._mark(entry, "left", "")
+        self.file.write(f"UPDATE rounds SET left_at = ? WHERE {_ROUND}", [now, *entry.key])
+        self.file.write(
+            "INSERT INTO budget SELECT number, kind, 1, positive_rows, negative_rows, bytes,"
+            f" epsilon FROM ledger WHERE {_ROUND} ON CONFLICT (number, kind) DO UPDATE SET"
+            " releases = releases + excluded.releases,"
+            " positive_rows = positive_rows + excluded.positive_rows,"
+            " negative_rows = negative_rows + excluded.negative_rows,"
+            " bytes = bytes + excluded.bytes, epsilon = epsilon + excluded.epsilon",
+            entry.key,
+        )
+
+    def mark(self, entry: Round, state: Literal["left", "arrived", "refused"], reason: str) -> None:
+        """Say what became of a round that has left."""
+        self._mark(entry, state, reason)
+
+    def _mark(self, entry: Round, state: State, reason: str) -> None:
+        self.file.write(
+            f"UPDATE rounds SET state = ?, reason = ? WHERE {_ROUND}", [state, reason, *entry.key]
+        )
+
+
+def ledger_rows(file: StoreFile, number: int | None) -> pa.Table:
+    """What has left, or may have: the columns of a run's ledger, then those of the message."""
+    import pyarrow as pa
+
+    schema = Ledger().pending().schema
+    for name, kind in (
+        ("attempt", pa.int64()),
+        ("state", pa.string()),
+        ("time", pa.int64()),
+        ("wire_bytes", pa.int64()),
+        ("devices", pa.int64()),
+        ("digest", pa.string()),
+        ("terms", pa.int64()),
+    ):
+        schema = schema.append(pa.field(name, kind))
+    where, values = ("", []) if number is None else ("AND l.number = ?", [int(number)])
+    rows: Sequence[tuple[Any, ...]] = file.rows(
+        "SELECT l.number, l.round, l.kind, l.positive_rows, l.negative_rows, l.bytes, l.epsilon,"
+        " l.attempt, r.state, r.left_at, r.wire_bytes, r.devices, r.digest, l.era"
+        " FROM ledger l JOIN rounds r USING (era, round, attempt)"
+        f" WHERE r.state IN {_GONE} {where} ORDER BY l.era, l.round, l.attempt, l.number",
+        values,
+    )
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    return pa.table(
+        [pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,72 @@
+"""Which engine runs an experiment, and what it is given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from sottovoce.data.dataset import Dataset
+from sottovoce.engines.trial import Trial, World, folder_of, trial_rules
+from sottovoce.errors import ConfigError
+from sottovoce.experiment import Experiment
+from sottovoce.federation import Federation
+from sottovoce.terms import Terms
+
+Engine = Literal["simulation", "https", "flower"]
+MOST_DEVICES = 512
+"""Users of a trial: each is a device with a store of its own."""
+
+
+def start_trial(
+    engine: Engine,
+    experiment: Experiment,
+    dataset: Dataset,
+    federation: Federation,
+    run: Path,
+    processes: int | None,
+) -> Trial:
+    """The trial of an experiment in its run folder, new or to be gone on with."""
+    world = world_of(experiment, dataset, federation)
+    users = len(world.cohort)
+    if engine == "https":
+        if users > MOST_DEVICES:
+            raise ConfigError(
+                f"{users:,} users would be {users:,} devices on this machine; a trial takes at "
+                f"most {MOST_DEVICES}: use fewer users, --engine flower, or --engine simulation"
+            )
+        from sottovoce.engines.https.trial import HttpsTrial
+
+        return HttpsTrial(world, folder_of(run), processes or 8)
+    from sottovoce.engines.flower.trial import FlowerTrial
+
+    return FlowerTrial(world, folder_of(run), processes or 3)
+
+
+def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -> World:
+    """What the parties of an experiment are given at the start."""
+    plan, devices = federation.schedule, federation.devices
+    everything, train = dataset.interactions.items_vocabulary(), devices.cohort.history
+    content = json.dumps([experiment.table, dataset.fingerprint()], sort_keys=True)
+    digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
+    n_items = len(federation.server.items)
+    named = experiment.table.get("service", {})
+    return World(
+        terms=Terms.of(
+            f"{experiment.name}-{digest}",
+            n_items,
+            experiment.algorithm,
+            plan.triples,
+            experiment.release,
+        ),
+        rules=trial_rules(experiment.service, list(named), plan.devices),
+        cohort_size=plan.cohort_size,
+        root_key=devices.rng.key,
+        cohort=devices.cohort,
+        names=train.users_vocabulary().names(),
+        catalogue=[
+            (name, dataset.title(everything.index(name)))
+            for name in train.items_vocabulary().names()
+        ],
+    )

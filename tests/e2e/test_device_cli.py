@@ -1,0 +1,272 @@
+"""`sottovoce device ...` as an owner starts it: real processes on a real store."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.cli import call
+from sottovoce.consent import Choice
+from sottovoce.engines.https.invitations import Invitation, kept_invitation, write_invitation
+from sottovoce.errors import ConsentError
+from sottovoce.messages import ModelView
+from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.store import CohortStore
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.terms import Terms
+
+COMMAND = str(Path(sys.executable).with_name("sottovoce"))
+ITEMS = [(f"venue-{i}", f"Venue number {i}") for i in range(12)]
+TERMS = Terms.of("town", len(ITEMS), FPLConfig(embedding_size=3), 4, ShareFraction())
+
+
+def run(*arguments):
+    """One command in a process of its own: exit code, standard output, standard error."""
+    done = subprocess.run(
+        [COMMAND, "device", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def ask(capsys):
+    """A command within this process, as JSON."""
+
+    def ask(*arguments, code=0):
+        capsys.readouterr()
+        assert call(["device", *map(str, arguments), "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return ask
+
+
+@pytest.fixture
+def say(capsys):
+    """A command within this process, for people: what it prints."""
+
+    def say(*arguments, code=0):
+        capsys.readouterr()
+        assert call(["device", *map(str, arguments)]) == code
+        told = capsys.readouterr()
+        return told.err if code else told.out
+
+    return say
+
+
+@pytest.fixture
+def visits(tmp_path):
+    path = tmp_path / "visits.csv"
+    path.write_text("item,timestamp\nvenue-1,100\nvenue-2,200\nvenue-2,250\nnowhere,300\n")
+    return path
+
+
+def model(round=3):
+    rng = np.random.default_rng(5)
+    return ModelView(round, rng.normal(size=(len(ITEMS), 4)).astype(np.float32))
+
+
+def joined(path, choice=None):
+    """A store in a federation, with a report that has left."""
+    with CohortStore.create(path, [(7, "anna")]) as store:
+        store.set_catalogue(ITEMS)
+        store.add_history(7, ["venue-1", "venue-2", "venue-3"], [1, 2, 3])
+        store.set_choice(7, choice or Choice(share_positives=1.0))
+        hosted = Hosted(store)
+        hosted.agree(TERMS)
+        hosted.keep_model(model())
+        prepared = hosted.prepare(model(), 0, summed=False)
+        if prepared is not None:
+            hosted.leaving(prepared)
+            hosted.arrived(3, 0)
+
+
+def test_a_day_in_the_life_of_a_device_in_real_processes(tmp_path, visits):
+    store, card = tmp_path / "phone", tmp_path / "invitation.json"
+    write_invitation(card, Invitation("https://localhost:1", "PEM", "ab" * 16, 4711, "town"))
+    code, out, err = run("init", store, "--invitation", card, "--name", "anna")
+    assert (code, err) == (0, "")
+    assert "invited to town" in out
+    assert stat.S_IMODE(os.stat(store / "store.key").st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(store).st_mode) == 0o700
+    assert run("import", store, visits)[1].startswith("3 interactions added, 1 were there already")
+    assert "does not take part" in run("consent", store)[1]
+    code, out, _ = run("consent", store, "--take-part", "--share-positives", "0.3")
+    assert (code, "shares 30 %" in out) == (0, True)
+    code, out, _ = run("status", store, "--json")
+    told = json.loads(out)
+    assert (told["federation"], told["server"]) == ("town", "https://localhost:1")
+    assert (told["interactions"], told["taking_part"], told["agent_running"]) == (3, 1, False)
+    with CohortStore.open(store) as opened:
+        assert opened.users.tolist() == [4711]
+        kept = kept_invitation(opened)
+        assert kept is not None
+        assert kept.token == "ab" * 16
+
+
+def test_an_invitation_may_come_later(tmp_path, ask, say, visits):
+    store, card = tmp_path / "phone", tmp_path / "invitation.json"
+    ask("init", store)
+    ask("import", store, visits)
+    ask("consent", store, "--take-part")
+    write_invitation(card, Invitation("https://localhost:1", "PEM", "ab" * 16, 4711, "town"))
+    assert ask("init", store, "--invitation", card)["federation"] == "town"
+    assert ask("init", store, "--invitation", card)["users"] == 1  # once more does no harm
+    with CohortStore.open(store) as opened:
+        assert opened.users.tolist() == [4711]
+        assert opened.count_history() == 3
+        assert opened.choice(4711).takes_part
+    other = tmp_path / "other.json"
+    write_invitation(other, Invitation("https://localhost:1", "PEM", "ab" * 16, 5, "town"))
+    assert "make a new store" in say("init", store, "--invitation", other, code=2)
+
+
+def test_what_is_there_is_not_made_again(tmp_path, say):
+    say("init", tmp_path / "phone")
+    assert "already a store" in say("init", tmp_path / "phone", code=7)
+    assert "already something else" in say("init", tmp_path, code=7)
+    assert "cannot be read" in say("init", tmp_path / "b", "--invitation", "nothing.json", code=2)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "has no column 'item'"),
+        ("thing,timestamp\na,1\n", "it names thing, timestamp"),
+        ("item,timestamp\na,1\nb,yesterday\n", "line 3: the timestamp 'yesterday'"),
+        ("item,timestamp\na,1\nb\n", "line 3: 2 fields"),
+        ("item,timestamp\na,1\nb,2,3\n", "line 3: 2 fields"),
+        ("item\na\n \n", "line 3: the item is missing"),
+        ("item\na\0\xe9", "no CSV file in UTF-8"),
+        ("item,timestamp\na,9223372036854775808\n", "no whole number"),
+    ],
+)
+def test_a_wrong_file_is_told_and_adds_nothing(tmp_path, ask, say, content, words):
+    path, store = tmp_path / "visits.csv", tmp_path / "phone"
+    path.write_bytes(content.encode("latin-1"))
+    ask("init", store)
+    assert words in say("import", store, path, code=3)
+    assert ask("status", store)["interactions"] == 0
+
+
+def test_unknown_items_are_told_once_there_is_a_catalogue(tmp_path, ask, say, visits):
+    ask("init", tmp_path / "phone")
+    assert ask("import", tmp_path / "phone", visits) == {
+        "store": str(tmp_path / "phone"),
+        "added": 3,
+        "already_there": 1,
+        "unknown": 0,
+    }
+    with CohortStore.open(tmp_path / "phone") as store:
+        store.set_catalogue(ITEMS)
+    told = ask("import", tmp_path / "phone", visits)
+    assert (told["added"], told["already_there"], told["unknown"]) == (0, 4, 1)
+    assert "not in the federation's catalogue (nowhere)" in say(
+        "import", tmp_path / "phone", visits
+    )
+
+
+def test_consent_keeps_its_history(tmp_path, ask, say):
+    ask("init", tmp_path / "phone", "--name", "anna")
+    ask("consent", tmp_path / "phone", "--take-part", "--share-positives", "0.3")
+    ask("consent", tmp_path / "phone", "--no-part")
+    told = ask("consent", tmp_path / "phone")
+    assert [r["takes_part"] for r in told["records"]] == [True, False]
+    assert told["choice"]["share_positives"] == 0.3
+    assert not told["changed"]
+    assert "anna: does not take part" in say("consent", tmp_path / "phone")
+    assert "must lie in [0, 1]" in say(
+        "consent", tmp_path / "phone", "--share-positives", "2", code=2
+    )
+
+
+def test_recommendations_ledger_and_status_of_a_device_that_took_part(tmp_path, ask, say):
+    joined(tmp_path / "phone")
+    found = ask("recommend", tmp_path / "phone", "-n", 5)
+    places = found["recommendations"]
+    assert (found["user"], found["model"], len(places)) == ("anna", 3, 5)
+    assert not {p["item"] for p in places} & {"venue-1", "venue-2", "venue-3"}
+    assert [p["score"] for p in places] == sorted((p["score"] for p in places), reverse=True)
+    assert "Venue number" in say("recommend", tmp_path / "phone")
+    sent = ask("ledger", tmp_path / "phone")
+    (line,) = sent["lines"]
+    assert (line["user"], line["round"], line["state"], line["epsilon"]) == (7, 3, "arrived", None)
+    assert sent["totals"]["releases"] == 1
+    assert sent["totals"]["bytes"] == line["bytes"] > 0
+    assert "1 releases" in say("ledger", tmp_path / "phone")
+    assert say("ledger", tmp_path / "phone", "--csv").count("\n") == 2
+    told = ask("status", tmp_path / "phone")
+    assert told["latest"] == {"round": 3, "attempt": 0, "state": "arrived"}
+    assert "taking part" in say("status", tmp_path / "phone")
+
+
+def test_everything_she_has_can_be_exported(tmp_path, ask, say):
+    joined(tmp_path / "phone")
+    target = tmp_path / "all.jsonl"
+    told = ask("export", tmp_path / "phone", target)
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    kinds = [line["kind"] for line in lines]
+    assert told["lines"] == len(lines)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert kinds.count("interaction") == 3
+    assert {"terms", "user", "choice", "budget", "vector", "report"} < set(kinds)
+    assert "not overwritten" in say("export", tmp_path / "phone", target, code=2)
+
+
+def test_changed_terms_are_shown_and_agreed_to(tmp_path, ask, say):
+    joined(tmp_path / "phone")
+    assert "embedding_size = 3" in say("agree", tmp_path / "phone")
+    other = Terms.of("town", len(ITEMS), FPLConfig(embedding_size=3), 9, ShareFraction("draw"))
+    with CohortStore.open(tmp_path / "phone") as store, pytest.raises(ConsentError, match="--look"):
+        Hosted(store).agree(other)
+    assert ask("status", tmp_path / "phone")["other_terms_offered"]
+    told = ask("agree", tmp_path / "phone", "--look")
+    assert not told["agreed"]
+    assert {c["setting"] for c in told["changes"]} == {"algorithm.triples", "release.per"}
+    assert "release.per: item → draw" in say("agree", tmp_path / "phone")
+    assert not ask("status", tmp_path / "phone")["other_terms_offered"]
+    with CohortStore.open(tmp_path / "phone") as store:
+        Hosted(store).agree(other)
+
+
+def test_commands_work_while_an_agent_runs(tmp_path, ask, visits):
+    joined(tmp_path / "phone")
+    with CohortStore.open(tmp_path / "phone", agent=True) as store:
+        ask("consent", tmp_path / "phone", "--no-part")
+        assert not store.choice(7).takes_part
+        ask("import", tmp_path / "phone", visits)
+        assert store.count_history() == 4
+        assert ask("ledger", tmp_path / "phone")["totals"]["releases"] == 1
+        assert ask("status", tmp_path / "phone")["agent_running"]
+
+
+def test_a_gateway_names_its_users(tmp_path, ask, say):
+    users, visits = tmp_path / "users.csv", tmp_path / "visits.csv"
+    users.write_text("number,name\n5,anna\n9,bert\n")
+    visits.write_text("user,item\nanna,a\n9,b\n9,c\n")
+    assert ask("init", tmp_path / "gate", "--users", users)["users"] == 2
+    assert ask("import", tmp_path / "gate", visits)["added"] == 3
+    assert "choose by --user" in say("consent", tmp_path / "gate", code=2)
+    assert ask("consent", tmp_path / "gate", "--user", "bert", "--take-part")["user"] == "bert"
+    assert ask("status", tmp_path / "gate")["taking_part"] == 1
+    assert "no user 'carl'" in say("consent", tmp_path / "gate", "--user", "carl", code=3)
+    visits.write_text("user,item\nanna,z\ncarl,b\n")
+    assert "line 3: there is no user 'carl'" in say("import", tmp_path / "gate", visits, code=3)
+    assert ask("status", tmp_path / "gate")["interactions"] == 3
+
+
+def test_bad_stores_are_one_sentence(tmp_path, say):
+    for command in ("consent", "recommend", "ledger", "status", "agree"):
+        told = say(command, tmp_path / "nowhere", code=7)
+        assert told.count("\n") == 1
+        assert "there is no store" in told
+    say("init", tmp_path / "phone")
+    assert "no model yet" in say("recommend", tmp_path / "phone", code=3)
+    (tmp_path / "phone" / "store.key").chmod(0o644)
+    assert "chmod 600" in say("status", tmp_path / "phone", code=7)

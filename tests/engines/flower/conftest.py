@@ -1,0 +1,122 @@
+"""A tiny town for Flower: eight devices in cohorts of 1, 2 and 5; what simulation makes of it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.consent import Choice, Consent
+from sottovoce.engines.flower.gateway import find_nginx
+from sottovoce.engines.https.folder import create_folder
+from sottovoce.engines.rounds import RoundRules
+from sottovoce.ledger import Ledger
+from sottovoce.parties.device import Devices
+from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.server import Server
+from sottovoce.parties.store import CohortStore
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.rng import Streams
+from sottovoce.terms import Terms
+from sottovoce.testing import random_world
+
+KEY = Streams.from_seed(3).key
+COHORTS = {"alba": [4], "bora": [0, 7], "corso": [1, 2, 3, 5, 6]}
+TRAIN = random_world(8, 40, 150, seed=11)
+SHARES = [0.0, 0.3, 0.5, 1.0, 0.7, 0.2, 0.9, 0.4]
+ITEMS = [f"item-{n}" for n in range(TRAIN.n_items)]
+FAST = RoundRules(over_selection=0.0, deadline_seconds=60.0, min_devices=8, poll_seconds=1.0)
+
+
+@pytest.fixture
+def nginx():
+    """Skip where there is none, or fail where services are required."""
+    if find_nginx() is None:
+        sentence = "nginx is not installed, so that the gateway cannot be tested"
+        if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+
+
+@dataclass
+class Town:
+    folder: Path
+    """The server's folder."""
+    stores: dict[str, Path]
+    terms: Terms
+
+    def found(self, rounds=5, rules=FAST, cohort_size="all"):
+        """Make the server's folder; the federation's plan."""
+        return create_folder(
+            self.folder,
+            self.terms,
+            [(item, item.title()) for item in ITEMS],
+            cohort_size=cohort_size,
+            rounds=rounds,
+            root_key=KEY,
+            rules=rules,
+        ).plan
+
+    def hosted(self, name):
+        return Hosted(CohortStore.open(self.stores[name]))
+
+    def vectors(self):
+        """Everybody's vector, by number."""
+        found = {}
+        for path in self.stores.values():
+            with CohortStore.open(path) as store:
+                found |= dict(zip(store.users.tolist(), Hosted(store).vectors(), strict=True))
+        return np.array([found[number] for number in sorted(found)])
+
+    def ledger(self):
+        """Everybody's rows, as simulation has them, sorted by round and user."""
+        rows = []
+        for path in self.stores.values():
+            with CohortStore.open(path) as store:
+                rows += store.ledger().to_pylist()
+        return sorted(rows, key=lambda row: (row["round"], row["user"]))
+
+    def states(self):
+        found = set()
+        for path in self.stores.values():
+            with CohortStore.open(path) as store:
+                found |= set(store.ledger_rows()["state"].to_pylist())
+        return found
+
+    def simulate(self, rounds=5, asked=None):
+        """The same rounds in simulation: model, vectors and ledger. `asked` gives the devices of
+        every round where they were not all."""
+        rng = Streams(KEY)
+        algorithm = self.terms.build()
+        users = np.arange(8, dtype=np.int64)
+        choices = [Choice(share_positives=share) for share in SHARES]
+        consent = Consent.of(users, choices, users)
+        cohort = Cohort(users, TRAIN, consent, algorithm.device_init(users, rng))
+        ledger = Ledger()
+        devices = Devices.behind_door(algorithm, cohort, self.terms.release, ledger, rng)
+        server = Server.start(algorithm, TRAIN.n_items, rng)
+        for turn in range(rounds):
+            rows = users if asked is None else np.array(asked[turn])
+            server.fold(devices.report_summed(server.publish(), rows))
+        rows = sorted(ledger.pending().to_pylist(), key=lambda row: (row["round"], row["user"]))
+        return server.items, cohort.vectors, rows
+
+
+@pytest.fixture
+def town(tmp_path):
+    config = FPLConfig(embedding_size=4, triples=6)
+    terms = Terms.of("town", TRAIN.n_items, config, 6, ShareFraction())
+    stores = {}
+    for name, numbers in COHORTS.items():
+        stores[name] = tmp_path / "stores" / name
+        (tmp_path / "stores").mkdir(exist_ok=True)
+        people = [(number, f"user {number}") for number in numbers]
+        with CohortStore.create(stores[name], people, root_key=KEY) as store:
+            store.set_catalogue([(item, item.title()) for item in ITEMS])
+            for number in numbers:
+                store.add_history(number, [ITEMS[i] for i in TRAIN.row(number)], None)
+                store.set_choice(number, Choice(share_positives=SHARES[number]))
+    return Town(tmp_path / "server", stores, terms)

@@ -1,0 +1,376 @@
+"""The conductor and the nodes' answers, without processes: the post is a dictionary, time is
+moved by hand, and everything that is said goes through its wire format."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sottovoce.consent import Choice
+from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
+from sottovoce.engines.flower.conductor import Conductor
+from sottovoce.engines.flower.members import Reply, Seen
+from sottovoce.engines.flower.node import answer_question, answer_task
+from sottovoce.engines.flower.wire import Answer, Question, Task
+from sottovoce.engines.rounds import RoundRules
+from sottovoce.errors import ConfigError
+from sottovoce.messages import GRID, LIMIT, SummedReports, encode_sum
+from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.store import CohortStore
+
+RULES = RoundRules(over_selection=0.0, min_fraction=0.2, deadline_seconds=20.0, min_devices=8)
+
+
+class Crash(BaseException):
+    """The conductor is killed."""
+
+
+class Office:
+    """A post office with real nodes behind it. `twist(node, kind, task, answer)` may change an
+    answer; None keeps it back, a text is an error, a Crash kills the conductor."""
+
+    def __init__(self, town, twist=None):
+        self.nodes = {10 + k: path for k, path in enumerate(town.stores.values())}
+        self.twist = twist or (lambda node, kind, asked, answer: answer)
+        self.since = dict.fromkeys(self.nodes, "a")
+        self.waiting = {}
+        self.time = 0.0
+        self.sent = []
+
+    def online(self):
+        return [Seen(n, f"key {n}", self.since[n]) for n in self.nodes]
+
+    def send(self, kind, letters, seconds):
+        names = {}
+        for node, letter in letters.items():
+            name = f"{kind} {len(self.sent)}"
+            self.sent.append((kind, node, letter))
+            asked = (Task if kind == "train" else Question).from_content(letter)
+            with CohortStore.open(self.nodes[node]) as store:
+                do = answer_task if kind == "train" else answer_question
+                answer = do(Hosted(store), asked)
+            answer = self.twist(node, kind, asked, answer)
+            if isinstance(answer, Crash):
+                raise answer
+            if isinstance(answer, str):
+                self.waiting[name] = Reply(name, None, answer)
+            elif isinstance(answer, dict):
+                self.waiting[name] = Reply(name, answer)
+            elif answer is not None:
+                self.waiting[name] = Reply(name, answer.to_content())
+            names[node] = name
+        return names
+
+    def collect(self, messages):
+        return [self.waiting.pop(name) for name in messages if name in self.waiting]
+
+    def clock(self):
+        return self.time
+
+    def wait(self, seconds):
+        self.time += seconds
+
+
+def conduct(town, plan, office, **options):
+    with Checkpoint(town.folder) as checkpoint:
+        conductor = Conductor(town.folder, plan, checkpoint, office, nodes=3, **options)
+        conductor.run()
+        return conductor.server.items, checkpoint.rounds(), checkpoint.refused()
+
+
+def test_five_rounds_equal_simulation(town):
+    items, rounds, refused = conduct(town, town.found(rules=RULES), Office(town))
+    expected, vectors, ledger = town.simulate()
+    assert np.array_equal(items, expected)
+    assert np.array_equal(town.vectors(), vectors)
+    assert town.ledger() == ledger
+    assert [r.outcome for r in rounds] == ["goal"] * 5
+    assert not refused
+    assert town.states() == {"arrived"}
+    status = read_status(town.folder)
+    assert (status["state"], status["round"], status["devices"]) == ("finished", 5, 8)
+
+
+def test_nodes_have_the_final_model(town):
+    items, *_ = conduct(town, town.found(rules=RULES), Office(town))
+    for name in town.stores:
+        view = town.hosted(name).model()
+        assert view.round == 5
+        assert np.array_equal(view.items, items)
+
+
+def test_only_changed_rows_travel_after_the_first_round(town):
+    office = Office(town)
+    conduct(town, town.found(rules=RULES), office)
+    sizes = {}
+    for kind, node, letter in office.sent:
+        if kind == "train" and node == 10:
+            sizes[letter["round"]] = len(letter["model"])
+    assert all(sizes[r] <= sizes[0] for r in range(1, 5))
+    assert sizes[1] < sizes[0]
+
+
+def test_a_part_of_the_devices_is_asked_as_simulation_would(town):
+    plan = town.found(rules=RULES, cohort_size=3)
+    items, rounds, _ = conduct(town, plan, Office(town))
+    from sottovoce.parties.server import Server
+    from sottovoce.rng import Streams
+
+    server = Server.start(town.terms.build(), town.terms.n_items, Streams(plan.root_key))
+    asked = []
+    for _ in range(5):
+        asked.append(np.sort(server.select(8, 3)).tolist())
+        server.round += 1
+    expected, vectors, ledger = town.simulate(asked=asked)
+    assert np.array_equal(items, expected)
+    assert np.array_equal(town.vectors(), vectors)
+    assert town.ledger() == ledger
+    assert {r.asked for r in rounds} == {3}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("crash_round", [0, 2, 4])
+def test_a_conductor_that_is_killed_in_mid_round_goes_on_with_the_same_result(
+    town, at, crash_round
+):
+    plan = town.found(rules=RULES)
+
+    def twist(node, kind, asked, answer):
+        here = kind == "train" and asked.round == crash_round and node == 10 + at
+        return Crash() if here else answer
+
+    with pytest.raises(Crash):
+        conduct(town, plan, Office(town, twist))
+    items, rounds, _ = conduct(town, plan, Office(town))
+    expected, vectors, ledger = town.simulate()
+    assert np.array_equal(items, expected)
+    assert np.array_equal(town.vectors(), vectors)
+    assert town.ledger() == ledger
+    assert len(rounds) == 5
+
+
+def test_a_conductor_that_is_killed_after_the_last_round_still_tells_the_nodes(town):
+    plan = town.found(rules=RULES)
+
+    def twist(node, kind, asked, answer):
+        return Crash() if kind == "query" and asked.round == 5 else answer
+
+    with pytest.raises(Crash):
+        conduct(town, plan, Office(town, twist))
+    conduct(town, plan, Office(town))
+    assert town.states() == {"arrived"}
+    assert np.array_equal(town.vectors(), town.simulate()[1])
+
+
+def test_a_silent_node_is_missing_and_its_vectors_stay(town):
+    def twist(node, kind, asked, answer):
+        silent = kind == "train" and node == 11 and asked.round == 2
+        return None if silent else answer
+
+    items, rounds, _ = conduct(town, town.found(rules=RULES), Office(town, twist))
+    everyone = list(range(8))
+    asked = [everyone] * 5
+    asked[2] = [n for n in everyone if n not in (0, 7)]
+    expected, vectors, _ = town.simulate(asked=asked)
+    assert np.array_equal(items, expected)
+    assert np.array_equal(town.vectors(), vectors)
+    assert [r.outcome for r in rounds] == ["goal", "goal", "deadline", "goal", "goal"]
+    assert rounds[2].missing == (0, 7)
+    # What has left is in the ledger although it did not count.
+    assert town.states() == {"arrived", "refused"}
+
+
+def test_a_round_with_too_few_reports_is_tried_again(town):
+    lost = []
+
+    def twist(node, kind, asked, answer):
+        if kind == "train" and asked.round == 1 and asked.attempt == 0 and node != 10:
+            lost.append(node)
+            return None
+        return answer
+
+    rules = replace(RULES, min_fraction=0.9)
+    items, rounds, _ = conduct(town, town.found(rules=rules), Office(town, twist))
+    assert lost == [11, 12]
+    assert [(r.round, r.attempt, r.outcome) for r in rounds[:4]] == [
+        (0, 0, "goal"),
+        (1, 0, "abandoned"),
+        (1, 1, "goal"),
+        (2, 0, "goal"),
+    ]
+    expected, vectors, _ = town.simulate()
+    assert np.array_equal(items, expected)
+    assert np.array_equal(town.vectors(), vectors)
+
+
+def test_an_error_is_answered_with_the_same_task_again(town):
+    failed = []
+
+    def twist(node, kind, asked, answer):
+        if kind == "train" and asked.round == 1 and len(failed) < 3 and node == 12:
+            failed.append(node)
+            return "node unavailable"
+        return answer
+
+    items, rounds, _ = conduct(town, town.found(rules=RULES), Office(town, twist))
+    assert len(failed) == 3
+    assert np.array_equal(items, town.simulate()[0])
+    assert town.ledger() == town.simulate()[2]
+    assert {r.outcome for r in rounds} == {"goal"}
+
+
+def test_a_restarted_node_is_sent_its_task_again(town):
+    office = Office(town)
+    lost = []
+
+    def twist(node, kind, asked, answer):
+        if kind == "train" and asked.round == 3 and node == 12 and not lost:
+            lost.append(node)
+            office.since[12] = "b"
+            return None
+        return answer
+
+    office.twist = twist
+    items, rounds, _ = conduct(town, town.found(rules=RULES), office)
+    assert np.array_equal(items, town.simulate()[0])
+    assert rounds[3].outcome == "goal"
+    assert rounds[3].seconds < 5
+
+
+def wrong_sum(task, devices, item, values, round=None):
+    sums = SummedReports(
+        task.round if round is None else round,
+        np.array(item, dtype=np.int32),
+        np.array(values, dtype=np.int64),
+        devices,
+    )
+    return encode_sum(sums)
+
+
+WIDTH = 5
+NONSENSE = {
+    "a round that is over": lambda t, a: replace(a, round=t.round - 1),
+    "another attempt": lambda t, a: replace(a, attempt=7),
+    "a sum of another round": lambda t, a: replace(
+        a, devices=1, sum=wrong_sum(t, 1, [1], [[1] * WIDTH], t.round + 1)
+    ),
+    "noise": lambda t, a: replace(a, sum=b"noise"),
+    "cut short": lambda t, a: replace(a, sum=a.sum[:-3]),
+    "more devices than were asked": lambda t, a: replace(a, devices=3),
+    "devices that do not match": lambda t, a: replace(a, devices=1),
+    "more devices in the sum": lambda t, a: replace(
+        a, devices=1, sum=wrong_sum(t, 9, [1], [[1] * WIDTH])
+    ),
+    "too many rows": lambda t, a: replace(
+        a, devices=1, sum=wrong_sum(t, 1, range(13), [[1] * WIDTH] * 13)
+    ),
+    "values out of range": lambda t, a: replace(
+        a, devices=1, sum=wrong_sum(t, 1, [1], [[int(7 * LIMIT * GRID)] + [0] * (WIDTH - 1)])
+    ),
+    "the least number there is": lambda t, a: replace(
+        a, devices=1, sum=wrong_sum(t, 1, [1], [[-(2**63)] + [0] * (WIDTH - 1)])
+    ),
+    "not a number": lambda t, a: {**a.to_content(), "sum": float("nan")},
+    "no content": lambda t, a: {},
+    "another version": lambda t, a: {**a.to_content(), "protocol": 99},
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_refused_and_counted_and_the_round_goes_on(town, name):
+    def twist(node, kind, asked, answer):
+        here = kind == "train" and node == 11 and asked.round == 2
+        return NONSENSE[name](asked, answer) if here else answer
+
+    items, rounds, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
+    reason = "version" if name in ("another version", "no content") else "malformed"
+    assert refused == {reason: 1}
+    assert rounds[2].missing == (0, 7)
+    assert rounds[2].seconds < 5  # nobody waits for a node that has said its nonsense
+    asked = [list(range(8))] * 5
+    asked[2] = [1, 2, 3, 4, 5, 6]
+    expected, vectors, _ = town.simulate(asked=asked)
+    assert np.array_equal(items, expected)
+    assert np.array_equal(town.vectors(), vectors)
+
+
+def test_a_node_cannot_answer_for_devices_of_another(town):
+    def twist(node, kind, asked, answer):
+        if node == 12 and isinstance(answer, Answer):
+            more = np.union1d(answer.willing, [4])
+            return replace(answer, willing=more)
+        return answer
+
+    items, _, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
+    assert refused["foreign_device"] >= 1
+    assert np.array_equal(items, town.simulate()[0])
+
+
+def test_a_cohort_in_which_nobody_takes_part_sends_no_sum(town):
+    sums = {}
+
+    def twist(node, kind, asked, answer):
+        if kind == "train":
+            sums.setdefault(asked.round, {})[node] = (len(answer.sum), answer.devices)
+            if asked.round == 1 and node == 12:  # after this round two people change their minds
+                with CohortStore.open(town.stores["bora"]) as store:
+                    for number in (0, 7):
+                        store.set_choice(number, Choice(takes_part=False))
+        return answer
+
+    _, rounds, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
+    assert not refused
+    assert sums[2][11] == (0, 0)
+    assert rounds[2].missing == (0, 7)
+    assert 11 not in sums[3]  # the node has said so, and is not asked again
+    rows = [row for row in town.ledger() if row["user"] in (0, 7)]
+    assert {row["round"] for row in rows} == {0, 1}
+
+
+def test_a_changed_choice_is_in_force_in_the_next_round(town):
+    def twist(node, kind, asked, answer):
+        if kind == "train" and asked.round == 1 and node == 12:
+            with CohortStore.open(town.stores["corso"]) as store:
+                store.set_choice(3, Choice(share_positives=0.0))
+        return answer
+
+    conduct(town, town.found(rules=RULES), Office(town, twist))
+    mine = {row["round"]: row["positive_rows"] for row in town.ledger() if row["user"] == 3}
+    assert mine[0] > 0
+    assert [mine[r] for r in (2, 3, 4)] == [0, 0, 0]
+
+
+def test_other_terms_are_refused_by_the_nodes_and_by_the_checkpoint(town):
+    plan = town.found(rules=RULES, rounds=1)
+    conduct(town, plan, Office(town))
+    other = replace(plan, terms=replace(town.terms, federation="another"), rounds=2)
+    with pytest.raises(ConfigError, match="under other terms"):
+        conduct(town, other, Office(town))
+    question = Question(other.terms, 1, 0, None)
+    answer = answer_question(town.hosted("corso"), question)
+    assert len(answer.willing) == 0
+    assert "device agree" in answer.problem
+
+
+def test_a_node_that_lost_its_model_gets_all_of_it(town):
+    dropped = []
+
+    def twist(node, kind, asked, answer):
+        if kind == "train" and asked.round == 2 and node == 12 and not dropped:
+            dropped.append(node)
+            return replace(answer, sum=b"", devices=0, kept=-1, problem="against version 1")
+        return answer
+
+    items, rounds, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
+    assert np.array_equal(items, town.simulate()[0])
+    assert not refused
+
+
+def test_a_late_task_gives_the_same_bytes_and_an_overtaken_one_gives_none(town):
+    office = Office(town)
+    conduct(town, town.found(rules=RULES, rounds=2), office)
+    tasks = [letter for kind, node, letter in office.sent if kind == "train" and node == 12]
+    for letter in tasks:
+        again = answer_task(town.hosted("corso"), Task.from_content(letter))
+        assert again.sum == b"" or again.round == 1
+    assert len(town.ledger()) == 16
