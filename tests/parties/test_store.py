@@ -347,6 +347,11 @@ def test_a_damaged_file_is_told(path, store):
     database.write_bytes(content[:5000])
     with pytest.raises(StoreError), CohortStore.open(path) as again:
         again.catalogue()
+    database.write_bytes(b"")
+    for readonly in (True, False):
+        with pytest.raises(StoreError, match="is empty"):
+            CohortStore.open(path, readonly=readonly)
+    assert database.read_bytes() == b""
 
 
 def test_a_store_of_a_newer_release_is_refused(path, store):

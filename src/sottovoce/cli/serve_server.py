@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,9 +152,9 @@ def status(
     where: Annotated[
         str, typer.Argument(metavar="DIR|URL", help="Folder or address of the server.")
     ],
-    keys: Annotated[
+    folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="With an address: folder with ca.crt and operator.token."),
+        typer.Option(metavar="DIR", help="With an address: the server's folder, for its keys."),
     ] = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
@@ -163,9 +164,9 @@ def status(
     \b
     Examples:
       sottovoce serve status town
-      sottovoce serve status https://example.org:8443 --keys town/keys
+      sottovoce serve status https://example.org:8443 --folder town
     """
-    content = _status_of(where, keys, database)
+    content = _status_of(where, folder, database)
     if as_json:
         output.emit(content)
         return
@@ -187,14 +188,19 @@ def status(
     output.show(*lines)
 
 
-def _status_of(where: str, keys: Path | None, database: str | None) -> dict[str, Any]:
-    if where.startswith(("https://", "http://")):
-        from sottovoce.engines.https.operator import Operator
-
-        if keys is None:
-            raise UsageError("an address needs --keys, a folder with ca.crt and operator.token")
-        return Operator(where, keys).status()
+def _status_of(where: str, folder: Path | None, database: str | None) -> Mapping[str, Any]:
     from sottovoce.engines.https.folder import open_folder
+
+    if where.startswith(("https://", "http://")):
+        from sottovoce.engines.https.operators import Operator
+
+        if folder is None:
+            raise UsageError("an address needs --folder, the server's folder, for its keys")
+        operator = Operator.of(open_folder(folder), where)
+        try:
+            return operator.status()
+        finally:
+            operator.close()
     from sottovoce.engines.https.status import status as status_in
 
     store = open_folder(Path(where)).database(database)

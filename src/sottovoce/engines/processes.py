@@ -45,7 +45,8 @@ class Children:
     all: list[Child] = field(default_factory=list)
 
     def start(self, name: str, command: Sequence[str]) -> Child:
-        """Its output goes to a file of its own. It dies with this process, even by a kill."""
+        """Its output goes to a file of its own. It dies with the thread that started it (on Linux),
+        so even a kill of this process leaves none behind."""
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{name}.log"
         with open(log, "ab") as out:
@@ -83,7 +84,8 @@ class Children:
 
     def stop(self, children: Sequence[Child] | None = None, patience: float = 10.0) -> None:
         """Ask each to end, last started first, then make it."""
-        ending = [c for c in reversed(self.all if children is None else children)]
+        ending = list(reversed(self.all if children is None else children))
+        patience += 0.5 * len(ending)  # many that end at once have to share the processors
         for child in ending:
             _signal(child, signal.SIGTERM)
         until = time.monotonic() + patience

@@ -50,7 +50,9 @@ _WORDS: tuple[tuple[type[apsw.Error], str], ...] = (
 class StoreFile:
     """One connection to a store. May be used by several threads, one at a time."""
 
-    def __init__(self, folder: Path, *, readonly: bool = False, agent: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, readonly: bool = False, agent: bool = False, new: bool = False
+    ) -> None:
         self.folder = folder
         self.readonly = readonly
         self._turn = threading.RLock()
@@ -66,7 +68,7 @@ class StoreFile:
         try:
             with self._speaking():
                 self._connection = _connect(path, key, readonly)
-                self._check_version()
+                self._check_version(new)
         except BaseException:
             self.close()
             raise
@@ -84,7 +86,7 @@ class StoreFile:
             partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
             _write_new(partial / KEY, secrets.token_hex(32).encode() + b"\n")
             _write_new(partial / DATABASE, b"")
-            file = cls(partial)
+            file = cls(partial, new=True)
             try:
                 fill(file)
             finally:
@@ -190,13 +192,13 @@ class StoreFile:
             words = next((w for kind, w in _WORDS if isinstance(error, kind)), f"failed: {error}")
             raise StoreError(f"the store {self.folder / DATABASE} {words}") from None
 
-    def _check_version(self) -> None:
+    def _check_version(self, new: bool) -> None:
         """Bring an older store up to date; refuse a newer one, and other programs' files."""
         known, version = len(store_schema.MIGRATIONS), self._connection.pragma("user_version")
         if version == known and self._ours():
             return
         if self.readonly:
-            self._refuse_unknown(version, known)
+            self._refuse_unknown(version, known, new)
             raise StoreError(
                 f"the store in {self.folder} was written by an older release of Sottovoce; open it "
                 f"once for writing, for example with `sottovoce serve device`"
@@ -204,7 +206,7 @@ class StoreFile:
         with self.transaction():
             # Once more, now that no other process can be at it.
             version = self._connection.pragma("user_version")
-            self._refuse_unknown(version, known)
+            self._refuse_unknown(version, known, new)
             for number in range(version, known):
                 self._connection.execute(store_schema.MIGRATIONS[number])
             self._connection.pragma("user_version", known)
@@ -213,8 +215,12 @@ class StoreFile:
     def _ours(self) -> bool:
         return bool(self._connection.pragma("application_id") == store_schema.APPLICATION_ID)
 
-    def _refuse_unknown(self, version: int, known: int) -> None:
+    def _refuse_unknown(self, version: int, known: int, new: bool) -> None:
         empty = self._connection.pragma("schema_version") == 0
+        if empty and not new:
+            raise StoreError(
+                f"the store {self.folder / DATABASE} is empty; put back a copy of the whole folder"
+            )
         if not (empty or self._ours()):
             raise StoreError(f"{self.folder / DATABASE} is a database of another program")
         if version > known:

@@ -361,7 +361,7 @@ def test_a_node_that_lost_its_model_gets_all_of_it(town):
             return replace(answer, sum=b"", devices=0, kept=-1, problem="against version 1")
         return answer
 
-    items, rounds, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
+    items, _, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
     assert np.array_equal(items, town.simulate()[0])
     assert not refused
 

@@ -27,7 +27,7 @@ from sottovoce.engines.flower.members import Member, Post, Reply
 from sottovoce.engines.flower.wire import Answer, Content, Question, Task
 from sottovoce.engines.https.coordinator import Plan
 from sottovoce.engines.versions import delta_size, encode_delta, encode_model, full_size
-from sottovoce.errors import ConfigError, Diverged, MessageError
+from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
 from sottovoce.messages import GRID, LIMIT, SummedReports, decode_sum, message_limit
 from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
@@ -195,7 +195,7 @@ class Conductor:
         try:
             return Answer.from_content(reply.content)
         except MessageError as error:
-            self._refuse("version" if "version" in str(error) else "malformed")
+            self._refuse("version" if isinstance(error, VersionMismatch) else "malformed")
             return None
 
     def _owners(self) -> dict[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,19 +135,12 @@ def start_gateway(site: Site, work: Path, environment: dict[str, str]) -> Child:
     return child
 
 
-def count_turned_away(access_log: Path) -> dict[str, int]:
-    """How often the gateway or the SuperLink turned somebody away: `stranger` for paths that are
-    not let through, `unknown_node` for nodes whose key is not registered."""
-    counts: Counter[str] = Counter()
-    if access_log.exists():
-        for line in access_log.read_text(errors="replace").splitlines():
-            fields = line.split(" ", 3)
-            status = fields[1] if len(fields) > 1 else ""
-            if status in ("404", "403", "405", "400"):
-                counts["stranger"] += 1
-            elif status == "401":
-                counts["unknown_node"] += 1
-    return dict(counts)
+def count_turned_away(access_log: Path) -> int:
+    """How often the gateway sent somebody away who asked for what is not let through."""
+    if not access_log.exists():
+        return 0
+    lines = access_log.read_text(errors="replace").splitlines()
+    return sum(line.split(" ", 2)[1:2] in (["404"], ["403"], ["400"]) for line in lines)
 
 
 def _quoted(path: Path) -> str:

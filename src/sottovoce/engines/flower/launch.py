@@ -18,6 +18,7 @@ from sottovoce.engines.flower.processes import Child, flower_environment, free_p
 from sottovoce.engines.flower.superlink import (
     SuperLink,
     SuperLinkPlace,
+    count_unknown_nodes,
     register_nodes,
     run_state,
     start_run,
@@ -29,6 +30,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 _STATUS_SECONDS = 0.2
 _LIST_SECONDS = 5.0
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +115,21 @@ class LocalFlower:
         )
         return self.running[name]
 
-    def train(
-        self, folder: Path, rounds: int, progress: Progress | None = None, *, tries: int = 3
-    ) -> dict[str, Any]:
+    def train(self, folder: Path, rounds: int, progress: Progress | None = None) -> dict[str, Any]:
         """Run to `rounds` from the folder's checkpoint; the last status. A run that is cut off is
-        started again from the checkpoint."""
-        for left in reversed(range(tries)):
-            run = self.start_run(folder, rounds)
-            try:
-                return self.wait(folder, run, progress)
-            except ServiceError:
-                if not left or self.link is None or not self.link.link.alive:
-                    raise
-        raise RunError("unreachable")
+        followed by another one from the checkpoint, as long as everything here is alive."""
+        return go_on(
+            self.place,
+            folder,
+            rounds=rounds,
+            nodes=len(self.nodes),
+            pinned=self.keys is not None,
+            progress=progress,
+            check=self._require_alive,
+        )
 
     def start_run(self, folder: Path, rounds: int) -> int:
-        settings: dict[str, str | int | bool] = {
-            "folder": str(folder.absolute()),
-            "rounds": rounds,
-            "nodes": len(self.nodes),
-            "pinned": self.keys is not None,
-        }
+        settings = _settings(folder, rounds, len(self.nodes), self.keys is not None)
         return start_run(self.place, settings)
 
     def wait(self, folder: Path, run: int, progress: Progress | None = None) -> dict[str, Any]:
@@ -146,8 +142,10 @@ class LocalFlower:
             self.gateway.require_alive()
 
     def turned_away(self) -> dict[str, int]:
-        """How often strangers and unknown nodes were sent away at the gateway."""
-        return count_turned_away(self.access_log)
+        """How often strangers were sent away at the gateway, and nodes at the SuperLink whose key
+        is not registered."""
+        strangers = count_turned_away(self.access_log)
+        return {"stranger": strangers, "unknown_node": count_unknown_nodes(self.place)}
 
     def stop(self) -> None:
         for child in self.running.values():
@@ -161,6 +159,47 @@ class LocalFlower:
         if self.link is not None:
             self.link.stop()
             self.link = None
+
+
+def go_on(
+    place: SuperLinkPlace,
+    folder: Path,
+    *,
+    rounds: int,
+    nodes: int,
+    pinned: bool = True,
+    progress: Progress | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Watch the run that goes on for this folder, or start one from its checkpoint; the last
+    status. A run that is cut off is followed by another one, a few times."""
+    run = _current_run(place, folder)
+    for left in reversed(range(_TRIES)):
+        if run is None:
+            run = start_run(place, _settings(folder, rounds, nodes, pinned))
+        try:
+            return wait_for_run(place, folder, run, progress, check)
+        except CutOff:
+            run = None
+            if not left:
+                raise
+    raise CutOff(f"no run could be started in {folder}")
+
+
+class CutOff(ServiceError):
+    """A run ended before its target; its checkpoint is kept."""
+
+
+def _settings(folder: Path, rounds: int, nodes: int, pinned: bool) -> dict[str, str | int | bool]:
+    return {"folder": str(folder.absolute()), "rounds": rounds, "nodes": nodes, "pinned": pinned}
+
+
+def _current_run(place: SuperLinkPlace, folder: Path) -> int | None:
+    status = read_status(folder)
+    if status.get("state") in (None, "finished", "failed"):
+        return None
+    run = int(status.get("run") or 0)
+    return run if run and run_state(place, run) in ("pending", "starting", "running") else None
 
 
 def wait_for_run(
@@ -188,7 +227,7 @@ def wait_for_run(
             listed = time.monotonic()
             state = run_state(place, run)
             if state.startswith("finished") and read_status(folder).get("state") != "finished":
-                raise ServiceError(
+                raise CutOff(
                     f"the run ended early ({state}); it goes on from the checkpoint in {folder} "
                     "when it is started again"
                 )

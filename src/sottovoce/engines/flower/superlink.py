@@ -67,6 +67,10 @@ class SuperLinkPlace:
         return f"{HOST}:{self.port}"
 
     @property
+    def log(self) -> Path:
+        return self.work / "superlink.log"
+
+    @property
     def environment(self) -> dict[str, str]:
         return flower_environment(self.work / "flwr")
 
@@ -123,8 +127,8 @@ class SuperLink:
                 *("--ssl-keyfile", _required(place.keys / "server.key")),
                 "--enable-supernode-auth",
             ]
-        log = place.work / "superlink.log"
-        self.link = Child("the SuperLink", command, log=log, environment=place.environment)
+        environment = place.environment
+        self.link = Child("the SuperLink", command, log=place.log, environment=environment)
         self.executor: Child | None = None
         try:
             wait_until_listening(self.link, HOST, place.port)
@@ -175,6 +179,20 @@ def register_nodes(place: SuperLinkPlace, public_keys: Sequence[Path]) -> int:
             if "already in use" not in str(error):
                 raise
     return new
+
+
+def count_nodes(place: SuperLinkPlace) -> int:
+    """Nodes that are registered."""
+    return len(place.flwr("supernode", "list", CONNECTION).get("nodes", []))
+
+
+def count_unknown_nodes(place: SuperLinkPlace) -> int:
+    """How often a node whose key is not registered was refused, as the SuperLink's log says."""
+    try:
+        with place.log.open(errors="replace") as lines:
+            return sum("No SuperNode found with the given public key" in line for line in lines)
+    except FileNotFoundError:
+        return 0
 
 
 def start_run(place: SuperLinkPlace, settings: Mapping[str, str | int | bool]) -> int:

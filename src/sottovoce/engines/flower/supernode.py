@@ -13,8 +13,9 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, Unreachab
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
 
-READY = "SuperNode ID"
+_NODE = "flower-node"
 _KEPT_LINES = 60
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0
+_STEADY = 120.0
+"""A SuperNode that ran for so many seconds is started again without a long pause."""
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -62,11 +66,10 @@ class Connection:
 
 def serve_node(store: Path, connection: Connection, stop: threading.Event) -> None:
     """Serve the cohort in `store` until `stop` is set. Raises where the store is in use, or where
-    the SuperLink does not let the node in."""
+    the SuperLink does not let the node in; a SuperLink that is away is waited for."""
     # Flower is imported late: a store that cannot be opened is told at once.
     with CohortStore.open(store, agent=True) as opened:
         from sottovoce.engines.flower.client_app import build_client_app
-        from sottovoce.engines.flower.worker import Worker
 
         hosted = Hosted(opened)
 
@@ -75,23 +78,61 @@ def serve_node(store: Path, connection: Connection, stop: threading.Event) -> No
             yield hosted
 
         app = build_client_app(devices)
-        with tempfile.TemporaryDirectory(prefix="sottovoce-node-") as folder:
-            work = Path(folder)
-            secret, port = secrets.token_bytes(32), free_port()
-            (work / "secret").touch(mode=0o600)
-            (work / "secret").write_bytes(secret)
-            command: list[str | Path] = [
-                *("flower-supernode", *connection.words()),
-                *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process"),
-                *("--superexec-auth-secret-file", work / "secret"),
-            ]
-            environment = flower_environment(work)
-            with Child("the SuperNode", command, log=None, environment=environment) as child:
-                told = _Teller(child)
-                worker = Worker(f"127.0.0.1:{port}", secret, app)
-                worker.run(_Either(stop, child))
-                if not stop.is_set():
-                    raise told.trouble(connection)
+        pause, signed_off = _FIRST_PAUSE, False
+        while not stop.is_set():
+            began = time.monotonic()
+            with tempfile.TemporaryDirectory(prefix="sottovoce-node-") as folder:
+                trouble = _serve_once(Path(folder), connection, app, opened, stop)
+            if trouble is None:
+                return
+            if isinstance(trouble, NotLetIn) and not signed_off:
+                # A node that was killed counts as connected for a minute, and as long as that the
+                # SuperLink lets nobody in with its key.
+                signed_off = True
+                if _sign_off(connection, opened):
+                    continue
+            if isinstance(trouble, KeyTrouble):
+                raise trouble
+            steady = time.monotonic() - began > _STEADY
+            pause = _FIRST_PAUSE if steady else min(2 * pause, _LONGEST_PAUSE)
+            signed_off = signed_off and not steady
+            print(f"{trouble}; trying again in {pause:g} seconds", file=sys.stderr, flush=True)
+            stop.wait(pause)
+
+
+class NotLetIn(KeyTrouble):
+    """The SuperLink does not accept the node's key, or not now."""
+
+
+def _serve_once(
+    work: Path, connection: Connection, app: Any, store: CohortStore, stop: threading.Event
+) -> ServiceError | None:
+    """One SuperNode, until it ends or is told to stop; why it ended by itself."""
+    from sottovoce.engines.flower.worker import Worker
+
+    secret, port = secrets.token_bytes(32), free_port()
+    (work / "secret").touch(mode=0o600)
+    (work / "secret").write_bytes(secret)
+    command: list[str | Path] = [
+        *("flower-supernode", *connection.words()),
+        *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process"),
+        *("--superexec-auth-secret-file", work / "secret"),
+    ]
+    environment = flower_environment(work)
+    with Child("the SuperNode", command, log=None, environment=environment) as child:
+        told = _Teller(child, lambda node: store.set_secret(_NODE, node.encode()))
+        Worker(f"127.0.0.1:{port}", secret, app).run(_Either(stop, child))
+        return None if stop.is_set() else told.trouble(connection)
+
+
+def _sign_off(connection: Connection, store: CohortStore) -> bool:
+    """End the connection that this node had before it was killed; whether there was one."""
+    node = store.secret(_NODE)
+    if node is None or connection.authority is None or connection.key is None:
+        return False
+    from sottovoce.engines.flower.worker import sign_off
+
+    return sign_off(connection.address, connection.authority, connection.key, int(node))
 
 
 class _Either(threading.Event):
@@ -109,10 +150,11 @@ class _Either(threading.Event):
 
 
 class _Teller:
-    """Passes the SuperNode's lines on to standard error and remembers the last ones."""
+    """Passes the SuperNode's lines on to standard error, remembers the last ones, and tells the
+    name under which the SuperLink knows the node."""
 
-    def __init__(self, child: Child) -> None:
-        self._child = child
+    def __init__(self, child: Child, named: Callable[[str], None]) -> None:
+        self._child, self._named = child, named
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
         self._thread.start()
@@ -123,15 +165,18 @@ class _Teller:
             if text:
                 self._lines.append(text)
                 print(text, file=sys.stderr, flush=True)
+            if found := re.search(r"SuperNode ID: (\d+)", text):
+                self._named(found[1])
 
     def trouble(self, connection: Connection) -> ServiceError:
         """Why the SuperNode ended, in one sentence."""
         self._thread.join(2.0)
         said = "\n".join(self._lines)
-        if "code: 2004" in said or "code: 2001" in said or "401" in said:
-            return KeyTrouble(
-                f"the SuperLink at {connection.address} does not know this node's key; send the "
-                "operator the public key (the file that ends in .pub) to register"
+        if "code: 2004" in said or "code: 2001" in said:
+            return NotLetIn(
+                f"the SuperLink at {connection.address} does not let this node in: send the "
+                "operator the node's public key (the file that ends in .pub) to register; if it "
+                "is registered, another node is connected with the same key"
             )
         if re.search(r"certificate|SSL", said):
             return KeyTrouble(
@@ -139,8 +184,7 @@ class _Teller:
                 "authority, has expired or names another host"
             )
         return Unreachable(
-            f"the SuperNode ended with code {self._child.process.returncode}; its last words are "
-            "above"
+            f"the SuperNode ended with code {self._child.process.returncode}; what it said is above"
         )
 
 

@@ -9,20 +9,26 @@ for every message.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
-from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from sottovoce.errors import SottovoceError
@@ -53,8 +59,8 @@ class Worker:
             while not stop.is_set():
                 try:
                     busy = self.do_one()
-                except httpx.HTTPError:
-                    busy = False
+                except (httpx.HTTPError, ObjectPullError, RuntimeError):
+                    busy = False  # the conductor will ask again
                 if not busy:
                     stop.wait(poll_seconds)
         finally:
@@ -66,6 +72,7 @@ class Worker:
         taken = self._client.AcquireTask(request)
         if not (taken.HasField("task") and taken.token):
             return False
+        # Without Flower's retries, which end the whole process where a token is refused.
         client = RuntimeHttpClient.from_server_address(
             server_address=self._address,
             insecure=True,
@@ -74,7 +81,6 @@ class Worker:
                 RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
                 RuntimeTokenHttpInterceptor(taken.token),
             ],
-            retry_invoker=make_simple_http_retry_invoker(),
         )
         try:
             self._do(client)
@@ -109,3 +115,24 @@ def _keep_alive(client: RuntimeHttpClient, done: threading.Event) -> None:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         except httpx.HTTPError:
             continue
+
+
+def sign_off(address: str, authority: Path, key: Path, node: int) -> bool:
+    """Tell the SuperLink that this node is gone. False where it does not know or is not there."""
+    private = load_ssh_private_key(key.read_bytes(), None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        return False
+    try:
+        with FleetHttpClient.from_server_address(
+            address,
+            False,
+            authority.read_bytes(),
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(private, private.public_key()),
+            ],
+        ) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+    except httpx.HTTPError:
+        return False
+    return True

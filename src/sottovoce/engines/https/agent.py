@@ -93,10 +93,12 @@ class Agent:
         self._known: tuple[str, Descriptor] | None = None
         self._asked: tuple[tuple[int, int], bool] | None = None
         self._said: tuple[object, ...] = ()
+        self._returned = False
 
     async def run(self, *, once: bool = False, until_finished: bool = False) -> None:
         """Visit the server until cancelled, or as long as told. Whatever may pass is waited for;
         raises what the owner must settle where the caller waits for an end."""
+        self._returned = not once
         while True:
             try:
                 now = await self.visit()
@@ -129,7 +131,9 @@ class Agent:
         now = await self._look()
         terms = await self._agree(now)
         if await self._aside(self._takes_part):
-            await self._enrol(now)
+            await self._enrol()
+            if now.state == "open":
+                await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
             await self._resolve(terms)
             if now.state == "open":
                 await self._take_part(now, terms)
@@ -226,7 +230,7 @@ class Agent:
 
     # --- what leaves -----------------------------------------------------------------------------
 
-    async def _enrol(self, now: Descriptor) -> None:
+    async def _enrol(self) -> None:
         """Once: the invitation's token for the right to sign with this device's own key."""
         if await self._aside(lambda: self.store.secret(_ENROLLED)):
             return
@@ -248,9 +252,8 @@ class Agent:
                 f"the server knows this device as number {number}, the invitation as {self.number};"
                 " ask the operator for another one"
             )
-        # Who enrols while a round is open is asked from the next one on.
-        since = list(now.key) if now.state == "open" else []
-        await self._aside(lambda: self.store.set_secret(_ENROLLED, json.dumps(since).encode()))
+        await self._aside(lambda: self._stamp(_ENROLLED))
+        await self._checked_in()
         self._log("enrolled")
 
     async def _resolve(self, terms: Terms) -> None:
@@ -260,7 +263,6 @@ class Agent:
             await self._send(prepared, terms)
 
     async def _take_part(self, now: Descriptor, terms: Terms) -> None:
-        await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
         latest = await self._aside(self.hosted.latest)
         if latest is not None and (latest.round, latest.attempt) == now.key:
             if latest.state in ("arrived", "refused"):
@@ -314,8 +316,7 @@ class Agent:
     async def _is_asked(self, now: Descriptor) -> bool:
         """Whether this device is asked in the open round."""
         if now.selection == "all":
-            enrolled = await self._aside(lambda: self.store.secret(_ENROLLED))
-            return bool(json.loads(enrolled or b"[]") != list(now.key))
+            return True
         if self._asked is None or self._asked[0] != now.key:
             path = f"/v1/rounds/{now.round}/{now.attempt}/selected"
             answer = await self.client.get(path, limit=_LARGEST_LIST, packed=True)
@@ -330,11 +331,10 @@ class Agent:
         return self._asked[1]
 
     async def _check_in(self, now: Descriptor) -> None:
-        """Tell a server that may have given this device up that it is there; seldom."""
-        enrolled = await self._aside(lambda: self.store.secret(_ENROLLED))
-        if json.loads(enrolled or b"[]") == list(now.key):
-            return
-        if not await self._aside(lambda: self._older(_CHECKED_IN, _CHECK_IN_SECONDS)):
+        """Tell a server that may have given this device up that it is there: when the agent was
+        started, and then at most once an hour."""
+        due = await self._aside(lambda: self._older(_CHECKED_IN, _CHECK_IN_SECONDS))
+        if not due and not self._returned:
             return
         nonce = secrets.token_bytes(NONCE_BYTES)
         sealed = await self._seal("check-in", now.round, now.attempt, nonce, b"")
@@ -342,8 +342,12 @@ class Agent:
         if answer.reason == "unknown_device":
             await self._aside(lambda: self.store.set_secret(_ENROLLED, b""))
         self._good(answer)
-        await self._aside(lambda: self._stamp(_CHECKED_IN))
+        await self._checked_in()
         self._log("checked in", round=now.round)
+
+    async def _checked_in(self) -> None:
+        self._returned = False
+        await self._aside(lambda: self._stamp(_CHECKED_IN))
 
     # --- helpers ---------------------------------------------------------------------------------
 

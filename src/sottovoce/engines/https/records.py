@@ -24,6 +24,28 @@ State = Literal["waiting", "open", "closing", "finished"]
 Decision = Literal["accepted", "replay", "second_submission", "late"]
 
 
+# Asked for many times a second: put together once.
+_AT = (rounds.c.round == sa.bindparam("at_round"), rounds.c.attempt == sa.bindparam("at_attempt"))
+_SENT = (
+    submissions.c.round == sa.bindparam("at_round"),
+    submissions.c.attempt == sa.bindparam("at_attempt"),
+)
+_FACT = sa.select(meta.c.value).where(meta.c.key == sa.bindparam("named"))
+_NEWEST = sa.select(sa.func.max(models.c.round))
+_CURRENT = (
+    sa.select(rounds.c.attempt, rounds.c.state, rounds.c.goal, rounds.c.asked, rounds.c.reported)
+    .where(rounds.c.round == sa.bindparam("at_round"))
+    .order_by(rounds.c.attempt.desc())
+    .limit(1)
+)
+_STATE = sa.select(rounds.c.state).where(*_AT).with_for_update()
+_MARKS = sa.select(submissions.c.number, submissions.c.mark).where(
+    *_SENT, submissions.c.number.in_(sa.bindparam("numbers", expanding=True))
+)
+_STORE = submissions.insert()
+_ADD = rounds.update().where(*_AT).values(reported=rounds.c.reported + sa.bindparam("more"))
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where the federation stands."""
@@ -83,7 +105,7 @@ def unpacked(stored: bytes) -> Numbers:
 
 
 def fact(link: sa.Connection, key: str) -> str | None:
-    found: str | None = link.execute(sa.select(meta.c.value).where(meta.c.key == key)).scalar()
+    found: str | None = link.execute(_FACT, {"named": key}).scalar()
     return found
 
 
@@ -102,14 +124,8 @@ def raise_target(link: sa.Connection, rounds_to_run: int) -> int:
 
 def position(link: sa.Connection) -> Position:
     target = int(fact(link, "target") or 0)
-    round = int(link.execute(sa.select(sa.func.max(models.c.round))).scalar() or 0)
-    columns = (rounds.c.attempt, rounds.c.state, rounds.c.goal, rounds.c.asked, rounds.c.reported)
-    row = link.execute(
-        sa.select(*columns)
-        .where(rounds.c.round == round)
-        .order_by(rounds.c.attempt.desc())
-        .limit(1)
-    ).one_or_none()
+    round = int(link.execute(_NEWEST).scalar() or 0)
+    row = link.execute(_CURRENT, {"at_round": round}).one_or_none()
     idle: State = "finished" if round >= target else "waiting"
     if row is None:
         return Position(round, 0, idle, target)
@@ -290,10 +306,8 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
     and nothing comes in once a round is closing."""
     decisions: list[Decision] = ["late"] * len(batch)
     for round, attempt in sorted({(s.round, s.attempt) for s in batch}):
-        state = link.execute(
-            sa.select(rounds.c.state).where(*_is(rounds, round, attempt)).with_for_update()
-        ).scalar()
-        if state != "open":
+        place = {"at_round": round, "at_attempt": attempt}
+        if link.execute(_STATE, place).scalar() != "open":
             continue
         at = [k for k, s in enumerate(batch) if (s.round, s.attempt) == (round, attempt)]
         known = marks(link, round, attempt, [batch[k].number for k in at])
@@ -307,7 +321,7 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
                 new.append(batch[k])
         if new:
             link.execute(
-                submissions.insert(),
+                _STORE,
                 [
                     {
                         "round": round,
@@ -319,11 +333,7 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
                     for s in new
                 ],
             )
-            link.execute(
-                rounds.update()
-                .where(*_is(rounds, round, attempt))
-                .values(reported=rounds.c.reported + len(new))
-            )
+            link.execute(_ADD, {**place, "more": len(new)})
     return decisions
 
 
@@ -334,9 +344,7 @@ def marks(
     found: dict[int, bytes] = {}
     for part in _parts(numbers):
         rows = link.execute(
-            sa.select(submissions.c.number, submissions.c.mark).where(
-                *_is(submissions, round, attempt), submissions.c.number.in_(part)
-            )
+            _MARKS, {"at_round": round, "at_attempt": attempt, "numbers": list(part)}
         )
         found |= {row.number: bytes(row.mark) for row in rows}
     return found

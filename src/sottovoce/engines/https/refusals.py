@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Literal
 
 from sottovoce.errors import MessageError
@@ -57,27 +59,33 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._settling = threading.Lock()
         self._new: Counter[str] = Counter()
 
     def count(self, reason: Reason) -> None:
         with self._lock:
             self._new[reason] += 1
 
-    def take(self) -> dict[str, int]:
-        """What was counted since the last time."""
-        with self._lock:
-            new, self._new = self._new, Counter()
-        return dict(new)
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[dict[str, int]]:
+        """What is new, to be stored within; it stays new where that raises."""
+        with self._settling:
+            with self._lock:
+                taken, self._new = self._new, Counter()
+            try:
+                yield dict(taken)
+            except BaseException:
+                with self._lock:
+                    self._new.update(taken)
+                raise
 
-    def put_back(self, counts: dict[str, int]) -> None:
-        """They could not be stored."""
-        with self._lock:
-            self._new.update(counts)
-
-    def new(self) -> dict[str, int]:
-        """What is not stored yet."""
-        with self._lock:
-            return dict(self._new)
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[dict[str, int]]:
+        """What is not stored. Within, nothing is being stored: the sum with what is, is right."""
+        with self._settling:
+            with self._lock:
+                new = dict(self._new)
+            yield new
 
 
 def count_handshakes(context: ssl.SSLContext, tally: Tally) -> None:

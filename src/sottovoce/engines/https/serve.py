@@ -35,7 +35,8 @@ from sottovoce.errors import ServiceError, SottovoceError, UsageError
 
 _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0
 """Seconds after which a process looks into the database even if it heard nothing."""
-_SPACING = 0.01
+_SPACING = 0.03
+_SWITCH = 0.0005
 _RETRY = 1.0
 
 
@@ -72,6 +73,8 @@ def run_server(
             if rounds is not None:
                 raise_target(link, rounds)
         _allow_connections()
+        # Requests must not wait long for the thread that writes.
+        sys.setswitchinterval(_SWITCH)
         process = _Process(folder, store, coordinator, tally, token, limits or Limits())
         uvloop.run(process.run(listener, context))
 

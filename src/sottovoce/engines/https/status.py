@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,13 +21,13 @@ LAST_ROUNDS = 100
 def status(
     database: Database, tally: Tally | None = None, last: int | None = LAST_ROUNDS
 ) -> dict[str, Any]:
-    with database.reading() as link:
+    with contextlib.ExitStack() as stack:
+        new = {} if tally is None else stack.enter_context(tally.settled())
+        link = stack.enter_context(database.reading())
         now = records.position(link)
         enrolled, active = records.count_devices(link)
-        refused = Counter(records.refused(link))
+        refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
-    if tally is not None:
-        refused.update(tally.new())
     return {
         "round": now.round,
         "attempt": now.attempt,

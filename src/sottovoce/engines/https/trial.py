@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.engines.https import records
 from sottovoce.engines.https.folder import ServerFolder, create_folder, invite, open_folder
@@ -52,7 +53,7 @@ class HttpsTrial:
             self._operator = Operator.of(folder, url)
             stores = [self._store(row) for row in range(len(self.world.cohort))]
             for number in range(min(self.processes, len(stores))):
-                served = stores[number :: self.processes]
+                served = stores[number :: min(self.processes, len(stores))]
                 command = sottovoce_command("serve", "device", *served, "--server", url)
                 self.agents.append(group.start(f"agent-{number:03d}", command))
             try:
@@ -77,7 +78,7 @@ class HttpsTrial:
     def gather(self) -> Gathered:
         round = self.round()
         view = self._asking().model(round, self.world.terms)
-        vectors = [self._settled_vector(row) for row in range(len(self.world.cohort))]
+        vectors = [self._settled_vector(row, round) for row in range(len(self.world.cohort))]
         return Gathered(round, view.items, np.concatenate(vectors))
 
     def ledger(self) -> list[Entries]:
@@ -139,12 +140,14 @@ class HttpsTrial:
     def _store(self, row: int) -> Path:
         return self.folder / "devices" / f"{row:0{number_width(len(self.world.cohort))}d}"
 
-    def _settled_vector(self, row: int) -> Any:
-        """A device's vector, once it knows whether its last report counted."""
+    def _settled_vector(self, row: int, round: int) -> NDArray[np.float32]:
+        """A device's vector, once it knows whether its last report counted, and has the model of
+        this round. An agent that was killed is not waited for."""
         until = time.monotonic() + _SETTLING_SECONDS
+        agent = self.agents[row % len(self.agents)]
         with CohortStore.open(self._store(row), readonly=True) as store:
             hosted = Hosted(store)
-            while hosted.unresolved() is not None and time.monotonic() < until:
+            while agent.running() and not _settled(hosted, round) and time.monotonic() < until:
                 time.sleep(_LOOK_SECONDS)
             return self.world.cohort.vectors[[row]] if hosted.terms is None else hosted.vectors()
 
@@ -168,3 +171,8 @@ class HttpsTrial:
         self._children.require(self._server)
         if not any(agent.running() for agent in self.agents):
             self._children.require(self.agents[0])
+
+
+def _settled(hosted: Hosted, round: int) -> bool:
+    model = hosted.model()
+    return hosted.unresolved() is None and model is not None and model.round >= round

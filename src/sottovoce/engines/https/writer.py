@@ -83,18 +83,17 @@ class Writer:
     def _write(
         self, batch: list[tuple[Submission, asyncio.Future[Decision]]], seen: set[int]
     ) -> None:
-        counts = self._tally.take()
-        if not batch and not counts and not seen:
-            return
         decisions: list[Decision] | None = []
         try:
-            with self._database.writing() as link:
-                decisions = records.accept(link, [submission for submission, _ in batch])
-                records.count_refusals(link, counts)
-                records.seen(link, seen)
+            with self._tally.storing() as counts:
+                if not batch and not counts and not seen:
+                    return
+                with self._database.writing() as link:
+                    decisions = records.accept(link, [submission for submission, _ in batch])
+                    records.count_refusals(link, counts)
+                    records.seen(link, seen)
         except ServiceError as error:
             decisions = None
-            self._tally.put_back(counts)
             self._failed(error)
         futures = [future for _, future in batch]
         if futures and not self._loop.is_closed():

@@ -1,0 +1,380 @@
+"""The server under load: reports, polls and downloads over TLS on loopback.
+
+    sottovoce bench https [--quick] [--json]
+
+Server and load generator are processes of their own and share this machine's processors, so that
+the figures are what is left to the server beside the load. Reports are acknowledged when they are
+on the disk. Sizes are FPL's: 60 rows of 11 numbers a report, a model of 50 MB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import platform
+import secrets
+import selectors
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.engines.https.database import devices
+from sottovoce.engines.https.folder import ServerFolder, create_folder, open_folder
+from sottovoce.engines.https.keys import authority_pem, device_context
+from sottovoce.engines.https.signing import seal
+from sottovoce.engines.rounds import RoundRules
+from sottovoce.engines.versions import full_size
+from sottovoce.errors import ServiceError
+from sottovoce.messages import encode
+from sottovoce.parties.device import Devices
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.rng import Streams
+from sottovoce.terms import Terms
+
+Progress = Callable[[str], None]
+
+CONNECTIONS = 16
+POLLS_PER_SECOND = 10_000 / 60
+"""Ten thousand devices that ask once a minute, each on a connection of its own."""
+POLL_THREADS = 8
+ROWS, SIZE, ITEMS = 60, 10, 3_706
+LARGE_SIZE, LARGE_ITEMS = 50, 245_099
+
+
+@dataclass(frozen=True)
+class Scale:
+    reports: int
+    poll_seconds: float
+    downloads: int
+    turns: int
+
+
+FULL = Scale(20_000, 15.0, 12, 3)
+QUICK = Scale(3_000, 4.0, 4, 1)
+
+
+def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, Any]:
+    """Every figure, as {"bench", "machine", "results"}."""
+    say = progress or (lambda message: None)
+    scale = QUICK if quick else FULL
+    results = []
+    with tempfile.TemporaryDirectory() as place:
+        turns = []
+        for turn in range(scale.turns):
+            say(f"reports per second, turn {turn + 1} of {scale.turns}")
+            turns.append(reports_per_second(Path(place) / f"reports-{turn}", scale.reports))
+        best = max(turns, key=lambda found: float(found["rate"]))
+        name = f"reports accepted, {CONNECTIONS} connections, {best['bytes']} bytes each"
+        results.append(row(name, best["rate"], "reports/s", target=1000))
+        results.append(row("server time per report", best["cpu"], "ms"))
+        say("polls on fresh connections")
+        busy = min(
+            polling(Path(place) / f"polls-{turn}", scale.poll_seconds)
+            for turn in range(scale.turns)
+        )
+        name = f"{POLLS_PER_SECOND:.0f} polls/s, a TLS connection each"
+        results.append(row(name, busy, "% of a core", target=20, at_most=True))
+        say("downloads of a large model")
+        rate, size = downloading(Path(place) / "large", scale.downloads)
+        name = f"model of {size / 1e6:.0f} MB, one connection"
+        results.append(row(name, rate, "MB/s", target=200))
+    return {"bench": "https", "machine": machine(), "results": results}
+
+
+def row(
+    name: str, value: float, unit: str, *, target: float | None = None, at_most: bool = False
+) -> dict[str, Any]:
+    """One figure. The targets are what the service promises; it has no peer."""
+    met = None if target is None else value <= target if at_most else value >= target
+    return {
+        "name": name,
+        "value": float(f"{value:.4g}"),
+        "unit": unit,
+        "peer": None,
+        "ratio": None,
+        "target": target,
+        "met": met,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    described = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        described = names[0].partition(":")[2].strip() if names else described
+    return {
+        "cpu": described,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "tls": ssl.OPENSSL_VERSION,
+        "timing": "wall time with server and load generator on the same processors; best turn",
+    }
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+def reports_per_second(path: Path, count: int) -> dict[str, float]:
+    folder = _federation(path, ITEMS, SIZE, devices=count)
+    requests = _requests(folder, count)
+    (path / "requests").write_bytes(pickle.dumps(requests))
+    with serving(folder) as (port, busy):
+        before = busy()
+        done = _load("reports", path, port, CONNECTIONS)
+        spent = busy() - before
+    if done["accepted"] != count:
+        raise ServiceError(f"{done['accepted']} of {count} reports were accepted: {done['other']}")
+    return {
+        "rate": count / done["seconds"],
+        "cpu": 1e3 * spent / count,
+        "bytes": len(requests[0].partition(b"\r\n\r\n")[2]),
+    }
+
+
+def _requests(folder: ServerFolder, count: int) -> list[bytes]:
+    """Signed reports of devices that have enrolled, each with its request."""
+    rng = Streams.from_seed(1).child("reports").generator()
+    keys = [Ed25519PrivateKey.generate() for _ in range(count)]
+    database = folder.database()
+    with database.writing() as link:
+        link.execute(
+            devices.insert(),
+            [
+                {
+                    "number": number,
+                    "token_hash": secrets.token_bytes(32),
+                    "public_key": key.public_key().public_bytes_raw(),
+                    "missed": 0,
+                    "dormant": False,
+                }
+                for number, key in enumerate(keys)
+            ],
+        )
+    database.close()
+    body = _some_report(rng)
+    found = []
+    for number, key in enumerate(keys):
+        sealed = seal(
+            key,
+            folder.plan.terms.federation,
+            "report",
+            number=number,
+            round=0,
+            attempt=0,
+            nonce=secrets.token_bytes(16),
+            body=body,
+        )
+        head = f"POST /v1/reports HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(sealed)}\r\n\r\n"
+        found.append(head.encode() + sealed)
+    return found
+
+
+def _some_report(rng: np.random.Generator) -> bytes:
+    """What a device with 30 draws sends, through the door."""
+    from sottovoce.algorithms.base import Cohort
+    from sottovoce.consent import Choice, Consent
+    from sottovoce.data.interactions import Interactions
+    from sottovoce.ledger import Ledger
+    from sottovoce.messages import ModelView
+
+    items = np.sort(rng.choice(ITEMS, 600, replace=False))
+    history = Interactions.from_pairs(np.zeros(600), items, n_users=1, n_items=ITEMS)
+    algorithm, streams = _terms(ITEMS, SIZE).build(), Streams.from_seed(2)
+    user = np.zeros(1, np.int64)
+    cohort = Cohort(
+        user,
+        history,
+        Consent.uniform(user, Choice(share_positives=1.0)),
+        algorithm.device_init(user, streams),
+    )
+    door = Devices.behind_door(algorithm, cohort, ShareFraction(), Ledger(), streams)
+    return encode(door.report(ModelView(0, algorithm.server_init(ITEMS, streams)), user))
+
+
+def _send_reports(path: Path, port: int, connections: int) -> dict[str, Any]:
+    """Every request once, on so many connections, each the next when it has its answer."""
+    waiting = iter(pickle.loads((path / "requests").read_bytes()))
+    context = device_context(authority_pem(open_folder(path).keys))
+    links = [_connect(context, port) for _ in range(connections)]
+    ready = selectors.DefaultSelector()
+    by_file = {link.fileno(): link for link in links}
+    accepted, other, busy = 0, b"", len(links)
+    started = time.perf_counter()
+    for link in links:
+        ready.register(link.fileno(), selectors.EVENT_READ)
+        link.sendall(next(waiting))
+    while busy:
+        for key, _ in ready.select():
+            link = by_file[key.fd]
+            answer = link.recv(4096)
+            if answer.startswith(b"HTTP/1.1 204"):
+                accepted += 1
+            else:
+                other = answer
+            request = next(waiting, None)
+            if request is None or not answer:
+                ready.unregister(key.fd)
+                busy -= 1
+            else:
+                link.sendall(request)
+    seconds = time.perf_counter() - started
+    return {"accepted": accepted, "seconds": seconds, "other": other.decode(errors="replace")}
+
+
+# --- polls ----------------------------------------------------------------------------------------
+
+
+def polling(path: Path, seconds: float) -> float:
+    """Percent of a core that the server takes while devices poll."""
+    folder = _federation(path, ITEMS, SIZE, devices=1_000_000)
+    with serving(folder) as (port, busy):
+        _load("polls", path, port, 1.0)
+        before, started = busy(), time.perf_counter()
+        done = _load("polls", path, port, seconds)
+        share = 100 * (busy() - before) / (time.perf_counter() - started)
+    if done["late"] > 0.1 * seconds:
+        raise ServiceError(f"the load generator fell {done['late']:.1f} s behind")
+    return share
+
+
+def _poll(path: Path, port: int, seconds: float) -> dict[str, Any]:
+    """Polls at their due times; some overlap where an answer takes long."""
+    context = device_context(authority_pem(open_folder(path).keys))
+    started, polls = time.perf_counter() + 0.2, round(seconds * POLLS_PER_SECOND)
+    request = b"GET /v1/round HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n"
+
+    def devices_of(first: int) -> float:
+        late = 0.0
+        for number in range(first, polls, POLL_THREADS):
+            pause = started + number / POLLS_PER_SECOND - time.perf_counter()
+            late = max(0.0, -pause)
+            if pause > 0:
+                time.sleep(pause)
+            with _connect(context, port) as link:
+                link.sendall(request)
+                if not link.recv(4096).startswith(b"HTTP/1.1 200"):
+                    raise ServiceError("a poll was not answered")
+        return late
+
+    with ThreadPoolExecutor(POLL_THREADS) as pool:
+        late = max(pool.map(devices_of, range(POLL_THREADS)))
+    return {"polls": polls, "late": late}
+
+
+# --- downloads ------------------------------------------------------------------------------------
+
+
+def downloading(path: Path, times: int) -> tuple[float, int]:
+    """Megabytes per second of the best download, and the model's size."""
+    folder = _federation(path, LARGE_ITEMS, LARGE_SIZE, devices=1_000_000)
+    with serving(folder) as (port, _):
+        done = _load("downloads", path, port, times)
+    size = full_size(LARGE_ITEMS, LARGE_SIZE + 1)
+    return size / done["seconds"] / 1e6, size
+
+
+def _download(path: Path, port: int, times: int) -> dict[str, Any]:
+    context = device_context(authority_pem(open_folder(path).keys))
+    best = float("inf")
+    buffer = bytearray(1 << 20)
+    with _connect(context, port) as link:
+        for _ in range(times + 1):  # the first one fills the cache
+            started = time.perf_counter()
+            link.sendall(b"GET /v1/model/0 HTTP/1.1\r\nhost: bench\r\n\r\n")
+            head = link.recv(4096)
+            while b"\r\n\r\n" not in head:
+                head += link.recv(4096)
+            headers, _, rest = head.partition(b"\r\n\r\n")
+            left = int(headers.lower().partition(b"content-length: ")[2].split(b"\r")[0])
+            left -= len(rest)
+            while left:
+                left -= link.recv_into(buffer)
+            best = min(best, time.perf_counter() - started)
+    return {"seconds": best}
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def _terms(n_items: int, size: int) -> Terms:
+    settings = FPLConfig(embedding_size=size, triples=ROWS // 2)
+    return Terms.of("bench", n_items, settings, ROWS // 2, ShareFraction())
+
+
+def _federation(path: Path, n_items: int, size: int, *, devices: int) -> ServerFolder:
+    return create_folder(
+        path,
+        _terms(n_items, size),
+        [(str(number), "") for number in range(n_items)],
+        rounds=1,
+        rules=RoundRules(over_selection=0.0, min_devices=devices, deadline_seconds=86400.0),
+    )
+
+
+@contextlib.contextmanager
+def serving(folder: ServerFolder) -> Iterator[tuple[int, Callable[[], float]]]:
+    """A server process: its port, and the processor time it has taken."""
+    command = [sys.executable, "-m", "sottovoce", "serve", "server", str(folder.path), "--port=0"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while (found := folder.running()) is None:
+            if process.poll() is not None or time.monotonic() > end:
+                raise ServiceError("the server does not start")
+            time.sleep(0.05)
+        time.sleep(0.5)  # the first round is opened
+        yield found["port"], lambda: _processor_seconds(process.pid)
+    finally:
+        process.terminate()
+        process.wait(timeout=15)
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _load(kind: str, path: Path, port: int, amount: float) -> dict[str, Any]:
+    """What another process measured."""
+    command = [sys.executable, __file__, kind, str(path), str(port), str(amount)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ServiceError(f"the load generator failed: {done.stderr.strip()[-500:]}")
+    return dict(json.loads(done.stdout))
+
+
+def _connect(context: ssl.SSLContext, port: int) -> ssl.SSLSocket:
+    link = socket.create_connection(("127.0.0.1", port))
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return context.wrap_socket(link, server_hostname="127.0.0.1")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 5:
+        _, kind, place, port, amount = sys.argv
+        if kind == "reports":
+            found = _send_reports(Path(place), int(port), int(float(amount)))
+        elif kind == "polls":
+            found = _poll(Path(place), int(port), float(amount))
+        else:
+            found = _download(Path(place), int(port), int(float(amount)))
+        print(json.dumps(found))
+    else:
+        shown = run(quick="--quick" in sys.argv, progress=lambda text: print(text, file=sys.stderr))
+        print(json.dumps(shown, indent=1, ensure_ascii=False))

@@ -1,0 +1,334 @@
+"""`sottovoce serve superlink`, `supernode`, `cohort`, `flower` and `nginx`: federations of
+organisations, on Flower."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.errors import DataNotFound, ServiceError, UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.engines.flower.superlink import SuperLinkPlace
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the federation's server.")]
+LinkPort = Annotated[
+    int, typer.Option(min=1, max=65535, help="The SuperLink's port, on loopback only.")
+]
+READY = "superlink.json"
+_PRIVATE_PORT, _GATEWAY_PORT = 9091, 9092
+
+
+def superlink(folder: Folder, port: LinkPort = _PRIVATE_PORT, as_json: Json = False) -> None:
+    """Run a SuperLink and its executor, to which gateways of organisations connect.
+
+    DIR is the folder of a federation (`sottovoce serve server DIR --experiment FILE` makes one)
+    with its keys. The port is on loopback and must stay there: who reaches it can register nodes.
+    Nodes come in through nginx; see `sottovoce serve nginx`. TLS, registered node keys, a secret
+    for the executor and a database in DIR/superlink are all on. SIGTERM and Ctrl-C stop it; a
+    killed one is started again with the same command.
+
+    \b
+    Example:
+      sottovoce serve superlink town
+    """
+    with _needs_flower():
+        from sottovoce.engines.flower.superlink import SuperLink
+        from sottovoce.engines.flower.supernode import stop_on_signals
+        from sottovoce.engines.https.folder import open_folder
+    open_folder(folder)
+    place = _place(folder, port)
+    stop = stop_on_signals()
+    ready = folder / READY
+    with SuperLink(place) as link:
+        ready.write_text(json.dumps({"port": port, "pid": os.getpid()}))
+        try:
+            output.note(f"the SuperLink listens on {place.address}; its logs are in {place.work}")
+            while not stop.wait(1.0):
+                link.require_alive()
+        finally:
+            ready.unlink(missing_ok=True)
+    if as_json:
+        output.emit({"folder": folder, "port": port, "stopped": True})
+
+
+def supernode(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a cohort's store.")],
+    link: Annotated[
+        str, typer.Option("--superlink", metavar="HOST:PORT", help="The federation's gateway.")
+    ],
+    ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The authority's certificate, ca.crt.")
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="This node's private key, of `sottovoce keys node`."),
+    ] = None,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="No TLS and no key; on loopback only.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Take part in a federation with a cohort: an organisation's gateway.
+
+    STORE holds the people's histories, choices and vectors (`sottovoce serve cohort` makes one).
+    They stay there: what leaves is the sum of the reports of those who take part, as far as each
+    permits, and choices are read before every round. Code that the SuperLink hands out is not run;
+    only this program touches the store. A gateway may be stopped or killed at any moment, and a
+    SuperLink that is away is waited for. People's choices can be changed meanwhile with
+    `sottovoce device consent STORE --user NAME`.
+
+    \b
+    Example:
+      sottovoce serve supernode cohort --superlink example.org:9092 --ca ca.crt --key bakery
+    """
+    if plaintext and (ca is not None or key is not None):
+        raise UsageError("--plaintext goes without --ca and --key")
+    if not plaintext and (ca is None or key is None):
+        raise UsageError("give --ca and --key, the authority's certificate and the node's key")
+    with _needs_flower():
+        from sottovoce.engines.flower.supernode import Connection, serve_node, stop_on_signals
+    connection = Connection(link, ca, key)
+    serve_node(store, connection, stop_on_signals())
+    if as_json:
+        output.emit({"store": store, "stopped": True})
+
+
+def cohort(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A file with the columns user, item and, if there, timestamp; or a data set's "
+            "folder or name.",
+        ),
+    ],
+    consent: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="People's choices: a CSV file with the columns user, takes_part (yes or no), "
+            "share_positives (0 to 1). Who is not in it takes no part.",
+        ),
+    ] = None,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The federation's items: its catalogue.json, or a CSV or Parquet file with the "
+            "columns item and title in the same order. The data's own items by default.",
+        ),
+    ] = None,
+    first: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=2**32 - 1,
+            help="The first user's number in the federation; the others follow. The operator "
+            "gives each organisation a range of its own.",
+        ),
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Make the store of a cohort from an organisation's own data.
+
+    The store is encrypted, with its key beside it in a file that only you can read. Nothing leaves
+    it until people take part.
+
+    \b
+    Examples:
+      sottovoce serve cohort bakery visits.csv --catalogue catalogue.json --consent choices.csv
+      sottovoce serve cohort school loans.parquet --catalogue catalogue.json --first 2000
+    """
+    from sottovoce.data import import_path, load
+
+    with _needs_flower():
+        from sottovoce.engines.flower.cohort import make_cohort, read_choices, read_server_catalogue
+    known = None
+    if catalogue is not None and catalogue.suffix == ".json":
+        known = read_server_catalogue(catalogue)
+    elif catalogue is not None:
+        from sottovoce.cli.serve_server import read_catalogue
+
+        known = read_catalogue(catalogue)
+    choices = {} if consent is None else read_choices(consent)
+    dataset = import_path(source) if Path(source).exists() else load(source)
+    made = make_cohort(store, dataset, known, choices, first)
+    if as_json:
+        output.emit({"store": store, **output.plain(made)})
+        return
+    last = made.first + made.users - 1
+    lines = [
+        f"{store}: {made.users:,} people, numbers {made.first} to {last}, "
+        f"{made.interactions:,} interactions; {made.take_part:,} take part."
+    ]
+    if made.unknown_items:
+        lines.append(f"{made.unknown_items:,} items are not in the catalogue and are left out.")
+    output.show(*lines)
+
+
+def flower(
+    folder: Folder,
+    nodes: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--node", metavar="FILE", help="Let a node with this public key in; repeatable."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=0, help="Run to this round; as DIR says by default.")
+    ] = None,
+    wait_for: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Nodes that must be there before the first round; all registered ones."
+        ),
+    ] = None,
+    only_register: Annotated[
+        bool, typer.Option("--register-only", help="Let the nodes in and do no more.")
+    ] = False,
+    only_status: Annotated[
+        bool, typer.Option("--status", help="Say where the training stands and do no more.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train with the nodes of a SuperLink: start a run, or go on from the last checkpoint.
+
+    DIR is the folder of `sottovoce serve superlink`, which must be running. Every round is kept in
+    DIR; a run that was cut off (a crash, a reboot) goes on with the same command and ends with the
+    same model. Ctrl-C ends the watching, not the run.
+
+    \b
+    Examples:
+      sottovoce serve flower town --node bakery.pub --node school.pub --register-only
+      sottovoce serve flower town --rounds 200
+      sottovoce serve flower town --status
+    """
+    with _needs_flower():
+        from sottovoce.engines.flower.checkpoint import read_status
+        from sottovoce.engines.flower.launch import go_on
+        from sottovoce.engines.flower.superlink import count_nodes, register_nodes
+        from sottovoce.engines.https.folder import open_folder
+    plan = open_folder(folder).plan
+    if only_status:
+        _show_status(folder, as_json)
+        return
+    place = _running_place(folder)
+    for path in nodes or []:
+        if path.suffix != ".pub" or not path.is_file():
+            raise DataNotFound(f"{path} is no public key; it is the file that ends in .pub")
+    new = register_nodes(place, nodes or [])
+    if nodes:
+        output.note(f"{len(nodes)} node(s) may come in, {new} of them new")
+    if only_register:
+        if as_json:
+            output.emit({"registered": len(nodes or []), "new": new})
+        return
+    target = plan.rounds if rounds is None else rounds
+    expected = wait_for or max(1, count_nodes(place))
+    kept = f"the run goes on at the SuperLink; `sottovoce serve flower {folder}` shows it again"
+    with output.interruptible(kept), output.progress() as report:
+
+        def look(status: dict[str, Any]) -> None:
+            report("training", int(status.get("round", 0)), int(status.get("target", target)))
+
+        go_on(place, folder, rounds=target, nodes=expected, progress=look)
+    if read_status(folder).get("state") != "finished":
+        raise ServiceError(f"the run has ended, but {folder} does not say how")
+    _show_status(folder, as_json)
+
+
+def nginx(
+    folder: Folder,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where nodes come in.")
+    ] = _GATEWAY_PORT,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
+    link_port: Annotated[
+        int, typer.Option("--superlink-port", min=1, max=65535, help="The SuperLink's port.")
+    ] = _PRIVATE_PORT,
+    as_json: Json = False,
+) -> None:
+    """Print the nginx configuration through which nodes reach the SuperLink.
+
+    It lets through what a registered node needs and nothing else; everything else is 404. Put it
+    into /etc/nginx/conf.d/ and reload nginx.
+
+    \b
+    Example:
+      sottovoce serve nginx town > /etc/nginx/conf.d/sottovoce.conf
+    """
+    with _needs_flower():
+        from sottovoce.engines.flower.gateway import Site
+        from sottovoce.engines.https.keys import show_keys
+    show_keys(folder / "keys")
+    text = Site(folder.absolute() / "keys", link_port, port, host).render()
+    if as_json:
+        output.emit({"configuration": text})
+    else:
+        print(text, end="")
+
+
+@contextlib.contextmanager
+def _needs_flower() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"this needs {error.name}; install sottovoce with its extras `web` and `flower`"
+        ) from None
+
+
+def _place(folder: Path, port: int) -> SuperLinkPlace:
+    from sottovoce.engines.flower.superlink import SuperLinkPlace
+
+    root = folder.absolute()
+    return SuperLinkPlace(root / "superlink", port, root / "keys")
+
+
+def _running_place(folder: Path) -> SuperLinkPlace:
+    """The SuperLink that runs from this folder."""
+    try:
+        found = json.loads((folder / READY).read_text())
+        os.kill(found["pid"], 0)
+        return _place(folder, int(found["port"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ServiceError(
+            f"no SuperLink runs from {folder}; start it with `sottovoce serve superlink {folder}`"
+        ) from None
+
+
+def _show_status(folder: Path, as_json: bool) -> None:
+    from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
+
+    status = read_status(folder)
+    with Checkpoint(folder, readonly=True) as checkpoint:
+        past, refused = checkpoint.rounds(100), checkpoint.refused()
+        saved = checkpoint.load()
+    done = 0 if saved is None else saved.round
+    if as_json:
+        output.emit({**status, "round": done, "refused": refused, "rounds": past})
+        return
+    lines = [
+        f"Round {done} of {status.get('target', '?')}: {status.get('state', 'not started')}",
+        f"Nodes: {status.get('nodes', 0)}, devices that take part: {status.get('devices', 0)}",
+        f"Refused: {output.words(refused)}",
+        *(f"A node says: {sentence}" for sentence in status.get("problems", [])),
+    ]
+    for record in past[-10:]:
+        silent = ", ".join(map(str, record.missing[:20])) or "nobody"
+        lines.append(
+            f"  round {record.round}.{record.attempt}: {record.outcome} after "
+            f"{record.seconds:.1f} s, {record.reported} of {record.asked} reported; "
+            f"missing: {silent}{', …' if len(record.missing) > 20 else ''}"
+        )
+    output.show(*lines)

@@ -1,0 +1,122 @@
+"""Making the store of a cohort from an organisation's own files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sottovoce.consent import Choice, Consent
+from sottovoce.data.dataset import Dataset
+from sottovoce.errors import ConfigError, ConsentError, CorruptData, DataError, DataNotFound
+from sottovoce.parties.store import CohortStore
+
+Catalogue = Sequence[tuple[str, str]]
+"""Id and title of every item, by the number it has in the federation."""
+
+_TRUE, _FALSE = ("yes", "true", "1"), ("no", "false", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What is in a new store."""
+
+    users: int
+    first: int
+    """The number of the first user in the federation; the others follow."""
+    interactions: int
+    unknown_items: int
+    """Items of histories that the federation's catalogue does not have; they are kept."""
+    take_part: int
+
+
+def make_cohort(
+    path: Path,
+    dataset: Dataset,
+    catalogue: Catalogue | None,
+    choices: Mapping[str, Choice],
+    first: int = 0,
+) -> Made:
+    """A store with a user for every user of the data set, numbered from `first` on in its order.
+    Who has no choice takes no part. The store is there whole, or not at all."""
+    history = dataset.interactions
+    names = history.users_vocabulary().names()
+    strangers = sorted(set(choices) - set(names))
+    if strangers:
+        raise DataError(f"the consent file names {strangers[0]!r}, who is not in the data")
+    titles = items_of(dataset) if catalogue is None else catalogue
+    users = [(first + row, name) for row, name in enumerate(names)]
+    numbers = np.array([number for number, _ in users], dtype=np.int64)
+    store = CohortStore.create(path, users)
+    try:
+        with store:
+            store.set_catalogue(titles)
+            added, _ = store.add_histories(history)
+            chosen = [choices.get(name, Choice(takes_part=False)) for name in names]
+            consent = Consent.of(numbers, chosen, np.arange(len(chosen), dtype=np.int64))
+            store.set_choices(consent)
+            unknown = len(store.unknown())
+    except BaseException:
+        shutil.rmtree(path)
+        raise
+    return Made(len(users), first, added, unknown, int(consent.takes_part.sum()))
+
+
+def items_of(dataset: Dataset) -> list[tuple[str, str]]:
+    """The data set's own items as a catalogue."""
+    names = dataset.interactions.items_vocabulary()
+    return [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
+
+
+def read_server_catalogue(path: Path) -> list[tuple[str, str]]:
+    """The `catalogue.json` of a federation's server."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return [(str(item), str(title)) for item, title in table["items"]]
+    except FileNotFoundError:
+        raise DataNotFound(f"the catalogue {path} is not there") from None
+    except (ValueError, KeyError, TypeError):
+        raise CorruptData(
+            f"{path} is no catalogue; ask the operator for the federation's catalogue.json"
+        ) from None
+
+
+def read_choices(path: Path) -> dict[str, Choice]:
+    """Choices from a CSV file with the columns user and, if there, takes_part (yes or no) and
+    share_positives (0 to 1). A user in the file takes part unless she says no."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as source:
+            rows = list(csv.DictReader(source))
+    except FileNotFoundError:
+        raise DataNotFound(f"the consent file {path} is not there") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CorruptData(f"{path} is not a CSV file in UTF-8: {error}") from None
+    found: dict[str, Choice] = {}
+    for line, row in enumerate(rows, start=2):
+        user = row.get("user")
+        if not user:
+            raise CorruptData(
+                f"{path}, line {line}: the user is missing; the columns are user, takes_part and "
+                "share_positives"
+            )
+        if user in found:
+            raise CorruptData(f"{path}, line {line}: {user!r} is there twice")
+        found[user] = _choice(row, f"{path}, line {line}")
+    return found
+
+
+def _choice(row: Mapping[str, str | None], where: str) -> Choice:
+    part = (row.get("takes_part") or "yes").strip().lower()
+    if part not in (*_TRUE, *_FALSE):
+        raise CorruptData(f"{where}: takes_part must be yes or no, not {part!r}")
+    try:
+        return Choice(
+            takes_part=part in _TRUE, share_positives=float(row.get("share_positives") or 0)
+        )
+    except (ValueError, ConfigError, ConsentError):
+        raise CorruptData(f"{where}: share_positives must be a number from 0 to 1") from None

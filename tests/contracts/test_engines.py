@@ -1,0 +1,122 @@
+"""The engines' contract: the same experiment file gives the same model, ledger and recommendations,
+whether all devices are one cohort in this process, processes of their own that speak HTTPS, or
+cohorts on gateways that speak Flower. Real processes, with TLS and node keys as in deployment."""
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce.cli import call
+from sottovoce.data.town import TownConfig, generate_town
+from sottovoce.runs import RunFolder
+
+EXPERIMENT = """
+name = "eight"
+seed = 3
+
+[town]
+residents = 8
+venues = 60
+districts = 2
+
+[algorithm]
+configuration = "pFPL+"
+embedding_size = 8
+rounds = 5
+
+[consent]
+mix = [
+  { weight = 2, takes_part = false },
+  { weight = 3, share_positives = 0.3 },
+  { weight = 3, share_positives = 1.0 },
+]
+
+[baselines.top-pop]
+"""
+RESIDENTS = generate_town(TownConfig(residents=8, venues=60, districts=2)).interactions
+
+
+def sottovoce(*arguments):
+    """What a command answers."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert call([*map(str, arguments), "--json"]) == 0
+    return json.loads(out.getvalue())
+
+
+def left_behind(folder):
+    """Processes whose command line or working files name the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(folder) in command:
+                found.append(command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "eight.toml").write_text(EXPERIMENT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def simulated(place):
+    return run(place, "simulation")
+
+
+def run(place, engine):
+    told = sottovoce("run", place / "eight.toml", "--engine", engine, "--out", place / engine)
+    return RunFolder.open(place / engine), told
+
+
+@pytest.mark.parametrize("engine", ["https", "flower"])
+def test_real_processes_give_the_simulations_model_ledger_and_recommendations(
+    place, simulated, engine
+):
+    (expected, told), (got, told_there) = simulated, run(place, engine)
+    assert np.allclose(got.model(), expected.model(), rtol=1e-6, atol=0)
+    assert np.array_equal(got.model(), expected.model()), "sums of whole numbers: to the last bit"
+    assert np.array_equal(got.vectors(), expected.vectors())
+    assert got.ledger().to_pydict() == expected.ledger().to_pydict()
+    assert got.ledger().num_rows == 5 * got.manifest()["schedule"]["devices"] > 0
+    assert told_there["results"] == told["results"]
+    for user in RESIDENTS.users_vocabulary().names():
+        mine, theirs = (
+            sottovoce("recommend", run.path, "--user", user)["recommendations"]
+            for run in (expected, got)
+        )
+        assert mine == theirs
+    assert not left_behind(place / engine)
+
+
+@pytest.mark.parametrize("engine", ["https", "flower"])
+def test_the_run_folder_says_how_every_round_ended(place, engine):
+    lines = (place / engine / "rounds.jsonl").read_text().splitlines()
+    rounds = [json.loads(line) for line in lines]
+    assert [r["round"] for r in rounds] == [0, 1, 2, 3, 4]
+    assert all(r["outcome"] == "goal" and not r["missing"] for r in rounds)
+    assert RunFolder.open(place / engine).manifest()["engine"] == engine
+
+
+def test_at_home_a_device_recommends_what_the_simulation_does(place, simulated):
+    """Also one that takes no part: it fits its vector to the published model by itself."""
+    expected, _ = simulated
+    consent = expected.manifest()["consent"]
+    assert len(consent) == 3
+    for store in sorted((place / "https" / "services" / "devices").iterdir()):
+        user = RESIDENTS.users_vocabulary().name(int(store.name))
+        at_home = sottovoce("device", "recommend", store)["recommendations"]
+        simulated_list = sottovoce("recommend", expected.path, "--user", user)["recommendations"]
+        assert [r["item"] for r in at_home] == [r["item"] for r in simulated_list]
+        assert [r["score"] for r in at_home] == pytest.approx([r["score"] for r in simulated_list])
