@@ -140,6 +140,7 @@ def test_what_is_there_is_not_made_again(tmp_path, say):
         ("", "has no column 'item'"),
         ("thing,timestamp\na,1\n", "it names thing, timestamp"),
         ("item,timestamp\na,1\nb,yesterday\n", "line 3: the timestamp 'yesterday'"),
+        ("item,timestamp\na,1.0\nb,1.5\n", "line 3: the timestamp '1.5'"),
         ("item,timestamp\na,1\nb\n", "line 3: 2 fields"),
         ("item,timestamp\na,1\nb,2,3\n", "line 3: 2 fields"),
         ("item\na\n \n", "line 3: the item is missing"),

@@ -834,7 +834,7 @@ class TestLife(Life.TestCase):
 
 @pytest.mark.slow
 class TestManyLives(Life.TestCase):
-    settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 # --- size -----------------------------------------------------------------------------------------

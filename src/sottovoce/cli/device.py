@@ -1,5 +1,4 @@
-"""`sottovoce device ...`: a device owner's view of her store. All but a few work while the agent
-runs."""
+"""`sottovoce device ...`: what an owner does with her store, also while the agent runs."""
 
 from __future__ import annotations
 

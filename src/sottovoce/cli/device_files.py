@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,12 +118,12 @@ def _rows(path: Path, *required: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _whole(path: Path, line: int, what: str, text: str) -> int:
     try:
-        value = float(text) if "." in text else int(text)
+        value = int(text.removesuffix(".0"))
     except ValueError:
-        value = math.nan
+        value = 2**63
     if not -(2**63) <= value < 2**63:
         raise DataError(f"{path}, line {line}: the {what} {text!r} is no whole number")
-    return int(value)
+    return value
 
 
 def _number(path: Path, line: int, store: CohortStore, user: str) -> int:

@@ -27,23 +27,55 @@ READY = "superlink.json"
 _PRIVATE_PORT, _GATEWAY_PORT = 9091, 9092
 
 
-def superlink(folder: Folder, port: LinkPort = _PRIVATE_PORT, as_json: Json = False) -> None:
+def superlink(
+    folder: Folder,
+    port: LinkPort = _PRIVATE_PORT,
+    experiment: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Make the federation of this experiment file first."),
+    ] = None,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --experiment: its items; the data set's by default."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Change one value of the experiment file."),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name", metavar="HOST", help="A name of this machine, for new keys; repeatable."
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Rounds that it is to run.")] = None,
+    as_json: Json = False,
+) -> None:
     """Run a SuperLink and its executor, to which gateways of organisations connect.
 
-    DIR is the folder of a federation (`sottovoce serve server DIR --experiment FILE` makes one)
-    with its keys. The port is on loopback and must stay there: who reaches it can register nodes.
-    Nodes come in through nginx; see `sottovoce serve nginx`. TLS, registered node keys, a secret
-    for the executor and a database in DIR/superlink are all on. SIGTERM and Ctrl-C stop it; a
-    killed one is started again with the same command.
+    DIR is the folder of a federation, the same as of `sottovoce serve server`; the first start may
+    make it from an experiment file. The port is on loopback and must stay there: who reaches it can
+    register nodes. Nodes come in through nginx; see `sottovoce serve nginx`. TLS, registered node
+    keys, a secret for the executor and a database in DIR/superlink are all on. SIGTERM and Ctrl-C
+    stop it; a killed one is started again with the same command.
 
     \b
-    Example:
+    Examples:
+      sottovoce serve superlink town --experiment my.toml --catalogue items.csv --name example.org
       sottovoce serve superlink town
     """
     with _needs_flower():
         from sottovoce.engines.flower.superlink import SuperLink
         from sottovoce.engines.flower.supernode import stop_on_signals
         from sottovoce.engines.https.folder import open_folder
+    if experiment is not None:
+        from sottovoce.cli.serve_server import _make
+
+        _make(folder, experiment, settings or [], catalogue, names or [], rounds)
+    elif catalogue is not None or settings or names or rounds is not None:
+        raise UsageError("--catalogue, --set, --name and --rounds go with --experiment")
     open_folder(folder)
     place = _place(folder, port)
     stop = stop_on_signals()

@@ -67,7 +67,7 @@ class StoreFile:
             self._lock = _lock(folder)
         try:
             with self._speaking():
-                self._connection = _connect(path, key, readonly)
+                self._connection = _connect(path, key, readonly, new)
                 self._check_version(new)
         except BaseException:
             self.close()
@@ -230,7 +230,7 @@ class StoreFile:
             )
 
 
-def _connect(path: Path, key: str, readonly: bool) -> apsw.Connection:
+def _connect(path: Path, key: str, readonly: bool, new: bool) -> apsw.Connection:
     flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE
     connection = apsw.Connection(str(path), flags=flags)
     try:
@@ -240,9 +240,10 @@ def _connect(path: Path, key: str, readonly: bool) -> apsw.Connection:
         connection.pragma("temp_store", "memory")
         connection.pragma("schema_version")
         if not readonly:
-            connection.pragma("journal_mode", "wal")
             connection.pragma("synchronous", "full")
             connection.pragma("foreign_keys", "on")
+        if new:  # the file remembers it
+            connection.pragma("journal_mode", "wal")
     except BaseException:
         connection.close()
         raise

@@ -127,8 +127,8 @@ class RoundBook:
     def latest(self) -> Round | None:
         """The latest round under the terms in force."""
         row = self.file.row(
-            "SELECT era, round, attempt, state, asked, consent, devices, nonce, ifnull(message, x'')"
-            " FROM rounds WHERE era = (SELECT max(era) FROM terms)"
+            "SELECT era, round, attempt, state, asked, consent, devices, nonce,"
+            " ifnull(message, x'') FROM rounds WHERE era = (SELECT max(era) FROM terms)"
             " ORDER BY era DESC, round DESC, attempt DESC LIMIT 1"
         )
         return None if row is None else Round(*row)

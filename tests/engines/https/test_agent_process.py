@@ -226,10 +226,10 @@ def check_whole(federation, stores):
 
 
 @pytest.mark.parametrize(
-    "kills", [4, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    "kills", [3, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_killed_at_random_points_nothing_is_lost(serve, processes, folder, tmp_path, kills):
-    federation = Federation(rounds=12 * kills, devices=2)
+    federation = Federation(rounds=8 * kills, devices=2)
     server, ca = serve(federation), keys.authority_pem(folder)
     stores = {n: make_store(tmp_path / f"d{n}", federation, server.url, ca, n) for n in range(2)}
     rng = np.random.default_rng(kills)

@@ -244,10 +244,11 @@ def test_nothing_comes_in_once_a_round_is_closing(world):
     here = world(min_fraction=0.5)
     here.step()
     here.report(*range(6))
-    late = here.submission(7)
+    late, there, other = here.submission(7), here.submission(1), here.submission(2)
+    other = Submission(0, 0, 2, b"x" * 16, other.body)
     with here.database.writing() as link:
         records.move_round(link, 0, 0, "open", "closing", outcome="deadline")
-        assert records.accept(link, [late]) == ["late"]
+        assert records.accept(link, [late, there, other]) == ["late", "replay", "late"]
 
 
 class Crash(Exception):

@@ -34,7 +34,6 @@ _SITE = """\
 # Put this file into /etc/nginx/conf.d/ and reload nginx.
 upstream sottovoce_superlink {{
     server 127.0.0.1:{superlink_port};
-    keepalive 8;
 }}
 
 # No addresses in the log: time, status, call.
@@ -55,7 +54,6 @@ server {{
         limit_except POST {{ deny all; }}
         proxy_pass https://sottovoce_superlink/v1/fleet/$1;
         proxy_http_version 1.1;
-        proxy_set_header Connection "";
         proxy_ssl_verify on;
         proxy_ssl_verify_depth 2;
         proxy_ssl_name localhost;

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 LONGEST_BACK_OFF = 900.0
 _SHORTEST, _LONGEST = 0.01, 86400.0
-_UNTOLD = 60.0
+_UNTOLD = 2.0
+"""How often to ask a server that has not said it yet."""
 
 Draw = Callable[[], float]
 """A number in [0, 1), drawn anew at each call."""

@@ -307,16 +307,17 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
     decisions: list[Decision] = ["late"] * len(batch)
     for round, attempt in sorted({(s.round, s.attempt) for s in batch}):
         place = {"at_round": round, "at_attempt": attempt}
-        if link.execute(_STATE, place).scalar() != "open":
-            continue
+        state = link.execute(_STATE, place).scalar()
         at = [k for k, s in enumerate(batch) if (s.round, s.attempt) == (round, attempt)]
         known = marks(link, round, attempt, [batch[k].number for k in at])
         new = []
         for k in at:
             number, mark = batch[k].number, batch[k].mark
-            if number in known:
-                decisions[k] = "replay" if known[number] == mark else "second_submission"
-            else:
+            if known.get(number) == mark:
+                decisions[k] = "replay"
+            elif state == "open" and number in known:
+                decisions[k] = "second_submission"
+            elif state == "open":
                 known[number], decisions[k] = mark, "accepted"
                 new.append(batch[k])
         if new:

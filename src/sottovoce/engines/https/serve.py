@@ -275,7 +275,7 @@ def _is_loopback(host: str) -> bool:
 def _logger() -> Any:
     """JSON lines on standard error. They name no device and no address of one."""
     log = structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
+        _Lines(),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -288,6 +288,17 @@ def _logger() -> Any:
         library.handlers[:] = [_Errors(log)]
         library.propagate = False
     return log
+
+
+class _Lines:
+    """Lines on standard error. Where they cannot be written, because the disk is full, say, the
+    server goes on without them."""
+
+    def msg(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+
+    info = error = warning = msg
 
 
 class _Errors(logging.Handler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class HttpsTrial:
     world: World
     folder: Path
     processes: int
+    reroute: Callable[[str], str] | None = None
+    """Gives the agents another address than the server's own, to put something in between."""
     agents: list[Child] = field(default_factory=list, init=False)
     _children: Children | None = field(default=None, init=False)
     _server: Child | None = field(default=None, init=False)
@@ -51,6 +53,7 @@ class HttpsTrial:
             group.wait_for(self._server, lambda: folder.running() is not None)
             url = (folder.running() or {})["url"]
             self._operator = Operator.of(folder, url)
+            url = self.reroute(url) if self.reroute else url
             stores = [self._store(row) for row in range(len(self.world.cohort))]
             for number in range(min(self.processes, len(stores))):
                 served = stores[number :: min(self.processes, len(stores))]
