@@ -3,6 +3,7 @@
 import struct
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,12 +46,35 @@ def test_encode_then_decode_gives_the_same_report(values):
     assert np.array_equal(got.sender, sent.sender)
 
 
-@pytest.mark.parametrize(("largest", "bytes_each"), [(127, 1), (2**15, 3), (2**31 - 1, 4)])
-def test_a_row_costs_no_more_than_the_ledger_says(largest, bytes_each):
+@pytest.mark.parametrize(("bits", "bytes_each"), [(7, 1), (20, 3), (31, 4)])
+def test_a_row_costs_no_more_than_the_ledger_says(bits, bytes_each):
     """The ledger counts four bytes a number; values that need fewer travel in fewer."""
-    width = 11
-    one, two = (len(encode(report(np.full((n, width), largest)))) for n in (1, 2))
-    assert two - one == 4 + width * bytes_each <= row_bytes(width - 1)
+    width, rows = 11, 40
+    values = np.random.default_rng(1).integers(-(2**bits), 2**bits, (rows, width))
+    size = len(encode(report(values)))
+    assert size <= 20 + rows * (4 + width * bytes_each)
+    assert size - 20 <= rows * row_bytes(width - 1)
+
+
+def test_values_that_are_much_alike_travel_in_less():
+    values = np.random.default_rng(1).normal(0, 0.05 * 2**24, (50, 11)).astype(np.int64)
+    values[0, 0] = 2**24  # one large value makes all of them wide
+    assert len(encode(report(values))) < 0.85 * 50 * row_bytes(10)
+
+
+def test_a_message_that_swells_beyond_what_it_says_is_refused():
+    bomb = pa.Codec("zstd").compress(bytes(10_000_000), asbytes=True)
+    for rows in (1, 6, 2**31):
+        head = struct.pack("<4sBBHIII", b"SVU3", 4, 1, 4, 3, rows, 24)
+        with pytest.raises(MessageError):
+            decode(head + bomb, sender=7, n_items=6, width=4, round=3)
+
+
+def test_more_rows_than_a_device_may_send_are_refused():
+    payload = encode(report(np.arange(12).reshape(3, 4)))
+    assert len(decode(payload, sender=7, n_items=9, width=4, round=3, max_rows=3)) == 3
+    with pytest.raises(MessageError, match="more rows"):
+        decode(payload, sender=7, n_items=9, width=4, round=3, max_rows=2)
 
 
 @given(
@@ -132,9 +156,11 @@ def test_one_message_has_one_sender():
 
 
 def test_huge_row_counts_do_not_allocate():
-    head = struct.pack("<4sBBHIII", b"SVU2", 8, 0, 60000, 0, 2**31, 24)
-    with pytest.raises(MessageError, match="length"):
+    head = struct.pack("<4sBBHIII", b"SVU3", 8, 0, 60000, 0, 2**31, 24)
+    with pytest.raises(MessageError, match="more rows"):
         decode(head, sender=0, n_items=9, width=60000, round=0)
+    with pytest.raises(MessageError, match="length"):
+        decode(head, sender=0, n_items=2**31, width=60000, round=0)
 
 
 def test_private_values_do_not_print():

@@ -11,9 +11,11 @@ or decoded from the wire.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +30,8 @@ LIMIT = 127.0
 """Largest absolute value of one draw's update, before rounding to the grid."""
 
 _HEADER = struct.Struct("<4sBBHIII")
-_MAGIC = b"SVU2"
-_SUM_MAGIC = b"SVS2"
+_MAGIC = b"SVU3"
+_SUM_MAGIC = b"SVS3"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -138,8 +140,8 @@ def add_sums(round: int, parts: Sequence[SummedReports], width: int) -> SummedRe
 
 
 def encode(reports: DeviceReports) -> bytes:
-    """One sender's report as bytes: a header, item numbers, then values in as many bytes each as
-    hold them all, so that nothing is lost."""
+    """One sender's report as bytes. Values take as many bytes each as hold them all, and the whole
+    is compressed where that helps; nothing is lost."""
     if len(np.unique(reports.sender)) > 1:
         raise MessageError("a message carries the report of one device")
     return _pack(_MAGIC, reports.round, reports.item, reports.values)
@@ -152,10 +154,19 @@ def encode_sum(reports: SummedReports) -> bytes:
     return body + struct.pack("<I", reports.devices)
 
 
-def decode(payload: bytes, *, sender: int, n_items: int, width: int, round: int) -> DeviceReports:
+def decode(
+    payload: bytes,
+    *,
+    sender: int,
+    n_items: int,
+    width: int,
+    round: int,
+    max_rows: int | None = None,
+) -> DeviceReports:
     """The inverse of `encode`. Rejects the whole message where anything is off: stale round, wrong
-    shape, unknown or repeated items."""
-    item, values = _unpack(_MAGIC, payload, n_items, width, round)
+    shape, unknown or repeated items, more than `max_rows` of them. Takes no more memory than an
+    honest message would."""
+    item, values = _unpack(_MAGIC, payload, n_items, width, round, max_rows)
     return DeviceReports(round, np.full(len(item), sender, dtype=np.int64), item, values)
 
 
@@ -163,7 +174,7 @@ def decode_sum(payload: bytes, *, n_items: int, width: int, round: int) -> Summe
     """The inverse of `encode_sum`, as strict as `decode`. Items whose sum is zero are not sent."""
     if len(payload) < 4:
         raise MessageError("message too short")
-    item, values = _unpack(_SUM_MAGIC, payload[:-4], n_items, width, round)
+    item, values = _unpack(_SUM_MAGIC, payload[:-4], n_items, width, round, None)
     return SummedReports(round, item, values, struct.unpack("<I", payload[-4:])[0])
 
 
@@ -174,17 +185,27 @@ def message_round(payload: bytes) -> int:
     return int(_HEADER.unpack_from(payload)[4])
 
 
+def other_version(payload: bytes) -> bool:
+    """Whether this is a device's report, but of another release."""
+    return payload[:3] == _MAGIC[:3] and payload[:4] != _MAGIC
+
+
 def message_limit(rows: int, width: int) -> int:
     """The longest message of so many rows, in bytes."""
     return _HEADER.size + rows * (4 + 8 * width)
 
 
 def _pack(magic: bytes, round: int, item: NDArray[np.int32], values: NDArray[np.int64]) -> bytes:
+    """A header, then the steps between item numbers and the values. Bytes of equal weight stand
+    together, because the high ones are much alike and then compress."""
     size = _bytes_per_value(values)
-    narrow = np.ascontiguousarray(values, dtype="<i8").view(np.uint8)
-    narrow = narrow.reshape(*values.shape, 8)[..., :size]
-    head = _HEADER.pack(magic, size, 0, values.shape[1], round, len(item), GRID_BITS)
-    return head + item.astype("<u4").tobytes() + narrow.tobytes()
+    steps = np.diff(item, prepend=np.int32(0)).astype("<u4").view(np.uint8).reshape(-1, 4)
+    narrow = np.ascontiguousarray(values, dtype="<i8").view(np.uint8).reshape(-1, 8)[:, :size]
+    body = steps.T.tobytes() + narrow.T.tobytes()
+    packed = _codec().compress(body, asbytes=True) if body else body
+    shorter = len(packed) < len(body)
+    head = _HEADER.pack(magic, size, shorter, values.shape[1], round, len(item), GRID_BITS)
+    return head + (packed if shorter else body)
 
 
 def _bytes_per_value(values: NDArray[np.int64]) -> int:
@@ -196,25 +217,48 @@ def _bytes_per_value(values: NDArray[np.int64]) -> int:
 
 
 def _unpack(
-    expected: bytes, payload: bytes, n_items: int, width: int, round: int
+    expected: bytes, payload: bytes, n_items: int, width: int, round: int, max_rows: int | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     if len(payload) < _HEADER.size:
         raise MessageError("message too short")
-    magic, size, flags, columns, sent_round, rows, bits = _HEADER.unpack_from(payload)
-    if magic != expected or not 1 <= size <= 8 or flags or bits != GRID_BITS:
+    magic, size, packed, columns, sent_round, rows, bits = _HEADER.unpack_from(payload)
+    if magic != expected or not 1 <= size <= 8 or packed > 1 or bits != GRID_BITS:
         raise MessageError("not an update message of this version")
     if sent_round != round:
         raise MessageError(f"message is for round {sent_round}, the round is {round}")
     if columns != width:
         raise MessageError(f"message has {columns} columns, the model has {width}")
-    if len(payload) != _HEADER.size + rows * 4 + rows * columns * size:
-        raise MessageError("message length does not match its header")
-    item = np.frombuffer(payload, "<u4", rows, _HEADER.size).astype(np.int64)
-    if rows and (item.max() >= n_items or np.any(np.diff(item) <= 0)):
+    if rows > (n_items if max_rows is None else min(max_rows, n_items)):
+        raise MessageError("message has more rows than a device may send")
+    body = _opened(payload[_HEADER.size :], rows * (4 + columns * size), bool(packed))
+    steps = np.frombuffer(body, np.uint8, 4 * rows).reshape(4, rows)
+    item = np.ascontiguousarray(steps.T).view("<u4").ravel().astype(np.int64).cumsum()
+    if rows and (item[-1] >= n_items or np.any(np.diff(item) <= 0)):
         raise MessageError("items must be known, ascending and sent once each")
-    narrow = np.frombuffer(payload, np.uint8, rows * columns * size, _HEADER.size + rows * 4)
-    wide = np.zeros((rows, columns, 8), dtype=np.uint8)
-    wide[..., 8 - size :] = narrow.reshape(rows, columns, size)
+    narrow = np.frombuffer(body, np.uint8, rows * columns * size, 4 * rows)
+    wide = np.zeros((rows * columns, 8), dtype=np.uint8)
+    wide[:, 8 - size :] = narrow.reshape(size, rows * columns).T
     # The high bytes are filled and shifted down, which carries the sign along.
-    values = wide.view("<i8")[..., 0] >> (8 * (8 - size))
+    values = wide.view("<i8").reshape(rows, columns) >> (8 * (8 - size))
     return item.astype(np.int32), values.astype(np.int64)
+
+
+def _opened(body: bytes, length: int, packed: bool) -> bytes:
+    """The body at its full length, which the header has announced and which was found fit."""
+    if packed:
+        import pyarrow as pa
+
+        try:
+            body = _codec().decompress(body, length, asbytes=True)
+        except (OSError, ValueError, pa.ArrowException):
+            raise MessageError("message cannot be unpacked") from None
+    if len(body) != length:
+        raise MessageError("message length does not match its header")
+    return body
+
+
+@functools.cache
+def _codec() -> Any:
+    import pyarrow as pa
+
+    return pa.Codec("zstd", compression_level=3)

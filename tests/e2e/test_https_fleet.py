@@ -119,7 +119,7 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path):
     chosen = np.random.default_rng(2)
     with trial.running():
         port = int((open_folder(tmp_path / "services/server").running() or {})["port"])
-        trial._asking().raise_target(ROUNDS)
+        trial.operator().raise_target(ROUNDS)
         for _ in range(4):
             time.sleep(chosen.uniform(0.2, 0.9))
             os.kill(trial._server.process.pid, signal.SIGKILL)
@@ -151,7 +151,7 @@ def test_killed_devices_lose_nothing(tmp_path):
         server = (open_folder(tmp_path / "services/server").running() or {})["url"]
         for kill in range(8):  # they come while agents start, enrol and take part
             if kill == 3:
-                trial._asking().raise_target(ROUNDS)
+                trial.operator().raise_target(ROUNDS)
             time.sleep(chosen.uniform(0.5, 2.5))
             which = int(chosen.integers(len(trial.agents)))
             os.kill(trial.agents[which].process.pid, signal.SIGKILL)

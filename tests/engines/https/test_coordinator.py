@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import ITEMS, SEED, USERS, Fleet, quick_rules, simulated, terms
 
-from sottovoce.engines.https import records
+from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.coordinator import Coordinator, Plan
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.records import Submission
@@ -39,10 +39,10 @@ class World:
     def enrol(self, numbers):
         tokens = [secrets.token_bytes(32) for _ in numbers]
         with self.database.writing() as link:
-            records.invite(link, numbers, tokens)
+            roster.invite(link, numbers, tokens)
             for token in tokens:
                 key = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
-                assert records.enrol(link, token, key) is not None
+                assert roster.enrol(link, token, key) is not None
 
     def step(self):
         with self.database.leading() as leader:
@@ -78,7 +78,7 @@ class World:
 
     def active(self):
         with self.database.reading() as link:
-            return records.pool(link).tolist()
+            return roster.pool(link).tolist()
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_silent_devices_go_dormant_and_come_back(world):
     assert here.active() == list(range(7))
     assert here.position().goal == 7
     with here.database.writing() as link:
-        records.seen(link, [7])
+        roster.seen(link, [7])
     assert here.active() == list(range(8))
 
 
@@ -220,7 +220,7 @@ def test_no_round_opens_that_could_not_count(world):
     assert here.step() == ["abandoned"]
     assert here.position().state == "waiting"
     with here.database.writing() as link:
-        records.seen(link, [3, 4, 5])
+        roster.seen(link, [3, 4, 5])
     assert here.step() == ["opened"]
     assert (here.position().attempt, here.selected()) == (1, [0, 1, 2, 3, 4, 5])
     here.report(*range(6))

@@ -30,13 +30,15 @@ from sottovoce.engines.https.signing import OVERHEAD
 from sottovoce.messages import GRID, LIMIT, encode, message_limit
 
 
-def message(round, rows, width=None, *, item=None, value=1, size=8, magic=b"SVU2"):
+def message(round, rows, width=None, *, item=None, value=1, size=8, magic=b"SVU3"):
     """A report as bytes, put together by hand so that anything can be wrong with it."""
     width = terms().width if width is None else width
     items = range(rows) if item is None else item
     head = struct.pack("<4sBBHIII", magic, size, 0, width, round, rows, 24)
-    numbers = b"".join(struct.pack("<I", n) for n in items)
-    return head + numbers + value.to_bytes(size, "little", signed=True) * (rows * width)
+    steps = np.diff(np.array(items, dtype=np.int64), prepend=0).astype("<u4")
+    numbers = steps.view(np.uint8).reshape(-1, 4).T.tobytes()
+    values = value.to_bytes(size, "little", signed=True)
+    return head + numbers + b"".join(bytes([byte]) * (rows * width) for byte in values)
 
 
 class Refusals:
@@ -92,7 +94,7 @@ def test_each_reason_is_counted_while_the_round_goes_on(running):
         (sealed(good, purpose="check-in"), 401, "bad_signature"),
         (bytes(altered), 401, "bad_signature"),
         (bytes(old), 426, "version"),
-        (sealed(message(0, 2, magic=b"SVU3")), 426, "version"),
+        (sealed(message(0, 2, magic=b"SVU9")), 426, "version"),
         (sealed(good, other), 403, "not_selected"),
         (b"", 400, "malformed"),
         (b"SVE1" + bytes(300), 401, "bad_signature"),

@@ -9,14 +9,14 @@ from typing import Protocol, TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from sottovoce.engines.https import records
+from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.board import Board, Snapshot
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.records import Submission
 from sottovoce.engines.https.refusals import Refused
 from sottovoce.engines.https.signing import OVERHEAD, Envelope, Purpose, open_envelope
 from sottovoce.errors import MessageError
-from sottovoce.messages import GRID, LIMIT, decode, message_limit
+from sottovoce.messages import GRID, LIMIT, decode, message_limit, other_version
 from sottovoce.terms import PROTOCOL, Terms
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Checks:
         self._largest = int(terms.triples * LIMIT * GRID)
         self._keys: dict[int, Ed25519PublicKey] = {}
         with database.reading() as link:
-            for number, key in records.public_keys(link).items():
+            for number, key in roster.public_keys(link).items():
                 self.enrolled(number, key)
 
     @property
@@ -97,7 +97,7 @@ class Checks:
 
     def _look_up_key(self, number: int) -> bytes | None:
         with self._database.reading() as link:
-            return records.public_key(link, number)
+            return roster.public_key(link, number)
 
     async def _refuse_closed(
         self,
@@ -121,7 +121,7 @@ class Checks:
 
     def _check_body(self, envelope: Envelope) -> None:
         terms, body = self._terms, envelope.body
-        if body[:3] == b"SVU" and body[3:4] != b"2":
+        if other_version(body):
             raise Refused("version", _OTHER_RELEASE)
         try:
             reports = decode(
@@ -130,11 +130,10 @@ class Checks:
                 n_items=terms.n_items,
                 width=terms.width,
                 round=envelope.round,
+                max_rows=terms.max_rows,
             )
         except MessageError as error:
             raise Refused("malformed", str(error)) from None
-        if len(reports) > terms.max_rows:
-            raise Refused("malformed", f"a report has at most {terms.max_rows} rows")
         values = reports.values
         if values.size and max(int(np.max(values)), -int(np.min(values))) > self._largest:
             raise Refused("malformed", "a value is larger than an honest device can send")

@@ -15,7 +15,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from sottovoce.engines.https import records
+from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.database import Leader
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ServiceError
@@ -89,6 +89,7 @@ class Coordinator:
         if now.state == "closing":  # a process that is gone began it
             return self._close(leader, now)
         with leader.writing() as link:
+            records.hold_round(link, now.round, now.attempt)
             now = records.position(link)
             if now.state == "waiting":
                 opened = self._open(link, now.round, now.attempt)
@@ -134,9 +135,9 @@ class Coordinator:
         """How many reports a round wants and who is asked; None where there are too few devices
         for the round to be able to count."""
         plan = self._plan
-        if round == 0 and attempt == 0 and records.count_devices(link)[0] < plan.rules.min_devices:
+        if round == 0 and attempt == 0 and roster.count_devices(link)[0] < plan.rules.min_devices:
             return None
-        pool = records.pool(link)
+        pool = roster.pool(link)
         goal = len(pool) if plan.cohort_size == "all" else plan.cohort_size
         if len(pool) < plan.rules.least(goal):
             return None
@@ -228,6 +229,6 @@ class Coordinator:
             seconds=seconds,
         ):
             raise ServiceError(f"round {now.round} was ended by another process")
-        records.missed(link, missing.tolist(), self._plan.rules.dormant_after)
-        records.seen(link, there.tolist())
+        roster.missed(link, missing.tolist(), self._plan.rules.dormant_after)
+        roster.seen(link, there.tolist())
         return Event(what, now.round, now.attempt, now.asked, len(there), seconds)

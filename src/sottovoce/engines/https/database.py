@@ -108,7 +108,13 @@ class Database:
         engine = sa.create_engine(
             parsed.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,
-            connect_args={"connect_timeout": 5},
+            # A connection that went dead without a word must not keep the right to coordinate.
+            connect_args={
+                "connect_timeout": 5,
+                "keepalives_idle": 20,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+            },
         )
         return cls(engine, parsed.render_as_string(hide_password=True))
 

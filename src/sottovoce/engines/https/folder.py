@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce import config
-from sottovoce.engines.https import records
+from sottovoce.engines.https import roster
 from sottovoce.engines.https.coordinator import CohortSize, Plan
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.invitations import MAX_NUMBER, Invitation
@@ -76,6 +76,8 @@ class ServerFolder:
             try:
                 found = json.loads(path.read_text())
                 os.kill(found["pid"], 0)
+            except PermissionError:  # it runs, as somebody else
+                pass
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             return dict(found)
@@ -162,15 +164,15 @@ def invite(
     authority = "" if plaintext else authority_pem(folder.keys)
     with database.writing() as link:
         if numbers is None:
-            first = records.next_number(link)
+            first = roster.next_number(link)
             numbers = range(first, first + count)
         if any(not 0 <= number <= MAX_NUMBER for number in numbers):
             raise UsageError(f"a device's number lies between 0 and {MAX_NUMBER}")
-        taken = records.known_numbers(link, numbers)
+        taken = roster.known_numbers(link, numbers)
         if taken:
             raise UsageError(f"device {min(taken)} was invited before; choose other numbers")
         tokens = [secrets.token_bytes(32) for _ in numbers]
-        records.invite(link, numbers, tokens)
+        roster.invite(link, numbers, tokens)
     federation = folder.plan.terms.federation
     return [
         Invitation(server, authority, token.hex(), int(number), federation)

@@ -96,15 +96,22 @@ class Shelf:
         del self._being_made[key]
         if done.cancelled() or done.exception() is not None:
             return
-        document = done.result()
-        self._kept[key] = document
-        self._size += len(document.body)
+        self._kept[key] = done.result()
+        self._size += _weight(done.result())
         while self._size > self._limit and len(self._kept) > 1:
-            _, gone = self._kept.popitem(last=False)
-            self._size -= len(gone.body)
+            self._size -= _weight(self._kept.popitem(last=False)[1])
+
+    def drop(self, gone: Callable[[tuple[object, ...]], bool]) -> None:
+        """Keep no document any more whose key is `gone`."""
+        for key in [key for key in self._kept if gone(key)]:
+            self._size -= _weight(self._kept.pop(key))
 
     def close(self) -> None:
         self._maker.shutdown(wait=False, cancel_futures=True)
+
+
+def _weight(document: Document) -> int:
+    return len(document.body) + 1024
 
 
 def best_coding(accepted: bytes) -> Coding:

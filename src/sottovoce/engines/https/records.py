@@ -13,11 +13,12 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sottovoce.engines.https.database import devices, meta, models, refusals, rounds, submissions
+from sottovoce.engines.https.database import meta, models, refusals, rounds, submissions
 
 RECEIPT_ROUNDS = 3
 """For so many rounds it is remembered whose submission was accepted."""
-_AT_ONCE = 500
+AT_ONCE = 500
+"""Rows that are asked for or written together."""
 
 Numbers = NDArray[np.uint32]
 State = Literal["waiting", "open", "closing", "finished"]
@@ -134,106 +135,6 @@ def position(link: sa.Connection) -> Position:
     return Position(round, row.attempt, row.state, target, row.goal, row.asked, row.reported)
 
 
-# --- devices --------------------------------------------------------------------------------------
-
-
-def token_hash(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
-def invite(link: sa.Connection, numbers: Iterable[int], tokens: Iterable[bytes]) -> None:
-    """Expect these devices. Only hashes of their tokens are kept."""
-    rows = [
-        {"number": n, "token_hash": token_hash(t), "missed": 0, "dormant": False}
-        for n, t in zip(numbers, tokens, strict=True)
-    ]
-    for start in range(0, len(rows), _AT_ONCE):
-        link.execute(devices.insert(), rows[start : start + _AT_ONCE])
-
-
-def known_numbers(link: sa.Connection, numbers: Sequence[int]) -> list[int]:
-    """Those of `numbers` that were invited before."""
-    found: list[int] = []
-    for part in _parts(numbers):
-        found += link.execute(
-            sa.select(devices.c.number).where(devices.c.number.in_(part))
-        ).scalars()
-    return found
-
-
-def next_number(link: sa.Connection) -> int:
-    last = link.execute(sa.select(sa.func.max(devices.c.number))).scalar()
-    return 0 if last is None else int(last) + 1
-
-
-def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
-    """The device's number, or None where the token is not good for this key. The same token and
-    key may come again: the first answer can have been lost."""
-    row = link.execute(
-        sa.select(devices.c.number, devices.c.public_key)
-        .where(devices.c.token_hash == token_hash(token))
-        .with_for_update()
-    ).one_or_none()
-    if row is None or (row.public_key is not None and bytes(row.public_key) != public_key):
-        return None
-    if row.public_key is None:
-        link.execute(
-            devices.update().where(devices.c.number == row.number).values(public_key=public_key)
-        )
-    return int(row.number)
-
-
-def public_keys(link: sa.Connection) -> dict[int, bytes]:
-    rows = link.execute(
-        sa.select(devices.c.number, devices.c.public_key).where(devices.c.public_key.is_not(None))
-    )
-    return {row.number: bytes(row.public_key) for row in rows}
-
-
-def public_key(link: sa.Connection, number: int) -> bytes | None:
-    found = link.execute(sa.select(devices.c.public_key).where(devices.c.number == number)).scalar()
-    return None if found is None else bytes(found)
-
-
-def pool(link: sa.Connection) -> Numbers:
-    """Devices that can be asked: enrolled and not dormant."""
-    found = link.execute(
-        sa.select(devices.c.number)
-        .where(devices.c.public_key.is_not(None), devices.c.dormant.is_(False))
-        .order_by(devices.c.number)
-    ).scalars()
-    return np.fromiter(found, dtype=np.uint32)
-
-
-def count_devices(link: sa.Connection) -> tuple[int, int]:
-    """Enrolled devices, and those among them that are asked."""
-    enrolled = sa.select(sa.func.count()).where(devices.c.public_key.is_not(None))
-    active = enrolled.where(devices.c.dormant.is_(False))
-    return int(link.execute(enrolled).scalar() or 0), int(link.execute(active).scalar() or 0)
-
-
-def seen(link: sa.Connection, numbers: Iterable[int]) -> None:
-    """These devices are there: they are asked again."""
-    for part in _parts(list(numbers)):
-        link.execute(
-            devices.update()
-            .where(devices.c.number.in_(part), devices.c.missed > 0)
-            .values(missed=0, dormant=False)
-        )
-
-
-def missed(link: sa.Connection, numbers: Sequence[int], dormant_after: int) -> None:
-    for part in _parts(numbers):
-        link.execute(
-            devices.update()
-            .where(devices.c.number.in_(part))
-            .values(
-                missed=devices.c.missed + 1,
-                dormant=sa.or_(devices.c.dormant, devices.c.missed + 1 >= dormant_after),
-            )
-        )
-
-
 # --- rounds ---------------------------------------------------------------------------------------
 
 
@@ -251,6 +152,11 @@ def open_round(
             selected=packed(selected),
         )
     )
+
+
+def hold_round(link: sa.Connection, round: int, attempt: int) -> None:
+    """Until the transaction ends, no report comes in."""
+    link.execute(_STATE, {"at_round": round, "at_attempt": attempt})
 
 
 def selected(link: sa.Connection, round: int, attempt: int) -> Numbers | None:
@@ -343,7 +249,7 @@ def marks(
 ) -> dict[int, bytes]:
     """What tells apart the accepted submissions of these devices."""
     found: dict[int, bytes] = {}
-    for part in _parts(numbers):
+    for part in in_parts(numbers):
         rows = link.execute(
             _MARKS, {"at_round": round, "at_attempt": attempt, "numbers": list(part)}
         )
@@ -368,7 +274,7 @@ def bodies(link: sa.Connection, round: int, attempt: int) -> Iterator[list[tuple
             sa.select(submissions.c.number, submissions.c.body)
             .where(*_is(submissions, round, attempt), submissions.c.number > last)
             .order_by(submissions.c.number)
-            .limit(_AT_ONCE)
+            .limit(AT_ONCE)
         ).all()
         if not rows:
             return
@@ -440,6 +346,6 @@ def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[boo
     return table.c.round == round, table.c.attempt == attempt
 
 
-def _parts(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(numbers), _AT_ONCE):
-        yield numbers[start : start + _AT_ONCE]
+def in_parts(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(numbers), AT_ONCE):
+        yield numbers[start : start + AT_ONCE]

@@ -28,6 +28,7 @@ from sottovoce.engines.https.coordinator import Coordinator
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.folder import ServerFolder, open_folder
 from sottovoce.engines.https.keys import operator_token, server_context
+from sottovoce.engines.https.protocol import BoundedProtocol
 from sottovoce.engines.https.records import raise_target
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.engines.https.service import Limits, Service
@@ -111,7 +112,7 @@ class _Process:
         )
         config = uvicorn.Config(
             service,
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -186,7 +187,7 @@ class RoundsThread:
     def stop(self) -> None:
         self._stopping.set()
         self._woken.set()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=3)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

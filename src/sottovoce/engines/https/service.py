@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-from sottovoce.engines.https import records
+from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.board import Board
 from sottovoce.engines.https.checks import Checks
 from sottovoce.engines.https.coordinator import Plan
@@ -61,7 +61,7 @@ class Limits:
     in_flight: int = 128 << 20
     """Bytes of reports being received or waiting."""
     connections: int = 4000
-    cache: int = 512 << 20
+    cache: int = 256 << 20
     """Bytes of encoded models kept."""
     body_seconds: float = 30.0
     """A message must be here by then."""
@@ -102,6 +102,7 @@ class Service:
         self._aside_pool = ThreadPoolExecutor(2, thread_name_prefix="aside")
         self._aside_waiting = 0
         self._in_flight = 0
+        self._newest = -1
         self.connections: Sized = ()
         terms = json.dumps(plan.terms.to_table()).encode()
         self._fixed = {
@@ -215,6 +216,9 @@ class Service:
             raise NotFound(410, "gone", f"version {round} of the model is not here")
         if since is not None and since > round:
             since = None
+        if now.position.round > self._newest:
+            self._newest = now.position.round
+            self._shelf.drop(lambda key: key[0] == "model" and key[1] not in now.versions)
         coding = best_coding(_header(scope, b"accept-encoding"))
         document = await self._shelf.get(
             ("model", round, since, coding), lambda: Document.of(version.content(since), coding)
@@ -250,7 +254,7 @@ class Service:
 
         def note() -> None:
             with self._database.writing() as link:
-                records.seen(link, [number])
+                roster.seen(link, [number])
 
         await self._aside(note)
         self._moved()
@@ -267,7 +271,7 @@ class Service:
 
     def _store_enrolment(self, token: bytes, key: bytes) -> int | None:
         with self._database.writing() as link:
-            return records.enrol(link, token, key)
+            return roster.enrol(link, token, key)
 
     # --- what the operator asks -------------------------------------------------------------------
 

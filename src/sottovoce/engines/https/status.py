@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from sottovoce.engines.https import records
+from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.refusals import Tally
 
@@ -25,7 +25,7 @@ def status(
         new = {} if tally is None else stack.enter_context(tally.settled())
         link = stack.enter_context(database.reading())
         now = records.position(link)
-        enrolled, active = records.count_devices(link)
+        enrolled, active = roster.count_devices(link)
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
     return {

@@ -35,6 +35,7 @@ class HttpsTrial:
     world: World
     folder: Path
     processes: int
+    """Agents; with 0 there are none, and the devices are the caller's to play."""
     reroute: Callable[[str], str] | None = None
     """Gives the agents another address than the server's own, to put something in between."""
     agents: list[Child] = field(default_factory=list, init=False)
@@ -54,9 +55,10 @@ class HttpsTrial:
             url = (folder.running() or {})["url"]
             self._operator = Operator.of(folder, url)
             url = self.reroute(url) if self.reroute else url
-            stores = [self._store(row) for row in range(len(self.world.cohort))]
-            for number in range(min(self.processes, len(stores))):
-                served = stores[number :: min(self.processes, len(stores))]
+            stores = [self.store(row) for row in range(len(self.world.cohort))]
+            agents = min(self.processes, len(stores))
+            for number in range(agents):
+                served = stores[number::agents]
                 command = sottovoce_command("serve", "device", *served, "--server", url)
                 self.agents.append(group.start(f"agent-{number:03d}", command))
             try:
@@ -69,7 +71,7 @@ class HttpsTrial:
         return int(self._status()["round"])
 
     def advance(self, to: int, tick: Tick) -> None:
-        self._asking().raise_target(to)
+        self.operator().raise_target(to)
         while True:
             done = self.round()
             tick(min(done, to))
@@ -80,14 +82,14 @@ class HttpsTrial:
 
     def gather(self) -> Gathered:
         round = self.round()
-        view = self._asking().model(round, self.world.terms)
+        view = self.operator().model(round, self.world.terms)
         vectors = [self._settled_vector(row, round) for row in range(len(self.world.cohort))]
         return Gathered(round, view.items, np.concatenate(vectors))
 
     def ledger(self) -> list[Entries]:
         tables = []
         for row in range(len(self.world.cohort)):
-            with CohortStore.open(self._store(row), readonly=True) as store:
+            with CohortStore.open(self.store(row), readonly=True) as store:
                 tables += entries_of(store.ledger())
         return in_order(tables)
 
@@ -103,6 +105,12 @@ class HttpsTrial:
             database.close()
 
     # --- what the parties are given ---------------------------------------------------------------
+
+    def operator(self) -> Operator:
+        """Whoever may ask the running server how it goes, and set its target."""
+        if self._operator is None:
+            raise ServiceError("the trial is not running")
+        return self._operator
 
     def _prepared(self) -> ServerFolder:
         """Everybody's folders. Made aside and moved into place, so that they are whole or not
@@ -131,7 +139,7 @@ class HttpsTrial:
         finally:
             database.close()
         for row, invitation in enumerate(invitations):
-            path = fresh / "devices" / self._store(row).name
+            path = fresh / "devices" / self.store(row).name
             path.parent.mkdir(exist_ok=True)
             with make_store(path, world, np.array([row])) as store:
                 keep_invitation(store, invitation)
@@ -140,30 +148,28 @@ class HttpsTrial:
         fresh.rmdir()
         return open_folder(place)
 
-    def _store(self, row: int) -> Path:
+    def store(self, row: int) -> Path:
+        """The folder of one device."""
         return self.folder / "devices" / f"{row:0{number_width(len(self.world.cohort))}d}"
 
     def _settled_vector(self, row: int, round: int) -> NDArray[np.float32]:
         """A device's vector, once it knows whether its last report counted, and has the model of
         this round. An agent that was killed is not waited for."""
         until = time.monotonic() + _SETTLING_SECONDS
-        agent = self.agents[row % len(self.agents)]
-        with CohortStore.open(self._store(row), readonly=True) as store:
+        agent = self.agents[row % len(self.agents)] if self.agents else None
+        with CohortStore.open(self.store(row), readonly=True) as store:
             hosted = Hosted(store)
-            while agent.running() and not _settled(hosted, round) and time.monotonic() < until:
+            while agent and agent.running() and not _settled(hosted, round):
+                if time.monotonic() > until:
+                    break
                 time.sleep(_LOOK_SECONDS)
             return self.world.cohort.vectors[[row]] if hosted.terms is None else hosted.vectors()
 
     # --- watching ---------------------------------------------------------------------------------
 
-    def _asking(self) -> Operator:
-        if self._operator is None:
-            raise ServiceError("the trial is not running")
-        return self._operator
-
     def _status(self) -> Mapping[str, Any]:
         try:
-            return self._asking().status()
+            return self.operator().status()
         except Unreachable:
             self._watch()
             raise
@@ -172,7 +178,7 @@ class HttpsTrial:
         if self._children is None or self._server is None:
             raise ServiceError("the trial is not running")
         self._children.require(self._server)
-        if not any(agent.running() for agent in self.agents):
+        if self.agents and not any(agent.running() for agent in self.agents):
             self._children.require(self.agents[0])
 
 

@@ -7,7 +7,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from sottovoce.engines.https import records
+from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.records import Decision, Submission
 from sottovoce.engines.https.refusals import Refused, Tally
@@ -66,7 +66,7 @@ class Writer:
         with self._ready:
             self._stopping = True
             self._ready.notify()
-        self._thread.join(timeout=15)
+        self._thread.join(timeout=3)
 
     def _run(self) -> None:
         while True:
@@ -91,7 +91,7 @@ class Writer:
                 with self._database.writing() as link:
                     decisions = records.accept(link, [submission for submission, _ in batch])
                     records.count_refusals(link, counts)
-                    records.seen(link, seen)
+                    roster.seen(link, seen)
         except ServiceError as error:
             decisions = None
             self._failed(error)

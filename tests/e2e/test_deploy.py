@@ -1,0 +1,462 @@
+"""What operators are told to type works: the document's commands, the units, the containers."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from sottovoce.cli import app
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+SECRETS = ("password", "token", "secret", "PGPASSWORD")
+ROUNDS = 3
+
+
+# --- every command is one that the program knows --------------------------------------------------
+
+
+def parse(words: list[str]) -> None:
+    """Raises where the command line does not know these words."""
+    command, used = typer.main.get_command(app), []
+    context = command.make_context("sottovoce", [], resilient_parsing=True)
+    while hasattr(command, "get_command"):
+        used.append(words[len(used)])
+        found = command.get_command(context, used[-1])
+        assert found is not None, f"there is no `sottovoce {' '.join(used)}`"
+        command = found
+    command.make_context(words[len(used) - 1], words[len(used) :])
+
+
+def fenced_commands(text: str) -> list[str]:
+    """Lines of code blocks that call the program, each from `sottovoce` on."""
+    found = []
+    for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            called = re.search(r"(?:^|bin/|exec |server-1 )(sottovoce [^'>]+)", line)
+            if called and not line.startswith("{"):
+                found.append(called[1].strip())
+    return found
+
+
+def commands() -> list[str]:
+    readme = (DEPLOY / "README.md").read_text()
+    inline = re.findall(r"`sottovoce ([^`]+)`", " ".join(PAGE.split()))
+    whole = [f"sottovoce {words}" for words in inline if len(words.split()) > 2]
+    return list(dict.fromkeys([*fenced_commands(PAGE), *fenced_commands(readme), *whole]))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_of_the_documents_is_known(command):
+    parse(shlex.split(command)[1:])
+
+
+def test_no_command_is_overlooked():
+    found = " ".join(commands())
+    for words in (
+        "serve server",
+        "serve invite",
+        "serve status",
+        "serve device",
+        "serve superlink",
+    ):
+        assert f"sottovoce {words}" in found
+    for words in ("serve supernode", "serve cohort", "serve flower", "serve nginx", "keys init"):
+        assert f"sottovoce {words}" in found
+    for words in ("keys show", "keys renew", "keys node", "device init", "device import"):
+        assert f"sottovoce {words}" in found
+    for words in ("device consent", "device recommend", "device ledger", "device export"):
+        assert f"sottovoce {words}" in found
+    assert len(commands()) > 30
+
+
+def test_the_rules_of_a_round_are_all_explained():
+    from dataclasses import fields
+
+    from sottovoce.engines.rounds import RoundRules
+
+    told = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", PAGE, re.MULTILINE))
+    assert {rule.name: rule.default for rule in fields(RoundRules)} == {
+        name: float(value) for name, value in told.items()
+    }
+
+
+def test_every_reason_of_a_refusal_is_explained():
+    from typing import get_args
+
+    from sottovoce.engines.https.refusals import Reason
+
+    section = PAGE.split("## What is refused", 1)[1].split("\n## ", 1)[0]
+    told = {name for row in re.findall(r"\|([^|]+)\|$", section, re.MULTILINE)
+            for name in re.findall(r"`(\w+)`", row)}  # fmt: skip
+    assert told == set(get_args(Reason))
+
+
+def test_the_experiment_file_is_accepted():
+    import tomllib
+
+    from sottovoce.experiment import Experiment
+
+    experiment = Experiment.from_table(tomllib.loads(experiment_text()))
+    assert isinstance(experiment.algorithm.triples, int)
+    assert experiment.algorithm.rounds > 0
+
+
+def experiment_text() -> str:
+    [text] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    return text
+
+
+# --- the walk through the document ----------------------------------------------------------------
+
+
+class Machines:
+    """A folder for each machine, and what runs on them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.staying: list[tuple[str, subprocess.Popen]] = []
+        self.url = ""
+        for name in ("server", "anna", "bruno"):
+            (root / name).mkdir()
+
+    def words(self, line: str) -> str:
+        """A line as it is typed on a single machine, where devices ask more often."""
+        line = line.replace("https://recommender.example.org:8443", self.url)
+        return line.replace("--host 0.0.0.0", "--port 0")
+
+    def environment(self, machine: str) -> dict[str, str]:
+        programs = str(Path(sys.executable).parent)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("SOTTOVOCE")}
+        path = os.pathsep.join([programs, os.environ["PATH"]])
+        return {**kept, "HOME": str(self.root / machine), "PATH": path}
+
+    def run(self, machine: str, block: str) -> str:
+        lines = [line for line in block.splitlines() if _can_run(line)]
+        done = subprocess.run(
+            ["bash", "-euc", self.words("\n".join(lines))],
+            cwd=self.root / machine,
+            env=self.environment(machine),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, (block, done.stdout, done.stderr)
+        return done.stdout
+
+    def leave_running(self, machine: str, block: str) -> None:
+        with (self.root / machine / "log").open("w") as log:
+            child = subprocess.Popen(
+                ["bash", "-euc", f"exec {self.words(block)}"],
+                cwd=self.root / machine,
+                env=self.environment(machine),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.staying.append((machine, child))
+        if machine == "server":
+            ready = self.root / "server" / "town" / "server.json"
+            wait_for(ready.exists, child, self.root / machine / "log")
+            self.url = json.loads(ready.read_text())["url"]
+
+    def stop(self) -> dict[str, int]:
+        """The exit codes, by machine: devices first, then the server."""
+        codes = {}
+        for machine, child in reversed(self.staying):
+            child.send_signal(signal.SIGTERM)
+            codes[machine] = child.wait(timeout=20)
+        return codes
+
+    def kill(self) -> None:
+        for _, child in self.staying:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+    def log(self, machine: str) -> list[dict]:
+        lines = (self.root / machine / "log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def _can_run(line: str) -> bool:
+    program = line.split()[0] if line.split() else ""
+    return program not in ("curl", "sqlite3") or shutil.which(program) is not None
+
+
+def wait_for(condition, child: subprocess.Popen, log: Path, seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert child.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def tried() -> list[tuple[str, bool, str]]:
+    """Machine, whether it stays, and the lines of every block that the document says was tried."""
+    found = re.findall(r"<!-- tried: (\w+)(, stays)? -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    return [(machine, bool(stays), block) for machine, stays, block in found]
+
+
+def write_inputs(root: Path) -> None:
+    kinds = ("Museum", "Bakery", "Bookshop", "Park", "Theatre", "Cafe", "Market", "Gallery")
+    places = "".join(f"p{n:03d},{kinds[n % 8]} {n // 8 + 1}\n" for n in range(240))
+    (root / "server" / "places.csv").write_text(f"item,title\n{places}")
+    text = experiment_text().replace("rounds = 100", f"rounds = {ROUNDS}")
+    quick = text.replace("poll_seconds = 60", "poll_seconds = 0.2")
+    assert quick.count("0.2") == 1
+    (root / "server" / "places.toml").write_text(quick)
+    for owner, first in (("anna", 0), ("bruno", 5)):
+        visits = "".join(f"p{(first + 8 * k):03d},{1760000000 + k}\n" for k in range(25))
+        (root / owner / "visits.csv").write_text(f"item,timestamp\n{visits}")
+
+
+@pytest.mark.slow
+def test_the_document_from_nothing_to_a_federation(tmp_path):
+    """Every block that is marked as tried, in the order of the document, with real processes."""
+    machines = Machines(tmp_path)
+    write_inputs(tmp_path)
+    outputs: dict[str, str] = {"server": "", "anna": "", "bruno": ""}
+    invited = 0
+    try:
+        for machine, stays, block in tried():
+            owner = tmp_path / machine
+            if machine != "server" and not outputs[machine]:  # handed over in confidence
+                there = tmp_path / "server" / "invitations" / f"device-{invited}.json"
+                shutil.move(there, owner / "invitation.json")
+                invited += 1
+            if "device recommend" in block:
+                _wait_for_rounds(machines, tmp_path)
+            if stays:
+                machines.leave_running(machine, block)
+            else:
+                outputs[machine] += machines.run(machine, block)
+        _check_owners(tmp_path, machines, outputs)
+        _check_operator(tmp_path, outputs["server"])
+        assert machines.stop() == {"bruno": 0, "anna": 0, "server": 0}
+    finally:
+        machines.kill()
+    assert not (tmp_path / "server" / "town" / "server.json").exists()
+    assert [line["event"] for line in machines.log("server")][-1] == "stopped"
+
+
+def _wait_for_rounds(machines: Machines, root: Path) -> None:
+    def over() -> bool:
+        counted = [e for e in machines.log("anna") if e.get("event") == "counted"]
+        ended = [e for e in machines.log("server") if e.get("event") == "round over"]
+        return len(counted) == ROUNDS and len(ended) == ROUNDS
+
+    server = machines.staying[0][1]
+    wait_for(over, server, root / "anna" / "log")
+
+
+def _check_owners(root: Path, machines: Machines, outputs: dict[str, str]) -> None:
+    anna = outputs["anna"]
+    assert "Anna: does not take part: learns at home, sends nothing." in anna
+    assert "Anna: takes part, shares 30 % of positive-item updates." in anna
+    assert "release.name = share-fraction" in anna
+    assert "Recommended to Anna" in anna
+    assert re.search(rf"What left the store: {ROUNDS} releases, [1-9]\d* positive rows", anna)
+    assert (
+        anna.rstrip().splitlines()[-1].endswith("does not take part: learns at home, sends nothing")
+    )
+    assert (root / "anna" / "everything.jsonl").stat().st_mode & 0o077 == 0
+    assert not (root / "anna" / "invitation.json").exists()
+    # She has withdrawn; more rounds were asked for since, and nothing more has left.
+    ledger = machines.run("anna", "sottovoce device ledger ~/sottovoce --json")
+    assert json.loads(ledger)["totals"]["releases"] == ROUNDS
+    ledger = json.loads(machines.run("bruno", "sottovoce device ledger ~/sottovoce --json"))
+    assert ledger["totals"]["positive_rows"] == 0
+    assert ledger["totals"]["negative_rows"] > 0
+
+
+def _check_operator(root: Path, said: str) -> None:
+    assert f"Round {ROUNDS} of {ROUNDS}, attempt 0: finished" in said
+    assert "2 invitation(s) to https://" in said
+    assert "The server's certificate is new; restart the server." in said
+    if shutil.which("curl"):
+        assert f"sottovoce_round {ROUNDS}.0" in said
+        assert '{"rounds": 120}' in said
+    if shutil.which("sqlite3"):
+        assert (root / "server" / "town-backup.db").stat().st_size > 0
+
+
+# --- units ----------------------------------------------------------------------------------------
+
+
+def read_unit(path: Path) -> dict[str, list[str]]:
+    """Every setting of a unit with its values."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().replace("\\\n", " ").splitlines():
+        if line and not line.startswith(("#", "[")):
+            name, value = line.split("=", 1)
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_there_is_a_unit_for_every_service():
+    assert [path.stem for path in UNITS] == [
+        f"sottovoce-{name}" for name in ("device", "server", "superlink", "supernode")
+    ]
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_units_start_what_there_is_and_lock_it_in(path):
+    unit = read_unit(path)
+    [start] = unit["ExecStart"]
+    program, *words = shlex.split(start)
+    assert program.endswith("/bin/sottovoce")
+    parse(words)
+    assert not any(secret in start for secret in SECRETS)
+    for name in ("NoNewPrivileges", "PrivateTmp", "RestrictNamespaces", "LockPersonality"):
+        assert unit[name] == ["yes"]
+    assert unit["ProtectSystem"] == ["strict"]
+    assert unit["Restart"] == ["on-failure"]
+    assert unit["UMask"] == ["0077"]
+    # Otherwise numba finds no place for what it compiles and the program does not start.
+    assert any(value.startswith("NUMBA_CACHE_DIR=") for value in unit["Environment"])
+    assert "MemoryDenyWriteExecute" not in unit
+    if path.stem != "sottovoce-device":
+        assert unit["User"] == ["sottovoce"]
+        assert unit["StateDirectory"] == ["sottovoce"]
+        assert "/var/lib/sottovoce/" in start
+
+
+def test_the_superlink_talks_to_its_own_machine_only():
+    unit = read_unit(DEPLOY / "systemd" / "sottovoce-superlink.service")
+    assert (unit["IPAddressDeny"], unit["IPAddressAllow"]) == (["any"], ["localhost"])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_systemd_finds_nothing_wrong_with_the_units(path, tmp_path):
+    program = str(Path(sys.executable).with_name("sottovoce"))
+    text = re.sub(r"^ExecStart=\S+", f"ExecStart={program}", path.read_text(), flags=re.MULTILINE)
+    (tmp_path / path.name).write_text(text)
+    tmp_path.chmod(0o700)
+    place = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    whose = ["--user"] if path.stem == "sottovoce-device" else []
+    done = subprocess.run(
+        ["systemd-analyze", *whose, "verify", "--man=no", tmp_path / path.name],
+        env={**os.environ, **place},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # Other units of the machine may be at fault, too; only what is said of ours counts.
+    said = [line for line in done.stderr.splitlines() if path.stem in line]
+    assert (done.returncode, said) == (0, [])
+
+
+# --- nginx and containers -------------------------------------------------------------------------
+
+
+def find_nginx() -> str | None:
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+def test_nginx_accepts_the_load_balancer(tmp_path):
+    from sottovoce.engines.https.keys import init_keys
+
+    init_keys(tmp_path / "town" / "keys")
+    site = (DEPLOY / "nginx-https.conf").read_text()
+    site = site.replace("/var/lib/sottovoce", str(tmp_path)).replace(
+        "/var/log/nginx", str(tmp_path)
+    )
+    for name in ("server-1", "server-2"):
+        site = site.replace(f"{name}:8443", "127.0.0.1:8443")
+    places = "".join(
+        f"{kind}_temp_path {tmp_path}/{kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config = tmp_path / "nginx.conf"
+    own = f"pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}"
+    config.write_text(f"{own} http {{ {places}\n{site} }}")
+    command = [find_nginx(), "-t", "-c", config, "-e", tmp_path / "error.log"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "warn" not in done.stderr
+
+
+SERVICE_KEYS = {
+    *("image", "build", "command", "environment", "secrets", "volumes", "networks", "depends_on"),
+    *("healthcheck", "restart", "init", "read_only", "tmpfs", "cap_drop", "security_opt"),
+    *("stop_grace_period", "ports"),
+}
+MADE_BY_THE_OPERATOR = ("./secrets/database_password", "./setup")
+
+
+def compose() -> dict:
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+def test_compose_has_no_loose_ends():
+    table = compose()
+    extra = {name for name in table if name.startswith("x-")}
+    assert set(table) - extra == {"name", "services", "networks", "volumes", "secrets"}
+    used: dict[str, set[str]] = {"networks": set(), "volumes": set(), "secrets": set()}
+    for name, service in table["services"].items():
+        assert set(service) <= SERVICE_KEYS, name
+        assert "image" in service, name
+        used["networks"] |= set(service["networks"])
+        used["secrets"] |= set(service.get("secrets", []))
+        for volume in service.get("volumes", []):
+            source, target, *mode = volume.split(":")
+            assert target.startswith("/"), volume
+            assert mode in ([], ["ro"]), volume
+            if not source.startswith("."):
+                used["volumes"].add(source)
+            elif source not in MADE_BY_THE_OPERATOR:
+                assert (DEPLOY / source).is_file(), volume
+        for other, how in service.get("depends_on", {}).items():
+            assert how == {"condition": "service_healthy"}
+            assert "healthcheck" in table["services"][other]
+    assert used == {kind: set(table[kind]) for kind in used}
+    for secret in table["secrets"].values():
+        assert secret["file"] in MADE_BY_THE_OPERATOR
+    balanced = re.findall(r"server ([\w-]+):8443;", (DEPLOY / "nginx-https.conf").read_text())
+    assert set(balanced) <= set(table["services"])
+
+
+def test_compose_starts_what_there_is_without_secrets_in_sight():
+    table = compose()
+    for name in ("server-1", "server-2"):
+        shell, flag, script = table["services"][name]["command"]
+        assert (shell, flag) == ("sh", "-c")
+        parse(shlex.split(script.split("exec sottovoce ", 1)[1]))
+        assert script.startswith("export PGPASSWORD=$$(cat /run/secrets/database_password);")
+        build = table["services"][name]["build"]
+        assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+        check = table["services"][name]["healthcheck"]["test"]
+        compile(check[-1], "healthcheck", "exec")
+    for service in table["services"].values():
+        for name, value in service.get("environment", {}).items():
+            assert "PASSWORD" not in name or value.startswith("/run/secrets/")
+    published = [port for s in table["services"].values() for port in s.get("ports", [])]
+    assert published == ["8443:8443"]
+
+
+def test_the_container_runs_what_there_is_as_a_user_of_its_own():
+    text = (DEPLOY / "Dockerfile").read_text()
+    [command] = re.findall(r"^CMD (.*)$", text, re.MULTILINE)
+    program, *words = json.loads(command)
+    assert program == "sottovoce"
+    parse(words)
+    assert re.search(r"^USER sottovoce$", text, re.MULTILINE)
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for name in [line[1:] for line in ignored if line.startswith("!")]:
+        assert (ROOT / name).exists(), name
