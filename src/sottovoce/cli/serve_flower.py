@@ -247,7 +247,7 @@ def flower(
     """
     with _needs_flower():
         from sottovoce.engines.flower.checkpoint import read_status
-        from sottovoce.engines.flower.launch import go_on
+        from sottovoce.engines.flower.launch import go_on, run_settings
         from sottovoce.engines.flower.superlink import count_nodes, register_nodes
         from sottovoce.engines.https.folder import open_folder
     plan = open_folder(folder).plan
@@ -273,7 +273,7 @@ def flower(
         def look(status: dict[str, Any]) -> None:
             report("training", int(status.get("round", 0)), int(status.get("target", target)))
 
-        go_on(place, folder, rounds=target, nodes=expected, progress=look)
+        go_on(place, folder, run_settings(folder, target, expected), look)
     if read_status(folder).get("state") != "finished":
         raise ServiceError(f"the run has ended, but {folder} does not say how")
     _show_status(folder, as_json)

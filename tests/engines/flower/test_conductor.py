@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from sottovoce.consent import Choice
-from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
+from sottovoce.engines.flower.checkpoint import Checkpoint, conducted, only_one, read_status
 from sottovoce.engines.flower.conductor import Conductor
 from sottovoce.engines.flower.members import Reply, Seen
 from sottovoce.engines.flower.node import answer_question, answer_task
 from sottovoce.engines.flower.wire import Answer, Question, Task
 from sottovoce.engines.rounds import RoundRules
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, FolderInUse, RunError
 from sottovoce.messages import GRID, LIMIT, SummedReports, encode_sum
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
@@ -89,6 +89,49 @@ def test_five_rounds_equal_simulation(town):
     assert town.states() == {"arrived"}
     status = read_status(town.folder)
     assert (status["state"], status["round"], status["devices"]) == ("finished", 5, 8)
+
+
+def test_a_run_that_holds_goes_on_when_the_target_is_raised(town):
+    plan = town.found(rules=RULES, rounds=0)
+    stops = []
+
+    class Waiting(Office):
+        def wait(self, seconds):
+            super().wait(seconds)
+            status = read_status(town.folder)
+            if status["state"] == "finished" and status["round"] not in stops:
+                stops.append(status["round"])
+                assert town.states() <= {"arrived"}  # the nodes know at every stop how it went
+                if status["round"] == 5:
+                    raise Crash
+                with Checkpoint(town.folder) as other:
+                    other.raise_target(2 if status["round"] == 0 else 5)
+
+    with pytest.raises(Crash):
+        conduct(town, plan, Waiting(town), hold=True)
+    assert stops == [0, 2, 5]
+    with Checkpoint(town.folder, readonly=True) as checkpoint:
+        assert np.array_equal(checkpoint.load().items, town.simulate()[0])
+    assert np.array_equal(town.vectors(), town.simulate()[1])
+
+
+def test_two_conductors_on_one_folder_are_refused(town):
+    town.found()
+    assert not conducted(town.folder)
+    with only_one(town.folder):
+        assert conducted(town.folder)
+        with pytest.raises(FolderInUse, match="another run"), only_one(town.folder, 0.1):
+            pass
+    assert not conducted(town.folder)
+
+
+def test_a_checkpoint_that_is_none_is_refused(town):
+    town.found()
+    with pytest.raises(RunError, match="no Flower run yet"):
+        Checkpoint(town.folder, readonly=True)
+    (town.folder / "flower.db").write_text("no database at all, but long enough to be read as one")
+    with pytest.raises(RunError, match="damaged or no checkpoint"):
+        Checkpoint(town.folder)
 
 
 def test_nodes_have_the_final_model(town):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sottovoce.engines.flower import superlink
 from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
 from sottovoce.engines.flower.launch import LocalFlower, Node
 from sottovoce.engines.flower.processes import flower_environment
@@ -175,7 +176,7 @@ def test_three_nodes_equal_simulation_while_a_stranger_knocks(
     with flower(town, tmp_path) as local:
         run = local.start_run(town.folder, 5)
         knock(local, tmp_path, intruder_store)
-        status = local.wait(town.folder, run)
+        status = local.wait(town.folder, run, 5)
         ports = [int(local.entrance.split(":")[1]), local.place.port]
     assert (status["state"], status["round"]) == ("finished", 5)
     check_equals(town, town.simulate())
@@ -196,7 +197,7 @@ def test_a_node_that_is_killed_and_restarted_loses_nothing(town, tmp_path, nginx
         local.running[name].process.wait()
         time.sleep(2.0)
         local.start_node(name)
-        local.wait(town.folder, run)
+        local.wait(town.folder, run, 5)
     check_equals(town, town.simulate())
 
 
@@ -212,7 +213,7 @@ def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, 
         run = local.start_run(town.folder, 5)
         wait_for_round(town, 2)
         os.kill(local.running["bora"].process.pid, signal.SIGKILL)
-        local.wait(town.folder, run)
+        local.wait(town.folder, run, 5)
     with Checkpoint(town.folder, readonly=True) as checkpoint:
         rounds, saved = checkpoint.rounds(), checkpoint.load()
     assert [r.round for r in rounds] == [0, 1, 2, 3, 4]
@@ -241,7 +242,7 @@ def test_a_superlink_that_is_killed_is_followed_by_a_run_from_the_checkpoint(
         os.kill(local.link.link.process.pid, signal.SIGKILL)
         local.link.link.process.wait()
         with pytest.raises(ServiceError, match="the SuperLink has ended"):
-            local.wait(town.folder, run)
+            local.wait(town.folder, run, 5)
         local.link.stop()
         time.sleep(down)
         local.start_superlink()
@@ -250,6 +251,24 @@ def test_a_superlink_that_is_killed_is_followed_by_a_run_from_the_checkpoint(
     check_equals(town, town.simulate())
     with Checkpoint(town.folder, readonly=True) as checkpoint:
         assert [r.round for r in checkpoint.rounds()] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_code_from_the_superlink_does_not_run_on_a_node(town, tmp_path, nginx, monkeypatch):
+    """The app that the SuperLink hands out may hold anything; a node runs what is installed."""
+    stolen = tmp_path / "stolen"
+    evil = f"open({str(stolen)!r}, 'w').write('mine')\nclient = None\n"
+    monkeypatch.setattr(
+        superlink, "_APP", superlink._APP.replace("sottovoce_federation:client", "evil:client")
+    )
+    (tmp_path / "work" / "superlink" / "app").mkdir(parents=True)
+    (tmp_path / "work" / "superlink" / "app" / "evil.py").write_text(evil)
+    town.found()
+    with flower(town, tmp_path) as local:
+        local.train(town.folder, 1, hold=True)
+        local.train(town.folder, 2, hold=True)
+    check_equals(town, town.simulate(2))
+    assert not stolen.exists()
 
 
 @pytest.mark.slow

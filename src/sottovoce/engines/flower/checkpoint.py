@@ -6,14 +6,16 @@ which devices the open round asks. `flower-status.json` beside it is for onlooke
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import FolderInUse, RunError, VersionMismatch
 
 FILE = "flower.db"
+LOCK = "flower.lock"
 STATUS = "flower-status.json"
 _VERSION = 1
 _SCHEMA = """
@@ -33,6 +36,7 @@ CREATE TABLE counted (number INTEGER PRIMARY KEY, round INTEGER, attempt INTEGER
 CREATE TABLE owners (number INTEGER PRIMARY KEY, node TEXT);
 CREATE INDEX owned ON owners (node);
 CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER);
+CREATE TABLE target (rounds INTEGER);
 """
 
 Outcome = Literal["goal", "deadline", "abandoned"]
@@ -132,6 +136,16 @@ class Checkpoint:
     def terms(self) -> str | None:
         row = self._db.execute("SELECT terms FROM model").fetchone()
         return None if row is None else str(row[0])
+
+    def target(self) -> int:
+        """Rounds to run, as far as an operator has said so here."""
+        row = self._db.execute("SELECT max(rounds) FROM target").fetchone()
+        return int(row[0] or 0)
+
+    def raise_target(self, rounds: int) -> None:
+        """A run that holds goes on to this round; it never falls."""
+        with self._transaction():
+            self._db.execute("INSERT INTO target VALUES (?)", (rounds,))
 
     def open_round(self) -> OpenRound | None:
         row = self._db.execute("SELECT round, attempt, goal, numbers FROM open_round").fetchone()
@@ -259,6 +273,35 @@ class Checkpoint:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+@contextmanager
+def only_one(folder: Path, seconds: float = 30.0) -> Iterator[None]:
+    """One conductor per folder. The one of a run that was cut off may need a moment to end."""
+    with (folder / LOCK).open("w") as file:
+        end = time.monotonic() + seconds
+        while not _locked(file):
+            if time.monotonic() >= end:
+                raise FolderInUse(f"{folder} is in use by another run")
+            time.sleep(0.2)
+        yield
+
+
+def conducted(folder: Path) -> bool:
+    """Whether a conductor is at work on this folder."""
+    try:
+        with (folder / LOCK).open("r") as file:
+            return not _locked(file)
+    except FileNotFoundError:
+        return False
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:

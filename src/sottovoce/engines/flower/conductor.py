@@ -57,8 +57,9 @@ class _Asked:
 
 
 class Conductor:
-    """Runs rounds until `target`. `pinned` says that nodes have keys: then a device belongs to the
-    first node that answers for it, also in later runs."""
+    """Runs rounds until `target`, and where it is to `hold`, waits for a later one. `pinned` says
+    that nodes have keys: then a device belongs to the first node that answers for it, also in later
+    runs."""
 
     def __init__(
         self,
@@ -70,10 +71,12 @@ class Conductor:
         target: int | None = None,
         nodes: int = 1,
         pinned: bool = True,
+        hold: bool = False,
         run: str = "",
     ) -> None:
         self.folder, self.plan, self.checkpoint, self.post = folder, plan, checkpoint, post
         self.target = plan.rounds if target is None else target
+        self.hold = hold
         self.nodes, self.pinned, self.run_name = nodes, pinned, run
         self.members: dict[int, Member] = {}
         self.server = Server.start(plan.terms.build(), plan.terms.n_items, Streams(plan.root_key))
@@ -84,20 +87,30 @@ class Conductor:
         self._said: dict[str, Any] = {}
 
     def run(self) -> None:
-        """To the target, then tell the nodes how the last round went and give them the model."""
-        while self.server.round < self.target:
-            opened = self.checkpoint.open_round()
-            if opened is not None:  # of a run that was cut off: the same devices are asked again
-                self._gather(self.nodes, opened.numbers, self.plan.rules.deadline_seconds)
-            else:
-                self._gather(self.nodes)
-                opened = self._open()
-            self._round(opened)
-            self.nodes = 1
-        self._status("closing")
-        self._gather(self.nodes, patience=FAREWELL_SECONDS)
-        self._ask({n: self._question(m, with_model=True) for n, m in self.members.items()})
-        self._status("finished")
+        """To the target, then tell the nodes how the last round went and give them the model. Where
+        it holds, wait there until the target is raised."""
+        while True:
+            while self.server.round < self.target:
+                self._next_round()
+                self.nodes = 1
+            self._status("closing")
+            self._gather(self.nodes, patience=FAREWELL_SECONDS)
+            self._ask({n: self._question(m, with_model=True) for n, m in self.members.items()})
+            self._status("finished")
+            if not self.hold:
+                return
+            while (raised := self.checkpoint.target()) <= self.target:
+                self.post.wait(PULL_SECONDS)
+            self.target = raised
+
+    def _next_round(self) -> None:
+        opened = self.checkpoint.open_round()
+        if opened is not None:  # of a run that was cut off: the same devices are asked again
+            self._gather(self.nodes, opened.numbers, self.plan.rules.deadline_seconds)
+        else:
+            self._gather(self.nodes)
+            opened = self._open()
+        self._round(opened)
 
     # Before a round
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sottovoce.engines.flower.checkpoint import read_status
+from sottovoce.engines.flower.checkpoint import Checkpoint, conducted, read_status
 from sottovoce.engines.flower.gateway import Site, count_turned_away, find_nginx, start_gateway
 from sottovoce.engines.flower.processes import Child, flower_environment, free_port
 from sottovoce.engines.flower.superlink import (
@@ -27,9 +27,12 @@ from sottovoce.errors import RunError, ServiceError
 
 Security = Literal["full", "plaintext"]
 Progress = Callable[[dict[str, Any]], None]
+Settings = dict[str, str | int | bool]
 
 _STATUS_SECONDS = 0.2
 _LIST_SECONDS = 5.0
+_PATIENCE_SECONDS = 120.0
+"""How long a SuperLink may be away before the watching ends."""
 _TRIES = 3
 
 
@@ -115,25 +118,27 @@ class LocalFlower:
         )
         return self.running[name]
 
-    def train(self, folder: Path, rounds: int, progress: Progress | None = None) -> dict[str, Any]:
+    def train(
+        self, folder: Path, rounds: int, progress: Progress | None = None, *, hold: bool = False
+    ) -> dict[str, Any]:
         """Run to `rounds` from the folder's checkpoint; the last status. A run that is cut off is
-        followed by another one from the checkpoint, as long as everything here is alive."""
-        return go_on(
-            self.place,
-            folder,
-            rounds=rounds,
-            nodes=len(self.nodes),
-            pinned=self.keys is not None,
-            progress=progress,
-            check=self._require_alive,
-        )
+        followed by another one from the checkpoint, as long as everything here is alive. With
+        `hold` the run stays for the next call, which then starts none."""
+        with Checkpoint(folder) as checkpoint:
+            checkpoint.raise_target(rounds)
+        settings = self._settings(folder, rounds, hold)
+        return go_on(self.place, folder, settings, progress, self._require_alive)
 
     def start_run(self, folder: Path, rounds: int) -> int:
-        settings = _settings(folder, rounds, len(self.nodes), self.keys is not None)
-        return start_run(self.place, settings)
+        return start_run(self.place, self._settings(folder, rounds, False))
 
-    def wait(self, folder: Path, run: int, progress: Progress | None = None) -> dict[str, Any]:
-        return wait_for_run(self.place, folder, run, progress, self._require_alive)
+    def wait(self, folder: Path, run: int, rounds: int) -> dict[str, Any]:
+        return wait_for_run(self.place, folder, run, rounds, check=self._require_alive)
+
+    def _settings(self, folder: Path, rounds: int, hold: bool) -> Settings:
+        return run_settings(
+            folder, rounds, len(self.nodes), pinned=self.keys is not None, hold=hold
+        )
 
     def _require_alive(self) -> None:
         if self.link is not None:
@@ -161,24 +166,39 @@ class LocalFlower:
             self.link = None
 
 
+class CutOff(ServiceError):
+    """A run ended before its target; its checkpoint is kept."""
+
+
+def run_settings(
+    folder: Path, rounds: int, nodes: int, *, pinned: bool = True, hold: bool = False
+) -> Settings:
+    """The settings of a run, as the conductor reads them."""
+    return {
+        "folder": str(folder.absolute()),
+        "rounds": rounds,
+        "nodes": nodes,
+        "pinned": pinned,
+        "hold": hold,
+    }
+
+
 def go_on(
     place: SuperLinkPlace,
     folder: Path,
-    *,
-    rounds: int,
-    nodes: int,
-    pinned: bool = True,
+    settings: Settings,
     progress: Progress | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Watch the run that goes on for this folder, or start one from its checkpoint; the last
     status. A run that is cut off is followed by another one, a few times."""
-    run = _current_run(place, folder)
+    rounds = int(settings["rounds"])
+    run = _current_run(folder)
     for left in reversed(range(_TRIES)):
         if run is None:
-            run = start_run(place, _settings(folder, rounds, nodes, pinned))
+            run = start_run(place, settings)
         try:
-            return wait_for_run(place, folder, run, progress, check)
+            return wait_for_run(place, folder, run, rounds, progress, check)
         except CutOff:
             run = None
             if not left:
@@ -186,47 +206,45 @@ def go_on(
     raise CutOff(f"no run could be started in {folder}")
 
 
-class CutOff(ServiceError):
-    """A run ended before its target; its checkpoint is kept."""
-
-
-def _settings(folder: Path, rounds: int, nodes: int, pinned: bool) -> dict[str, str | int | bool]:
-    return {"folder": str(folder.absolute()), "rounds": rounds, "nodes": nodes, "pinned": pinned}
-
-
-def _current_run(place: SuperLinkPlace, folder: Path) -> int | None:
+def _current_run(folder: Path) -> int | None:
+    """The run whose conductor is at work on this folder."""
     status = read_status(folder)
-    if status.get("state") in (None, "finished", "failed"):
-        return None
-    run = int(status.get("run") or 0)
-    return run if run and run_state(place, run) in ("pending", "starting", "running") else None
+    return int(status["run"]) if status.get("run") and conducted(folder) else None
 
 
 def wait_for_run(
     place: SuperLinkPlace,
     folder: Path,
     run: int,
+    rounds: int,
     progress: Progress | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Until the run has ended; its last status. Raises where it failed: the checkpoint is kept, and
-    a new run goes on from it."""
-    listed, shown = time.monotonic(), dict[str, Any]()
+    """Until the run is done with so many rounds; its last status. Raises where it ended before: the
+    checkpoint is kept, and a new run goes on from it."""
+    listed = heard = time.monotonic()
+    shown: dict[str, Any] = {}
     while True:
         status = read_status(folder)
-        if status != shown and progress is not None and status.get("run") == str(run):
+        mine = status.get("run") == str(run)
+        if mine and status != shown and progress is not None:
             progress(status)
         shown = status
-        if status.get("run") == str(run):
-            if status.get("state") == "finished":
-                return status
-            if status.get("state") == "failed":
-                raise RunError(str(status.get("error")))
+        if mine and status.get("state") == "failed":
+            raise RunError(str(status.get("error")))
+        if mine and status.get("state") == "finished" and status.get("round", 0) >= rounds:
+            return status
         check()
-        if time.monotonic() >= listed + _LIST_SECONDS:
-            listed = time.monotonic()
-            state = run_state(place, run)
-            if state.startswith("finished") and read_status(folder).get("state") != "finished":
+        now = time.monotonic()
+        if now >= listed + _LIST_SECONDS:
+            listed = now
+            try:
+                state, heard = run_state(place, run), now
+            except ServiceError:  # the SuperLink may be about to come back
+                if now >= heard + _PATIENCE_SECONDS:
+                    raise
+                state = "unknown"
+            if state.startswith("finished") and read_status(folder) == status:
                 raise CutOff(
                     f"the run ended early ({state}); it goes on from the checkpoint in {folder} "
                     "when it is started again"

@@ -41,6 +41,8 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
         "PYTHONUNBUFFERED": "1",
+        # A proxy for the outside must not get to see what this machine says to itself.
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"])),
     }
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from sottovoce.engines.flower.checkpoint import Checkpoint, write_status
+from sottovoce.engines.flower.checkpoint import Checkpoint, only_one, write_status
 from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.conductor import Conductor
 from sottovoce.engines.flower.members import Kind, Reply, Seen
 from sottovoce.engines.flower.wire import Content
 from sottovoce.engines.https.folder import open_folder
-from sottovoce.errors import ConfigError, FolderInUse, MessageError, SottovoceError
-
-LOCK = "flower.lock"
-_LOCK_SECONDS = 30.0
+from sottovoce.errors import ConfigError, MessageError, SottovoceError
 
 
 class GridPost:
@@ -67,22 +62,6 @@ class GridPost:
         time.sleep(seconds)
 
 
-@contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """One conductor per folder. The one of a run that was cut off may need a moment to end."""
-    with (folder / LOCK).open("w") as file:
-        end = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise FolderInUse(f"{folder} is in use by another run") from None
-                time.sleep(0.2)
-        yield
-
-
 def conduct(grid: Grid, context: Context) -> None:
     """One run, from the checkpoint to its target. A failure is left in the status file too."""
     settings = context.run_config
@@ -97,6 +76,7 @@ def conduct(grid: Grid, context: Context) -> None:
                 target=_whole(settings.get("rounds")),
                 nodes=_whole(settings.get("nodes")) or 1,
                 pinned=settings.get("pinned") is not False,
+                hold=settings.get("hold") is True,
                 run=str(context.run_id),
             ).run()
     except SottovoceError as error:

@@ -1,0 +1,118 @@
+"""An experiment run on Flower on loopback: gateways that host a cohort each, of unequal size."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce.engines.flower.checkpoint import Checkpoint
+from sottovoce.engines.flower.launch import LocalFlower, Node
+from sottovoce.engines.https.folder import create_folder
+from sottovoce.engines.https.keys import node_keys
+from sottovoce.engines.trial import Gathered, Tick, World, in_order, make_store, unequal_parts
+from sottovoce.errors import RunError, ServiceError
+from sottovoce.ledger import Entries, entries_of
+from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.store import CohortStore
+
+
+@dataclass(slots=True, repr=False)
+class FlowerTrial:
+    world: World
+    folder: Path
+    processes: int
+    """Gateways."""
+    _flower: LocalFlower | None = field(default=None, init=False)
+    _turned_away: dict[str, int] = field(default_factory=dict, init=False)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._prepare()
+        keys = self._server / "keys"
+        nodes = [Node(path.name, path, keys / path.name) for path in self._cohorts()]
+        with LocalFlower(self.folder / "logs", nodes, keys=keys) as self._flower:
+            yield
+            self._turned_away = {k: n for k, n in self._flower.turned_away().items() if n}
+        self._flower = None
+
+    def round(self) -> int:
+        if not (self._server / "flower.db").exists():
+            return 0
+        with self._checkpoint() as checkpoint:
+            saved = checkpoint.load()
+        return 0 if saved is None else saved.round
+
+    def advance(self, to: int, tick: Tick) -> None:
+        if self._flower is None:
+            raise ServiceError("the trial is not running")
+        tick(self.round())
+        if self.round() < to:
+            self._flower.train(
+                self._server, to, lambda status: tick(min(int(status.get("round", 0)), to))
+            )
+
+    def gather(self) -> Gathered:
+        with self._checkpoint() as checkpoint:
+            saved = checkpoint.load()
+        if saved is None:
+            raise RunError(f"{self._server} holds no model yet")
+        vectors = self.world.cohort.vectors.copy()
+        for path in self._cohorts():
+            with CohortStore.open(path, readonly=True) as store:
+                hosted = Hosted(store)
+                if hosted.terms is not None:
+                    vectors[store.users] = hosted.vectors()
+        return Gathered(saved.round, saved.items, vectors)
+
+    def ledger(self) -> list[Entries]:
+        tables = []
+        for path in self._cohorts():
+            with CohortStore.open(path, readonly=True) as store:
+                tables += entries_of(store.ledger())
+        return in_order(tables)
+
+    def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
+        with self._checkpoint() as checkpoint:
+            rounds = [asdict(record) for record in checkpoint.rounds()]
+            return [*rounds], {**checkpoint.refused(), **self._turned_away}
+
+    # --- what the parties are given ---------------------------------------------------------------
+
+    @property
+    def _server(self) -> Path:
+        return self.folder / "server"
+
+    def _cohorts(self) -> list[Path]:
+        return sorted((self.folder / "cohorts").iterdir())
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self._server, readonly=True)
+
+    def _prepare(self) -> None:
+        """Everybody's folders, the server's last: where it is, all of them are whole."""
+        if self._server.exists():
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / "cohorts").mkdir(parents=True)
+        fresh, world = self.folder / "fresh", self.world
+        create_folder(
+            fresh,
+            world.terms,
+            world.catalogue,
+            cohort_size=world.cohort_size,
+            rounds=0,
+            root_key=world.root_key,
+            rules=world.rules,
+            hosts=["127.0.0.1", "localhost"],
+        )
+        for number, rows in enumerate(unequal_parts(len(world.cohort), self.processes)):
+            path = self.folder / "cohorts" / f"gateway-{number:03d}"
+            node_keys(fresh / "keys", path.name)
+            make_store(path, world, rows.astype(np.int64)).close()
+        fresh.rename(self._server)
