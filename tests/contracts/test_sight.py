@@ -1,16 +1,28 @@
 """Sight: what reaches each party is what the link's table says, field by field."""
 
-from dataclasses import fields
+from collections import Counter
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
+from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
+from sottovoce.data.interactions import Vocabulary
+from sottovoce.engines.flower.node import answer_task
+from sottovoce.engines.flower.wire import Task
+from sottovoce.engines.versions import encode_model
+from sottovoce.ledger import Ledger
+from sottovoce.messages import add_up, decode_sum
 from sottovoce.parties.device import Devices
-from sottovoce.parties.links import Direct
+from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.links import Direct, Gateway
 from sottovoce.parties.server import Server
+from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.rng import Streams
+from sottovoce.terms import Terms
 from sottovoce.testing import random_world, small_run
 
 USERS = np.arange(24)
@@ -60,6 +72,32 @@ def test_what_the_server_sees_is_rows_of_willing_senders(seen):
         for sender in np.unique(reports.sender[reports.sender % 3 == 0]):
             sent = set(reports.item[reports.sender == sender].tolist())
             assert not sent & set(TRAIN.row(int(sender)).tolist())
+
+
+def test_a_gateway_tells_the_sum_over_its_cohort_and_no_more(tmp_path):
+    terms = Terms.of("sight", TRAIN.n_items, FPLConfig(embedding_size=5), 6, ShareFraction("item"))
+    consent = Consent.of(USERS, CHOICES, USERS % 3)
+    names = [f"item {n}" for n in range(TRAIN.n_items)]
+    view = Server.start(terms.build(), TRAIN.n_items, Streams(1)).publish()
+    with CohortStore.create(tmp_path / "store", [(n, str(n)) for n in range(24)], root_key=1) as store:
+        store.set_catalogue([(name, name) for name in names])
+        store.add_histories(replace(TRAIN, item_ids=Vocabulary(names)))
+        store.set_choices(consent)
+        task = Task(terms, 0, 0, None, encode_model(view), numbers=USERS)
+        answer = answer_task(Hosted(store), task)
+    assert not answer.problem
+    assert {field.name for field in fields(answer)} == Gateway.sees["server"]["Answer"]
+    told = decode_sum(answer.sum, n_items=TRAIN.n_items, width=6, round=0)
+    assert {field.name for field in fields(told)} == Gateway.sees["server"]["SummedReports"]
+    cohort = Cohort(USERS, TRAIN, consent, terms.build().device_init(USERS, Streams(1)))
+    devices = Devices.behind_door(terms.build(), cohort, terms.release, Ledger(), Streams(1))
+    one_by_one = devices.report(view, devices.willing())
+    expected = add_up(0, [one_by_one], 6)
+    assert np.array_equal(told.dense(TRAIN.n_items), expected.dense(TRAIN.n_items))
+    assert told.devices == 16
+    sent = Counter(one_by_one.item.tolist())
+    shared = [n for n, count in sent.items() if count > 1]
+    assert len(shared) > 10  # of these no device's own row can be told
 
 
 def test_the_door_has_no_other_way_out():

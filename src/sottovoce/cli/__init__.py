@@ -22,6 +22,7 @@ from sottovoce.cli import (
     output,
     published,
     serve_device,
+    serve_flower,
     serve_server,
     training,
     views,
@@ -128,6 +129,11 @@ serve_app.command("server")(serve_server.server)
 serve_app.command("invite")(serve_server.invite)
 serve_app.command("status")(serve_server.status)
 serve_app.command("device")(serve_device.device)
+serve_app.command("superlink")(serve_flower.superlink)
+serve_app.command("supernode")(serve_flower.supernode)
+serve_app.command("cohort")(serve_flower.cohort)
+serve_app.command("flower")(serve_flower.flower)
+serve_app.command("nginx")(serve_flower.nginx)
 app.add_typer(serve_app, name="serve", help="Run a party of a real federation as a service.")
 keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 keys_app.command("init")(keys.init)

@@ -25,3 +25,21 @@ class Direct:
             "device": {"ModelView": frozenset({"round", "items"})},
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Through an organisation that hosts the devices, as on Flower: the server sees the sum over
+    those of a cohort that took part, how many they were, and who is willing."""
+
+    sees: ClassVar[Sight] = MappingProxyType(
+        {
+            "server": {
+                "Answer": frozenset(
+                    {"willing", "kept", "round", "attempt", "sum", "devices", "problem"}
+                ),
+                "SummedReports": frozenset({"round", "item", "sums", "devices"}),
+            },
+            "gateway": {"ModelView": frozenset({"round", "items"})},
+        }
+    )

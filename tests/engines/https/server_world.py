@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.consent import Choice, Consent
-from sottovoce.engines.https.folder import create_folder, invite, open_folder
+from sottovoce.engines.https.folder import create_folder, invite
 from sottovoce.engines.https.keys import authority_pem, device_context, operator_token
 from sottovoce.engines.https.signing import seal
 from sottovoce.engines.rounds import RoundRules
@@ -96,13 +95,13 @@ except SottovoceError as error:
 
 
 class ServerProcess:
-    def __init__(self, path, *, wait=True, **options):
+    def __init__(self, path, *, wait=True, program=RUN, **options):
         self.path = path
         options.setdefault("port", 0)
         self.log = path / f"server-{secrets.token_hex(3)}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", RUN, str(path), json.dumps(options)],
+                [sys.executable, "-c", program, str(path), json.dumps(options)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -309,11 +308,3 @@ def selected(client, round, attempt):
     got = client.get(f"/v1/rounds/{round}/{attempt}/selected")
     assert got.status == 200, got.body
     return np.frombuffer(got.body, "<u4").tolist()
-
-
-def with_certificate(context, certificate, key):
-    context.load_cert_chain(certificate, key)
-    return context
-
-
-__all__ = ["open_folder", "ssl"]

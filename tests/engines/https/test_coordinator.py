@@ -330,3 +330,17 @@ def test_a_database_of_other_terms_is_refused(world, tmp_path):
     other = Plan(terms(learning_rate=0.1), "all", 3, 1, quick_rules())
     with pytest.raises(ServiceError, match="another federation"), here.database.writing() as link:
         Coordinator(other, lambda: 0.0).start(link)
+
+
+def test_a_model_that_is_not_finite_is_not_published(world, monkeypatch):
+    here = world(rounds=2)
+    here.step()
+    here.report(*range(8))
+    monkeypatch.setattr(type(here.coordinator), "_fold", lambda *_: here.model(0)[0] * np.inf)
+    assert here.step() == ["diverged", "opened"]
+    assert (here.position().round, here.position().attempt) == (0, 1)
+    monkeypatch.undo()
+    for number in range(8):
+        here.fleet.sent.pop((0, 0, number))
+    assert here.report(*range(8)) == ["accepted"] * 8
+    assert here.step() == ["goal", "opened"]

@@ -186,6 +186,9 @@ def test_a_device_may_ask_the_process_that_lags_behind(tmp_path, postgres):
             for number in asked:
                 assert second.post("/v1/reports", fleet.report(number, view)).status == 204
         first.wait(round=3, state="finished")
+        assert len(list(tmp_path.glob("server-*.json"))) == 2
+        assert one.stop() == 0
+        assert [p.name for p in tmp_path.glob("server-*.json")] == [f"server-{two.port}.json"]
         assert np.array_equal(second.model(3).items, simulated(3, cohort_size=4))
 
 

@@ -273,3 +273,35 @@ def test_a_head_must_be_short(tmp_path):
                 assert b"400" in answer
                 link.close()
         assert client.get("/health", X_Long="y" * 8000).status == 200
+
+
+BROKEN = """
+import sys
+from pathlib import Path
+from sottovoce.engines.https import records, serve
+from sottovoce.errors import ServiceError
+
+def broken(*_):
+    raise KeyError("a mistake of ours")
+
+records.accept = broken
+try:
+    serve.run_server(Path(sys.argv[1]), port=0)
+except ServiceError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def test_a_server_with_a_mistake_stops_rather_than_hang(tmp_path):
+    folder, fleet = new_folder(tmp_path), Fleet()
+    with ServerProcess(tmp_path, program=BROKEN) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client)
+        client.wait(round=0, state="open")
+        payload = fleet.report(0, client.model(0))
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            assert client.post("/v1/reports", payload).status != 204
+        assert server.process.wait(timeout=10) == 7
+        assert "nobody has foreseen" in server.log.read_text()
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        assert client.post("/v1/reports", payload).status == 204

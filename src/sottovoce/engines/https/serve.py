@@ -95,10 +95,18 @@ class _Process:
         self._log = _logger()
         self._board = Board(database, folder.plan)
         self._rounds = RoundsThread(database, coordinator, self._board, self._log)
+        self._broken = False
+        self._ready_file: Path | None = None
 
     async def run(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
         limits = self._limits
+        loop = asyncio.get_running_loop()
         self._board.refresh()
+
+        def died() -> None:
+            self._broken = True
+            loop.call_soon_threadsafe(server.stop)
+
         service = Service(
             self._folder.plan,
             self._folder.catalogue(),
@@ -109,6 +117,7 @@ class _Process:
             limits,
             moved=self._rounds.wake,
             failed=lambda error: self._log.error("not stored", detail=str(error)),
+            died=died,
         )
         config = uvicorn.Config(
             service,
@@ -129,18 +138,23 @@ class _Process:
         config.ssl = context
         server = _Uvicorn(config, lambda: self._ready(listener, context is not None))
         service.connections = server.server_state.connections
-        loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._unforeseen)
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, server.stop)
-        self._rounds.start()
+        self._rounds.start(died)
         try:
             await server.serve(sockets=[listener])
         finally:
-            self._ready_file(listener).unlink(missing_ok=True)
+            if self._ready_file is not None:
+                self._ready_file.unlink(missing_ok=True)
             self._rounds.stop()
             service.close()
             self._log.info("stopped")
+        if self._broken:
+            raise ServiceError(
+                "the server stopped because of an error that nobody has foreseen, which is in its "
+                "log; what was acknowledged is stored: start it again"
+            )
 
     def _ready(self, listener: socket.socket, secure: bool) -> None:
         host, port = listener.getsockname()[:2]
@@ -148,15 +162,12 @@ class _Process:
             host = "127.0.0.1"
         name = f"[{host}]" if ":" in host else host
         url = f"{'https' if secure else 'http'}://{name}:{port}"
-        place = self._ready_file(listener)
+        place = self._folder.ready_file(port, shared=self._database.shared)
         fresh = place.with_suffix(".new")
         fresh.write_text(json.dumps({"url": url, "pid": os.getpid(), "port": port}))
         os.replace(fresh, place)
+        self._ready_file = place
         self._log.info("listening", url=url)
-
-    def _ready_file(self, listener: socket.socket) -> Path:
-        port = listener.getsockname()[1] if listener.fileno() >= 0 else 0
-        return self._folder.ready_file(port, shared=self._database.shared)
 
     def _unforeseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -176,8 +187,11 @@ class RoundsThread:
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
+        self._died: Callable[[], None] = self._stopping.set
 
-    def start(self) -> None:
+    def start(self, died: Callable[[], None]) -> None:
+        """`died` is called where the thread ends by an error that nobody has foreseen."""
+        self._died = died
         self._thread.start()
 
     def wake(self) -> None:
@@ -190,6 +204,13 @@ class RoundsThread:
         self._thread.join(timeout=3)
 
     def _run(self) -> None:
+        try:
+            self._move_until_stopped()
+        finally:
+            if not self._stopping.is_set():
+                self._died()
+
+    def _move_until_stopped(self) -> None:
         while not self._stopping.is_set():
             try:
                 with self._database.leading() as leader:

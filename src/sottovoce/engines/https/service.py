@@ -6,25 +6,31 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sized
+from collections.abc import Awaitable, Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import parse_qs
 
 from sottovoce.engines.https import records, roster
+from sottovoce.engines.https.answers import (
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    content_length,
+    discard,
+    header,
+    number_of,
+    publish,
+    table_of,
+)
 from sottovoce.engines.https.board import Board
 from sottovoce.engines.https.checks import Checks
 from sottovoce.engines.https.coordinator import Plan
 from sottovoce.engines.https.database import Database
-from sottovoce.engines.https.published import (
-    Busy,
-    Document,
-    Shelf,
-    best_coding,
-    etag_matches,
-    wanted_range,
-)
+from sottovoce.engines.https.published import Busy, Document, Shelf, best_coding
 from sottovoce.engines.https.refusals import Refused, Tally
 from sottovoce.engines.https.status import metrics, status
 from sottovoce.engines.https.writer import Writer
@@ -32,15 +38,9 @@ from sottovoce.errors import ServiceError
 from sottovoce.terms import PROTOCOL
 
 T = TypeVar("T")
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_CHUNK = 1 << 18
 _SMALL_BODY = 4096
-_DISCARD = 1 << 20
 _JSON = (b"content-type", b"application/json")
 _BYTES = (b"content-type", b"application/octet-stream")
 _FOREVER = (b"cache-control", b"public, max-age=31536000, immutable")
@@ -91,13 +91,17 @@ class Service:
         *,
         moved: Callable[[], None],
         failed: Callable[[ServiceError], None],
+        died: Callable[[], None],
     ) -> None:
-        """`moved` is called when something happened that may end or open a round."""
+        """`moved` is called when something happened that may end or open a round, `failed` and
+        `died` as `Writer` says."""
         self._plan, self._database, self._board = plan, database, board
         self._tally, self._limits, self._moved = tally, limits, moved
         self._token = token
         self._checks = Checks(plan.terms, board, database)
-        self._writer = Writer(database, tally, limit=limits.waiting, accepted=moved, failed=failed)
+        self._writer = Writer(
+            database, tally, limit=limits.waiting, accepted=moved, failed=failed, died=died
+        )
         self._shelf = Shelf(limits.cache)
         self._aside_pool = ThreadPoolExecutor(2, thread_name_prefix="aside")
         self._aside_waiting = 0
@@ -167,27 +171,27 @@ class Service:
     # --- what everyone may fetch ------------------------------------------------------------------
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _answer(send, 200, [(b"content-type", b"text/plain")], b"ok")
+        await answer(send, 200, [(b"content-type", b"text/plain")], b"ok")
 
     async def _round(self, scope: Scope, receive: Receive, send: Send) -> None:
         document = self._board.now.descriptor
-        await _publish(scope, send, document, self._round_headers)
+        await publish(scope, send, document, self._round_headers)
 
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
         content, coding = (
             self._fixed[scope["path"]],
-            best_coding(_header(scope, b"accept-encoding")),
+            best_coding(header(scope, b"accept-encoding")),
         )
         document = await self._shelf.get(
             (scope["path"], coding), lambda: Document.of(content, coding)
         )
-        await _publish(
+        await publish(
             scope, send, document, [_JSON, _VARY, (b"cache-control", b"public, max-age=60")]
         )
 
     async def _selected(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = scope["path"].split("/")
-        round, attempt = _number(parts[3]), _number(parts[4]) if len(parts) == 6 else None
+        round, attempt = number_of(parts[3]), number_of(parts[4]) if len(parts) == 6 else None
         if round is None or attempt is None:
             raise NotFound(404, "not_found", "there is nothing at this address")
         now = self._board.now
@@ -195,19 +199,19 @@ class Service:
             now = await self._aside(self._board.refresh)
         if not now.open_for(round, attempt):
             raise NotFound(410, "gone", f"round {round}, attempt {attempt}, is not open")
-        coding = best_coding(_header(scope, b"accept-encoding"))
+        coding = best_coding(header(scope, b"accept-encoding"))
         document = await self._shelf.get(
             ("selected", round, attempt, coding),
             lambda: Document.of(records.packed(now.selected), coding),
         )
-        await _publish(scope, send, document, [_BYTES, _VARY, _FOREVER])
+        await publish(scope, send, document, [_BYTES, _VARY, _FOREVER])
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
-        round = _number(scope["path"].removeprefix("/v1/model/"))
+        round = number_of(scope["path"].removeprefix("/v1/model/"))
         if round is None:
             raise NotFound(404, "not_found", "there is nothing at this address")
         query = parse_qs(scope["query_string"].decode("latin-1"))
-        since = _number(query["since"][0]) if "since" in query else None
+        since = number_of(query["since"][0]) if "since" in query else None
         now = self._board.now
         if round > now.position.round:  # another process may have published it
             now = await self._aside(self._board.refresh)
@@ -219,17 +223,17 @@ class Service:
         if now.position.round > self._newest:
             self._newest = now.position.round
             self._shelf.drop(lambda key: key[0] == "model" and key[1] not in now.versions)
-        coding = best_coding(_header(scope, b"accept-encoding"))
+        coding = best_coding(header(scope, b"accept-encoding"))
         document = await self._shelf.get(
             ("model", round, since, coding), lambda: Document.of(version.content(since), coding)
         )
-        await _publish(scope, send, document, [_BYTES, _VARY, _FOREVER])
+        await publish(scope, send, document, [_BYTES, _VARY, _FOREVER])
 
     # --- what devices send ------------------------------------------------------------------------
 
     async def _report(self, scope: Scope, receive: Receive, send: Send) -> None:
         limit = self._checks.longest
-        room = min(_content_length(scope, limit), limit)
+        room = min(content_length(scope, limit), limit)
         if self._in_flight + room > self._limits.in_flight:
             raise Refused("overload", "the server has too much to do; come back later")
         self._in_flight += room
@@ -246,7 +250,7 @@ class Service:
             raise
         finally:
             self._in_flight -= room
-        await _answer(send, 204, [], b"")
+        await answer(send, 204, [], b"")
 
     async def _check_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         payload = await self._body(scope, receive, _SMALL_BODY)
@@ -258,7 +262,7 @@ class Service:
 
         await self._aside(note)
         self._moved()
-        await _answer(send, 204, [], b"")
+        await answer(send, 204, [], b"")
 
     async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
         token, key = _enrolment(await self._body(scope, receive, _SMALL_BODY))
@@ -267,7 +271,7 @@ class Service:
             raise Refused("bad_token", "the invitation is not good, or was used by another device")
         self._checks.enrolled(number, key)
         self._moved()
-        await _answer(send, 200, [_JSON], json.dumps({"number": number}).encode())
+        await answer(send, 200, [_JSON], json.dumps({"number": number}).encode())
 
     def _store_enrolment(self, token: bytes, key: bytes) -> int | None:
         with self._database.writing() as link:
@@ -278,16 +282,16 @@ class Service:
     async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._require_operator(scope)
         content = await self._aside(lambda: status(self._database, self._tally))
-        await _answer(send, 200, [_JSON], json.dumps(content).encode())
+        await answer(send, 200, [_JSON], json.dumps(content).encode())
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._require_operator(scope)
         text = await self._aside(lambda: metrics(self._database, self._tally, self._in_flight))
-        await _answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
+        await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
 
     async def _target(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._require_operator(scope)
-        body = _table(await self._body(scope, receive, _SMALL_BODY))
+        body = table_of(await self._body(scope, receive, _SMALL_BODY))
         wanted = body.get("rounds")
         if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 <= wanted < 2**31:
             raise Refused("malformed", "rounds must be a whole number")
@@ -298,10 +302,10 @@ class Service:
 
         target = await self._aside(store)
         self._moved()
-        await _answer(send, 200, [_JSON], json.dumps({"rounds": target}).encode())
+        await answer(send, 200, [_JSON], json.dumps({"rounds": target}).encode())
 
     def _require_operator(self, scope: Scope) -> None:
-        said = _header(scope, b"authorization")
+        said = header(scope, b"authorization")
         if not hmac.compare_digest(said, f"Bearer {self._token}".encode()):
             raise NotFound(401, "unauthorized", "this needs the operator's token")
 
@@ -320,8 +324,8 @@ class Service:
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         """The body of a request, never more than `limit` bytes of it."""
-        if _content_length(scope, 0) > limit:
-            await _discard(receive)
+        if content_length(scope, 0) > limit:
+            await discard(receive)
             raise Refused("oversized", f"a message has at most {limit} bytes")
         parts, size, more = [], 0, True
         try:
@@ -336,7 +340,7 @@ class Service:
             raise Refused("malformed", "the message did not arrive in time") from None
         if size > limit:
             if more:
-                await _discard(receive)
+                await discard(receive)
             raise Refused("oversized", f"a message has at most {limit} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -347,89 +351,12 @@ class Service:
         if status in (413, 503):
             headers.append((b"connection", b"close"))
         content = json.dumps({"error": error, "detail": detail}).encode()
-        await _answer(send, status, headers, content)
-
-
-async def _publish(scope: Scope, send: Send, document: Document, headers: Headers) -> None:
-    """A document, a part of it, or word that the asker has it already."""
-    tagged = [(b"etag", document.etag), *headers]
-    known = _header(scope, b"if-none-match")
-    if known and etag_matches(known, document.etag):
-        await _answer(send, 304, tagged, b"")
-        return
-    if document.coding != "identity":
-        tagged.append((b"content-encoding", document.coding.encode()))
-    tagged.append((b"accept-ranges", b"bytes"))
-    size, status, body = len(document.body), 200, memoryview(document.body)
-    asked, condition = _header(scope, b"range"), _header(scope, b"if-range")
-    if asked and (not condition or condition == document.etag):
-        part = wanted_range(asked, size)
-        if part == "beyond":
-            await _answer(send, 416, [*tagged, (b"content-range", f"bytes */{size}".encode())], b"")
-            return
-        if part != "none":
-            first, stop = part
-            tagged.append((b"content-range", f"bytes {first}-{stop - 1}/{size}".encode()))
-            status, body = 206, body[first:stop]
-    await _answer(send, status, tagged, body)
-
-
-async def _answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
-    if status not in (204, 304):
-        headers = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    # Large bodies go out piece by piece, as fast as they are taken, so that slow readers cost no
-    # memory.
-    for start in range(0, max(1, len(body)), _CHUNK):
-        more = start + _CHUNK < len(body)
-        piece = body[start : start + _CHUNK]
-        await send({"type": "http.response.body", "body": piece, "more_body": more})
-
-
-async def _discard(receive: Receive) -> None:
-    """Read on for a while, so that the sender gets to see the answer."""
-    size = 0
-    try:
-        async with asyncio.timeout(1.0):
-            while size < _DISCARD:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body"):
-                    return
-    except TimeoutError:
-        return
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-    for key, value in headers:
-        if key == name:
-            return value
-    return b""
-
-
-def _content_length(scope: Scope, unknown: int) -> int:
-    length = _header(scope, b"content-length")
-    return int(length) if length.isdigit() else unknown
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
-
-
-def _table(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise Refused("malformed", "the body is not JSON") from None
-    if not isinstance(found, dict):
-        raise Refused("malformed", "the body is not a JSON object")
-    return found
+        await answer(send, status, headers, content)
 
 
 def _enrolment(body: bytes) -> tuple[bytes, bytes]:
     """Token and public key of an enrolment."""
-    found = _table(body)
+    found = table_of(body)
     if found.get("protocol") != PROTOCOL:
         raise Refused(
             "version", f"this server speaks version {PROTOCOL} of the protocol; install its release"

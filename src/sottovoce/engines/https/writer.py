@@ -29,14 +29,17 @@ class Writer:
         limit: int,
         accepted: Callable[[], None],
         failed: Failure,
+        died: Callable[[], None],
     ) -> None:
         """Keeps at most `limit` submissions waiting. Calls `accepted` after each transaction in
-        which some were, and `failed` where the database cannot be written."""
+        which some were, `failed` where the database cannot be written, and `died` where the thread
+        ends by an error that nobody has foreseen."""
         self._database = database
         self._tally = tally
         self._limit = limit
         self._accepted = accepted
         self._failed = failed
+        self._died = died
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
         self._waiting: list[tuple[Submission, asyncio.Future[Decision]]] = []
@@ -69,6 +72,13 @@ class Writer:
         self._thread.join(timeout=3)
 
     def _run(self) -> None:
+        try:
+            self._write_until_stopped()
+        finally:
+            if not self._stopping:
+                self._died()
+
+    def _write_until_stopped(self) -> None:
         while True:
             with self._ready:
                 if not self._waiting and not self._stopping:

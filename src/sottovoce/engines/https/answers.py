@@ -1,0 +1,97 @@
+"""Reading requests and writing answers of an ASGI application: bodies in pieces, documents whole or
+in parts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from sottovoce.engines.https.published import Document, etag_matches, wanted_range
+from sottovoce.engines.https.refusals import Refused
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_CHUNK = 1 << 18
+_DISCARD = 1 << 20
+
+
+async def publish(scope: Scope, send: Send, document: Document, headers: Headers) -> None:
+    """A document, a part of it, or word that the asker has it already."""
+    tagged = [(b"etag", document.etag), *headers]
+    known = header(scope, b"if-none-match")
+    if known and etag_matches(known, document.etag):
+        await answer(send, 304, tagged, b"")
+        return
+    if document.coding != "identity":
+        tagged.append((b"content-encoding", document.coding.encode()))
+    tagged.append((b"accept-ranges", b"bytes"))
+    size, status, body = len(document.body), 200, memoryview(document.body)
+    asked, condition = header(scope, b"range"), header(scope, b"if-range")
+    if asked and (not condition or condition == document.etag):
+        part = wanted_range(asked, size)
+        if part == "beyond":
+            await answer(send, 416, [*tagged, (b"content-range", f"bytes */{size}".encode())], b"")
+            return
+        if part != "none":
+            first, stop = part
+            tagged.append((b"content-range", f"bytes {first}-{stop - 1}/{size}".encode()))
+            status, body = 206, body[first:stop]
+    await answer(send, status, tagged, body)
+
+
+async def answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
+    if status not in (204, 304):
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    # Large bodies go out piece by piece, as fast as they are taken, so that slow readers cost no
+    # memory.
+    for start in range(0, max(1, len(body)), _CHUNK):
+        more = start + _CHUNK < len(body)
+        piece = body[start : start + _CHUNK]
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+async def discard(receive: Receive) -> None:
+    """Read on for a while, so that the sender gets to see the answer."""
+    size = 0
+    try:
+        async with asyncio.timeout(1.0):
+            while size < _DISCARD:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+def header(scope: Scope, name: bytes) -> bytes:
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    for key, value in headers:
+        if key == name:
+            return value
+    return b""
+
+
+def content_length(scope: Scope, unknown: int) -> int:
+    length = header(scope, b"content-length")
+    return int(length) if length.isdigit() else unknown
+
+
+def number_of(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def table_of(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused("malformed", "the body is not JSON") from None
+    if not isinstance(found, dict):
+        raise Refused("malformed", "the body is not a JSON object")
+    return found
