@@ -3,11 +3,11 @@ be; and what downloading only the changed rows saves.
 
     sottovoce bench traffic [--quick] [--json]
 
-Devices take part in a real federation over TLS on loopback, with Italy's catalogue (a generated town
-of its size where that data set is not there). A forwarder between them and the server counts every
-byte, handshakes, headers and signatures too; each visit has a connection of its own. The least that
-has to travel is four bytes per number and per item number, without a model's item numbers; CCE is
-one contact as FPL's paper counts it, in bytes.
+Devices take part in a real federation over TLS on loopback, with Italy's catalogue (a generated
+town of its size where that data set is not there). A forwarder between them and the server counts
+every byte, handshakes, headers and signatures too; each visit has a connection of its own. The
+least that has to travel is four bytes per number and per item number (a whole model needs no item
+numbers); CCE is one contact as FPL's paper counts it, in bytes.
 """
 
 from __future__ import annotations
@@ -222,6 +222,9 @@ async def _play(trial: HttpsTrial, forwarder: Forwarder) -> Seen:
         for agent in agents:  # to enrol is not part of a round
             await agent.visit()
             await agent.client.rest()
+            model = agent.hosted.model()
+            if model is not None:  # as if it had none of this federation: it gets a whole one
+                agent.hosted.keep_model(replace(model, round=ROUNDS + 1))
         for round in range(ROUNDS):
             while trial.round() < round or trial.operator().status()["state"] != "open":
                 await asyncio.sleep(0.05)

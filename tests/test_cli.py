@@ -223,13 +223,22 @@ def test_every_error_family_has_its_exit_code(monkeypatch, sottovoce_):
         one_sentence(*sottovoce_("demo"), kind.exit_code, "what to do")
 
 
-def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
+@pytest.mark.parametrize("error", [ZeroDivisionError, RuntimeError])
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch, error):
     def answer(*_, **__):
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setattr(sottovoce.cli, "app", answer)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(error):
         sottovoce.cli.call(["demo"])
+
+
+def test_no_place_for_compiled_code_is_one_sentence(monkeypatch, sottovoce_):
+    def answer(*_, **__):
+        raise RuntimeError("cannot cache function 'f': no locator available for file 'x.py'")
+
+    monkeypatch.setattr(sottovoce.cli, "app", answer)
+    one_sentence(*sottovoce_("demo"), 4, "NUMBA_CACHE_DIR")
 
 
 @pytest.mark.parametrize(

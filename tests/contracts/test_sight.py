@@ -79,7 +79,9 @@ def test_a_gateway_tells_the_sum_over_its_cohort_and_no_more(tmp_path):
     consent = Consent.of(USERS, CHOICES, USERS % 3)
     names = [f"item {n}" for n in range(TRAIN.n_items)]
     view = Server.start(terms.build(), TRAIN.n_items, Streams(1)).publish()
-    with CohortStore.create(tmp_path / "store", [(n, str(n)) for n in range(24)], root_key=1) as store:
+    with CohortStore.create(
+        tmp_path / "store", [(n, str(n)) for n in range(24)], root_key=1
+    ) as store:
         store.set_catalogue([(name, name) for name in names])
         store.add_histories(replace(TRAIN, item_ids=Vocabulary(names)))
         store.set_choices(consent)

@@ -59,6 +59,14 @@ def call(arguments: list[str]) -> int:
         return output.fail(str(error), error.exit_code, type(error).__name__, as_json)
     except (OSError, MemoryError) as error:
         return output.fail(_words(error), RunError.exit_code, type(error).__name__, as_json)
+    except RuntimeError as error:
+        if "no locator available" not in str(error):  # numba's words for it
+            raise
+        message = (
+            "compiled code can be kept neither beside the package nor in the user's cache; set "
+            "NUMBA_CACHE_DIR to a folder that may be written"
+        )
+        return output.fail(message, RunError.exit_code, "RunError", as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         output.note(error.format_message())
         return UsageError.exit_code

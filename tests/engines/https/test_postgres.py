@@ -173,11 +173,12 @@ def test_a_device_may_ask_the_process_that_lags_behind(tmp_path, postgres):
     url = postgres.fresh("lag")
     folder, fleet = new_folder(tmp_path, rounds=3, cohort_size=4), Fleet()
     with (
-        ServerProcess(tmp_path, database=url) as one,
-        ServerProcess(tmp_path, database=url) as two,
-        Client(folder, one.port) as first,
+        ServerProcess(tmp_path, database=url, wait=False) as one,
+        ServerProcess(tmp_path, database=url) as two,  # both at once, on an empty database
         Client(folder, two.port) as second,
     ):
+        one.wait_until_ready()
+        first = Client(folder, one.port)
         fleet.enrol(folder, first, url)
         for round in range(3):
             now = first.wait(round=round, state="open")
@@ -187,6 +188,7 @@ def test_a_device_may_ask_the_process_that_lags_behind(tmp_path, postgres):
                 assert second.post("/v1/reports", fleet.report(number, view)).status == 204
         first.wait(round=3, state="finished")
         assert len(list(tmp_path.glob("server-*.json"))) == 2
+        first.close()
         assert one.stop() == 0
         assert [p.name for p in tmp_path.glob("server-*.json")] == [f"server-{two.port}.json"]
         assert np.array_equal(second.model(3).items, simulated(3, cohort_size=4))

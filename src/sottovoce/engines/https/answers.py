@@ -29,7 +29,6 @@ async def publish(scope: Scope, send: Send, document: Document, headers: Headers
         return
     if document.coding != "identity":
         tagged.append((b"content-encoding", document.coding.encode()))
-    tagged.append((b"accept-ranges", b"bytes"))
     size, status, body = len(document.body), 200, memoryview(document.body)
     asked, condition = header(scope, b"range"), header(scope, b"if-range")
     if asked and (not condition or condition == document.etag):

@@ -126,8 +126,7 @@ class Database:
     def create(self) -> None:
         """Make the tables where there are none. Raises where they are of another version."""
         with self.writing() as link:
-            if self.shared:  # two processes may start at once
-                link.execute(sa.text("SELECT pg_advisory_xact_lock(7305)"))
+            self.take_turn(link)
             _metadata.create_all(link)
             found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
             if found is None:
@@ -137,6 +136,12 @@ class Database:
                     f"{self._name} was written by another release of Sottovoce (version {found} of "
                     f"the tables, this release knows {SCHEMA}); use the release that wrote it"
                 )
+
+    def take_turn(self, link: sa.Connection) -> None:
+        """Until the transaction ends, no other process that takes turns goes on. For starts, when
+        several processes may find that something is to be made."""
+        if self.shared:
+            link.execute(sa.text("SELECT pg_advisory_xact_lock(7305)"))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -153,8 +158,12 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        with self._in_words(), self._engine.connect() as link, link.begin():
-            yield link
+        """Everything read within is as it was at one moment."""
+        with self._in_words(), self._engine.connect() as link:
+            if self.shared:
+                link = link.execution_options(isolation_level="REPEATABLE READ")
+            with link.begin():
+                yield link
 
     @contextlib.contextmanager
     def leading(self) -> Iterator[Leader | None]:

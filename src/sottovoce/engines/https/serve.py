@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import json
 import logging
@@ -70,12 +71,16 @@ def run_server(
         listener = stack.enter_context(_listen(host, port))
         coordinator = Coordinator(folder.plan, time.monotonic)
         with store.writing() as link:
+            store.take_turn(link)
             coordinator.start(link)
             if rounds is not None:
                 raise_target(link, rounds)
         _allow_connections()
         # Requests must not wait long for the thread that writes.
         sys.setswitchinterval(_SWITCH)
+        # What is loaded by now stays: the collector need not look at it for every few requests.
+        gc.collect()
+        gc.freeze()
         process = _Process(folder, store, coordinator, tally, token, limits or Limits())
         uvloop.run(process.run(listener, context))
 

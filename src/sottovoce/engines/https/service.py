@@ -45,6 +45,7 @@ _JSON = (b"content-type", b"application/json")
 _BYTES = (b"content-type", b"application/octet-stream")
 _FOREVER = (b"cache-control", b"public, max-age=31536000, immutable")
 _VARY = (b"vary", b"accept-encoding")
+_RANGES = (b"accept-ranges", b"bytes")
 _DECIDED = {
     "replay": "this report was accepted before",
     "second_submission": "this device has already reported in this round",
@@ -204,7 +205,7 @@ class Service:
             ("selected", round, attempt, coding),
             lambda: Document.of(records.packed(now.selected), coding),
         )
-        await publish(scope, send, document, [_BYTES, _VARY, _FOREVER])
+        await publish(scope, send, document, [_BYTES, _VARY, _FOREVER, _RANGES])
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         round = number_of(scope["path"].removeprefix("/v1/model/"))
@@ -227,7 +228,7 @@ class Service:
         document = await self._shelf.get(
             ("model", round, since, coding), lambda: Document.of(version.content(since), coding)
         )
-        await publish(scope, send, document, [_BYTES, _VARY, _FOREVER])
+        await publish(scope, send, document, [_BYTES, _VARY, _FOREVER, _RANGES])
 
     # --- what devices send ------------------------------------------------------------------------
 
