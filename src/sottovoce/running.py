@@ -26,7 +26,7 @@ from sottovoce.federation import Federation, split_items
 from sottovoce.ledger import COUNTS, Totals, totals_of
 from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.runs import RunFolder, check_writable, environment
-from sottovoce.trials import Engine, start_trial
+from sottovoce.trials import Engine, check_engine, start_trial
 
 Report = Callable[[str, int, int], None]
 """Progress: what is being done, steps done, steps in all."""
@@ -82,14 +82,13 @@ def run_experiment(
         experiment.release,
         experiment.streams().child("federation"),
     )
+    check_engine(engine, device, split.train.n_users, kept=out is not None)
     federation.check_device(device)
     if transcript and (device != "cpu" or engine != "simulation"):
         raise ConfigError(
             "a transcript needs every message written out in one place: leave it on "
             "--engine simulation --device cpu"
         )
-    if engine != "simulation" and (device != "cpu" or out is None):
-        raise ConfigError(f"the {engine} engine needs --device cpu and a run folder")
     protocol = experiment.evaluation.protocol(split, experiment.seed)
     _check_protocol(protocol, split)
     tell("data", 1, 1)

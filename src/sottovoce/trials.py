@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,26 @@ MOST_DEVICES = 512
 """Users of a trial: each is a device with a store of its own."""
 
 
+def check_engine(engine: Engine, device: str, users: int, *, kept: bool) -> None:
+    """Raises where an engine cannot run with what was asked for, before anything is written."""
+    if engine == "simulation":
+        return
+    if device != "cpu" or not kept:
+        raise ConfigError(f"the {engine} engine needs --device cpu and a run folder")
+    if engine == "https" and users > MOST_DEVICES:
+        raise ConfigError(
+            f"{users:,} users would be {users:,} devices on this machine; a trial takes at most "
+            f"{MOST_DEVICES}: use fewer users, --engine flower, or --engine simulation"
+        )
+    try:
+        import_module(f"sottovoce.engines.{engine}.trial")
+    except ModuleNotFoundError as error:
+        extra = "web" if engine == "https" else "web,flower"
+        raise ConfigError(
+            f"the {engine} engine needs {error.name}; install sottovoce[{extra}]"
+        ) from None
+
+
 def start_trial(
     engine: Engine,
     experiment: Experiment,
@@ -29,13 +50,7 @@ def start_trial(
 ) -> Trial:
     """The trial of an experiment in its run folder, new or to be gone on with."""
     world = world_of(experiment, dataset, federation)
-    users = len(world.cohort)
     if engine == "https":
-        if users > MOST_DEVICES:
-            raise ConfigError(
-                f"{users:,} users would be {users:,} devices on this machine; a trial takes at "
-                f"most {MOST_DEVICES}: use fewer users, --engine flower, or --engine simulation"
-            )
         from sottovoce.engines.https.trial import HttpsTrial
 
         return HttpsTrial(world, folder_of(run), processes or 8)

@@ -54,7 +54,10 @@ class FlowerTrial:
         tick(self.round())
         if self.round() < to:
             self._flower.train(
-                self._server, to, lambda status: tick(min(int(status.get("round", 0)), to))
+                self._server,
+                to,
+                lambda status: tick(min(int(status.get("round", 0)), to)),
+                hold=True,  # one run serves every stop
             )
 
     def gather(self) -> Gathered:
