@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -24,7 +23,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +38,7 @@ from sottovoce.data.interactions import Interactions
 from sottovoce.errors import UsageError
 from sottovoce.recommender import FactorScorer, top_n
 from sottovoce.rng import Streams
+from sottovoce.runs import environment
 
 Progress = Callable[[str], None]
 Contestant = Callable[[], None]
@@ -512,16 +511,11 @@ def _peer_modules() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    described = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        described = names[0].partition(":")[2].strip() if names else described
+    here = environment()
     return {
-        "cpu": described,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: importlib.import_module(name).__version__ for name in ("numpy", "numba")},
+        "cpu": here["hardware"]["processor"],
+        "cores": here["hardware"]["cores"],
+        **{name: here["versions"][name] for name in ("python", "numpy", "numba")},
         "implicit": importlib.import_module("implicit").__version__,
         "cornac": importlib.import_module("cornac").__version__,
         "timing": "best of several turns; processor time with one thread, wall time with two",

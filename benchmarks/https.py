@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import pickle
-import platform
 import secrets
 import selectors
 import socket
@@ -43,6 +42,7 @@ from sottovoce.messages import encode
 from sottovoce.parties.device import Devices
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
+from sottovoce.runs import environment
 from sottovoce.terms import Terms
 
 Progress = Callable[[str], None]
@@ -113,15 +113,11 @@ def row(
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    described = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        described = names[0].partition(":")[2].strip() if names else described
+    here = environment()
     return {
-        "cpu": described,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+        "cpu": here["hardware"]["processor"],
+        "cores": here["hardware"]["cores"],
+        "python": here["versions"]["python"],
         "tls": ssl.OPENSSL_VERSION,
         "timing": "wall time with server and load generator on the same processors; best turn",
     }

@@ -10,7 +10,7 @@ import pytest
 from sottovoce.engines.https import records
 from sottovoce.engines.https.folder import open_folder
 from sottovoce.engines.https.trial import HttpsTrial
-from sottovoce.engines.processes import sottovoce_command
+from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation
 from sottovoce.parties.hosted import Hosted
@@ -80,7 +80,7 @@ def test_64_agents_of_which_a_tenth_is_killed(tmp_path):
 
         trial.advance(ROUNDS, tick)
         state = trial.gather()
-        dead = {row for row, agent in enumerate(trial.agents) if not agent.running()}
+        dead = {row for row, agent in enumerate(trial.agents) if not agent.alive}
     assert not moments
     assert not victims
     rounds, _ = trial.log()
@@ -122,15 +122,16 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path):
         trial.operator().raise_target(ROUNDS)
         for _ in range(4):
             time.sleep(chosen.uniform(0.2, 0.9))
-            os.kill(trial._server.process.pid, signal.SIGKILL)
-            trial._server.process.wait()
-            trial._server = trial._children.start(
-                "server",
+            os.kill(trial.server.process.pid, signal.SIGKILL)
+            trial.server.process.wait()
+            trial.server = Child(
+                "the server",
                 sottovoce_command(
                     "serve", "server", tmp_path / "services/server", "--port", str(port)
                 ),
+                log=tmp_path / "server.log",
             )
-            trial._children.wait_for(trial._server, lambda: listening(port))
+            wait_for(trial.server, lambda: listening(port))
         trial.advance(ROUNDS, lambda done: None)
         state = trial.gather()
     rounds, _ = trial.log()
@@ -157,9 +158,10 @@ def test_killed_devices_lose_nothing(tmp_path):
             os.kill(trial.agents[which].process.pid, signal.SIGKILL)
             trial.agents[which].process.wait()
             stores = sorted((tmp_path / "services/devices").iterdir())[which::2]
-            trial.agents[which] = trial._children.start(
-                f"agent-{which:03d}",
+            trial.agents[which] = Child(
+                f"agent {which}",
                 sottovoce_command("serve", "device", *stores, "--server", server),
+                log=tmp_path / f"agent-{which}.log",
             )
         trial.advance(ROUNDS, lambda done: None)
         state = trial.gather()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from sottovoce.engines.processes import children
+from sottovoce.engines.processes import Child, stop_all, wait_for
 from sottovoce.errors import ServiceError
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -28,20 +28,20 @@ def alive(pid):
 
 
 def test_none_is_left_behind_even_one_that_does_not_listen(tmp_path):
-    with children(tmp_path) as group:
-        started = [group.start("meek", SLEEP), group.start("deaf", DEAF)]
-        for child in started:
-            group.wait_for(child, lambda c=child: "up" in c.log.read_text(), 20)
-        group.stop(patience=1.0)
-        assert not any(alive(c.process.pid) for c in started)
+    started = [Child(name, code, log=tmp_path / name) for name, code in (("a", SLEEP), ("b", DEAF))]
+    for child in started:
+        wait_for(child, lambda c=child: "up" in c.log.read_text(), 20)
+    stop_all(started[:1])
+    started[1].stop(1.0)
+    assert not any(alive(c.process.pid) for c in started)
 
 
-def test_all_end_where_the_work_fails(tmp_path):
+def test_a_child_ends_with_the_block_also_where_the_work_fails(tmp_path):
     started = []
 
     def work():
-        with children(tmp_path) as group:
-            started.append(group.start("one", SLEEP))
+        with Child("one", SLEEP, log=tmp_path / "one.log") as child:
+            started.append(child)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -50,24 +50,27 @@ def test_all_end_where_the_work_fails(tmp_path):
 
 
 def test_a_death_is_told_with_the_last_words(tmp_path):
-    with children(tmp_path) as group:
-        dying = group.start("server", [sys.executable, "-c", "raise SystemExit('out of luck')"])
-        with pytest.raises(ServiceError, match=r"server has stopped.*out of luck.*server\.log"):
-            group.wait_for(dying, lambda: False, 20)
+    dying = [sys.executable, "-c", "raise SystemExit('out of luck')"]
+    with (
+        Child("the server", dying, log=tmp_path / "server.log") as child,
+        pytest.raises(ServiceError, match=r"server has ended.*out of luck.*server\.log"),
+    ):
+        wait_for(child, lambda: False, 20)
 
 
 def test_waiting_has_an_end(tmp_path):
-    with children(tmp_path) as group:
-        child = group.start("slow", SLEEP)
-        with pytest.raises(ServiceError, match="not ready after"):
-            group.wait_for(child, lambda: False, 0.2)
+    with (
+        Child("slow", SLEEP, log=tmp_path / "log") as child,
+        pytest.raises(ServiceError, match="not ready after"),
+    ):
+        wait_for(child, lambda: False, 0.2)
 
 
 def test_children_die_with_a_parent_that_is_killed(tmp_path):
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from sottovoce.engines.processes import Children\n"
-        f"child = Children(Path({str(tmp_path)!r})).start('orphan', {SLEEP!r})\n"
+        "from sottovoce.engines.processes import Child\n"
+        f"child = Child('orphan', {SLEEP!r}, log=Path({str(tmp_path / 'log')!r}))\n"
         "print(child.process.pid, flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
@@ -76,5 +79,20 @@ def test_children_die_with_a_parent_that_is_killed(tmp_path):
         parent.kill()
     until = time.monotonic() + 10
     while alive(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def test_stopping_a_child_ends_what_it_started(tmp_path):
+    script = "sleep 301 & echo $! > $0; wait"
+    child = Child("sh", ["sh", "-c", script, tmp_path / "pid"], log=tmp_path / "log")
+    with child:
+        end = time.monotonic() + 10
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        pid = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not alive(pid)

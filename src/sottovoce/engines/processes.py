@@ -1,110 +1,177 @@
-"""Child processes of a trial run: logs in files, watched, and none left behind."""
+"""Child processes: with their output in files, watched, and never left behind."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import IO
 
 from sottovoce.errors import ServiceError
 
-_SET_PARENT_DEATH_SIGNAL = 1
+_TETHER = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Asks the kernel to end this process when its parent ends, also by `kill -9`; then becomes the
+command. The parent is the thread that starts it: start processes from the main thread."""
 
 
-@dataclass(frozen=True, slots=True)
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def require_port(host: str, port: int) -> None:
+    """Raises where the port is taken, before a program would say so in many lines."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ServiceError(
+                f"port {port} on {host} cannot be used ({why}); choose another one"
+            ) from None
+
+
 class Child:
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
+    """A process in a session of its own, with its output in a file (or piped to the caller)."""
 
-    def running(self) -> bool:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        log: Path | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.log = name, log
+        words = [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid())]
+        with contextlib.ExitStack() as stack:
+            out: int | IO[bytes] = subprocess.PIPE
+            if log is not None:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                out = stack.enter_context(log.open("ab"))
+            try:
+                self.process = subprocess.Popen(
+                    [*words, *map(str, command)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=None if environment is None else dict(environment),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ServiceError(f"{name} cannot be started: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"<Child {self.name} {self.process.pid}>"
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
         return self.process.poll() is None
 
     def last_words(self) -> str:
-        """The end of its log, as far as one line says it."""
-        with contextlib.suppress(OSError):
+        """The last line of its output file."""
+        if self.log is not None and self.log.exists():
             lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             if lines:
                 return lines[-1][:500]
         return "it left no message"
 
-
-@dataclass(slots=True)
-class Children:
-    """The processes of one trial. `stop` ends them all, whatever state they are in."""
-
-    logs: Path
-    environment: Mapping[str, str] = field(default_factory=dict)
-    all: list[Child] = field(default_factory=list)
-
-    def start(self, name: str, command: Sequence[str]) -> Child:
-        """Its output goes to a file of its own. It dies with the thread that started it (on Linux),
-        so even a kill of this process leaves none behind."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        log = self.logs / f"{name}.log"
-        with open(log, "ab") as out:
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-            )
-        child = Child(name, process, log)
-        self.all.append(child)
-        return child
-
-    def require(self, child: Child) -> None:
-        """Raises where a process without which nothing goes on has ended."""
-        if not child.running():
+    def require_alive(self) -> None:
+        if not self.alive:
+            where = f": {self.last_words()}; see {self.log}" if self.log is not None else ""
             raise ServiceError(
-                f"the {child.name} has stopped (exit code {child.process.returncode}): "
-                f"{child.last_words()}; its log is {child.log}"
+                f"{self.name} has ended (exit code {self.process.returncode}){where}"
             )
 
-    def wait_for(self, child: Child, ready: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Until `ready`, while `child` lives."""
-        until = time.monotonic() + seconds
-        while not ready():
-            self.require(child)
-            if time.monotonic() > until:
-                raise ServiceError(
-                    f"the {child.name} was not ready after {seconds:g} s; its log is {child.log}"
-                )
+    def kill(self) -> None:
+        """At once, as a power cut would."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+    def stop(self, seconds: float = 8.0) -> None:
+        """End it and everything that it started."""
+        family = descendants(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        end = time.monotonic() + 2.0
+        while any(_same_process(*who) for who in family) and time.monotonic() < end:
             time.sleep(0.05)
-
-    def stop(self, children: Sequence[Child] | None = None, patience: float = 10.0) -> None:
-        """Ask each to end, last started first, then make it."""
-        ending = list(reversed(self.all if children is None else children))
-        patience += 0.5 * len(ending)  # many that end at once have to share the processors
-        for child in ending:
-            _signal(child, signal.SIGTERM)
-        until = time.monotonic() + patience
-        for child in ending:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(max(0.1, until - time.monotonic()))
-            _signal(child, signal.SIGKILL)  # also what it started and left
-            child.process.wait()
-        self.all = [c for c in self.all if c not in ending]
+        for pid, born in family:
+            if _same_process(pid, born):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def children(logs: Path, environment: Mapping[str, str] | None = None) -> Iterator[Children]:
-    """Within, processes may be started; after it, none of them runs."""
-    group = Children(logs, environment or {})
-    try:
-        yield group
-    finally:
-        group.stop()
+def wait_until_listening(child: Child, host: str, port: int, seconds: float = 60.0) -> None:
+    """Until somebody accepts connections there. Raises where the child ends or takes too long."""
+    there = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+    def listening() -> bool:
+        try:
+            socket.create_connection((there, port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+    wait_for(child, listening, seconds)
+
+
+def wait_for(child: Child, ready: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Until `ready`. Raises where the child ends or takes too long."""
+    end = time.monotonic() + seconds
+    while not ready():
+        child.require_alive()
+        if time.monotonic() > end:
+            raise ServiceError(
+                f"{child.name} was not ready after {seconds:g} seconds; see {child.log}"
+            )
+        time.sleep(0.05)
+
+
+def stop_all(children: Sequence[Child]) -> None:
+    """Ask every one to end, then see to it that it does."""
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            child.process.terminate()
+    # Many that end at once have to share the processors.
+    end = time.monotonic() + 8.0 + 0.5 * len(children)
+    for child in children:
+        child.stop(max(0.1, end - time.monotonic()))
 
 
 def sottovoce_command(*arguments: str | Path) -> list[str]:
@@ -112,10 +179,29 @@ def sottovoce_command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "sottovoce", *map(str, arguments)]
 
 
-def _signal(child: Child, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.process.pid, number)
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """Processes that this one has started, directly or not, with the time of their birth; empty
+    where the system does not tell."""
+    found: list[tuple[int, str]] = []
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                for child in map(int, tasks.read_text().split()):
+                    found.append((child, _born(child)))
+                    waiting.append(child)
+    return found
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+def _born(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _same_process(pid: int, born: str) -> bool:
+    return bool(born) and _born(pid) == born

@@ -1,7 +1,6 @@
 """What operators and gateways type."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,10 +14,11 @@ import typer
 
 from sottovoce.cli import serve_flower
 from sottovoce.consent import Choice
+from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, start_gateway
-from sottovoce.engines.flower.processes import Child, flower_environment, free_port
 from sottovoce.engines.flower.supernode import Connection
 from sottovoce.engines.https.keys import init_keys, node_keys
+from sottovoce.engines.processes import Child, free_port
 from sottovoce.errors import (
     CorruptData,
     DataError,
@@ -206,48 +206,6 @@ def test_nginx_takes_the_configuration_and_closes_what_is_not_named(tmp_path, ng
             start_gateway(site, tmp_path / "second", flower_environment(tmp_path))
     error_log = (tmp_path / "gateway" / "error.log").read_text()
     assert not re.search(r"\[(warn|emerg|crit)\]", error_log)
-
-
-def test_a_child_ends_with_its_parent(tmp_path):
-    """Also where the parent is killed."""
-    code = (
-        "import os, sys, time\nfrom pathlib import Path\n"
-        "from sottovoce.engines.flower.processes import Child\n"
-        "child = Child('sleep', ['sleep', '300'], log=Path(sys.argv[1]), environment=os.environ)\n"
-        "print(child.process.pid, flush=True)\ntime.sleep(300)\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "log")], stdout=subprocess.PIPE
-    )
-    try:
-        pid = int(parent.stdout.readline())
-        time.sleep(0.5)
-        os.kill(pid, 0)
-    finally:
-        parent.kill()
-        parent.wait()
-        parent.stdout.close()
-    end = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_stopping_a_child_ends_what_it_started(tmp_path):
-    script = "sleep 301 & echo $! > $0; wait"
-    child = Child(
-        "sh", ["sh", "-c", script, tmp_path / "pid"], log=tmp_path / "log", environment=os.environ
-    )
-    with child:
-        end = time.monotonic() + 10
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        pid = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.slow

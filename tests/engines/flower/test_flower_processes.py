@@ -17,8 +17,8 @@ import pytest
 
 from sottovoce.engines.flower import superlink
 from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
+from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.launch import LocalFlower, Node
-from sottovoce.engines.flower.processes import flower_environment
 from sottovoce.engines.https.keys import node_keys
 from sottovoce.errors import ServiceError
 

@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.engines.flower.processes import Child, require_port, wait_until_listening
+from sottovoce.engines.processes import Child, require_port, wait_until_listening
 from sottovoce.errors import ServiceError, UsageError
 
 NODE_CALLS = (

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sottovoce.engines.flower.checkpoint import Checkpoint, conducted, read_status
+from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, count_turned_away, find_nginx, start_gateway
-from sottovoce.engines.flower.processes import Child, flower_environment, free_port
 from sottovoce.engines.flower.superlink import (
     SuperLink,
     SuperLinkPlace,
@@ -23,6 +23,7 @@ from sottovoce.engines.flower.superlink import (
     run_state,
     start_run,
 )
+from sottovoce.engines.processes import Child, free_port, stop_all
 from sottovoce.errors import RunError, ServiceError
 
 Security = Literal["full", "plaintext"]
@@ -153,10 +154,7 @@ class LocalFlower:
         return {"stranger": strangers, "unknown_node": count_unknown_nodes(self.place)}
 
     def stop(self) -> None:
-        for child in self.running.values():
-            child.process.terminate()
-        for child in self.running.values():
-            child.stop()
+        stop_all([*self.running.values()])
         self.running.clear()
         if self.gateway is not None:
             self.gateway.stop()

@@ -16,12 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sottovoce.engines.flower.processes import (
-    Child,
-    flower_environment,
-    require_port,
-    wait_until_listening,
-)
+from sottovoce.engines.flower.environment import flower_environment
+from sottovoce.engines.processes import Child, require_port, wait_until_listening
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 
 HOST = "127.0.0.1"

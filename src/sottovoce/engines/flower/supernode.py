@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sottovoce.engines.flower.processes import Child, flower_environment, free_port
+from sottovoce.engines.flower.environment import flower_environment
+from sottovoce.engines.processes import Child, free_port
 from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, Unreachable, UsageError
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore

@@ -17,7 +17,7 @@ from sottovoce.engines.https import records
 from sottovoce.engines.https.folder import ServerFolder, create_folder, invite, open_folder
 from sottovoce.engines.https.invitations import keep_invitation
 from sottovoce.engines.https.operators import Operator
-from sottovoce.engines.processes import Child, Children, children, sottovoce_command
+from sottovoce.engines.processes import Child, sottovoce_command, stop_all, wait_for
 from sottovoce.engines.trial import Gathered, Tick, World, in_order, make_store, number_width
 from sottovoce.errors import ServiceError, Unreachable
 from sottovoce.ledger import Entries, entries_of
@@ -39,33 +39,24 @@ class HttpsTrial:
     reroute: Callable[[str], str] | None = None
     """Gives the agents another address than the server's own, to put something in between."""
     agents: list[Child] = field(default_factory=list, init=False)
-    _children: Children | None = field(default=None, init=False)
-    _server: Child | None = field(default=None, init=False)
+    server: Child | None = field(default=None, init=False)
     _operator: Operator | None = field(default=None, init=False)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         folder = self._prepared()
-        with children(self.folder / "logs") as group:
-            self._children = group
-            self._server = group.start(
-                "server", sottovoce_command("serve", "server", folder.path, "--port", "0")
-            )
-            group.wait_for(self._server, lambda: folder.running() is not None)
+        self.server = self._start("server", "serve", "server", folder.path, "--port", "0")
+        try:
+            wait_for(self.server, lambda: folder.running() is not None)
             url = (folder.running() or {})["url"]
             self._operator = Operator.of(folder, url)
-            url = self.reroute(url) if self.reroute else url
-            stores = [self.store(row) for row in range(len(self.world.cohort))]
-            agents = min(self.processes, len(stores))
-            for number in range(agents):
-                served = stores[number::agents]
-                command = sottovoce_command("serve", "device", *served, "--server", url)
-                self.agents.append(group.start(f"agent-{number:03d}", command))
-            try:
-                yield
-            finally:
+            self._start_agents(self.reroute(url) if self.reroute else url)
+            yield
+        finally:
+            if self._operator is not None:
                 self._operator.close()
-                group.stop(self.agents)  # first, so that no report of theirs goes nowhere
+            stop_all(self.agents)  # first, so that no report of theirs goes nowhere
+            self.server.stop()
 
     def round(self) -> int:
         return int(self._status()["round"])
@@ -105,6 +96,18 @@ class HttpsTrial:
             database.close()
 
     # --- what the parties are given ---------------------------------------------------------------
+
+    def _start(self, name: str, *arguments: str | Path) -> Child:
+        command = sottovoce_command(*arguments)
+        return Child(f"the {name}", command, log=self.folder / "logs" / f"{name}.log")
+
+    def _start_agents(self, url: str) -> None:
+        stores = [self.store(row) for row in range(len(self.world.cohort))]
+        agents = min(self.processes, len(stores))
+        for number in range(agents):
+            served = stores[number::agents]
+            agent = self._start(f"agent-{number:03d}", "serve", "device", *served, "--server", url)
+            self.agents.append(agent)
 
     def operator(self) -> Operator:
         """Whoever may ask the running server how it goes, and set its target."""
@@ -159,7 +162,7 @@ class HttpsTrial:
         agent = self.agents[row % len(self.agents)] if self.agents else None
         with CohortStore.open(self.store(row), readonly=True) as store:
             hosted = Hosted(store)
-            while agent and agent.running() and not _settled(hosted, round):
+            while agent and agent.alive and not _settled(hosted, round):
                 if time.monotonic() > until:
                     break
                 time.sleep(_LOOK_SECONDS)
@@ -175,11 +178,10 @@ class HttpsTrial:
             raise
 
     def _watch(self) -> None:
-        if self._children is None or self._server is None:
-            raise ServiceError("the trial is not running")
-        self._children.require(self._server)
-        if self.agents and not any(agent.running() for agent in self.agents):
-            self._children.require(self.agents[0])
+        if self.server is not None:
+            self.server.require_alive()
+        if self.agents and not any(agent.alive for agent in self.agents):
+            self.agents[0].require_alive()
 
 
 def _settled(hosted: Hosted, round: int) -> bool:
