@@ -100,11 +100,26 @@ def test_no_assert_and_no_swallowed_error_in_the_package():
 
 def test_the_simulation_core_imports_on_a_bare_machine():
     """numpy, scipy, numba, pyarrow are enough; nothing is printed."""
-    absent = ["typer", "rich", "matplotlib", "jinja2", "torch", "flwr", "starlette", "pydantic"]
-    code = (
-        f"import sys\nfor name in {absent}:\n    sys.modules[name] = None\n"
+    absent = ["typer", "rich", "matplotlib", "jinja2", "torch", "pydantic", *EXTRAS]
+    imports_without(
+        absent,
         "import sottovoce.experiment, sottovoce.testing, sottovoce.baselines\n"
-        "import sottovoce.evaluation, sottovoce.data.town, sottovoce.runs\n"
+        "import sottovoce.evaluation, sottovoce.data.town, sottovoce.running\n",
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_simulation_and_its_commands_need_no_extra():
+    """Every command can be asked for help, and the demo's can run."""
+    imports_without(EXTRAS, "import sottovoce.cli, sottovoce.demo, sottovoce.run_report\n")
+
+
+EXTRAS = [
+    *("apsw", "cryptography", "flwr", "httptools", "httpx2", "msgspec", "prometheus_client"),
+    *("psycopg", "sqlalchemy", "starlette", "structlog", "torch", "uvicorn", "uvloop"),
+]
+
+
+def imports_without(absent, code):
+    hide = f"import sys\nfor name in {absent}:\n    sys.modules[name] = None\n"
+    done = subprocess.run([sys.executable, "-c", hide + code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,10 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.data.interactions import Vocabulary
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.ledger import Entries
-from sottovoce.parties.store import CohortStore
 from sottovoce.terms import Terms
+
+if TYPE_CHECKING:
+    from sottovoce.parties.store import CohortStore
 
 Tick = Callable[[int], None]
 """Told how many rounds are done."""
@@ -116,6 +118,8 @@ def unequal_parts(n: int, parts: int) -> list[NDArray[np.int64]]:
 
 def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore:
     """A new store with what these users have: their histories and choices."""
+    from sottovoce.parties.store import CohortStore  # simulation does without its library
+
     part = world.cohort.take(rows)
     numbers = part.users.tolist()
     store = CohortStore.create(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.database import Leader
 from sottovoce.engines.rounds import RoundRules
-from sottovoce.errors import ServiceError
+from sottovoce.errors import ServiceError, UsageError
 from sottovoce.messages import SummedReports, decode
 from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
@@ -80,6 +80,24 @@ class Coordinator:
             )
         records.raise_target(link, self._plan.rounds)
 
+    def skip_to(self, link: sa.Connection, round: int) -> None:
+        """Go on with round `round` from the model that is there. For a database that was set back:
+        devices never do a round twice, so it must go on after the last one that they have seen."""
+        now = records.position(link)
+        found = records.model(link, now.round, self._plan.terms.width)
+        if found is None or round <= now.round:
+            raise UsageError(
+                f"the federation is at round {now.round}; it can only skip to a later one than that"
+            )
+        if now.state in ("open", "closing"):
+            nobody = records.packed(np.zeros(0, np.uint32))
+            ended = {"selected": None, "missing": nobody, "outcome": "abandoned", "seconds": 0.0}
+            records.move_round(link, now.round, now.attempt, now.state, "abandoned", **ended)
+            records.drop_reports(link, now.round, now.attempt)
+        # Devices may have versions in between that are lost here: each row counts as changed.
+        items, changed = found
+        records.save_model(link, round, items, np.full_like(changed, round))
+
     def step(self, leader: Leader) -> list[Event]:
         """Move on as far as can be moved now."""
         with leader.reading() as link:
@@ -87,6 +105,7 @@ class Coordinator:
             if not self._due(link, now):
                 return []
         if now.state == "closing":  # a process that is gone began it
+            self._watch(now.round, now.attempt)
             return self._close(leader, now)
         with leader.writing() as link:
             records.hold_round(link, now.round, now.attempt)
@@ -112,8 +131,7 @@ class Coordinator:
 
     def _verdict(self, now: records.Position) -> Literal["goal", "deadline", "abandoned"] | None:
         rules = self._plan.rules
-        if self._watched != (now.round, now.attempt):
-            self._watched, self._since = (now.round, now.attempt), self._clock()
+        self._watch(now.round, now.attempt)
         everyone = now.reported >= now.asked and now.reported >= rules.least(now.goal)
         verdict = rules.verdict(now.goal, now.reported, self._elapsed())
         if everyone or now.reported >= now.goal:
@@ -121,6 +139,11 @@ class Coordinator:
         if verdict == "wait":
             return None
         return "deadline" if verdict == "close" else "abandoned"
+
+    def _watch(self, round: int, attempt: int) -> None:
+        """Count the seconds of this attempt from now on, unless they are being counted."""
+        if self._watched != (round, attempt):
+            self._watched, self._since = (round, attempt), self._clock()
 
     def _elapsed(self) -> float:
         return self._clock() - self._since
@@ -152,7 +175,7 @@ class Coordinator:
             return None
         goal, chosen = choice
         records.open_round(link, round, attempt, goal, chosen)
-        self._watched, self._since = (round, attempt), self._clock()
+        self._watch(round, attempt)
         return Event("opened", round, attempt, len(chosen))
 
     def _close(self, leader: Leader, now: records.Position) -> list[Event]:

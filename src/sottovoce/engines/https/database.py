@@ -7,6 +7,8 @@ Both run the same statements. A transaction is on the disk when it returns.
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +37,11 @@ devices = sa.Table(
     sa.Column("public_key", sa.LargeBinary),
     sa.Column("missed", sa.Integer, nullable=False),
     sa.Column("dormant", sa.Boolean, nullable=False),
+)
+shut_out = sa.Table(
+    "shut_out",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
 )
 rounds = sa.Table(
     "rounds",
@@ -84,6 +91,8 @@ class Database:
 
     @classmethod
     def sqlite(cls, path: Path) -> Database:
+        """A file that only its owner can read: the reports of an open round are in it."""
+        _keep_private_file(path)
         engine = sa.create_engine(
             sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": 10}
         )
@@ -216,6 +225,27 @@ class Leader:
         else:
             with self._database._in_words(), self._link.begin():
                 yield self._link
+
+
+def keep_private(path: Path, mode: int) -> None:
+    """Take away what others may do with a file or folder. Raises where only its owner can."""
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        try:
+            path.chmod(mode)
+        except PermissionError:
+            raise ServiceError(
+                f"{path} may be read by others; its owner must run `chmod {mode:o} {path}`"
+            ) from None
+
+
+def _keep_private_file(path: Path) -> None:
+    # SQLite gives the files beside it the mode of the first one. It is not opened here where it
+    # exists: closing it would take away the locks that this process may hold on it.
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    for place in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with contextlib.suppress(FileNotFoundError):
+            keep_private(place, 0o600)
 
 
 def _prepare_sqlite(connection: object, record: object) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from sottovoce import config
 from sottovoce.engines.https import roster
 from sottovoce.engines.https.coordinator import CohortSize, Plan
-from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.database import Database, keep_private
 from sottovoce.engines.https.invitations import MAX_NUMBER, Invitation
 from sottovoce.engines.https.keys import authority_pem, init_keys
 from sottovoce.engines.rounds import RoundRules
@@ -50,7 +50,11 @@ class ServerFolder:
     def database(self, url: str | None = None) -> Database:
         """The database that `url` names, else the folder's own."""
         named = url or os.environ.get(DATABASE_VARIABLE)
-        database = Database.at(named) if named else Database.sqlite(self.path / "server.db")
+        if named:
+            database = Database.at(named)
+        else:
+            keep_private(self.path, 0o700)
+            database = Database.sqlite(self.path / "server.db")
         database.create()
         return database
 
@@ -95,8 +99,8 @@ def create_folder(
     rules: RoundRules | None = None,
     hosts: Sequence[str] = (),
 ) -> ServerFolder:
-    """The folder of a new federation, with new keys where it has none. The root key is drawn from
-    the operating system unless a trial sets it."""
+    """The folder of a new federation, for its owner alone, with new keys where it has none. The
+    root key is drawn from the operating system unless a trial sets it."""
     if (path / "federation.json").exists():
         raise UsageError(f"{path} holds a federation already; start it without --experiment")
     if len(catalogue) != terms.n_items:
@@ -105,7 +109,8 @@ def create_folder(
         raise ConfigError(f"cohort_size must be at least 1, not {cohort_size}")
     key = secrets.randbits(64) if root_key is None else root_key
     plan = Plan(terms, cohort_size, rounds, key, rules or RoundRules())
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    keep_private(path, 0o700)
     if not (path / "keys" / "server.key").exists():
         init_keys(path / "keys", hosts)
     _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})

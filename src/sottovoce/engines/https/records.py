@@ -13,7 +13,14 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sottovoce.engines.https.database import meta, models, refusals, rounds, submissions
+from sottovoce.engines.https.database import (
+    meta,
+    models,
+    refusals,
+    rounds,
+    shut_out,
+    submissions,
+)
 
 RECEIPT_ROUNDS = 3
 """For so many rounds it is remembered whose submission was accepted."""
@@ -22,7 +29,8 @@ AT_ONCE = 500
 
 Numbers = NDArray[np.uint32]
 State = Literal["waiting", "open", "closing", "finished"]
-Decision = Literal["accepted", "replay", "second_submission", "late"]
+Decision = Literal["accepted", "replay", "second_submission", "late", "unknown_device"]
+"""What becomes of a submission; the device of an unknown one was shut out."""
 
 
 # Asked for many times a second: put together once.
@@ -42,6 +50,9 @@ _CURRENT = (
 _STATE = sa.select(rounds.c.state).where(*_AT).with_for_update()
 _MARKS = sa.select(submissions.c.number, submissions.c.mark).where(
     *_SENT, submissions.c.number.in_(sa.bindparam("numbers", expanding=True))
+)
+_BARRED = sa.select(shut_out.c.number).where(
+    shut_out.c.number.in_(sa.bindparam("numbers", expanding=True))
 )
 _STORE = submissions.insert()
 _ADD = rounds.update().where(*_AT).values(reported=rounds.c.reported + sa.bindparam("more"))
@@ -215,11 +226,14 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
         place = {"at_round": round, "at_attempt": attempt}
         state = link.execute(_STATE, place).scalar()
         at = [k for k, s in enumerate(batch) if (s.round, s.attempt) == (round, attempt)]
-        known = marks(link, round, attempt, [batch[k].number for k in at])
+        senders = [batch[k].number for k in at]
+        known, barred = marks(link, round, attempt, senders), barred_among(link, senders)
         new = []
         for k in at:
             number, mark = batch[k].number, batch[k].mark
-            if known.get(number) == mark:
+            if number in barred:
+                decisions[k] = "unknown_device"
+            elif known.get(number) == mark:
                 decisions[k] = "replay"
             elif state == "open" and number in known:
                 decisions[k] = "second_submission"
@@ -254,6 +268,14 @@ def marks(
             _MARKS, {"at_round": round, "at_attempt": attempt, "numbers": list(part)}
         )
         found |= {row.number: bytes(row.mark) for row in rows}
+    return found
+
+
+def barred_among(link: sa.Connection, numbers: Sequence[int]) -> set[int]:
+    """Those of `numbers` that were shut out."""
+    found: set[int] = set()
+    for part in in_parts(numbers):
+        found |= set(link.execute(_BARRED, {"numbers": list(part)}).scalars())
     return found
 
 
