@@ -236,6 +236,31 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch, error):
         sottovoce.cli.call(["demo"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["keys", "init", "DIR"], "web"),
+        (["serve", "server", "DIR"], "web"),
+        (["serve", "device", "DIR"], "web"),
+        (["serve", "superlink", "DIR"], "web"),
+        (["device", "init", "DIR"], "web"),
+        (["run", "presets/pfpl", "--set", "town.residents=8", "--engine", "https"], "web"),
+        (["run", "presets/pfpl", "--set", "town.residents=8", "--engine", "flower"], "web"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_its_extra(tmp_path, arguments, extra):
+    code = (
+        "import sys\nfrom sottovoce.cli import EXTRA_OF, main\n"
+        "for name in EXTRA_OF:\n    sys.modules[name] = None\n"
+        f"main({arguments!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    one_sentence(done.returncode, done.stdout, done.stderr, 2, f"{extra}]'")
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_place_for_compiled_code_is_one_sentence(monkeypatch, sottovoce_):
     def answer(*_, **__):
         raise RuntimeError("cannot cache function 'f': no locator available for file 'x.py'")

@@ -31,13 +31,7 @@ def check_engine(engine: Engine, device: str, users: int, *, kept: bool) -> None
             f"{users:,} users would be {users:,} devices on this machine; a trial takes at most "
             f"{MOST_DEVICES}: use fewer users, --engine flower, or --engine simulation"
         )
-    try:
-        import_module(f"sottovoce.engines.{engine}.trial")
-    except ModuleNotFoundError as error:
-        extra = "web" if engine == "https" else "web,flower"
-        raise ConfigError(
-            f"the {engine} engine needs {error.name}; install sottovoce[{extra}]"
-        ) from None
+    import_module(f"sottovoce.engines.{engine}.trial")  # now, where libraries may be missing
 
 
 def start_trial(

@@ -41,6 +41,20 @@ app = typer.Typer(
 )
 
 
+EXTRA_OF = {
+    "flwr": "web,flower",
+    "torch": "torch",
+    **dict.fromkeys(
+        (
+            *("apsw", "cryptography", "httptools", "httpx2", "prometheus_client", "psycopg"),
+            *("sqlalchemy", "structlog", "uvicorn", "uvloop"),
+        ),
+        "web",
+    ),
+}
+"""Which extra brings a library that simulation does without."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `sottovoce` command."""
     for stream in (sys.stdout, sys.stderr):
@@ -57,6 +71,15 @@ def call(arguments: list[str]) -> int:
         code = app(args=arguments, prog_name="sottovoce", standalone_mode=False)
     except SottovoceError as error:
         return output.fail(str(error), error.exit_code, type(error).__name__, as_json)
+    except ModuleNotFoundError as error:
+        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        message = (
+            f"this needs {error.name}, which is not installed; install it with: "
+            f"pip install 'sottovoce[{extra}]'"
+        )
+        return output.fail(message, UsageError.exit_code, "UsageError", as_json)
     except (OSError, MemoryError) as error:
         return output.fail(_words(error), RunError.exit_code, type(error).__name__, as_json)
     except RuntimeError as error:
@@ -136,6 +159,8 @@ serve_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 serve_app.command("server")(serve_server.server)
 serve_app.command("invite")(serve_server.invite)
 serve_app.command("status")(serve_server.status)
+serve_app.command("target")(serve_server.target)
+serve_app.command("shut-out")(serve_server.shut_out)
 serve_app.command("device")(serve_device.device)
 serve_app.command("superlink")(serve_flower.superlink)
 serve_app.command("supernode")(serve_flower.supernode)

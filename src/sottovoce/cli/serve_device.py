@@ -9,7 +9,6 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json
-from sottovoce.errors import UsageError
 
 
 def device(
@@ -50,12 +49,7 @@ def device(
       sottovoce serve device ~/recommendations
       sottovoce serve device ~/recommendations --once
     """
-    try:
-        from sottovoce.engines.https.agents import Options, serve_devices
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"the device agent needs {error.name}; install sottovoce with its extra `web`"
-        ) from None
+    from sottovoce.engines.https.agents import Options, serve_devices
 
     served = serve_devices(
         stores,

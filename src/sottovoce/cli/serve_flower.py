@@ -3,10 +3,8 @@ organisations, on Flower."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,14 +64,14 @@ def superlink(
       sottovoce serve superlink town --experiment my.toml --catalogue items.csv --name example.org
       sottovoce serve superlink town
     """
-    with _needs_flower():
-        from sottovoce.engines.flower.superlink import SuperLink
-        from sottovoce.engines.flower.supernode import stop_on_signals
-        from sottovoce.engines.https.folder import open_folder
-    if experiment is not None:
-        from sottovoce.cli.serve_server import _make
+    from sottovoce.engines.flower.superlink import SuperLink
+    from sottovoce.engines.flower.supernode import stop_on_signals
+    from sottovoce.engines.https.folder import open_folder
 
-        _make(folder, experiment, settings or [], catalogue, names or [], rounds)
+    if experiment is not None:
+        from sottovoce.cli.serve_server import make_federation
+
+        make_federation(folder, experiment, settings or [], catalogue, names or [], rounds)
     elif catalogue is not None or settings or names or rounds is not None:
         raise UsageError("--catalogue, --set, --name and --rounds go with --experiment")
     open_folder(folder)
@@ -126,8 +124,8 @@ def supernode(
         raise UsageError("--plaintext goes without --ca and --key")
     if not plaintext and (ca is None or key is None):
         raise UsageError("give --ca and --key, the authority's certificate and the node's key")
-    with _needs_flower():
-        from sottovoce.engines.flower.supernode import Connection, serve_node, stop_on_signals
+    from sottovoce.engines.flower.supernode import Connection, serve_node, stop_on_signals
+
     connection = Connection(link, ca, key)
     serve_node(store, connection, stop_on_signals())
     if as_json:
@@ -182,9 +180,8 @@ def cohort(
       sottovoce serve cohort school loans.parquet --catalogue catalogue.json --first 2000
     """
     from sottovoce.data import import_path, load
+    from sottovoce.engines.flower.cohort import make_cohort, read_choices, read_server_catalogue
 
-    with _needs_flower():
-        from sottovoce.engines.flower.cohort import make_cohort, read_choices, read_server_catalogue
     known = None
     if catalogue is not None and catalogue.suffix == ".json":
         known = read_server_catalogue(catalogue)
@@ -245,11 +242,11 @@ def flower(
       sottovoce serve flower town --rounds 200
       sottovoce serve flower town --status
     """
-    with _needs_flower():
-        from sottovoce.engines.flower.checkpoint import read_status
-        from sottovoce.engines.flower.launch import go_on, run_settings
-        from sottovoce.engines.flower.superlink import count_nodes, register_nodes
-        from sottovoce.engines.https.folder import open_folder
+    from sottovoce.engines.flower.checkpoint import read_status
+    from sottovoce.engines.flower.launch import go_on, run_settings
+    from sottovoce.engines.flower.superlink import count_nodes, register_nodes
+    from sottovoce.engines.https.folder import open_folder
+
     plan = open_folder(folder).plan
     if only_status:
         _show_status(folder, as_json)
@@ -299,25 +296,15 @@ def nginx(
     Example:
       sottovoce serve nginx town > /etc/nginx/conf.d/sottovoce.conf
     """
-    with _needs_flower():
-        from sottovoce.engines.flower.gateway import Site
-        from sottovoce.engines.https.keys import show_keys
+    from sottovoce.engines.flower.gateway import Site
+    from sottovoce.engines.https.keys import show_keys
+
     show_keys(folder / "keys")
     text = Site(folder.absolute() / "keys", link_port, port, host).render()
     if as_json:
         output.emit({"configuration": text})
     else:
         print(text, end="")
-
-
-@contextlib.contextmanager
-def _needs_flower() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"this needs {error.name}; install sottovoce with its extras `web` and `flower`"
-        ) from None
 
 
 def _place(folder: Path, port: int) -> SuperLinkPlace:
