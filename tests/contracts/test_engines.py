@@ -36,6 +36,9 @@ mix = [
   { weight = 3, share_positives = 1.0 },
 ]
 
+[service]
+deadline_seconds = 280.0    # a busy machine is no reason to go on without somebody
+
 [baselines.top-pop]
 """
 RESIDENTS = generate_town(TownConfig(residents=8, venues=60, districts=2)).interactions

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.cli import call
+from sottovoce.cli import call, output
 from sottovoce.consent import Choice
 from sottovoce.engines.https.invitations import Invitation, kept_invitation, write_invitation
 from sottovoce.errors import ConsentError
@@ -205,6 +206,34 @@ def test_recommendations_ledger_and_status_of_a_device_that_took_part(tmp_path, 
     told = ask("status", tmp_path / "phone")
     assert told["latest"] == {"round": 3, "attempt": 0, "state": "arrived"}
     assert "taking part" in say("status", tmp_path / "phone")
+
+
+def test_the_ledger_fits_a_terminal_of_80_columns(tmp_path, say, monkeypatch):
+    from rich.console import Console
+
+    monkeypatch.setattr(output, "console", lambda: Console(width=80, markup=False))
+    joined(tmp_path / "phone")
+    told = say("ledger", tmp_path / "phone")
+    assert max(map(len, told.splitlines()[2:])) <= 80
+    assert "…" not in told
+    assert "user" not in told, "there is only one"
+    assert re.search(r"\d\d:\d\d +3\.0 +arrived +\d+ +\d+ +\d+", told)
+
+    names = ["a librarian with a long and winding name", "Dampfschifffahrtsgesellschaft"]
+    with CohortStore.create(tmp_path / "gate", [(4_000_000_001, names[0]), (9, names[1])]) as store:
+        store.set_catalogue(ITEMS)
+        for number in store.users.tolist():
+            store.add_history(number, ["venue-1", "venue-2"], [1, 2])
+            store.set_choice(number, Choice(share_positives=1.0))
+        hosted = Hosted(store)
+        hosted.agree(TERMS)
+        hosted.leaving(hosted.prepare(model(99_999), 3, summed=True))
+    told = say("ledger", tmp_path / "gate")
+    assert max(map(len, told.splitlines()[2:])) <= 80
+    assert "…" not in told
+    cells = "".join(line[:14].strip() for line in told.splitlines())
+    assert all(name.replace(" ", "") in cells.replace(" ", "") for name in names)
+    assert re.search(r"\d\d:\d\d +99999\.3 +left", told)
 
 
 def test_everything_she_has_can_be_exported(tmp_path, ask, say):

@@ -114,7 +114,7 @@ def _asked(tmp_path, past):
 def test_a_killed_server_goes_on_where_it_was(tmp_path):
     """kill -9 in mid-round, again and again: no acknowledged report is lost, no round is applied
     twice, and the model is that of an uninterrupted run."""
-    what = experiment(6)
+    what = experiment(6, deadline_seconds=250.0)
     trial, federation = trial_of(what, tmp_path / "services", 3)
     chosen = np.random.default_rng(2)
     with trial.running():
@@ -145,7 +145,7 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path):
 def test_killed_devices_lose_nothing(tmp_path):
     """kill -9 of agents at any moment, restarted each time: model, vectors and ledgers are those of
     a run without kills; every interaction and choice is there."""
-    what = experiment(4, deadline_seconds=120.0)
+    what = experiment(4, deadline_seconds=250.0)
     trial, federation = trial_of(what, tmp_path / "services", 2)
     chosen = np.random.default_rng(8)
     with trial.running():

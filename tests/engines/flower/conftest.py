@@ -28,7 +28,7 @@ COHORTS = {"alba": [4], "bora": [0, 7], "corso": [1, 2, 3, 5, 6]}
 TRAIN = random_world(8, 40, 150, seed=11)
 SHARES = [0.0, 0.3, 0.5, 1.0, 0.7, 0.2, 0.9, 0.4]
 ITEMS = [f"item-{n}" for n in range(TRAIN.n_items)]
-FAST = RoundRules(over_selection=0.0, deadline_seconds=60.0, min_devices=8, poll_seconds=1.0)
+FAST = RoundRules(over_selection=0.0, deadline_seconds=240.0, min_devices=8, poll_seconds=1.0)
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import ITEMS, SEED, USERS, Fleet, quick_rules, simulated, terms
 
-from sottovoce.engines.https import records, roster
+from sottovoce.engines.https import folder, records, roster
 from sottovoce.engines.https.coordinator import Coordinator, Plan
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.records import Submission
 from sottovoce.engines.https.signing import open_envelope
-from sottovoce.errors import ServiceError
+from sottovoce.errors import ServiceError, UsageError
 from sottovoce.messages import ModelView
 from sottovoce.rng import Streams
 
@@ -282,6 +282,19 @@ def test_a_crash_while_closing_is_made_good(world, monkeypatch, where):
     assert [(p.round, p.reported) for p in here.past()] == [(0, 8), (1, 8)]
 
 
+def test_who_takes_over_a_closing_round_counts_its_own_seconds(world, monkeypatch):
+    here = world()
+    here.step()
+    here.report(*range(8))
+    monkeypatch.setattr(records, "save_model", lambda *_: (_ for _ in ()).throw(Crash))
+    with pytest.raises(Crash):
+        here.step()
+    monkeypatch.undo()
+    here.restart()
+    assert here.step() == ["goal", "opened"]
+    assert here.past()[0].seconds == 0.0, "not the machine's uptime"
+
+
 def test_the_deadline_starts_anew_with_the_server(world):
     here = world(deadline_seconds=60.0)
     here.step()
@@ -330,6 +343,64 @@ def test_a_database_of_other_terms_is_refused(world, tmp_path):
     other = Plan(terms(learning_rate=0.1), "all", 3, 1, quick_rules())
     with pytest.raises(ServiceError, match="another federation"), here.database.writing() as link:
         Coordinator(other, lambda: 0.0).start(link)
+
+
+def test_who_is_shut_out_is_not_asked_and_not_heard(world):
+    here = world(rounds=3, min_fraction=0.5, deadline_seconds=10.0)
+    here.step()
+    here.report(3)
+    folder.shut_out(here.database, [3, 5])
+    assert here.report(3, 5, 0) == ["unknown_device", "unknown_device", "accepted"]
+    assert here.active() == [0, 1, 2, 4, 6, 7]
+    here.report(1, 2, 4, 6, 7)
+    here.time += 11
+    assert here.step() == ["deadline", "opened"]
+    assert here.past()[0].reported == 7, "what was accepted before counts"
+    assert here.selected() == [0, 1, 2, 4, 6, 7]
+    with here.database.reading() as link:
+        assert roster.count_devices(link) == (6, 6)
+    assert folder.shut_out(here.database, [3, 5], undo=True) == []
+    assert len(here.active()) == 8
+    with pytest.raises(UsageError, match="device 99 was never invited"):
+        folder.shut_out(here.database, [3, 99])
+    assert len(here.active()) == 8
+
+
+def test_an_invitation_that_was_not_used_can_be_withdrawn(world):
+    here, token, key = world(), secrets.token_bytes(32), secrets.token_bytes(32)
+    with here.database.writing() as link:
+        roster.invite(link, [20], [token])
+    assert folder.shut_out(here.database, [20, 20]) == [20]
+    assert folder.shut_out(here.database, [20]) == [20]
+    with here.database.writing() as link:
+        assert roster.enrol(link, token, key) is None
+    folder.shut_out(here.database, [20], undo=True)
+    with here.database.writing() as link:
+        assert roster.enrol(link, token, key) == 20
+
+
+def test_a_database_that_was_set_back_skips_what_devices_have_seen(world):
+    """The model stays, its number is new, and nothing that was there before counts."""
+    here = world(rounds=9)
+    here.step()
+    here.report(*range(8))
+    here.step()
+    here.report(0, 1)
+    before = here.model(1)[0]
+    here.restart()
+    with pytest.raises(UsageError, match="at round 1"), here.database.writing() as link:
+        here.coordinator.skip_to(link, 1)
+    with here.database.writing() as link:
+        here.coordinator.skip_to(link, 6)
+    items, changed = here.model(6)
+    assert np.array_equal(items, before)
+    assert (changed == 6).all(), "no device takes a difference to a version that is lost"
+    assert here.step() == ["opened"]
+    assert (here.position().round, here.position().reported) == (6, 0)
+    assert here.past()[-1].outcome == "abandoned"
+    here.report(*range(8))
+    assert here.step() == ["goal", "opened"]
+    assert here.position().round == 7
 
 
 def test_a_model_that_is_not_finite_is_not_published(world, monkeypatch):
