@@ -5,10 +5,15 @@
 Server and load generator are processes of their own and share this machine's processors, so that
 the figures are what is left to the server beside the load. Reports are acknowledged when they are
 on the disk. Sizes are FPL's: 60 rows of 11 numbers a report, a model of 50 MB.
+
+The peer of each figure is a bare server in the same run, on the same event loop with the same TLS:
+it answers every request with fixed bytes, looks at nothing and stores nothing. No server in Python
+can do with less.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -25,16 +30,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.engines.https.database import devices
 from sottovoce.engines.https.folder import ServerFolder, create_folder, open_folder
-from sottovoce.engines.https.keys import authority_pem, device_context
+from sottovoce.engines.https.keys import authority_pem, device_context, server_context
 from sottovoce.engines.https.signing import seal
+from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.engines.versions import full_size
 from sottovoce.errors import ServiceError
@@ -71,41 +78,68 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     """Every figure, as {"bench", "machine", "results"}."""
     say = progress or (lambda message: None)
     scale = QUICK if quick else FULL
-    results = []
     with tempfile.TemporaryDirectory() as place:
-        turns = []
+        reports: dict[bool, dict[str, float]] = {}
+        polls: dict[bool, float] = {}
+        downloads: dict[bool, tuple[float, int]] = {}
         for turn in range(scale.turns):
-            say(f"reports per second, turn {turn + 1} of {scale.turns}")
-            turns.append(reports_per_second(Path(place) / f"reports-{turn}", scale.reports))
-        best = max(turns, key=lambda found: float(found["rate"]))
-        name = f"reports accepted, {CONNECTIONS} connections, {best['bytes']} bytes each"
-        results.append(row(name, best["rate"], "reports/s", target=1000))
-        results.append(row("server time per report", best["cpu"], "ms"))
-        say("polls on fresh connections")
-        busy = min(
-            polling(Path(place) / f"polls-{turn}", scale.poll_seconds)
-            for turn in range(scale.turns)
-        )
-        name = f"{POLLS_PER_SECOND:.0f} polls/s, a TLS connection each"
-        results.append(row(name, busy, "% of a core", target=20, at_most=True))
-        say("downloads of a large model")
-        rate, size = downloading(Path(place) / "large", scale.downloads)
-        name = f"model of {size / 1e6:.0f} MB, one connection"
-        results.append(row(name, rate, "MB/s", target=200))
+            for bare in (False, True):
+                path = Path(place) / f"{turn}-{'bare' if bare else 'ours'}"
+                say(f"turn {turn + 1} of {scale.turns}: {'the bare server' if bare else 'ours'}")
+                found = reports_per_second(path / "reports", scale.reports, bare)
+                best = reports.setdefault(bare, found)
+                reports[bare] = max(best, found, key=lambda r: float(r["rate"]))
+                share = polling(path / "polls", scale.poll_seconds, bare)
+                polls[bare] = min(polls.get(bare, share), share)
+                speed = downloading(path / "large", scale.downloads, bare)
+                downloads[bare] = max(downloads.get(bare, speed), speed)
+    ours, theirs = reports[False], reports[True]
+    size = downloads[False][1] / 1e6
+    results = [
+        row(
+            f"reports accepted, {CONNECTIONS} connections, {ours['bytes']} bytes each",
+            ours["rate"],
+            "reports/s",
+            bare=theirs["rate"],
+            target=1000,
+        ),
+        row("server time per report", ours["cpu"], "ms", bare=theirs["cpu"]),
+        row(
+            f"{POLLS_PER_SECOND:.0f} polls/s, a TLS connection each",
+            polls[False],
+            "% of a core",
+            bare=polls[True],
+            target=20,
+            at_most=True,
+        ),
+        row(
+            f"model of {size:.0f} MB, one connection",
+            downloads[False][0],
+            "MB/s",
+            bare=downloads[True][0],
+            target=200,
+        ),
+    ]
     return {"bench": "https", "machine": machine(), "results": results}
 
 
 def row(
-    name: str, value: float, unit: str, *, target: float | None = None, at_most: bool = False
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    bare: float,
+    target: float | None = None,
+    at_most: bool = False,
 ) -> dict[str, Any]:
-    """One figure. The targets are what the service promises; it has no peer."""
+    """One figure beside the bare server's. The targets are what the service promises."""
     met = None if target is None else value <= target if at_most else value >= target
     return {
         "name": name,
         "value": float(f"{value:.4g}"),
         "unit": unit,
-        "peer": None,
-        "ratio": None,
+        "peer": f"bare server: {bare:.4g}",
+        "ratio": value / bare,
         "target": target,
         "met": met,
     }
@@ -126,11 +160,11 @@ def machine() -> dict[str, Any]:
 # --- reports --------------------------------------------------------------------------------------
 
 
-def reports_per_second(path: Path, count: int) -> dict[str, float]:
+def reports_per_second(path: Path, count: int, bare: bool) -> dict[str, float]:
     folder = _federation(path, ITEMS, SIZE, devices=count)
     requests = _requests(folder, count)
     (path / "requests").write_bytes(pickle.dumps(requests))
-    with serving(folder) as (port, busy):
+    with serving(folder, bare) as (port, busy):
         before = busy()
         done = _load("reports", path, port, CONNECTIONS)
         spent = busy() - before
@@ -236,10 +270,10 @@ def _send_reports(path: Path, port: int, connections: int) -> dict[str, Any]:
 # --- polls ----------------------------------------------------------------------------------------
 
 
-def polling(path: Path, seconds: float) -> float:
+def polling(path: Path, seconds: float, bare: bool) -> float:
     """Percent of a core that the server takes while devices poll."""
     folder = _federation(path, ITEMS, SIZE, devices=1_000_000)
-    with serving(folder) as (port, busy):
+    with serving(folder, bare) as (port, busy):
         _load("polls", path, port, 1.0)
         before = busy()
         done = _load("polls", path, port, seconds)
@@ -277,10 +311,10 @@ def _poll(path: Path, port: int, seconds: float) -> dict[str, Any]:
 # --- downloads ------------------------------------------------------------------------------------
 
 
-def downloading(path: Path, times: int) -> tuple[float, int]:
+def downloading(path: Path, times: int, bare: bool) -> tuple[float, int]:
     """Megabytes per second of the best download, and the model's size."""
     folder = _federation(path, LARGE_ITEMS, LARGE_SIZE, devices=1_000_000)
-    with serving(folder) as (port, _):
+    with serving(folder, bare) as (port, _):
         done = _load("downloads", path, port, times)
     size = full_size(LARGE_ITEMS, LARGE_SIZE + 1)
     return size / done["seconds"] / 1e6, size
@@ -325,21 +359,55 @@ def _federation(path: Path, n_items: int, size: int, *, devices: int) -> ServerF
 
 
 @contextlib.contextmanager
-def serving(folder: ServerFolder) -> Iterator[tuple[int, Callable[[], float]]]:
+def serving(folder: ServerFolder, bare: bool) -> Iterator[tuple[int, Callable[[], float]]]:
     """A server process: its port, and the processor time it has taken."""
-    command = [sys.executable, "-m", "sottovoce", "serve", "server", str(folder.path), "--port=0"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 60
-        while (found := folder.running()) is None:
-            if process.poll() is not None or time.monotonic() > end:
-                raise ServiceError("the server does not start")
-            time.sleep(0.05)
+    command = sottovoce_command("serve", "server", folder.path, "--port=0")
+    if bare:
+        command = [sys.executable, __file__, "bare", str(folder.path), "0", "0"]
+    with Child("the server", command, log=folder.path / "server.log") as child:
+        wait_for(child, lambda: folder.running() is not None)
         time.sleep(0.5)  # the first round is opened
-        yield found["port"], lambda: _processor_seconds(process.pid)
-    finally:
-        process.terminate()
-        process.wait(timeout=15)
+        found = folder.running() or {}
+        yield found["port"], lambda: _processor_seconds(found["pid"])
+
+
+class _Bare(asyncio.Protocol):
+    """Answers at once, whatever is asked."""
+
+    transport: asyncio.Transport
+    waiting = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.waiting += data
+        head, end, body = self.waiting.partition(b"\r\n\r\n")
+        if not end:
+            return
+        if head.startswith(b"POST"):
+            if len(body) < int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0]):
+                return
+            self.transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        elif head.startswith(b"GET /v1/model"):
+            self.transport.writelines([_BARE_HEAD % len(_LARGE), _LARGE])
+        else:
+            self.transport.write(_BARE_HEAD % 300 + bytes(300))
+            self.transport.close()
+        self.waiting = b""
+
+
+_BARE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
+_LARGE = bytes(full_size(LARGE_ITEMS, LARGE_SIZE + 1)) if "bare" in sys.argv else b""
+
+
+async def _serve_bare(path: Path) -> None:
+    context = server_context(path / "keys")
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(_Bare, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    (path / "server.json").write_text(json.dumps({"pid": os.getpid(), "port": port}))
+    await asyncio.Event().wait()
 
 
 def _processor_seconds(pid: int) -> float:
@@ -365,7 +433,10 @@ def _connect(context: ssl.SSLContext, port: int) -> ssl.SSLSocket:
 if __name__ == "__main__":
     if len(sys.argv) == 5:
         _, kind, place, port, amount = sys.argv
-        if kind == "reports":
+        found: dict[str, Any] = {}
+        if kind == "bare":
+            uvloop.run(_serve_bare(Path(place)))
+        elif kind == "reports":
             found = _send_reports(Path(place), int(port), int(float(amount)))
         elif kind == "polls":
             found = _poll(Path(place), int(port), float(amount))
