@@ -16,6 +16,8 @@ from sottovoce.messages import (
     Updates,
     add_sums,
     add_up,
+    cut,
+    cut_sum,
     decode,
     decode_sum,
     encode,
@@ -192,3 +194,14 @@ def test_adding_up_equals_a_plain_table(senders, seed):
     assert np.array_equal(summed.dense(9), table)
     assert summed.item.tolist() == sorted({i for items in senders for i in items})
     assert summed.devices == sum(bool(items) for items in senders)
+
+
+def test_cutting_bounds_every_value_and_leaves_the_others():
+    sent = report(np.array([[5, -70, 3], [2**40, -(2**40), 0]]))
+    got = cut(sent, 60)
+    assert got.values.tolist() == [[5, -60, 3], [60, -60, 0]]
+    assert got.item.tolist() == sent.item.tolist()
+    summed = add_up(3, [sent], 3)
+    assert cut_sum(summed, 60).sums.tolist() == got.values.tolist()
+    two = SummedReports(3, summed.item, summed.sums, 2)
+    assert cut_sum(two, 60).sums.tolist() == [[5, -70, 3], [120, -120, 0]]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,17 @@ def _sum_by_item(
     item = item[order]
     starts = np.flatnonzero(np.diff(item, prepend=np.int32(-1)))
     return item[starts], sum_groups(values, order, starts)
+
+
+def cut(reports: DeviceReports, limit: int) -> DeviceReports:
+    """The report with no value beyond ±limit."""
+    return replace(reports, values=np.clip(reports.values, -limit, limit))
+
+
+def cut_sum(reports: SummedReports, limit: int) -> SummedReports:
+    """The sum with no value beyond what its devices could have added up to, had each been cut."""
+    most = limit * reports.devices
+    return replace(reports, sums=np.clip(reports.sums, -most, most))
 
 
 def row_bytes(embedding_size: int) -> int:

@@ -49,6 +49,8 @@ def test_nobody_counts_as_a_round_where_no_fraction_is_asked_for():
         {"deadline_seconds": 0.0},
         {"min_devices": 0},
         {"poll_seconds": 0.0},
+        {"max_value": 0.0},
+        {"max_value": 128.0},
     ],
 )
 def test_rules_that_make_no_sense_are_refused(wrong):

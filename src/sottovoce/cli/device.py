@@ -12,6 +12,7 @@ from sottovoce.cli.options import Json
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
+    from sottovoce.evaluation.tables import Table
     from sottovoce.parties.store import CohortStore
 
 Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store.")]
@@ -243,21 +244,22 @@ def ledger(
     with CohortStore.open(path, readonly=True) as store:
         number = None if user is None else _user(store, user)
         rows = store.ledger_rows(number)
+        names = {int(n): store.name(int(n)) for n in store.users}
         totals = ledgers.totals_of(store.ledger(number))
         who = "the store" if number is None else f"the device of {store.name(number)}"
     lines = [{"when": _day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
     if as_json:
         output.emit({"store": path, "totals": output.totals_json(totals), "lines": lines})
         return
-    columns = [
-        Column(name)
-        for name in (
-            *("when", "user", "round", "attempt", "state", "kind", "positive_rows"),
-            *("negative_rows", "bytes", "wire_bytes", "devices", "digest"),
-        )
-    ]
-    shown = [{c.key: line[c.key] for c in columns} for line in lines]
     if csv:
+        columns = [
+            Column(name)
+            for name in (
+                *("when", "user", "round", "attempt", "state", "kind", "positive_rows"),
+                *("negative_rows", "bytes", "wire_bytes", "devices", "digest"),
+            )
+        ]
+        shown = [{c.key: line[c.key] for c in columns} for line in lines]
         print(Table("", columns, shown).to_csv(), end="")
         return
     cost = "none, see docs/privacy.md" if totals.epsilon == float("inf") else f"{totals.epsilon:g}"
@@ -266,10 +268,10 @@ def ledger(
         f"{totals.negative_rows:,} negative rows, {readable_bytes(totals.bytes)}.",
         f"Guaranteed bound on the privacy cost ε: {cost}.",
     )
-    if shown:
-        short = [{**line, "digest": line["digest"][:12]} for line in shown[-20:]]
-        title = "Reports" if len(shown) <= 20 else f"The last 20 of {len(shown):,} reports"
-        output.show(Table(title, columns, short))
+    if lines:
+        title = "Reports" if len(lines) <= 20 else f"The last 20 of {len(lines):,} reports"
+        several = names if number is None and len(names) > 1 else None
+        output.show(_ledger_table(title, lines[-20:], several))
 
 
 def status(path: Store, as_json: Json = False) -> None:
@@ -344,6 +346,29 @@ def export(
         output.emit({"store": path, "file": file, "lines": lines})
     else:
         output.show(f"{file}: {lines:,} lines. It is not encrypted; keep it where only you read.")
+
+
+def _ledger_table(title: str, lines: list[dict[str, Any]], names: dict[int, str] | None) -> Table:
+    """Fits a terminal of 80 columns; --csv has the rest. With `names`, says whose report it is."""
+    from textwrap import wrap
+
+    from sottovoce.evaluation.tables import Column, Table
+
+    columns = [
+        *([] if names is None else [Column("user")]),
+        *(Column("when"), Column("round"), Column("state"), Column("positive_rows", "pos")),
+        *(Column("negative_rows", "neg"), Column("bytes")),
+    ]
+    rows = []
+    for line in lines:
+        kept = ("state", "positive_rows", "negative_rows", "bytes")
+        row = {key: line[key] for key in kept}
+        row |= {"when": line["when"][:16], "round": f"{line['round']}.{line['attempt']}"}
+        if names is not None:
+            row["user"] = "\n".join(wrap(names.get(line["user"], str(line["user"])), 12))
+        rows.append(row)
+    notes = ["pos, neg: rows for items in the history, and for others"]
+    return Table(title, columns, rows, notes=notes)
 
 
 def _user(store: CohortStore, user: str | None) -> int:

@@ -1,7 +1,9 @@
-"""`sottovoce serve server`, `serve invite` and `serve status`."""
+"""What the operator of a server does: `sottovoce serve server`, `invite`, `status`, `target` and
+`shut-out`."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +61,15 @@ def server(
     ] = 8443,
     database: DatabaseUrl = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Run at least so many rounds.")] = None,
+    skip_to_round: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="After the database was set back to an older copy: go on from its model with "
+            "round N, which no device has seen yet.",
+        ),
+    ] = None,
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
     ] = False,
@@ -69,7 +80,7 @@ def server(
     The first start makes DIR from an experiment file, in which algorithm.triples is a number; later
     starts need DIR only. Everything that was acknowledged survives a crash, and the next start goes
     on where the last one was. DIR/server.json says where a running server listens. Logs are JSON
-    lines on standard error. SIGTERM and Ctrl-C stop it.
+    lines on standard error. SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
 
     Several servers can share one federation: give each a copy of DIR (without server.db) and the
     same --database, and put any load balancer in front.
@@ -83,12 +94,20 @@ def server(
     from sottovoce.engines.https.serve import run_server
 
     if experiment is not None:
-        made = _make(folder, experiment, settings or [], catalogue, names or [], rounds)
+        made = make_federation(folder, experiment, settings or [], catalogue, names or [], rounds)
         words = f"{folder} holds the federation {made.plan.terms.federation}"
         output.note(f"{words}, {made.plan.terms.n_items:,} items")
     elif catalogue is not None or settings or names:
         raise UsageError("--catalogue, --set and --name go with --experiment, at the first start")
-    run_server(folder, host, port, database=database, rounds=rounds, plaintext=plaintext)
+    run_server(
+        folder,
+        host,
+        port,
+        database=database,
+        rounds=rounds,
+        skip_to_round=skip_to_round,
+        plaintext=plaintext,
+    )
     if as_json:
         output.emit({"folder": folder, "stopped": True})
 
@@ -132,12 +151,9 @@ def invite(
     if not address.startswith(("https://", "http://")):
         raise UsageError(f"--server is an address like https://example.org:8443, not {address!r}")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    store = found.database(database)
-    try:
+    with contextlib.closing(found.database(database)) as store:
         numbers = None if first is None else range(first, first + count)
         invitations = folders.invite(found, store, address, numbers, count=count)
-    finally:
-        store.close()
     files = [out / f"device-{invitation.number}.json" for invitation in invitations]
     for file, invitation in zip(files, invitations, strict=True):
         write_invitation(file, invitation)
@@ -152,21 +168,33 @@ def status(
     where: Annotated[
         str, typer.Argument(metavar="DIR|URL", help="Folder or address of the server.")
     ],
-    folder: Annotated[
+    ca: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="With an address: the server's folder, for its keys."),
+        typer.Option(metavar="FILE", help="With an address: the authority's certificate, ca.crt."),
+    ] = None,
+    token: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With an address: the file operator.token."),
     ] = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """Say where a federation stands: rounds, devices, who was missing, what was refused.
 
+    A folder is looked at whether or not its server runs. An address needs two files of the folder's
+    keys, and nothing else of it.
+
     \b
     Examples:
       sottovoce serve status town
-      sottovoce serve status https://example.org:8443 --folder town
+      sottovoce serve status https://example.org:8443 --ca ca.crt --token operator.token
     """
-    content = _status_of(where, folder, database)
+    if where.startswith(("https://", "http://")):
+        content = _status_at(where, ca, token)
+    elif ca is not None or token is not None:
+        raise UsageError("--ca and --token go with the address of a server, not with a folder")
+    else:
+        content = _status_in(Path(where), database)
     if as_json:
         output.emit(content)
         return
@@ -177,6 +205,8 @@ def status(
     if content["state"] == "open":
         words += f", {content['reported']} of {content['goal']} reports"
     lines = [words, f"Devices: {content['enrolled']} enrolled, {content['active']} active"]
+    if content["shut_out"]:
+        lines.append(f"Shut out: {', '.join(map(str, content['shut_out']))}")
     lines.append(f"Refused: {output.words(content['refused'])}")
     for past in content["rounds"][-10:]:
         silent = ", ".join(map(str, past["missing"][:20])) or "nobody"
@@ -188,29 +218,77 @@ def status(
     output.show(*lines)
 
 
-def _status_of(where: str, folder: Path | None, database: str | None) -> Mapping[str, Any]:
+def target(
+    folder: Folder,
+    rounds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rounds to run in all.")],
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Raise the number of rounds to run, of a running server or of a stopped one.
+
+    \b
+    Example:
+      sottovoce serve target town --rounds 200
+    """
+    from sottovoce.engines.https.folder import open_folder, raise_target
+
+    with contextlib.closing(open_folder(folder).database(database)) as store:
+        before = raise_target(store, rounds)
+    if as_json:
+        output.emit({"folder": folder, "rounds": rounds, "before": before})
+    else:
+        output.show(f"{rounds:,} rounds to run; before, {before:,}")
+
+
+def shut_out(
+    folder: Folder,
+    numbers: Annotated[
+        list[int], typer.Argument(metavar="NUMBER...", min=0, help="Numbers of devices.")
+    ],
+    undo: Annotated[bool, typer.Option("--undo", help="Let them in again.")] = False,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Shut devices out: from now on they are not asked, and their reports are refused and counted.
+
+    The server may be running. An invitation that was not used is good for nobody any more. What a
+    device has sent before stays in the model, and what it has sent in the open round counts.
+
+    \b
+    Examples:
+      sottovoce serve shut-out town 7 12
+      sottovoce serve shut-out town 12 --undo
+    """
+    from sottovoce.engines.https import folder as folders
+
+    with contextlib.closing(folders.open_folder(folder).database(database)) as store:
+        out = folders.shut_out(store, numbers, undo=undo)
+    if as_json:
+        output.emit({"folder": folder, "shut_out": out})
+    else:
+        output.show(f"Shut out: {', '.join(map(str, out)) or 'nobody'}")
+
+
+def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, Any]:
+    from sottovoce.engines.https.operators import Operator
+
+    if token is None:
+        raise UsageError(
+            "an address needs --ca and --token, the server's ca.crt and operator.token"
+        )
+    with contextlib.closing(Operator.at(url, ca, token)) as operator:
+        return operator.status()
+
+
+def _status_in(folder: Path, database: str | None) -> Mapping[str, Any]:
     from sottovoce.engines.https.folder import open_folder
+    from sottovoce.engines.https.status import status as status_of
 
-    if where.startswith(("https://", "http://")):
-        from sottovoce.engines.https.operators import Operator
-
-        if folder is None:
-            raise UsageError("an address needs --folder, the server's folder, for its keys")
-        operator = Operator.of(open_folder(folder), where)
-        try:
-            return operator.status()
-        finally:
-            operator.close()
-    from sottovoce.engines.https.status import status as status_in
-
-    store = open_folder(Path(where)).database(database)
-    try:
-        return status_in(store)
-    finally:
-        store.close()
+    with contextlib.closing(open_folder(folder).database(database)) as store:
+        return status_of(store)
 
 
-def _make(
+def make_federation(
     folder: Path,
     file: str,
     settings: list[str],
@@ -229,9 +307,12 @@ def _make(
     experiment = Experiment.from_file(experiment_files.find(file), settings)
     algorithm = experiment.algorithm
     if not isinstance(algorithm.triples, int):
+        # A configuration would set it to the mean again.
+        instead = f"algorithm.configuration= --set algorithm.cohort_size={algorithm.cohort_size}"
+        instead = f"--set {instead} " if algorithm.configuration else ""
         raise ConfigError(
             "algorithm.triples must be a number in a real federation, where nobody knows how many "
-            "items the others have; use --set algorithm.triples=50, say"
+            f"items the others have; use {instead}--set algorithm.triples=50, say"
         )
     to_run = algorithm.rounds if rounds is None else rounds
     if not to_run:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sottovoce.errors import ConfigError
+from sottovoce.messages import GRID, LIMIT
 
 Verdict = Literal["wait", "close", "abandon"]
 
@@ -30,7 +31,12 @@ class RoundRules:
     """A device that was asked so many times in a row and stayed silent is not asked again until it
     checks in."""
 
+    max_value: float = LIMIT
+    """Largest absolute value of a number in a device's report; larger ones are cut to it. What an
+    honest device sends in a round is rarely above 2."""
+
     def __post_init__(self) -> None:
+        _within("max_value", self.max_value, 1e-6, LIMIT)
         _within("over_selection", self.over_selection, 0.0, 10.0)
         _within("min_fraction", self.min_fraction, 0.0, 1.0)
         _within("deadline_seconds", self.deadline_seconds, 0.1, 30 * 86400.0)
@@ -46,6 +52,11 @@ class RoundRules:
     def least(self, goal: int) -> int:
         """The fewest reports with which a round counts."""
         return max(1, math.ceil(self.min_fraction * goal - 1e-9))
+
+    @property
+    def value_limit(self) -> int:
+        """`max_value` in steps of the grid."""
+        return round(self.max_value * GRID)
 
     def verdict(self, goal: int, reported: int, elapsed: float) -> Verdict:
         """What to do with a round that has been open for `elapsed` seconds."""

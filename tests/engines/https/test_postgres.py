@@ -16,6 +16,7 @@ from server_world import USERS, Client, Fleet, ServerProcess, new_folder, select
 
 from sottovoce.engines.https import records
 from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.folder import shut_out
 from sottovoce.errors import ServiceError, UsageError
 
 
@@ -192,6 +193,27 @@ def test_a_device_may_ask_the_process_that_lags_behind(tmp_path, postgres):
         assert one.stop() == 0
         assert [p.name for p in tmp_path.glob("server-*.json")] == [f"server-{two.port}.json"]
         assert np.array_equal(second.model(3).items, simulated(3, cohort_size=4))
+
+
+def test_who_is_shut_out_is_out_in_every_process_at_once(tmp_path, postgres):
+    url = postgres.fresh("shut")
+    folder, fleet = new_folder(tmp_path, rounds=3), Fleet()
+    with (
+        ServerProcess(tmp_path, database=url) as one,
+        ServerProcess(tmp_path, database=url) as two,
+        Client(folder, one.port) as first,
+        Client(folder, two.port) as second,
+    ):
+        fleet.enrol(folder, first, url)
+        view = first.wait(round=0, state="open") and first.model(0)
+        database = folder.database(url)
+        assert shut_out(database, [4]) == [4]
+        for client in (first, second):
+            got = client.post("/v1/reports", fleet.report(4, view))
+            assert (got.status, got.error) == (401, "unknown_device")
+        assert shut_out(database, [4], undo=True) == []
+        database.close()
+        assert second.post("/v1/reports", fleet.report(4, view)).status == 204
 
 
 def test_concurrent_reports_of_one_device_count_once(postgres):

@@ -2,8 +2,10 @@
 and a database that was set back to an older copy."""
 
 import asyncio
+import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import ssl
@@ -16,13 +18,14 @@ import pytest
 from server_world import Client, Fleet, ServerProcess, new_folder
 
 from sottovoce.cli import call
+from sottovoce.cli.serve_server import make_federation
 from sottovoce.consent import Choice
 from sottovoce.engines.https.agent import Agent
 from sottovoce.engines.https.folder import invite
 from sottovoce.engines.https.invitations import keep_invitation
 from sottovoce.engines.https.keys import SERVER_CERTIFICATE, renew_keys
 from sottovoce.engines.https.operators import Operator
-from sottovoce.errors import KeyTrouble, MessageError, UsageError
+from sottovoce.errors import ConfigError, KeyTrouble, MessageError, UsageError
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
 
@@ -68,6 +71,24 @@ def test_the_folder_and_the_database_are_the_owners_alone(tmp_path):
     town.chmod(0o755)
     with ServerProcess(town):
         assert [mode(path) for path in [town, *files]] == [0o700, 0o600, 0o600, 0o600]
+
+
+@pytest.mark.parametrize("line", ["", 'configuration = "pFPL+"', 'configuration = "sFPL+"'])
+def test_the_advice_about_triples_helps(tmp_path, line):
+    (tmp_path / "my.toml").write_text(f"[algorithm]\n{line}\nrounds = 3\n")
+    (tmp_path / "items.csv").write_text("item\n" + "".join(f"v{n}\n" for n in range(4)))
+
+    def make(settings):
+        file, items = str(tmp_path / "my.toml"), tmp_path / "items.csv"
+        return make_federation(tmp_path / "town", file, settings, items, [], None)
+
+    with pytest.raises(ConfigError, match="triples must be a number") as told:
+        make([])
+    advice = shlex.split(str(told.value).split("; use ")[1].removesuffix(", say"))
+    assert set(advice[::2]) == {"--set"}
+    plan = make(advice[1::2]).plan
+    assert plan.terms.algorithm.triples == 50
+    assert plan.cohort_size == (1 if "sFPL+" in line else "all")
 
 
 def test_the_target_is_raised_while_the_server_runs_and_while_it_does_not(tmp_path, ask):
@@ -202,17 +223,43 @@ def take_part(store, server, folder, rounds):
         return client.wait(round=rounds[-1] + 1, state="open")
 
 
+def owner(path, folder):
+    """The store of device 0, invited and willing."""
+    with contextlib.closing(folder.database()) as database:
+        [invitation] = invite(folder, database, "https://127.0.0.1:1", [0])
+    store = CohortStore.create(path, [(0, "me")])
+    keep_invitation(store, invitation)
+    store.add_history(0, [f"v{n}" for n in range(10)], list(range(10)))
+    store.set_choice(0, Choice(share_positives=0.5))
+    return store
+
+
+def test_the_agent_of_a_device_that_is_shut_out_sends_no_more(tmp_path, ask):
+    folder = new_folder(tmp_path / "town", rounds=50, min_devices=1, deadline_seconds=600.0)
+    with (
+        owner(tmp_path / "her", folder) as store,
+        ServerProcess(tmp_path / "town") as server,
+        Client(folder, server.port) as client,
+    ):
+        visit(store, server.url)  # enrols
+        take_part(store, server, folder, [0])
+        ask("serve", "shut-out", tmp_path / "town", 0)
+        assert visit(store, server.url) == 0
+        for _ in range(2):
+            with pytest.raises(KeyTrouble, match="invitation"):
+                visit(store, server.url)
+        assert client.status()["refused"] == {"bad_token": 2, "unknown_device": 1}
+        assert len(store.ledger_rows()) == 2, "nothing left after the first refusal"
+        ask("serve", "shut-out", tmp_path / "town", 0, "--undo")
+        assert visit(store, server.url) == 0, "its report of this round was refused"
+        assert client.status()["enrolled"] == 1
+
+
 def test_after_an_older_backup_devices_say_so_and_a_skip_goes_on(tmp_path):
     """Devices never do a round twice. The server goes on from its model with a new number."""
     town, backup = tmp_path / "town", tmp_path / "backup.db"
     folder = new_folder(town, rounds=50, min_devices=1)
-    database = folder.database()
-    [invitation] = invite(folder, database, "https://127.0.0.1:1", [0])
-    database.close()
-    with CohortStore.create(tmp_path / "her", [(0, "me")]) as store:
-        keep_invitation(store, invitation)
-        store.add_history(0, [f"v{n}" for n in range(10)], list(range(10)))
-        store.set_choice(0, Choice(share_positives=0.5))
+    with owner(tmp_path / "her", folder) as store:
         with ServerProcess(town) as server:
             visit(store, server.url)  # enrols
             take_part(store, server, folder, [0, 1])

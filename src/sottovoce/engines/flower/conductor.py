@@ -28,7 +28,7 @@ from sottovoce.engines.flower.wire import Answer, Content, Question, Task
 from sottovoce.engines.https.coordinator import Plan
 from sottovoce.engines.versions import delta_size, encode_delta, encode_model, full_size
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
-from sottovoce.messages import GRID, LIMIT, SummedReports, decode_sum, message_limit
+from sottovoce.messages import GRID, LIMIT, SummedReports, cut_sum, decode_sum, message_limit
 from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 from sottovoce.terms import Terms
@@ -357,7 +357,8 @@ class Conductor:
             self._refuse("node_problem")
         elif answer.sum:
             try:
-                entry.part = check_sum(answer, opened, len(entry.numbers), self.plan.terms)
+                part = check_sum(answer, opened, len(entry.numbers), self.plan.terms)
+                entry.part = cut_sum(part, self.plan.rules.value_limit)
             except MessageError:
                 self._refuse("malformed")
         entry.settled = True

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce import config
-from sottovoce.engines.https import roster
+from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.coordinator import CohortSize, Plan
 from sottovoce.engines.https.database import Database, keep_private
 from sottovoce.engines.https.invitations import MAX_NUMBER, Invitation
@@ -183,6 +183,26 @@ def invite(
         Invitation(server, authority, token.hex(), int(number), federation)
         for number, token in zip(numbers, tokens, strict=True)
     ]
+
+
+def shut_out(database: Database, numbers: Sequence[int], *, undo: bool = False) -> list[int]:
+    """Shut devices out, or let them in again; all who are out now. The server may be running."""
+    with database.writing() as link:
+        strangers = set(numbers) - set(roster.known_numbers(link, numbers))
+        if strangers:
+            raise UsageError(f"device {min(strangers)} was never invited; look at the number again")
+        (roster.readmit if undo else roster.shut)(link, numbers)
+        return roster.shut_numbers(link)
+
+
+def raise_target(database: Database, rounds: int) -> int:
+    """Run at least so many rounds; what the target was before. The server may be running."""
+    with database.writing() as link:
+        before = records.position(link).target
+        if rounds < before:
+            raise UsageError(f"the target is {before} rounds already; it can only be raised")
+        records.raise_target(link, rounds)
+    return before
 
 
 def _part(table: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

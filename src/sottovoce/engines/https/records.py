@@ -51,7 +51,7 @@ _STATE = sa.select(rounds.c.state).where(*_AT).with_for_update()
 _MARKS = sa.select(submissions.c.number, submissions.c.mark).where(
     *_SENT, submissions.c.number.in_(sa.bindparam("numbers", expanding=True))
 )
-_BARRED = sa.select(shut_out.c.number).where(
+_SHUT_OUT = sa.select(shut_out.c.number).where(
     shut_out.c.number.in_(sa.bindparam("numbers", expanding=True))
 )
 _STORE = submissions.insert()
@@ -227,7 +227,7 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
         state = link.execute(_STATE, place).scalar()
         at = [k for k, s in enumerate(batch) if (s.round, s.attempt) == (round, attempt)]
         senders = [batch[k].number for k in at]
-        known, barred = marks(link, round, attempt, senders), barred_among(link, senders)
+        known, barred = marks(link, round, attempt, senders), shut_out_among(link, senders)
         new = []
         for k in at:
             number, mark = batch[k].number, batch[k].mark
@@ -271,11 +271,11 @@ def marks(
     return found
 
 
-def barred_among(link: sa.Connection, numbers: Sequence[int]) -> set[int]:
+def shut_out_among(link: sa.Connection, numbers: Sequence[int]) -> set[int]:
     """Those of `numbers` that were shut out."""
     found: set[int] = set()
     for part in in_parts(numbers):
-        found |= set(link.execute(_BARRED, {"numbers": list(part)}).scalars())
+        found |= set(link.execute(_SHUT_OUT, {"numbers": list(part)}).scalars())
     return found
 
 

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import sqlalchemy as sa
 
-from sottovoce.engines.https.database import devices
-from sottovoce.engines.https.records import AT_ONCE, Numbers, in_parts
+from sottovoce.engines.https.database import devices, shut_out
+from sottovoce.engines.https.records import AT_ONCE, Numbers, in_parts, shut_out_among
+
+_WELCOME = devices.c.number.not_in(sa.select(shut_out.c.number))
 
 
 def token_hash(token: bytes) -> bytes:
@@ -43,11 +45,12 @@ def next_number(link: sa.Connection) -> int:
 
 
 def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
-    """The device's number, or None where the token is not good for this key. The same token and
-    key may come again: the first answer can have been lost."""
+    """The device's number, or None where the token is not good for this key, or for nobody since
+    the number was shut out. The same token and key may come again: the first answer can have been
+    lost."""
     row = link.execute(
         sa.select(devices.c.number, devices.c.public_key)
-        .where(devices.c.token_hash == token_hash(token))
+        .where(devices.c.token_hash == token_hash(token), _WELCOME)
         .with_for_update()
     ).one_or_none()
     if row is None or (row.public_key is not None and bytes(row.public_key) != public_key):
@@ -72,20 +75,38 @@ def public_key(link: sa.Connection, number: int) -> bytes | None:
 
 
 def pool(link: sa.Connection) -> Numbers:
-    """Devices that can be asked: enrolled and not dormant."""
+    """Devices that can be asked: enrolled, not shut out and not dormant."""
     found = link.execute(
         sa.select(devices.c.number)
-        .where(devices.c.public_key.is_not(None), devices.c.dormant.is_(False))
+        .where(devices.c.public_key.is_not(None), devices.c.dormant.is_(False), _WELCOME)
         .order_by(devices.c.number)
     ).scalars()
     return np.fromiter(found, dtype=np.uint32)
 
 
 def count_devices(link: sa.Connection) -> tuple[int, int]:
-    """Enrolled devices, and those among them that are asked."""
-    enrolled = sa.select(sa.func.count()).where(devices.c.public_key.is_not(None))
+    """Devices that have enrolled and were not shut out, and those among them that are asked."""
+    enrolled = sa.select(sa.func.count()).where(devices.c.public_key.is_not(None), _WELCOME)
     active = enrolled.where(devices.c.dormant.is_(False))
     return int(link.execute(enrolled).scalar() or 0), int(link.execute(active).scalar() or 0)
+
+
+def shut(link: sa.Connection, numbers: Sequence[int]) -> None:
+    """Ask these devices no more and take nothing from them, whether they have enrolled or not."""
+    new = sorted(set(numbers) - shut_out_among(link, numbers))
+    if new:
+        link.execute(shut_out.insert(), [{"number": number} for number in new])
+
+
+def readmit(link: sa.Connection, numbers: Sequence[int]) -> None:
+    """Undo `shut`."""
+    for part in in_parts(numbers):
+        link.execute(shut_out.delete().where(shut_out.c.number.in_(part)))
+
+
+def shut_numbers(link: sa.Connection) -> list[int]:
+    """Everybody who was shut out, ascending."""
+    return list(link.execute(sa.select(shut_out.c.number).order_by(shut_out.c.number)).scalars())
 
 
 def seen(link: sa.Connection, numbers: Iterable[int]) -> None:

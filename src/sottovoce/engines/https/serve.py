@@ -28,12 +28,17 @@ from sottovoce.engines.https.board import Board
 from sottovoce.engines.https.coordinator import Coordinator
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.folder import ServerFolder, open_folder
-from sottovoce.engines.https.keys import operator_token, server_context
+from sottovoce.engines.https.keys import (
+    SERVER_CERTIFICATE,
+    SERVER_KEY,
+    operator_token,
+    server_context,
+)
 from sottovoce.engines.https.protocol import BoundedProtocol
 from sottovoce.engines.https.records import raise_target
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.engines.https.service import Limits, Service
-from sottovoce.errors import ServiceError, SottovoceError, UsageError
+from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, UsageError
 
 _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0
 """Seconds after which a process looks into the database even if it heard nothing."""
@@ -49,11 +54,14 @@ def run_server(
     *,
     database: str | None = None,
     rounds: int | None = None,
+    skip_to_round: int | None = None,
     plaintext: bool = False,
     limits: Limits | None = None,
 ) -> None:
-    """Serve the federation in `path` until SIGTERM or SIGINT. Port 0 takes a free one; where the
-    server listens is in the ready file. Raises with one sentence where it cannot start."""
+    """Serve the federation in `path` until SIGTERM or SIGINT; SIGHUP takes up a renewed
+    certificate. Port 0 takes a free one; where the server listens is in the ready file.
+    `skip_to_round` is for a database that was set back (`Coordinator.skip_to`). Raises with one
+    sentence where it cannot start."""
     if plaintext and not _is_loopback(host):
         raise UsageError(f"--plaintext is for a loopback address, not for {host}")
     folder = open_folder(path)
@@ -75,6 +83,8 @@ def run_server(
             coordinator.start(link)
             if rounds is not None:
                 raise_target(link, rounds)
+            if skip_to_round is not None:
+                coordinator.skip_to(link, skip_to_round)
         _allow_connections()
         # Requests must not wait long for the thread that writes.
         sys.setswitchinterval(_SWITCH)
@@ -146,6 +156,7 @@ class _Process:
         loop.set_exception_handler(self._unforeseen)
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, server.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._renew, context)
         self._rounds.start(died)
         try:
             await server.serve(sockets=[listener])
@@ -173,6 +184,19 @@ class _Process:
         os.replace(fresh, place)
         self._ready_file = place
         self._log.info("listening", url=url)
+
+    def _renew(self, context: ssl.SSLContext | None) -> None:
+        """Show the certificate that is in the folder now to whoever connects from now on."""
+        if context is None:
+            return
+        keys = self._folder.keys
+        try:
+            server_context(keys)  # looks at everything, and leaves the one in use alone
+            context.load_cert_chain(keys / SERVER_CERTIFICATE, keys / SERVER_KEY)
+        except (KeyTrouble, OSError) as error:
+            self._log.error("certificate not renewed", detail=f"{error}; the old one stays in use")
+        else:
+            self._log.info("certificate renewed")
 
     def _unforeseen(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

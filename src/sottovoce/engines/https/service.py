@@ -50,6 +50,7 @@ _DECIDED = {
     "replay": "this report was accepted before",
     "second_submission": "this device has already reported in this round",
     "late": "the round is closed; the report did not count",
+    "unknown_device": "the operator has shut this device out",
 }
 
 
@@ -71,8 +72,9 @@ class Limits:
     """Requests that wait for the database otherwise."""
 
 
-class NotFound(ServiceError):
-    """Nothing is here. With the status to say so."""
+class Unserved(ServiceError):
+    """A request that gets an error for an answer and is not counted: nothing is there, or it is
+    for the operator alone."""
 
     def __init__(self, status: int, error: str, detail: str) -> None:
         super().__init__(detail)
@@ -110,10 +112,7 @@ class Service:
         self._newest = -1
         self.connections: Sized = ()
         terms = json.dumps(plan.terms.to_table()).encode()
-        self._fixed = {
-            "/v1/terms": terms,
-            "/v1/catalogue": catalogue,
-        }
+        self._fixed = {"/v1/terms": terms, "/v1/catalogue": catalogue}
         self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "/v1/round"): self._round,
             ("POST", "/v1/reports"): self._report,
@@ -151,7 +150,7 @@ class Service:
         except Refused as error:
             self._tally.count(error.reason)
             await self._say(send, error.status, error.reason, str(error))
-        except NotFound as error:
+        except Unserved as error:
             await self._say(send, error.status, error.error, str(error))
         except Busy as error:
             self._tally.count("overload")
@@ -166,8 +165,8 @@ class Service:
         if method == "GET" and path.startswith("/v1/rounds/") and path.endswith("/selected"):
             return self._selected
         if path in self._paths:
-            raise NotFound(405, "method", f"{path} cannot be asked with {method}")
-        raise NotFound(404, "not_found", "there is nothing at this address")
+            raise Unserved(405, "method", f"{path} cannot be asked with {method}")
+        raise Unserved(404, "not_found", "there is nothing at this address")
 
     # --- what everyone may fetch ------------------------------------------------------------------
 
@@ -179,10 +178,8 @@ class Service:
         await publish(scope, send, document, self._round_headers)
 
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content, coding = (
-            self._fixed[scope["path"]],
-            best_coding(header(scope, b"accept-encoding")),
-        )
+        content = self._fixed[scope["path"]]
+        coding = best_coding(header(scope, b"accept-encoding"))
         document = await self._shelf.get(
             (scope["path"], coding), lambda: Document.of(content, coding)
         )
@@ -194,12 +191,12 @@ class Service:
         parts = scope["path"].split("/")
         round, attempt = number_of(parts[3]), number_of(parts[4]) if len(parts) == 6 else None
         if round is None or attempt is None:
-            raise NotFound(404, "not_found", "there is nothing at this address")
+            raise Unserved(404, "not_found", "there is nothing at this address")
         now = self._board.now
         if not now.open_for(round, attempt):
             now = await self._aside(self._board.refresh)
         if not now.open_for(round, attempt):
-            raise NotFound(410, "gone", f"round {round}, attempt {attempt}, is not open")
+            raise Unserved(410, "gone", f"round {round}, attempt {attempt}, is not open")
         coding = best_coding(header(scope, b"accept-encoding"))
         document = await self._shelf.get(
             ("selected", round, attempt, coding),
@@ -210,7 +207,7 @@ class Service:
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         round = number_of(scope["path"].removeprefix("/v1/model/"))
         if round is None:
-            raise NotFound(404, "not_found", "there is nothing at this address")
+            raise Unserved(404, "not_found", "there is nothing at this address")
         query = parse_qs(scope["query_string"].decode("latin-1"))
         since = number_of(query["since"][0]) if "since" in query else None
         now = self._board.now
@@ -218,7 +215,7 @@ class Service:
             now = await self._aside(self._board.refresh)
         version = now.versions.get(round)
         if version is None:
-            raise NotFound(410, "gone", f"version {round} of the model is not here")
+            raise Unserved(410, "gone", f"version {round} of the model is not here")
         if since is not None and since > round:
             since = None
         if now.position.round > self._newest:
@@ -259,6 +256,8 @@ class Service:
 
         def note() -> None:
             with self._database.writing() as link:
+                if records.shut_out_among(link, [number]):
+                    raise Refused("unknown_device", _DECIDED["unknown_device"])
                 roster.seen(link, [number])
 
         await self._aside(note)
@@ -308,7 +307,7 @@ class Service:
     def _require_operator(self, scope: Scope) -> None:
         said = header(scope, b"authorization")
         if not hmac.compare_digest(said, f"Bearer {self._token}".encode()):
-            raise NotFound(401, "unauthorized", "this needs the operator's token")
+            raise Unserved(401, "unauthorized", "this needs the operator's token")
 
     # --- helpers ----------------------------------------------------------------------------------
 

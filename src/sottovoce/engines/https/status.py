@@ -19,13 +19,16 @@ LAST_ROUNDS = 100
 
 
 def status(
-    database: Database, tally: Tally | None = None, last: int | None = LAST_ROUNDS
+    database: Database, tally: Tally | None = None, last: int = LAST_ROUNDS
 ) -> dict[str, Any]:
+    """Where the federation stands, with its last rounds; `tally` has what a running server has
+    counted and not stored yet."""
     with contextlib.ExitStack() as stack:
         new = {} if tally is None else stack.enter_context(tally.settled())
         link = stack.enter_context(database.reading())
         now = records.position(link)
         enrolled, active = roster.count_devices(link)
+        shut_out = roster.shut_numbers(link)
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
     return {
@@ -38,6 +41,7 @@ def status(
         "asked": now.asked,
         "enrolled": enrolled,
         "active": active,
+        "shut_out": shut_out,
         "refused": dict(sorted(refused.items())),
         "rounds": [attempt.to_table() for attempt in past],
     }
@@ -62,7 +66,7 @@ class _Figures(Collector):
             ("reported", "Reports accepted in the open round."),
             ("goal", "Reports that the open round waits for."),
             ("asked", "Devices asked in the open round."),
-            ("enrolled", "Devices that have enrolled."),
+            ("enrolled", "Devices that have enrolled and were not shut out."),
             ("active", "Enrolled devices that are asked."),
         ):
             yield GaugeMetricFamily(f"sottovoce_{name}", words, self._now[name])
