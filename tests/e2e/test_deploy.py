@@ -286,7 +286,7 @@ def _check_operator(root: Path, said: str) -> None:
     assert f"Round {ROUNDS} of {ROUNDS}, attempt 0: finished" in said
     assert "2 invitation(s) to https://" in said
     assert f"120 rounds to run; before, {ROUNDS}\nShut out: 1\nShut out: nobody" in said
-    assert "The server's certificate is new; restart the server." in said
+    assert "The server's certificate is new; restart the server, or send it SIGHUP." in said
     if shutil.which("curl"):
         assert f"sottovoce_round {ROUNDS}.0" in said
     if shutil.which("sqlite3"):

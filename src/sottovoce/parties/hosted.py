@@ -260,8 +260,9 @@ class Hosted:
             return None
         if (entry.round, entry.attempt) > (round, attempt):
             raise MessageError(
-                f"attempt {attempt} at round {round} is over for this store, which has gone on to "
-                f"attempt {entry.attempt} at round {entry.round}"
+                f"the server asks for attempt {attempt} at round {round}, which is over for this "
+                f"store: it has been in attempt {entry.attempt} at round {entry.round}; nothing is "
+                "sent until the server goes on with a later one: tell the operator"
             )
         if entry.state == "dropped":
             return None

@@ -272,13 +272,17 @@ def _fft_epsilon(
     lowest = step * (times * (one.first + centre) + start)
     scale = times * moment
 
+    ahead = step * np.arange(length)
+    for_slope = np.exp(-(1.0 + tilt) * ahead)
+    # Not the difference of two sums: the first entry counts in both and could drown the rest.
+    for_delta = np.exp(-tilt * ahead) * -np.expm1(-ahead)
+
     def above(entry: int) -> tuple[float, float]:
         """δ at the loss of this entry, and the slope of δ against e^ε below it, both times
         e^(tilt · loss − scale), and the slope also times e^loss."""
-        ahead = step * np.arange(length - entry)
-        for_p = total[entry:] * np.exp(-tilt * ahead)
-        # Not the difference of two sums: the first entry counts in both and could drown the rest.
-        return float(for_p @ -np.expm1(-ahead)) + beyond, float(for_p @ np.exp(-ahead))
+        rest = total[entry:]
+        here, slope = rest @ for_delta[: len(rest)], rest @ for_slope[: len(rest)]
+        return float(here) + beyond, float(slope)
 
     def excess(entry: int) -> float:
         """ln of δ at the loss of this entry over the δ there is."""
@@ -329,7 +333,7 @@ def _rounding(
     """A bound on what rounding does to one entry of the sum (Higham 2002, theorem 24.2)."""
     relative = 8.0 * _UNIT * math.log2(2 * len(folded))
     size = np.minimum(np.abs(spectrum), 1.0)
-    before = math.sqrt(float(np.mean(size ** (2 * (times - 1)))))
-    powers = float(np.mean(size**times))
+    fewer = size ** (times - 1)
+    before, powers = math.sqrt(float(np.mean(fewer**2))), float(np.mean(fewer * size))
     forward = times * float(np.linalg.norm(folded)) * before
     return relative * (forward + float(np.linalg.norm(total)) + times * powers)

@@ -435,6 +435,18 @@ def test_who_comes_back_checks_in_at_once(start):
     assert devices.federation.checked_in == [1, 1]
 
 
+def test_a_server_that_waits_for_those_it_gave_up_hears_from_them(start):
+    """Where everybody fell silent no round is open; without a sign of life none ever would be."""
+    devices = start(Federation(rounds=3, devices=2))
+    devices.visit(0, 1)
+    assert devices.federation.checked_in == []  # at the very start nobody was given up
+    devices.visit(0, 1)
+    assert devices.federation.round == 1
+    devices.federation.state = "waiting"
+    run(devices, 2, number=0)
+    assert devices.federation.checked_in == [0]
+
+
 def test_an_attempt_that_was_given_up_is_not_sent_again(one):
     one.visit()
     one.federation.hook = lambda r: Reply(raw=b"") if r.path == "/v1/reports" else None

@@ -415,3 +415,15 @@ def test_a_model_that_is_not_finite_is_not_published(world, monkeypatch):
         here.fleet.sent.pop((0, 0, number))
     assert here.report(*range(8)) == ["accepted"] * 8
     assert here.step() == ["goal", "opened"]
+
+
+def test_values_beyond_the_limit_are_cut_and_the_round_goes_on(world):
+    """One device cannot move the model further than the limit lets it."""
+    here = world(rounds=1, max_value=1e-4)
+    here.step()
+    before, asked = here.model(0)[0], here.selected()
+    here.report(*asked)
+    assert here.step() == ["goal"]
+    moved = np.abs(here.model(1)[0] - before).max()
+    most = here.plan.terms.algorithm.learning_rate * len(asked) * 1e-4
+    assert 0 < moved <= 1.01 * most

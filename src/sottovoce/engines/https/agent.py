@@ -137,6 +137,8 @@ class Agent:
             await self._resolve(terms)
             if now.state == "open":
                 await self._take_part(now, terms)
+            elif now.state == "waiting" and now.key > (0, 0):
+                await self._check_in(now)  # it may be waiting for those it has given up
         await self._refresh(now, terms)
         return now
 

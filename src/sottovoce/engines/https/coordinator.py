@@ -19,7 +19,7 @@ from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.database import Leader
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ServiceError, UsageError
-from sottovoce.messages import SummedReports, decode
+from sottovoce.messages import SummedReports, cut, decode
 from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 from sottovoce.terms import Terms
@@ -204,9 +204,10 @@ class Coordinator:
         server = Server(self._algorithm, items, Streams(self._plan.root_key), round)
         n_items, width = items.shape
         total: list[SummedReports] = []
+        limit = self._plan.rules.value_limit
         for part in records.bodies(link, round, attempt):
             reports = [
-                decode(body, sender=number, n_items=n_items, width=width, round=round)
+                cut(decode(body, sender=number, n_items=n_items, width=width, round=round), limit)
                 for number, body in part
             ]
             total = [server.add_sums([*total, server.sum_reports(reports)])]
