@@ -66,7 +66,8 @@ def renew(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = 
     from sottovoce.engines.https.keys import renew_keys
 
     renew_keys(folder, host or [], days)
-    _show(folder, as_json, "The server's certificate is new; restart the server, or send it SIGHUP.")
+    words = "The server's certificate is new; restart the server, or send it SIGHUP."
+    _show(folder, as_json, words)
 
 
 def node(
