@@ -163,15 +163,15 @@ def _most(cost: Callable[[int], float], limit: float, most: int) -> int:
     return first_below(spare, good, bad) - 1
 
 
-def _check(
-    epsilon: float, reports: int, rounds: int, users: int = 1, delta: float = DELTA
-) -> None:
+def _check(epsilon: float, reports: int, rounds: int, users: int = 1, delta: float = DELTA) -> None:
     low, high = EPSILONS
     if not low <= epsilon <= high:  # also where it is not a number
         why = "nothing would be protected" if epsilon > high else "no report would say anything"
         if not epsilon > 0:
             why = "a budget is above zero"
-        raise ConfigError(f"ε of one report must lie in {low:g} to {high:g}, not {epsilon:g}: {why}")
+        raise ConfigError(
+            f"ε of one report must lie in {low:g} to {high:g}, not {epsilon:g}: {why}"
+        )
     for number, what in ((reports, "reports per round"), (rounds, "rounds"), (users, "users")):
         if number < 1:
             raise ConfigError(f"the number of {what} must be at least 1, not {number}")

@@ -127,7 +127,7 @@ def _on_grid(loss: Floats, mass: Floats, lost: float, largest: float) -> LossDis
     rest = np.clip(loss - step * below, 0.0, step)
     up = mass * (np.expm1(-rest) / math.expm1(-step))
     index = below.astype(np.int64) + half
-    grid = np.bincount(index, mass - up, 2 * half + 1)
+    grid: Floats = np.bincount(index, mass - up, 2 * half + 1).astype(np.float64)
     grid += np.bincount(index + 1, up, 2 * half + 1)
     used = np.flatnonzero(grid)
     kept = grid[used[0] : used[-1] + 1]
@@ -256,13 +256,14 @@ def _fft_epsilon(
     moment = _log_moment(one.mass, losses, tilt)
     mass = one.mass * np.exp(tilt * losses - moment)
     places = np.arange(len(mass), dtype=np.float64)
-    centre = int(round(float(mass @ places)))
+    centre = round(float(mass @ places))
     places -= centre
     mean = float(mass @ places)
     variance = max(float(mass @ (places - mean) ** 2), 1e-3)  # one place may hold it all
     length, start, beyond = _window(mass, places, times, mean, variance)
 
-    folded = np.bincount(places.astype(np.int64) % length, mass, length)
+    where = places.astype(np.int64) % length
+    folded: Floats = np.bincount(where, mass, length).astype(np.float64)
     spectrum = np.fft.rfft(folded)
     total = np.fft.irfft(spectrum**times, length)
     rounding = _rounding(folded, spectrum, total, times)
@@ -327,9 +328,7 @@ def _window(
         wanted = 2.0 * length
 
 
-def _rounding(
-    folded: Floats, spectrum: NDArray[np.complex128], total: Floats, times: int
-) -> float:
+def _rounding(folded: Floats, spectrum: NDArray[np.complex128], total: Floats, times: int) -> float:
     """A bound on what rounding does to one entry of the sum (Higham 2002, theorem 24.2)."""
     relative = 8.0 * _UNIT * math.log2(2 * len(folded))
     size = np.minimum(np.abs(spectrum), 1.0)
