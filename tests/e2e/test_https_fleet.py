@@ -7,7 +7,6 @@ import time
 import numpy as np
 import pytest
 
-from sottovoce.engines.https import records
 from sottovoce.engines.https.folder import open_folder
 from sottovoce.engines.https.trial import HttpsTrial
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
@@ -59,11 +58,12 @@ def listening(port):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_64_agents_of_which_a_tenth_is_killed(tmp_path):
     """Every round ends by goal count or deadline, it is known who was missing, and the model is
     exactly that of a simulation with those who reported."""
-    what = experiment(64, deadline_seconds=15.0, min_fraction=0.7)
+    # Long enough for every agent that lives, on two cores; who is silent once is not waited for.
+    what = experiment(64, deadline_seconds=60.0, dormant_after=1)
     trial, federation = trial_of(what, tmp_path / "services", 64)
     chosen = np.random.default_rng(11)
     victims = chosen.choice(64, 6, replace=False).tolist()
@@ -92,23 +92,16 @@ def test_64_agents_of_which_a_tenth_is_killed(tmp_path):
     assert missing == dead
     assert not any(alive(pid) for pid in pids)
     assert not listening(port)
-    # The same participants in simulation, round by round.
+    # The same participants in simulation, round by round: who was silent was not asked again.
+    took_part = np.arange(64)
     for past in counted:
-        took_part = np.setdiff1d(_asked(tmp_path, past), past["missing"])
+        assert past["asked"] == len(took_part)
+        took_part = np.setdiff1d(took_part, past["missing"])
         view = federation.server.publish()
         reports = federation.devices.report(view, took_part)
         federation.server.fold(federation.server.sum_reports([reports]))
     assert np.array_equal(federation.server.items, state.items)
     assert np.array_equal(federation.devices.cohort.vectors, state.vectors)
-
-
-def _asked(tmp_path, past):
-    database = open_folder(tmp_path / "services/server").database()
-    try:
-        with database.reading() as link:
-            return records.selected(link, past["round"], past["attempt"])
-    finally:
-        database.close()
 
 
 def test_a_killed_server_goes_on_where_it_was(tmp_path):

@@ -78,7 +78,7 @@ def test_inside_the_interval_that_the_authors_publish():
 
 @pytest.mark.parametrize(("users", "epsilon"), [(943, 0.5), (943, 1.0), (6040, 2.0), (75_040, 2.5)])
 def test_no_worse_than_the_closed_form(users, epsilon):
-    """Theorem 3.1 of the same paper, where its condition holds."""
+    """That of the same paper, where its condition holds."""
     e, delta = math.exp(epsilon), 1e-6
     assert epsilon <= math.log(users / (16 * math.log(2 / delta)))
     root = 8 * math.sqrt(e * math.log(4 / delta)) / math.sqrt(users) + 8 * e / users
@@ -357,7 +357,7 @@ POINTS = {
     "users": st.integers(1, 20_000),
     "delta": st.floats(1e-9, 0.05),
 }
-SLACK = 1 + 3e-3  # the grids of two points differ, and each may be that much above its own truth
+SLACK = 1 + 1e-3  # the grids of two points differ, and each may be that much above its own truth
 
 
 @settings(max_examples=60, deadline=None)
@@ -369,7 +369,7 @@ def test_the_order_of_the_figures(epsilon, reports, rounds, users, delta):
     assert 0 <= found.optimistic <= found.with_proxy * SLACK + 1e-9
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     **POINTS,
     what=st.sampled_from(["epsilon", "reports", "rounds", "users", "delta"]),
@@ -394,8 +394,8 @@ def test_more_of_everything_but_users_and_delta_costs_more(what, factor, **point
 @given(
     epsilon=st.floats(0.5, 4.0),
     reports=st.integers(1, 50),
-    users=st.integers(1, 5_000),
-    limit=st.floats(0.05, 20.0),
+    users=st.integers(1, 2_000),
+    limit=st.floats(0.05, 6.0),
 )
 def test_the_rounds_that_fit_fit_and_one_more_does_not(epsilon, reports, users, limit):
     found = rounds_within(limit, epsilon, reports, users)
@@ -410,8 +410,8 @@ def test_the_rounds_that_fit_fit_and_one_more_does_not(epsilon, reports, users, 
 
 def test_rounds_within_counts_as_people_do():
     assert rounds_within(0.3, 0.1, 1, 1).without_proxy == 3
-    assert rounds_within(249.0, 2.5, 100, 1000).without_proxy == 0
-    assert rounds_within(250.0, 2.5, 100, 1000).without_proxy == 1
+    assert rounds_within(249.0, 2.5, 100, 10).without_proxy == 0
+    assert rounds_within(250.0, 2.5, 100, 10).without_proxy == 1
 
 
 def test_several_rounds_at_once_are_the_same():

@@ -26,7 +26,7 @@ assumes
 Neighbouring in both: one user's whole data replaced by any other, the same users taking part.
 
 **Optimistic** is the same with the clone rate of the 2023 paper. Its errata restrict the theorem
-to some randomisers, and nobody has shown ours to be among them: compare with it, never promise it.
+to some randomisers, and we have not shown ours to be one: compare with it, never promise it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hiding among the clones: what one report costs once it is shuffled among n users', and what many
 such reports cost together.
 
-Papers: Feldman, McMillan and Talwar, "Hiding among the clones" (2021), theorem 3.2; Zhu, Dong and
+Papers: Feldman, McMillan and Talwar, "Hiding among the clones" (2021); Zhu, Dong and
 Wang (2022) for composing dominating pairs; Doroshenko et al. (2022) for the discretisation.
 
     ε0  budget of one report          τ  e^ε0 / (e^ε0 + 1)
@@ -329,7 +329,7 @@ def _window(
 
 
 def _rounding(folded: Floats, spectrum: NDArray[np.complex128], total: Floats, times: int) -> float:
-    """A bound on what rounding does to one entry of the sum (Higham 2002, theorem 24.2)."""
+    """A bound on what rounding does to one entry of the sum (Higham 2002, chapter 24)."""
     relative = 8.0 * _UNIT * math.log2(2 * len(folded))
     size = np.minimum(np.abs(spectrum), 1.0)
     fewer = size ** (times - 1)

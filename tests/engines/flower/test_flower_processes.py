@@ -20,6 +20,7 @@ from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
 from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.launch import LocalFlower, Node
 from sottovoce.engines.https.keys import node_keys
+from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ServiceError
 
 
@@ -235,7 +236,8 @@ def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, 
 def test_a_superlink_that_is_killed_is_followed_by_a_run_from_the_checkpoint(
     town, tmp_path, nginx, down
 ):
-    town.found()
+    # An answer that is lost with the SuperLink is asked for again when the deadline has passed.
+    town.found(rules=RoundRules(over_selection=0.0, deadline_seconds=60.0, min_devices=8))
     with flower(town, tmp_path) as local:
         run = local.start_run(town.folder, 5)
         wait_for_round(town, 2)
