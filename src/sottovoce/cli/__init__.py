@@ -14,6 +14,7 @@ import typer.core
 
 import sottovoce
 from sottovoce.cli import (
+    budget,
     data,
     demo,
     device,
@@ -154,6 +155,7 @@ app.command()(views.ledger)
 app.command()(views.report)
 app.command()(published.reproduce)
 app.command()(published.bench)
+app.command()(budget.budget)
 
 serve_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 serve_app.command("server")(serve_server.server)
