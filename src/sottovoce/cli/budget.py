@@ -238,7 +238,7 @@ def _draw(
         (WITH, [row.with_proxy for row in curve], plots.PALETTE[0], "-", "o"),
         (f"{OPTIMISTIC} (no certificate)", [row.optimistic for row in curve], "#57606a", "--", ""),
     )
-    with plots._figure(out, title, (6.4, 4.2)) as (figure, axes):
+    with plots.drawing(out, title, (6.4, 4.2)) as (figure, axes):
         for name, values, colour, style, marker in lines:
             positive = [value if value > 0 else math.nan for value in values]
             axes.plot(
@@ -262,4 +262,4 @@ def _draw(
         axes.minorticks_off()
         axes.yaxis.set_major_formatter("{x:,g}")
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    return plots._targets(out)
+    return plots.figure_files(out)

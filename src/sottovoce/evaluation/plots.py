@@ -40,7 +40,7 @@ class Figures:
 
 
 @contextmanager
-def _figure(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
+def drawing(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple[Figure, Axes]]:
     """A figure to draw on, written next to `path` (its suffix is replaced) at the end."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -63,13 +63,13 @@ def _figure(path: Path, title: str, size: tuple[float, float]) -> Iterator[tuple
         if title:
             axes.set_title(title, loc="left", fontsize=11)
         yield figure, axes
-        target = _targets(path)
+        target = figure_files(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target.png, dpi=144, metadata={"Software": None})
         figure.savefig(target.svg, metadata={"Date": None, "Creator": None})
 
 
-def _targets(path: Path) -> Figures:
+def figure_files(path: Path) -> Figures:
     stem = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     return Figures(stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg"))
 
@@ -85,7 +85,7 @@ def lines(
 ) -> Figures:
     """Values over a common axis, one line per system; `references` are dashed level lines."""
     _need(curves)
-    with _figure(path, title, (6.4, 4.2)) as (figure, axes):
+    with drawing(path, title, (6.4, 4.2)) as (figure, axes):
         for index, (name, (x, y)) in enumerate(curves.items()):
             xs, ys = _columns(name, x, y)
             dense = len(xs) > 25
@@ -108,7 +108,7 @@ def lines(
             )
         axes.set(xlabel=x_label, ylabel=y_label)
         _legend(figure, axes)
-    return _targets(path)
+    return figure_files(path)
 
 
 def metric_by_share(
@@ -153,7 +153,7 @@ def trade_off(
     the points that no other beats are joined in red (figure 4).
     """
     _need(curves)
-    with _figure(path, title, (6.4, 4.8)) as (figure, axes):
+    with drawing(path, title, (6.4, 4.8)) as (figure, axes):
         points: list[NDArray[np.float64]] = []
         for index, (name, (x, y)) in enumerate(curves.items()):
             xs, ys = _columns(name, x, y)
@@ -182,7 +182,7 @@ def trade_off(
         for index, (name, (x, y)) in enumerate(curves.items()):
             _arrow(axes, *_columns(name, x, y), _colour(name, index))
         _legend(figure, axes)
-    return _targets(path)
+    return figure_files(path)
 
 
 def bias_bars(
@@ -203,7 +203,7 @@ def bias_bars(
     height = 0.8 / len(values)
     place = np.arange(len(categories), dtype=np.float64)
     tall = 1.4 + len(categories) * max(0.42, 0.15 * len(values))
-    with _figure(path, title, (6.8, tall)) as (figure, axes):
+    with drawing(path, title, (6.8, tall)) as (figure, axes):
         for index, (name, column) in enumerate(values.items()):
             offset = (index - (len(values) - 1) / 2) * height
             axes.barh(place + offset, column, height * 0.92, color=_colour(name, index), label=name)
@@ -220,7 +220,7 @@ def bias_bars(
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(x_label)
         _legend(figure, axes)
-    return _targets(path)
+    return figure_files(path)
 
 
 def histogram(
@@ -247,7 +247,7 @@ def histogram(
         edges = np.arange(low - 0.5, high + step, step)
     else:
         edges = np.histogram_bin_edges(column, bins)
-    with _figure(path, title, (6.4, 3.8)) as (_, axes):
+    with drawing(path, title, (6.4, 3.8)) as (_, axes):
         axes.hist(column, bins=list(edges), color=PALETTE[0], edgecolor="white", linewidth=0.6)
         middle = float(np.median(column))
         axes.axvline(middle, color=PALETTE[1], linewidth=1.6, label=f"median {middle:,.4g}")
@@ -256,7 +256,7 @@ def histogram(
         axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.grid(axis="x", visible=False)
         axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0))
-    return _targets(path)
+    return figure_files(path)
 
 
 def _need(curves: Mapping[str, object]) -> None:
