@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.errors import ConfigError, MessageError, VersionMismatch
 from sottovoce.privacy.mechanisms import ShareFraction
-from sottovoce.terms import PROTOCOL, Terms
+from sottovoce.terms import LARGEST_MODEL, PROTOCOL, Terms
 
 TERMS = Terms.of("town-1", 50, FPLConfig(configuration="pFPL+"), 7, ShareFraction("draw"))
 
@@ -47,7 +47,10 @@ def test_another_version_is_named():
         {"extra": 1},
         {"n_items": "50"},
         {"n_items": 1},
+        {"n_items": 10**9},
         {"algorithm": {"name": "fpl", "triples": 3, "unknown": 1}},
+        {"algorithm": {"name": "fpl", "triples": 3, "learning_rate": 10**400}},
+        {"algorithm": {"name": "fpl", "triples": 3, "reg_user": 10**400}},
         {"algorithm": {"name": "other"}},
         {"algorithm": {"name": "fpl", "triples": "mean"}},
         {"release": {"name": "share-fraction", "per": "week"}},
@@ -63,6 +66,19 @@ def test_nonsense_is_refused_whole(change):
 def test_anything_else_is_refused(table):
     with pytest.raises(MessageError):
         Terms.from_table(table)
+
+
+def test_a_model_that_no_device_could_take_is_no_federation():
+    most = LARGEST_MODEL // (4 * TERMS.width)
+    assert replace(TERMS, n_items=most).n_items == most
+    with pytest.raises(ConfigError, match=r"larger than 512 MiB"):
+        replace(TERMS, n_items=most + 1)
+
+
+@pytest.mark.parametrize(("triples", "revealing"), [(1, False), (12, False), (13, True)])
+def test_draws_that_cover_half_of_all_items_are_told(triples, revealing):
+    terms = replace(TERMS, algorithm=replace(TERMS.algorithm, triples=triples))
+    assert terms.revealing == revealing
 
 
 def test_the_mean_number_of_items_is_nobodys_to_know():

@@ -24,6 +24,9 @@ PROTOCOL = 1
 
 ALGORITHMS: Mapping[str, type[FPLConfig]] = {"fpl": FPLConfig}
 RELEASES: Mapping[str, type[ShareFraction]] = {"share-fraction": ShareFraction}
+LARGEST_MODEL = 1 << 29
+"""Bytes of a model's numbers. A device holds it in memory a few times over, and its store keeps it
+as one value, which may have 10⁹ bytes."""
 
 
 def named(
@@ -49,6 +52,11 @@ class Terms:
     def __post_init__(self) -> None:
         if self.n_items < 2:
             raise ConfigError(f"a federation needs at least two items, not {self.n_items}")
+        if self.n_items * self.width * 4 > LARGEST_MODEL:
+            raise ConfigError(
+                f"a model of {self.n_items:,} items with {self.width:,} numbers each is larger "
+                f"than {LARGEST_MODEL >> 20} MiB, which is the most that a device takes"
+            )
         if not isinstance(self.algorithm.triples, int):
             raise ConfigError(
                 "algorithm.triples must be a number in a real federation, where nobody knows how "
@@ -78,6 +86,12 @@ class Terms:
     def max_rows(self) -> int:
         """Most items that one honest device can name in a round."""
         return min(2 * self.triples, self.n_items)
+
+    @property
+    def revealing(self) -> bool:
+        """Whether a single round may tell much of a history by what it does not name, because a
+        device can name more than half of all items at once."""
+        return 4 * self.triples > self.n_items
 
     def build(self) -> CrossDevice:
         return FPL(self.algorithm, self.triples)
@@ -122,6 +136,8 @@ class Terms:
             )
         except ConfigError as error:
             raise MessageError(f"the terms of the federation make no sense: {error}") from None
+        except OverflowError:
+            raise MessageError("the terms of the federation have a number out of range") from None
 
     def digest(self) -> str:
         """Equal for equal terms, and different for different ones."""

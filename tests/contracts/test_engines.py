@@ -78,7 +78,17 @@ def simulated(place):
     return run(place, "simulation")
 
 
+RUNS = {}
+
+
 def run(place, engine):
+    """One run on each engine, for all tests of this file."""
+    if engine not in RUNS:
+        RUNS[engine] = run_once(place, engine)
+    return RUNS[engine]
+
+
+def run_once(place, engine):
     told = sottovoce("run", place / "eight.toml", "--engine", engine, "--out", place / engine)
     return RunFolder.open(place / engine), told
 
@@ -96,8 +106,8 @@ def test_real_processes_give_the_simulations_model_ledger_and_recommendations(
     assert told_there["results"] == told["results"]
     for user in RESIDENTS.users_vocabulary().names():
         mine, theirs = (
-            sottovoce("recommend", run.path, "--user", user)["recommendations"]
-            for run in (expected, got)
+            sottovoce("recommend", run_folder.path, "--user", user)["recommendations"]
+            for run_folder in (expected, got)
         )
         assert mine == theirs
     assert not left_behind(place / engine)
@@ -105,6 +115,7 @@ def test_real_processes_give_the_simulations_model_ledger_and_recommendations(
 
 @pytest.mark.parametrize("engine", ["https", "flower"])
 def test_the_run_folder_says_how_every_round_ended(place, engine):
+    run(place, engine)
     lines = (place / engine / "rounds.jsonl").read_text().splitlines()
     rounds = [json.loads(line) for line in lines]
     assert [r["round"] for r in rounds] == [0, 1, 2, 3, 4]
@@ -115,6 +126,7 @@ def test_the_run_folder_says_how_every_round_ended(place, engine):
 def test_at_home_a_device_recommends_what_the_simulation_does(place, simulated):
     """Also one that takes no part: it fits its vector to the published model by itself."""
     expected, _ = simulated
+    run(place, "https")
     consent = expected.manifest()["consent"]
     assert len(consent) == 3
     for store in sorted((place / "https" / "services" / "devices").iterdir()):

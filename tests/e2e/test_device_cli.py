@@ -265,6 +265,72 @@ def test_changed_terms_are_shown_and_agreed_to(tmp_path, ask, say):
         Hosted(store).agree(other)
 
 
+def test_whoever_takes_part_sees_the_terms(tmp_path, say, ask):
+    say("init", tmp_path / "phone")
+    assert "agree" in say("consent", tmp_path / "phone", "--take-part")
+    assert "terms" not in say("consent", tmp_path / "phone", "--no-part")
+    terms = Terms.of("town", len(ITEMS), FPLConfig(embedding_size=3), 12, ShareFraction())
+    with CohortStore.open(tmp_path / "phone") as store:
+        Hosted(store).agree(terms)
+        told = say("consent", tmp_path / "phone", "--take-part")
+        assert "algorithm.triples = 12" in told
+        assert "12 draws among 12 items, a single report may tell" in told
+        assert not ask("agree", tmp_path / "phone", "--look")["agreed"]
+        with pytest.raises(ConsentError):
+            Hosted(store).require_seen()
+        assert say("agree", tmp_path / "phone").endswith("Agreed to.\n")
+        Hosted(store).require_seen()
+
+
+def test_what_others_wrote_cannot_steer_the_terminal(tmp_path, say, ask):
+    joined(tmp_path / "phone")
+    evil = "\x1b[31mRED\x1b]0;owned\x07\x9b2J\u202e\nnext"
+    with CohortStore.open(tmp_path / "phone") as store:
+        store.set_catalogue([(f"venue-{i}\x1b[2J", f"Café ☕ 北京 {i} {evil}") for i in range(12)])
+    told = say("recommend", tmp_path / "phone", "-n", "2")
+    assert "Café ☕ 北京" in told
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", told)
+    assert not [line for line in told.splitlines() if line.strip().startswith("next")]
+    shown = ask("recommend", tmp_path / "phone", "-n", "1")  # JSON escapes it all
+    assert shown["recommendations"][0]["title"].endswith(evil)
+
+
+def test_text_for_people_is_kept_but_for_what_steers(capsys):
+    output.show("π ≥ 0.3, שלום, 👩‍👩‍👧 x\ny", "a\x1b[1m\u2066b\r")
+    assert capsys.readouterr().out == "π ≥ 0.3, שלום, 👩‍👩‍👧 x\ny\na�[1m�b�\n"
+    assert output.fail("say \x1b[31m", 6, "MessageError", False) == 6
+    assert capsys.readouterr().err == "error: say �[31m\n"
+
+
+@pytest.mark.parametrize("user", ["1" * 20, "9" * 25, "1" * 5000])
+def test_a_number_that_nobody_has_is_one_sentence(tmp_path, say, user):
+    say("init", tmp_path / "phone")
+    told = say("consent", tmp_path / "phone", "--user", user, code=3)
+    assert told.count("\n") == 1
+    assert "there is no user" in told
+
+
+def test_a_name_that_is_anothers_number_is_refused(tmp_path, say):
+    users = tmp_path / "users.csv"
+    users.write_text("number,name\n5,anna\n9,5\n")
+    told = say("init", tmp_path / "gate", "--users", users, code=3)
+    assert "user 9 is called '5', which is the number of another user" in told
+    assert not (tmp_path / "gate").exists()
+    users.write_text("number,name\n5,5\n9,\n")
+    say("init", tmp_path / "gate", "--users", users)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, as_json):
+    joined(tmp_path / "phone")
+    command = [COMMAND, "device", "status", tmp_path / "phone", *["--json"] * as_json]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        both = subprocess.run(command, stdout=full, stderr=full, timeout=60)
+    assert done.returncode == both.returncode == 4
+    assert done.stderr == "error: No space left on device; free some space and try again\n"
+
+
 def test_commands_work_while_an_agent_runs(tmp_path, ask, visits):
     joined(tmp_path / "phone")
     with CohortStore.open(tmp_path / "phone", agent=True) as store:

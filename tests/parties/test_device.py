@@ -20,9 +20,9 @@ from sottovoce.testing import random_world
 SIZE, TRIPLES = 6, 25
 
 
-def federation(train, consent, per="draw", seed=1):
+def federation(train, consent, per="draw", seed=1, triples=TRIPLES):
     rng = Streams.from_seed(seed)
-    algorithm = FPL(FPLConfig(embedding_size=SIZE), TRIPLES)
+    algorithm = FPL(FPLConfig(embedding_size=SIZE), triples)
     users = np.arange(train.n_users)
     cohort = Cohort(users, train, consent, algorithm.device_init(users, rng))
     devices = Devices.behind_door(algorithm, cohort, ShareFraction(per), Ledger(), rng)
@@ -46,6 +46,16 @@ def test_nothing_positive_leaves_at_zero(per):
             assert not set(sent.tolist()) & set(train.row(sender).tolist())
             assert len(sent) > 0
         server.fold(server.sum_reports([reports]))
+
+
+def test_one_round_of_many_draws_tells_the_history_by_what_it_leaves_out():
+    """What docs/privacy.md says of the complement: at π = 0, and with no algebra at all."""
+    train = random_world(30, 12, 120, seed=3)
+    devices, server = federation(train, shares(30, 0.0), triples=200)
+    reports = devices.report(server.publish(), devices.willing())
+    for sender in range(30):
+        sent = set(reports.item[reports.sender == sender].tolist())
+        assert set(range(12)) - sent == set(train.row(sender).tolist())
 
 
 def test_per_item_never_sends_a_positive_outside_the_fixed_subset():

@@ -464,6 +464,26 @@ def test_other_terms_stop_everything_until_they_are_agreed_to(phone):
     assert phone.store.ledger()["kind"].to_pylist() == ["share-item", "share-draw"]
 
 
+def test_terms_under_which_one_round_tells_much_want_the_owners_own_word(tmp_path):
+    revealing = Terms.of("town", N_ITEMS, TERMS.algorithm, N_ITEMS, ShareFraction())
+    with CohortStore.create(tmp_path / "s", [(0, "me")]) as store:
+        hosted = Hosted(store)
+        with pytest.raises(ConsentError, match="not agreed"):
+            hosted.require_seen()
+        hosted.agree(revealing)
+        for _ in range(2):
+            with pytest.raises(ConsentError, match="single report may tell the history"):
+                hosted.require_seen()
+        assert hosted.confirm() == revealing
+        hosted.require_seen()
+        # Whatever else comes later she has agreed to by herself.
+        other = Terms.of("town", N_ITEMS, TERMS.algorithm, N_ITEMS + 1, ShareFraction())
+        with pytest.raises(ConsentError, match="changed the terms"):
+            hosted.agree(other)
+        hosted.accept()
+        hosted.require_seen()
+
+
 def test_another_federation_starts_anew_and_the_ledger_goes_on(phone):
     send(phone)
     phone.arrived(0, 0)

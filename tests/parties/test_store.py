@@ -605,6 +605,34 @@ def test_a_store_goes_where_there_is_nothing(tmp_path, path, store):
     assert {p.name for p in tmp_path.iterdir()} == {"store", "full", "empty", "a"}
 
 
+def test_users_are_found_by_name_or_number(tmp_path):
+    people = [(5, "anna"), (7, "5"), (8, "9999"), (9, "x"), (10, "x")]
+    with CohortStore.create(tmp_path / "s", people) as store:
+        assert (store.find("anna"), store.find("7"), store.find("9999")) == (5, 7, 8)
+        assert (store.find("#5"), store.find("#7")) == (5, 7)
+        with pytest.raises(
+            DataError, match=r"name of one user and the number of another.*#5 or #7"
+        ):
+            store.find("5")
+        with pytest.raises(DataError, match=r"several users 'x'.*#9"):
+            store.find("x")
+        for nobody in ("6", "#6", "#", "1" * 25, "9" * 5000, "٥", "carl"):
+            with pytest.raises(DataError, match="no user"):
+                store.find(nobody)
+
+
+def test_text_with_halves_of_characters_is_one_sentence(store):
+    for attempt in (
+        lambda: store.set_catalogue([("a", "\ud800")]),
+        lambda: store.add_history(4, ["\udc80"]),
+        lambda: store.find("\udc80"),
+    ):
+        with pytest.raises(StoreError, match="halves of characters"):
+            attempt()
+    assert (store.catalogue(), store.count_history()) == ([], 0)
+    store.add_history(4, ["a"])
+
+
 def test_an_error_within_a_transaction_takes_all_of_it_back(store):
     def half():
         with store.file.transaction():

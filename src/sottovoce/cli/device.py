@@ -140,7 +140,8 @@ def consent(
     """Show what may leave, or change it. A change holds from the next round on.
 
     Who has not chosen takes no part. Works while the agent runs: it reads the choice before every
-    round, and again before the first byte leaves. Earlier choices stay on record.
+    round, and again before the first byte leaves. Earlier choices stay on record. Who takes part is
+    shown the terms of the federation, as far as they are known yet.
 
     \b
     Examples:
@@ -150,6 +151,8 @@ def consent(
     """
     from dataclasses import replace
 
+    from sottovoce.cli.device_terms import terms_in_words
+    from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
 
     changing = share_positives is not None or take_part is not None
@@ -163,6 +166,7 @@ def consent(
         if changing:
             store.set_choice(number, choice)
         name, records = store.name(number), store.records(number)
+        terms = terms_in_words(Hosted(store).terms, path) if take_part else []
     if as_json:
         earlier = [{"time": r.changed_at, **output.plain(r.choice)} for r in records]
         output.emit(
@@ -179,6 +183,7 @@ def consent(
     output.show(f"{name}: {choice.words()}.")
     if not choice.takes_part and share_positives:
         output.show("The share counts once --take-part is chosen, too.")
+    output.show(*terms)
     if not changing and records:
         output.show(*(f"  {_day(r.changed_at)}  {r.choice.words()}" for r in records))
 
@@ -215,7 +220,8 @@ def recommend(
         output.emit({"store": path, "user": name, "model": round, "recommendations": rows})
         return
     columns = [Column("rank", "#"), Column("item"), Column("title"), Column("score", format=".3f")]
-    output.show(Table(f"Recommended to {name}", columns, rows))
+    shown = [row | {key: output.one_line(row[key]) for key in ("item", "title")} for row in rows]
+    output.show(Table(f"Recommended to {name}", columns, shown))
 
 
 def ledger(
@@ -260,7 +266,7 @@ def ledger(
             )
         ]
         shown = [{c.key: line[c.key] for c in columns} for line in lines]
-        print(Table("", columns, shown).to_csv(), end="")
+        print(Table("", columns, shown).to_csv(), end="", flush=True)
         return
     cost = "none, see docs/privacy.md" if totals.epsilon == float("inf") else f"{totals.epsilon:g}"
     output.show(

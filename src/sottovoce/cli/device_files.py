@@ -24,6 +24,13 @@ def read_users(path: Path) -> list[tuple[int, str]]:
     for line, row in _rows(path, "number"):
         number = _whole(path, line, "number", row["number"])
         found.append((number, row.get("name") or str(number)))
+    numbers = {str(number): number for number, _ in found}
+    for number, name in found:
+        if numbers.get(name, number) != number:
+            raise DataError(
+                f"{path}: user {number} is called {name!r}, which is the number of another user; "
+                "nobody could tell them apart"
+            )
     return found
 
 
@@ -129,5 +136,5 @@ def _whole(path: Path, line: int, what: str, text: str) -> int:
 def _number(path: Path, line: int, store: CohortStore, user: str) -> int:
     try:
         return store.find(user)
-    except DataError:
-        raise DataError(f"{path}, line {line}: there is no user {user!r} in the store") from None
+    except DataError as error:
+        raise DataError(f"{path}, line {line}: {error}") from None

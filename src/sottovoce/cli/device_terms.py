@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,10 +22,11 @@ def agree(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Agree to the terms that the server has changed. Until then nothing leaves.
+    """Agree to the terms of a federation, the first or changed ones. Until then nothing leaves.
 
-    The first terms are agreed to by joining; they say which algorithm and which release a
-    federation uses, with all their settings.
+    They say which algorithm and which release a federation uses, with all their settings. Taking
+    part is agreement enough to the first terms, unless they let a single report tell much of the
+    history: then nothing leaves before this.
 
     \b
     Examples:
@@ -37,9 +39,11 @@ def agree(
     with CohortStore.open(path, readonly=look) as store:
         hosted = Hosted(store)
         before, offered = hosted.terms, hosted.offered
-        agreed = offered is not None and not look
-        if agreed:
+        agreed = before is not None and not look
+        if offered is not None and agreed:
             hosted.accept()
+        elif agreed:
+            hosted.confirm()
     changes = _changes(before, offered)
     if as_json:
         terms = offered if agreed else before
@@ -55,11 +59,41 @@ def agree(
     if before is None:
         output.show("This store has joined no federation yet.")
     elif offered is None:
-        output.show(f"The terms in force are the server's ({before.federation}):")
-        output.show(*(f"  {k} = {value}" for k, value in sorted(_flat(before).items())))
+        output.show(*_in_words(before))
+        if agreed:
+            output.show("Agreed to.")
     else:
         done = "Agreed to" if agreed else "Not agreed to yet"
         output.show(f"{done}:", *(f"  {k}: {a} → {b}" for k, a, b in changes))
+        output.show(*_warning(offered))
+
+
+def terms_in_words(terms: Terms | None, path: Path) -> list[str]:
+    """What whoever takes part should read: the terms, or how she will get to see them."""
+    if terms is None:
+        return [
+            "The terms of the federation are not known yet: let `sottovoce serve device "
+            f"{path} --once` fetch them, then see them with `sottovoce device agree {path} --look`."
+        ]
+    return _in_words(terms)
+
+
+def _in_words(terms: Terms) -> list[str]:
+    return [
+        f"The terms in force are the server's ({terms.federation}):",
+        *(f"  {k} = {value}" for k, value in sorted(_flat(terms).items())),
+        *_warning(terms),
+    ]
+
+
+def _warning(terms: Terms) -> list[str]:
+    if not terms.revealing:
+        return []
+    return [
+        f"Mind: with {terms.triples:,} draws among {terms.n_items:,} items, a single report may "
+        "tell which items are in the history, by leaving them out. Nothing leaves before "
+        "`sottovoce device agree`."
+    ]
 
 
 def _flat(terms: Terms) -> dict[str, Any]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sottovoce.errors import SottovoceError
 
@@ -28,6 +30,12 @@ STAGES = {
     "evaluation": "Ranking for every user",
     "report": "Writing the report",
 }
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
+    "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+"""Control characters but tab and line feed, halves of characters, and what turns the direction of
+writing."""
 
 
 class Interrupted(SottovoceError):
@@ -49,14 +57,37 @@ def show(*things: str | Table) -> None:
     out = console()
     for thing in things:
         if isinstance(thing, str):
-            out.print(thing, soft_wrap=True)
+            out.print(printable(thing), soft_wrap=True)
         else:
-            out.print(thing.to_terminal())
+            out.print(_printable_table(thing).to_terminal())
+
+
+def printable(text: str) -> str:
+    """The text without what would steer a terminal: others' words may be in it. Lines stay."""
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(text: str) -> str:
+    """The same on one line: an item's title is no place for a second one."""
+    return printable(" ".join(text.split()))
+
+
+def _printable_table(table: Table) -> Table:
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return printable(value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{k: clean(getattr(value, k)) for k in ("value", "mark")})
+        return value
+
+    rows = [{key: clean(value) for key, value in row.items()} for row in table.rows]
+    title, notes = printable(table.title), [printable(note) for note in table.notes]
+    return replace(table, title=title, rows=rows, notes=notes)
 
 
 def emit(content: Mapping[str, Any]) -> None:
     """The one JSON object of a command. What is not a finite number becomes null."""
-    print(json.dumps(plain(content), allow_nan=False))
+    print(json.dumps(plain(content), allow_nan=False), flush=True)
 
 
 def plain(value: Any) -> Any:
@@ -77,16 +108,29 @@ def plain(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    print(text, file=sys.stderr)
+    """A line on standard error, where there is one."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = _nowhere()
 
 
 def fail(message: str, code: int, kind: str, as_json: bool) -> int:
     """One sentence on standard error, and the same as JSON where JSON was asked for."""
     message = " ".join(message.split())
     note(f"{'interrupted' if code == Interrupted.exit_code else 'error'}: {message}")
-    if as_json:
-        emit({"error": message, "kind": kind, "exit_code": code})
+    try:
+        if as_json:
+            emit({"error": message, "kind": kind, "exit_code": code})
+        sys.stdout.flush()
+    except OSError:  # it may be what failed in the first place
+        sys.stdout = _nowhere()
     return code
+
+
+def _nowhere() -> TextIO:
+    """For a stream that failed: it would be tried again, in vain, when the process ends."""
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 @contextlib.contextmanager

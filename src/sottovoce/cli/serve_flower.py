@@ -64,6 +64,7 @@ def superlink(
       sottovoce serve superlink town --experiment my.toml --catalogue items.csv --name example.org
       sottovoce serve superlink town
     """
+    from sottovoce.engines.flower.private import private_file
     from sottovoce.engines.flower.superlink import SuperLink
     from sottovoce.engines.flower.supernode import stop_on_signals
     from sottovoce.engines.https.folder import open_folder
@@ -79,7 +80,7 @@ def superlink(
     stop = stop_on_signals()
     ready = folder / READY
     with SuperLink(place) as link:
-        ready.write_text(json.dumps({"port": port, "pid": os.getpid()}))
+        private_file(ready).write_text(json.dumps({"port": port, "pid": os.getpid()}))
         try:
             output.note(f"the SuperLink listens on {place.address}; its logs are in {place.work}")
             while not stop.wait(1.0):
@@ -213,13 +214,28 @@ def flower(
             "--node", metavar="FILE", help="Let a node with this public key in; repeatable."
         ),
     ] = None,
+    numbers: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A-B",
+            help="The devices that the node may answer for, instead of any that it had: one for "
+            "each --node, in the same order; several ranges with commas between.",
+        ),
+    ] = None,
+    release: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take its devices from the node with this public key and do no more; repeatable.",
+        ),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=0, help="Run to this round; as DIR says by default.")
     ] = None,
     wait_for: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Nodes that must be there before the first round; all registered ones."
+            min=1, help="Nodes that must be there before the first round; all that have numbers."
         ),
     ] = None,
     only_register: Annotated[
@@ -236,25 +252,37 @@ def flower(
     DIR; a run that was cut off (a crash, a reboot) goes on with the same command and ends with the
     same model. Ctrl-C ends the watching, not the run.
 
+    A node answers for the devices whose numbers it was given, and no others; no two nodes have the
+    same. One without numbers is not spoken to. A change is in force from the next round on.
+
     \b
     Examples:
-      sottovoce serve flower town --node bakery.pub --node school.pub --register-only
+      sottovoce serve flower town --node bakery.pub --numbers 1000-1999 --register-only
+      sottovoce serve flower town --release bakery.pub
       sottovoce serve flower town --rounds 200
       sottovoce serve flower town --status
     """
     from sottovoce.engines.flower.checkpoint import read_status
     from sottovoce.engines.flower.launch import go_on, run_settings
-    from sottovoce.engines.flower.superlink import count_nodes, register_nodes
+    from sottovoce.engines.flower.superlink import register_nodes
     from sottovoce.engines.https.folder import open_folder
 
     plan = open_folder(folder).plan
     if only_status:
         _show_status(folder, as_json)
         return
-    place = _running_place(folder)
-    for path in nodes or []:
+    for path in [*(nodes or []), *(release or [])]:
         if path.suffix != ".pub" or not path.is_file():
             raise DataNotFound(f"{path} is no public key; it is the file that ends in .pub")
+    if release:
+        if nodes or numbers:
+            raise UsageError("--release goes without --node and --numbers")
+        _release(folder, release)
+        if as_json:
+            output.emit({"released": len(release)})
+        return
+    place = _running_place(folder)
+    _allot(folder, nodes or [], numbers or [])
     new = register_nodes(place, nodes or [])
     if nodes:
         output.note(f"{len(nodes)} node(s) may come in, {new} of them new")
@@ -263,7 +291,7 @@ def flower(
             output.emit({"registered": len(nodes or []), "new": new})
         return
     target = plan.rounds if rounds is None else rounds
-    expected = wait_for or max(1, count_nodes(place))
+    expected = wait_for or _nodes_with_numbers(folder)
     kept = f"the run goes on at the SuperLink; `sottovoce serve flower {folder}` shows it again"
     with output.interruptible(kept), output.progress() as report:
 
@@ -297,14 +325,72 @@ def nginx(
       sottovoce serve nginx town > /etc/nginx/conf.d/sottovoce.conf
     """
     from sottovoce.engines.flower.gateway import Site
+    from sottovoce.engines.https.folder import open_folder
     from sottovoce.engines.https.keys import show_keys
+    from sottovoce.messages import message_limit
 
     show_keys(folder / "keys")
-    text = Site(folder.absolute() / "keys", link_port, port, host).render()
+    terms = open_folder(folder).plan.terms
+    # A row for every item, and the numbers of a million people.
+    longest = message_limit(terms.n_items, terms.width) + 4 * 2**20
+    text = Site(folder.absolute() / "keys", link_port, port, host, report_bytes=longest).render()
     if as_json:
         output.emit({"configuration": text})
     else:
         print(text, end="")
+
+
+def _allot(folder: Path, nodes: list[Path], numbers: list[str]) -> None:
+    """Give nodes their devices; all of them or none, and nobody is let in without."""
+    from sottovoce.engines.flower.allotment import identity_of_file, parse_ranges
+    from sottovoce.engines.flower.checkpoint import Checkpoint
+
+    if numbers and len(numbers) != len(nodes):
+        raise UsageError("give one --numbers for each --node, in the same order")
+    identities = [identity_of_file(path) for path in nodes]
+    if len(set(identities)) < len(identities):
+        raise UsageError("each --node must be another one; write its ranges with commas between")
+    with Checkpoint(folder) as checkpoint:
+        if numbers:
+            checkpoint.allot(
+                {
+                    identity: (path.stem, parse_ranges(text))
+                    for identity, path, text in zip(identities, nodes, numbers, strict=True)
+                }
+            )
+        known = checkpoint.allotted()
+    for identity, path in zip(identities, nodes, strict=True):
+        if identity not in known:
+            raise UsageError(
+                f"say which devices {path.name} may answer for, as in --numbers 1000-1999"
+            )
+
+
+def _release(folder: Path, nodes: list[Path]) -> None:
+    from sottovoce.engines.flower.allotment import identity_of_file, show_ranges
+    from sottovoce.engines.flower.checkpoint import Checkpoint
+
+    with Checkpoint(folder) as checkpoint:
+        known = checkpoint.allotted()
+        for path in nodes:
+            if identity_of_file(path) not in known:
+                raise UsageError(f"{path.name} has no devices in {folder}")
+        checkpoint.allot({identity_of_file(path): (path.stem, ()) for path in nodes})
+    for path in nodes:
+        name, ranges = known[identity_of_file(path)]
+        output.note(f"{name} no longer answers for {show_ranges(ranges)}; others may have them")
+
+
+def _nodes_with_numbers(folder: Path) -> int:
+    from sottovoce.engines.flower.checkpoint import Checkpoint
+
+    with Checkpoint(folder) as checkpoint:
+        count = len(checkpoint.allotted())
+    if not count:
+        raise UsageError(
+            "no node has devices here yet; let one in with --node FILE --numbers 1000-1999"
+        )
+    return count
 
 
 def _place(folder: Path, port: int) -> SuperLinkPlace:
@@ -327,22 +413,27 @@ def _running_place(folder: Path) -> SuperLinkPlace:
 
 
 def _show_status(folder: Path, as_json: bool) -> None:
+    from sottovoce.engines.flower.allotment import show_ranges
     from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
 
     status = read_status(folder)
     with Checkpoint(folder, readonly=True) as checkpoint:
         past, refused = checkpoint.rounds(100), checkpoint.refused()
-        saved = checkpoint.load()
+        saved, allotted = checkpoint.load(), checkpoint.allotted()
     done = 0 if saved is None else saved.round
     if as_json:
-        output.emit({**status, "round": done, "refused": refused, "rounds": past})
+        given = {name: show_ranges(ranges) for name, ranges in allotted.values()}
+        output.emit({**status, "round": done, "refused": refused, "numbers": given, "rounds": past})
         return
     lines = [
         f"Round {done} of {status.get('target', '?')}: {status.get('state', 'not started')}",
         f"Nodes: {status.get('nodes', 0)}, devices that take part: {status.get('devices', 0)}",
+        *(f"  {name}: {show_ranges(ranges)}" for name, ranges in allotted.values()),
         f"Refused: {output.words(refused)}",
         *(f"A node says: {sentence}" for sentence in status.get("problems", [])),
     ]
+    if strangers := status.get("without_numbers"):
+        lines.append(f"Connected without numbers, and not asked: {strangers}; see --numbers")
     for record in past[-10:]:
         silent = ", ".join(map(str, record.missing[:20])) or "nobody"
         lines.append(

@@ -148,8 +148,7 @@ def invite(
     address = server or (running and running["url"])
     if not address:
         raise UsageError("no server runs from this folder; say where it will be with --server URL")
-    if not address.startswith(("https://", "http://")):
-        raise UsageError(f"--server is an address like https://example.org:8443, not {address!r}")
+    folders.require_address(address)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.closing(found.database(database)) as store:
         numbers = None if first is None else range(first, first + count)

@@ -117,8 +117,10 @@ def unequal_parts(n: int, parts: int) -> list[NDArray[np.int64]]:
 
 
 def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore:
-    """A new store with what these users have: their histories and choices."""
-    from sottovoce.parties.store import CohortStore  # simulation does without its library
+    """A new store with what these users have: their histories and choices. Whoever starts a trial
+    speaks for them, so the terms are agreed to."""
+    from sottovoce.parties.hosted import Hosted  # simulation does without their library
+    from sottovoce.parties.store import CohortStore
 
     part = world.cohort.take(rows)
     numbers = part.users.tolist()
@@ -128,6 +130,9 @@ def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore
     store.set_catalogue(world.catalogue)
     store.add_histories(replace(part.history, item_ids=Vocabulary([i for i, _ in world.catalogue])))
     store.set_choices(part.consent)
+    hosted = Hosted(store)
+    hosted.agree(world.terms)
+    hosted.confirm()
     return store
 
 

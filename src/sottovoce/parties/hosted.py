@@ -35,7 +35,7 @@ from sottovoce.terms import Terms
 _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
 _TRIES = 5
-_OFFERED = "offered-terms"
+_OFFERED, _SEEN = "offered-terms", "terms-seen"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -111,6 +111,25 @@ class Hosted:
             self._book.add_terms(era + 1, offered, self.store.now())
             self.store.set_secret(_OFFERED, b"")
         return offered
+
+    def confirm(self) -> Terms:
+        """The owner has seen the terms in force and agrees to them."""
+        terms = self._agreed()[1]
+        self.store.set_secret(_SEEN, terms.digest().encode())
+        return terms
+
+    def require_seen(self) -> None:
+        """Raises where a single round may give a history away under the terms in force, and the
+        owner has not agreed to them herself."""
+        era, terms = self._agreed()
+        seen = era > 0 or self.store.secret(_SEEN) == terms.digest().encode()
+        if terms.revealing and not seen:
+            raise ConsentError(
+                f"with {terms.triples:,} draws among {terms.n_items:,} items, as the terms have "
+                f"it, a single report may tell the history by leaving it out; look at them with "
+                f"`sottovoce device agree {self.store.path} --look` and run `sottovoce device "
+                f"agree {self.store.path}`; until then nothing leaves"
+            )
 
     def keep_model(self, view: ModelView) -> None:
         """Keep the published model, for recommendations while offline."""

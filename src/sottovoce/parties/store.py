@@ -133,16 +133,32 @@ class CohortStore:
         return str(row[0])
 
     def find(self, user: str) -> int:
-        """The number of the user of this name, or else of this number."""
+        """The number of the user of this name, or of this number (which may be written #5, for
+        names that are numbers, too)."""
         rows = self.file.rows("SELECT number FROM users WHERE name = ? LIMIT 2", [user])
-        if len(rows) == 1:
-            return int(rows[0][0])
-        if user.isdecimal() and user.isascii():
-            found = self.file.row("SELECT number FROM users WHERE number = ?", [int(user[:20])])
-            if found is not None:
-                return int(found[0])
-        what = "several users" if rows else "no user"
-        raise DataError(f"there is {what} {user!r} in the store {self.path}")
+        named = [int(number) for (number,) in rows]
+        numbered = self._numbered(user)
+        found = sorted({*named, *numbered})
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise DataError(f"there is no user {user!r} in the store {self.path}")
+        if numbered:
+            raise DataError(
+                f"{user!r} is the name of one user and the number of another in the store "
+                f"{self.path}; say which number is meant: " + " or ".join(f"#{n}" for n in found)
+            )
+        raise DataError(
+            f"there are several users {user!r} in the store {self.path}; say the number, as in "
+            f"#{found[0]}"
+        )
+
+    def _numbered(self, user: str) -> list[int]:
+        digits = user.removeprefix("#")
+        if not (digits.isdecimal() and digits.isascii() and len(digits) <= 10):
+            return []
+        sql = "SELECT number FROM users WHERE number = ?"
+        return [int(number) for (number,) in self.file.rows(sql, [int(digits)])]
 
     def renumber(self, old: int, new: int) -> None:
         """Give a user another number, as an invitation says; only before her first round."""

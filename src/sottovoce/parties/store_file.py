@@ -191,6 +191,10 @@ class StoreFile:
         except apsw.Error as error:
             words = next((w for kind, w in _WORDS if isinstance(error, kind)), f"failed: {error}")
             raise StoreError(f"the store {self.folder / DATABASE} {words}") from None
+        except UnicodeEncodeError:
+            raise StoreError(
+                f"the store {self.folder / DATABASE} takes no text with halves of characters"
+            ) from None
 
     def _check_version(self, new: bool) -> None:
         """Bring an older store up to date; refuse a newer one, and other programs' files."""

@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 
 from sottovoce.consent import Choice
-from sottovoce.engines.flower.checkpoint import Checkpoint, conducted, only_one, read_status
-from sottovoce.engines.flower.conductor import Conductor
+from sottovoce.engines.flower.allotment import parse_ranges, ranges_of, show_ranges, within
+from sottovoce.engines.flower.checkpoint import (
+    Checkpoint,
+    OpenRound,
+    conducted,
+    only_one,
+    read_status,
+)
+from sottovoce.engines.flower.conductor import MODELS, Conductor, check_sum
 from sottovoce.engines.flower.members import Reply, Seen
 from sottovoce.engines.flower.node import answer_question, answer_task
 from sottovoce.engines.flower.wire import Answer, Question, Task
 from sottovoce.engines.rounds import RoundRules
-from sottovoce.errors import ConfigError, FolderInUse, RunError
+from sottovoce.errors import ConfigError, FolderInUse, MessageError, RunError, UsageError
 from sottovoce.messages import GRID, LIMIT, SummedReports, encode_sum
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
@@ -71,8 +78,19 @@ class Office:
         self.time += seconds
 
 
+def allotments():
+    """What each node of the office may answer for."""
+    return {
+        "key 10": ("alba", ((4, 4),)),
+        "key 11": ("bora", ((0, 0), (7, 7))),
+        "key 12": ("corso", ((1, 3), (5, 6))),
+    }
+
+
 def conduct(town, plan, office, **options):
     with Checkpoint(town.folder) as checkpoint:
+        if not checkpoint.allotted():
+            checkpoint.allot(allotments())
         conductor = Conductor(town.folder, plan, checkpoint, office, nodes=3, **options)
         conductor.run()
         return conductor.server.items, checkpoint.rounds(), checkpoint.refused()
@@ -347,6 +365,170 @@ def test_a_node_cannot_answer_for_devices_of_another(town):
     items, _, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
     assert refused["foreign_device"] >= 1
     assert np.array_equal(items, town.simulate()[0])
+
+
+def test_a_node_that_comes_first_and_claims_everybody_gets_its_own_devices_only(town):
+    everybody = np.arange(200_000)
+    asked_for = []
+
+    def twist(node, kind, asked, answer):
+        if node != 10:
+            return answer
+        if kind == "train":
+            asked_for.append(asked.numbers.tolist())
+            return replace(answer, willing=everybody, devices=1)
+        return replace(answer, willing=everybody)
+
+    items, rounds, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
+    assert asked_for == [[4]] * 5
+    assert {r.asked for r in rounds} == {8}
+    assert refused["foreign_device"] >= 5
+    assert np.array_equal(items, town.simulate()[0])
+    assert (town.folder / "flower.db").stat().st_size < 2**20  # nothing of it was kept
+
+
+def test_a_released_node_is_not_spoken_to_and_its_devices_can_be_given_to_another(town):
+    plan = town.found(rules=replace(RULES, min_devices=3))
+    office = Office(town)
+    with Checkpoint(town.folder) as checkpoint:
+        checkpoint.allot(allotments())
+        checkpoint.claim("key 12", np.array([1, 2, 3, 5, 6]))
+        with pytest.raises(UsageError, match="5-6 are those of the node corso"):
+            checkpoint.allot({"key 99": ("dora", ((5, 6),))})
+        checkpoint.allot({"key 12": ("corso", ())})
+        checkpoint.allot({"key 99": ("dora", ((5, 6),))})
+        Conductor(town.folder, plan, checkpoint, office, nodes=2).run()
+        assert {r.asked for r in checkpoint.rounds()} == {3}
+        assert checkpoint.counted("key 12") is None
+        assert checkpoint.counted("key 11") == (4, 0)
+        assert set(checkpoint.allotted()) == {"key 10", "key 11", "key 99"}
+    assert {node for _, node, _ in office.sent} == {10, 11}
+    assert read_status(town.folder)["without_numbers"] == 1
+
+
+def test_a_range_that_is_cut_down_in_mid_run_is_in_force_in_the_next_round(town):
+    asked_for = {}
+
+    def twist(node, kind, asked, answer):
+        if kind == "train" and node == 12:
+            asked_for[asked.round] = asked.numbers.tolist()
+            if asked.round == 1:
+                with Checkpoint(town.folder) as other:
+                    other.allot({"key 12": ("corso", ((1, 3),))})
+        return answer
+
+    *_, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
+    assert asked_for[1] == [1, 2, 3, 5, 6]
+    assert [asked_for[r] for r in (2, 3, 4)] == [[1, 2, 3]] * 3
+    assert refused["foreign_device"] >= 1
+
+
+def test_allotments_are_kept_and_made_whole_or_not_at_all(town):
+    town.found()
+    with Checkpoint(town.folder) as checkpoint:
+        checkpoint.allot(allotments())
+    with Checkpoint(town.folder) as checkpoint:
+        assert checkpoint.allotted() == allotments()
+        with pytest.raises(UsageError, match="are those of the node dora"):
+            checkpoint.allot({"a": ("dora", ((50, 60),)), "b": ("elio", ((60, 70),))})
+        assert checkpoint.allotted() == allotments()
+        checkpoint.allot({"key 10": ("alba", ((4, 4), (100, 199)))})  # its own ones again, and more
+        assert checkpoint.allotted()["key 10"] == ("alba", ((4, 4), (100, 199)))
+
+
+def test_a_checkpoint_of_the_last_release_is_taken_over(town):
+    town.found()
+    with Checkpoint(town.folder) as checkpoint:
+        checkpoint.refuse("malformed")
+        checkpoint._db.execute("DROP TABLE allotted")
+        checkpoint._db.execute("PRAGMA user_version=1")
+    with Checkpoint(town.folder, readonly=True) as checkpoint:
+        assert checkpoint.allotted() == {}
+    with Checkpoint(town.folder) as checkpoint:
+        checkpoint.allot(allotments())
+        assert checkpoint.refused() == {"malformed": 1}
+
+
+def test_ranges_of_numbers():
+    assert parse_ranges("1000-1999") == ((1000, 1999),)
+    assert parse_ranges(" 7, 2 - 4") == ((2, 4), (7, 7))
+    assert parse_ranges("0-4294967295") == ((0, 2**32 - 1),)
+    for wrong in ("", "a-b", "-1", "5-4", "1-3,3", "0-4294967296", "1-2-3", "1;2"):
+        with pytest.raises(UsageError):
+            parse_ranges(wrong)
+    assert ranges_of(np.array([1, 2, 3, 5, 6, 9])) == ((1, 3), (5, 6), (9, 9))
+    assert ranges_of(np.zeros(0, np.int64)) == ()
+    assert show_ranges(((1, 3), (9, 9))) == "1-3, 9"
+    numbers = np.arange(12)
+    assert numbers[within(numbers, ((1, 3), (9, 9)))].tolist() == [1, 2, 3, 9]
+    assert not within(numbers, ()).any()
+
+
+def test_a_sum_that_could_not_be_added_up_is_refused(town):
+    class Many:
+        """Stands for so many numbers."""
+
+        def __len__(self):
+            return 2**30
+
+    part = SummedReports(0, np.array([1], np.int32), np.full((1, WIDTH), 2**62), 2**29)
+    answer = Answer(np.zeros(0, np.int64), 0, 0, 0, encode_sum(part), 2**29)
+    opened = OpenRound(0, 0, 1, Many())
+    with pytest.raises(MessageError, match="than can be added up"):
+        check_sum(answer, opened, 2**30, town.terms)
+
+
+def test_a_node_that_loses_every_model_is_sent_it_a_few_times_only(town):
+    tasks = []
+
+    def twist(node, kind, asked, answer):
+        if kind == "train" and asked.round == 2 and node == 12:
+            tasks.append(asked)
+            return replace(answer, sum=b"", devices=0, kept=-1, problem="against version 1")
+        return answer
+
+    _, rounds, refused = conduct(town, town.found(rules=RULES), Office(town, twist))
+    assert len(tasks) == 1 + MODELS
+    assert refused == {"node_problem": 1}
+    assert rounds[2].missing == (1, 2, 3, 5, 6)
+    assert rounds[2].seconds < 5
+
+
+def test_a_node_that_falls_over_every_time_is_asked_ever_more_seldom(town):
+    tasks = []
+
+    def twist(node, kind, asked, answer):
+        if kind == "train" and asked.round == 2 and node == 12:
+            tasks.append(asked)
+            return "it fell over"
+        return answer
+
+    rules = replace(RULES, deadline_seconds=120.0)
+    _, rounds, _ = conduct(town, town.found(rules=rules), Office(town, twist))
+    assert 8 <= len(tasks) <= 14
+    assert rounds[2].outcome == "deadline"
+
+
+def test_what_a_node_says_cannot_speak_to_a_terminal(town):
+    def twist(node, kind, asked, answer):
+        if kind == "query" and node == 12:
+            return replace(answer, problem="disk \x1b]0;full\x07\x9b2J\u202e\n è")
+        return answer
+
+    conduct(town, town.found(rules=RULES), Office(town, twist))
+    [said] = read_status(town.folder)["problems"]
+    assert said == "disk ?]0;full??2J?? è"
+
+
+def test_nobody_else_can_read_what_the_conductor_keeps(town):
+    plan = town.found(rules=RULES)
+    (town.folder / "flower.db").touch(0o644)  # as an earlier release left it
+    with only_one(town.folder), Checkpoint(town.folder):
+        conductor_files = [p for p in town.folder.iterdir() if p.name.startswith("flower")]
+        assert len(conductor_files) >= 3  # the database's companions too
+        assert {p.stat().st_mode & 0o777 for p in conductor_files} == {0o600}
+    conduct(town, plan, Office(town))
+    assert (town.folder / "flower-status.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_cohort_in_which_nobody_takes_part_sends_no_sum(town):

@@ -1,11 +1,15 @@
 """What operators and gateways type."""
 
+import http.client
 import json
+import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +18,12 @@ import typer
 
 from sottovoce.cli import serve_flower
 from sottovoce.consent import Choice
+from sottovoce.engines.flower import superlink
 from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, start_gateway
+from sottovoce.engines.flower.launch import LocalFlower, Node
 from sottovoce.engines.flower.supernode import Connection
+from sottovoce.engines.flower.trial import FlowerTrial
 from sottovoce.engines.https.keys import init_keys, node_keys
 from sottovoce.engines.processes import Child, free_port
 from sottovoce.errors import (
@@ -178,6 +185,109 @@ def test_training_needs_a_superlink(town):
         call("flower", town.folder)
 
 
+@pytest.fixture
+def operator(town, tmp_path, monkeypatch):
+    """An operator whose SuperLink seems to run, with keys of two organisations beside it."""
+    town.found()
+    (town.folder / "superlink.json").write_text(json.dumps({"port": 1, "pid": os.getpid()}))
+    monkeypatch.setattr(superlink, "register_nodes", lambda place, paths: len(paths))
+    monkeypatch.chdir(tmp_path)
+    for name in ("library", "school"):
+        node_keys(tmp_path / "nodes", name)
+        (tmp_path / "nodes" / f"{name}.pub").rename(tmp_path / f"{name}.pub")
+    return town.folder.relative_to(tmp_path)
+
+
+def given(folder, capsys):
+    capsys.readouterr()
+    call("flower", folder, "--status", "--json")
+    return json.loads(capsys.readouterr().out)["numbers"]
+
+
+def test_a_node_is_let_in_with_numbers_of_its_own(operator, capsys):
+    let_in = ("flower", operator, "--register-only", "--node", "library.pub")
+    with pytest.raises(UsageError, match=r"which devices library\.pub may answer for"):
+        call(*let_in)
+    call(*let_in, "--numbers", "1000-1999")
+    call(*let_in)  # it has its numbers
+    assert given(operator, capsys) == {"library": "1000-1999"}
+    with pytest.raises(UsageError, match="1999 are those of the node library"):
+        call(
+            "flower", operator, "--register-only", "--node", "school.pub", "--numbers", "1999-2998"
+        )
+    with pytest.raises(UsageError, match="one --numbers for each --node"):
+        call(*let_in, "--node", "school.pub", "--numbers", "5-9")
+    with pytest.raises(UsageError, match="each --node must be another one"):
+        call(*let_in, "--node", "library.pub", "--numbers", "5-9", "--numbers", "10-12")
+    with pytest.raises(UsageError, match="no range of device numbers"):
+        call(*let_in, "--numbers", "many")
+    call(*let_in, "--node", "school.pub", "--numbers", "3000-3999", "--numbers", "7,1000-1999")
+    assert given(operator, capsys) == {"library": "3000-3999", "school": "7, 1000-1999"}
+    call("flower", operator, "--status")
+    assert "  school: 7, 1000-1999\n" in capsys.readouterr().out
+
+
+def test_a_node_is_released(operator, capsys):
+    with pytest.raises(UsageError, match="no node has devices here yet"):
+        call("flower", operator)
+    call("flower", operator, "--register-only", "--node", "library.pub", "--numbers", "1000-1999")
+    with pytest.raises(UsageError, match="goes without --node"):
+        call("flower", operator, "--release", "library.pub", "--node", "school.pub")
+    with pytest.raises(UsageError, match=r"school\.pub has no devices"):
+        call("flower", operator, "--release", "school.pub")
+    (operator / "superlink.json").unlink()  # it need not run for this
+    call("flower", operator, "--release", "library.pub")
+    assert "library no longer answers for 1000-1999" in capsys.readouterr().err
+    assert given(operator, capsys) == {}
+
+
+def test_a_file_that_is_no_public_key_is_refused(operator):
+    Path("noise.pub").write_text("noise")
+    with pytest.raises(KeyTrouble, match="keys node"):
+        call("flower", operator, "--register-only", "--node", "noise.pub", "--numbers", "1-2")
+    with pytest.raises(DataNotFound, match=r"ends in \.pub"):
+        call("flower", operator, "--release", "nowhere.pub")
+
+
+def test_flower_and_nginx_get_absolute_paths(town, tmp_path, monkeypatch):
+    town.found()
+    key = node_keys(tmp_path / "nodes", "alba")
+    monkeypatch.chdir(tmp_path)
+    keys, work = Path("server/keys"), Path("work")
+    place = superlink.SuperLinkPlace(work, 1, keys)
+    place.prepare()
+    settings = tomllib.loads((work / "flwr" / "config.toml").read_text())
+    there = settings["superlink"]["sottovoce"]["root-certificates"]
+    assert there == str(tmp_path / "server" / "keys" / "ca.crt")
+    assert place.environment["FLWR_HOME"] == str(tmp_path / "work" / "flwr")
+    node = Node("alba", Path("stores/alba"), key.relative_to(tmp_path))
+    local = LocalFlower(Path("trial"), [node], keys=keys)
+    assert local.keys == tmp_path / keys
+    assert (local.nodes[0].store, local.nodes[0].key) == (town.stores["alba"], key)
+    assert local.access_log.is_absolute()
+    assert local.place.work == tmp_path / "trial" / "superlink"
+    assert FlowerTrial(None, Path("services"), 2).folder == tmp_path / "services"
+    words = Connection("example.org:1", keys / "ca.crt", Path("nodes/alba")).words()
+    assert words[2:] == [
+        *("--root-certificates", tmp_path / keys / "ca.crt"),
+        *("--auth-supernode-private-key", key),
+    ]
+    text = Site(keys, 1, 2, access_log=Path("log")).render()
+    assert f"ssl_certificate     {tmp_path}/server/keys/server.crt;" in text
+    assert f"access_log {tmp_path}/log " in text
+
+
+def test_nobody_else_can_read_a_superlinks_folder(tmp_path):
+    old = tmp_path / "work" / "objects"
+    old.mkdir(parents=True, mode=0o755)
+    (tmp_path / "work" / "superlink.db").touch(0o644)  # as an earlier release left it
+    (old / "sum").touch(0o644)
+    superlink.SuperLinkPlace(tmp_path / "work", 1, None).prepare()
+    everything = [tmp_path / "work", *(tmp_path / "work").rglob("*")]
+    assert len(everything) == 6
+    assert {p.name for p in everything if p.stat().st_mode & 0o077} == set()
+
+
 def test_the_gateway_configuration_is_printed(town, capsys, tmp_path):
     town.found()
     call("nginx", town.folder, "--port", 9999, "--superlink-port", 8888)
@@ -208,6 +318,63 @@ def test_nginx_takes_the_configuration_and_closes_what_is_not_named(tmp_path, ng
     assert not re.search(r"\[(warn|emerg|crit)\]", error_log)
 
 
+def test_a_flood_is_stopped_at_the_gateway(tmp_path, nginx):
+    """No SuperLink is behind it: what is let through is answered with 502."""
+    init_keys(tmp_path / "keys")
+    port = free_port()
+    site = Site(
+        *(tmp_path / "keys", free_port(), port, "127.0.0.1", tmp_path / "access.log"),
+        nodes_per_address=1,
+        report_bytes=3 * 2**20,
+    )
+    trust = ssl.create_default_context(cafile=tmp_path / "keys" / "ca.crt")
+
+    def connect():
+        return http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=trust)
+
+    def post(call, size=1):
+        link = connect()
+        try:
+            link.request("POST", f"/v1/fleet/{call}", body=b"x" * size)
+            return link.getresponse().status
+        except (BrokenPipeError, ConnectionResetError):
+            return "cut off"
+        finally:
+            link.close()
+
+    with start_gateway(site, tmp_path / "gateway", flower_environment(tmp_path)):
+        assert post("push-object", 2**21 + 2**19) == 502
+        assert post("push-object", 2**22) in (413, "cut off")
+        assert post("pull-messages", 2**19) == 502
+        assert post("pull-messages", 2**21) in (413, "cut off")
+        held = [connect() for _ in range(16)]
+        for link in held:  # each promises a report and sends none
+            link.putrequest("POST", "/v1/fleet/push-object")
+            link.putheader("Content-Length", "1000")
+            link.endheaders()
+        end = time.monotonic() + 10
+        while (answer := post("pull-messages")) != 429 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert answer == 429
+        for link in held:
+            link.close()
+        while (answer := post("pull-messages")) != 502 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert answer == 502
+        time.sleep(2)
+        link, answers = connect(), []
+        for _ in range(400):
+            link.request("POST", "/v1/fleet/pull-messages", body=b"x")
+            response = link.getresponse()
+            response.read()
+            answers.append(response.status)
+        link.close()
+    assert answers[:40] == [502] * 40
+    assert 429 in answers
+    modes = {p.stat().st_mode & 0o077 for p in [tmp_path / "gateway", tmp_path / "access.log"]}
+    assert modes == {0}
+
+
 @pytest.mark.slow
 def test_an_operator_and_three_gateways_by_the_commands(town, tmp_path, nginx):
     """As the documentation tells it: superlink, nginx, register, gateways, train, look."""
@@ -233,6 +400,8 @@ def test_an_operator_and_three_gateways_by_the_commands(town, tmp_path, nginx):
         site = Site(town.folder / "keys", port, entrance, "127.0.0.1", tmp_path / "access.log")
         children.append(start_gateway(site, tmp_path / "gateway", environment))
         publics = [word for key in keys.values() for word in ("--node", f"{key}.pub")]
+        for numbers in ("4", "0,7", "1-3,5-6"):
+            publics += ["--numbers", numbers]
         for _ in range(2):  # the second time they are known already
             done = subprocess.run(
                 command("flower", town.folder, *publics, "--register-only"),

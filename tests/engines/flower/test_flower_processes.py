@@ -170,15 +170,29 @@ def intruder_store(tmp_path):
     return tmp_path / "intruder-store"
 
 
+def open_to_others(folder):
+    """What somebody with another account may read there."""
+    return [path for path in [folder, *folder.rglob("*")] if path.lstat().st_mode & 0o077]
+
+
 def test_three_nodes_equal_simulation_while_a_stranger_knocks(
-    town, tmp_path, nginx, intruder_store
+    town, tmp_path, nginx, intruder_store, monkeypatch
 ):
+    # As a run's default folder is: relative to where it is started.
+    monkeypatch.chdir(tmp_path)
+    town.folder = town.folder.relative_to(tmp_path)
+    town.stores = {name: path.relative_to(tmp_path) for name, path in town.stores.items()}
     town.found()
-    with flower(town, tmp_path) as local:
+    with flower(town, Path()) as local:
         run = local.start_run(town.folder, 5)
         knock(local, tmp_path, intruder_store)
         status = local.wait(town.folder, run, 5)
         ports = [int(local.entrance.split(":")[1]), local.place.port]
+        assert not open_to_others(Path("work"))  # reports pass through the SuperLink's database
+        assert not [p for p in open_to_others(town.folder) if p.name.startswith("flower")]
+    statuses = {line.split()[1] for line in local.access_log.read_text().splitlines()}
+    assert "200" in statuses
+    assert not statuses & {"413", "429"}  # nodes keep within the limits without knowing them
     assert (status["state"], status["round"]) == ("finished", 5)
     check_equals(town, town.simulate())
     assert not still_there(tmp_path)

@@ -24,7 +24,7 @@ from sottovoce.testing import checkerboard, small_run
 
 SEED = 5
 WORLD = checkerboard(6, 20)
-CONFIG = FPLConfig(embedding_size=4, triples=30)
+CONFIG = FPLConfig(embedding_size=4, triples=5)
 CHOICE = Choice(share_positives=0.5)
 TERMS = Terms("town-1", WORLD.n_items, CONFIG, ShareFraction())
 CATALOGUE = [(f"item-{n}", f"Title {n}") for n in range(WORLD.n_items)]

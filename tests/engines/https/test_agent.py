@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from fake_federation import CATALOGUE, CHOICE, TERMS, Federation, make_store, refusal, simulated
 from fake_server import Reply
@@ -22,6 +23,7 @@ from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
     MessageError,
+    ServiceError,
     StoreError,
     Unreachable,
     UsageError,
@@ -447,6 +449,29 @@ def test_a_server_that_waits_for_those_it_gave_up_hears_from_them(start):
     assert devices.federation.checked_in == [0]
 
 
+def test_a_second_outage_within_the_hour_is_no_silence(start):
+    """Once for each attempt that the server waits with, also where every visit is a new agent."""
+    devices = start(Federation(rounds=3, devices=2))
+    devices.visit(0, 1)
+    devices.visit(0, 1)
+    federation = devices.federation
+    federation.state = "waiting"
+    for attempt in range(1, 4):
+        federation.abandon()
+        devices.visit(0, times=3)
+        assert federation.checked_in == [0] * attempt
+
+
+def test_a_server_that_has_the_report_is_told_nothing_while_it_adds_up(start):
+    devices = start(Federation(rounds=3, devices=2))
+    devices.visit(0, 1)
+    devices.visit(0, 1)
+    devices.visit(0)
+    devices.federation.state = "waiting"
+    devices.visit(0, times=2)
+    assert devices.federation.checked_in == []
+
+
 def test_an_attempt_that_was_given_up_is_not_sent_again(one):
     one.visit()
     one.federation.hook = lambda r: Reply(raw=b"") if r.path == "/v1/reports" else None
@@ -550,6 +575,7 @@ GOOD = Federation().descriptor()
         {"selection": "some"},
         {"poll_seconds": "60"},
         {"poll_seconds": float("nan")},
+        {"poll_seconds": 10**400},
         {"poll_seconds": True},
         {"terms": 1},
         {"federation": None},
@@ -656,6 +682,92 @@ def test_logs_name_no_item_and_no_secret(one):
     assert one.store().secret("signing-key").hex() not in text
 
 
+REVEALING = replace(TERMS, algorithm=replace(TERMS.algorithm, triples=30))
+
+
+def test_terms_that_give_a_history_away_at_once_are_for_the_owner_to_see(start):
+    devices = start(Federation(rounds=2, devices=1, terms=REVEALING))
+    devices.federation.state = "open"
+    for _ in range(2):
+        with pytest.raises(ConsentError, match=r"30 draws among 20 items.*device agree .* --look"):
+            devices.visit()
+    assert {request.method for request in devices.server.requests} == {"GET"}
+    assert devices.store().secret("signing-key") is None
+    assert len(devices.hosted().recommend(0, 3)) == 3  # it is served all the same
+    devices.hosted().confirm()
+    devices.visit()
+    assert [p[:3] for p in devices.federation.posted] == [(0, 0, 0)]
+
+
+def test_first_terms_of_the_usual_kind_are_agreed_to_by_taking_part(one):
+    one.visit(times=2)
+    assert one.federation.posted
+
+
+# A server that means ill.
+
+
+@pytest.mark.parametrize(("n_items", "size"), [(200_000, 4095), (2**40, 1), (2**200, 1)])
+def test_a_model_too_large_for_a_device_is_not_even_asked_for(one, n_items, size):
+    algorithm = one.federation.terms.to_table()["algorithm"] | {"embedding_size": size}
+    large = one.federation.terms.to_table() | {"n_items": n_items, "algorithm": algorithm}
+
+    def hook(request):
+        told = json.dumps(large).encode()
+        return Reply(200, told) if request.path == "/v1/terms" else None
+
+    one.federation.hook = hook
+    with pytest.raises(MessageError, match=r"larger than 512 MiB"):
+        one.visit()
+    assert one.hosted().terms is None
+    assert {r.path for r in one.server.requests} == {"/v1/round", "/v1/terms"}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_catalogue_too_large_for_its_items_is_thrown_away(one, packed):
+    content = json.dumps({"items": [[item, "x" * 10_000] for item, _ in CATALOGUE]}).encode()
+    headers = {"Content-Encoding": "zstd"} if packed else {}
+    if packed:
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, "zstd") as stream:
+            stream.write(content)
+        content = sink.getvalue().to_pybytes()
+        assert len(content) < 10_000
+    one.federation.hook = lambda r: (
+        Reply(200, content, headers) if r.path == "/v1/catalogue" else None
+    )
+    with pytest.raises(Unreachable, match="far more than it should"):
+        one.visit()
+    assert one.store().catalogue() == []
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_text_that_cannot_be_stored_is_no_catalogue(one, place):
+    items = [list(item) for item in CATALOGUE]
+    items[3][place] = "\ud800"
+    content = json.dumps({"items": items}).encode()
+    one.federation.hook = lambda r: Reply(200, content) if r.path == "/v1/catalogue" else None
+    with pytest.raises(MessageError, match="catalogue"):
+        one.visit()
+    assert one.store().catalogue() == []
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError, KeyError, OverflowError])
+def test_a_fault_is_one_sentence_without_its_words(one, monkeypatch, error):
+    def broken(*_, **__):
+        raise error("venue-7")
+
+    one.visit()
+    monkeypatch.setattr(Hosted, "prepare", broken)
+    waits, agent = run(one, 2)
+    assert (len(waits), agent.tally.failures) == (2, 2)
+    told = [details["why"] for event, details in one.events if event == "failed"]
+    assert error.__name__ in told[0]
+    assert "venue-7" not in told[0]
+    with pytest.raises(ServiceError, match=error.__name__):
+        asyncio.run(one.agent().run(once=True))
+
+
 # Waiting.
 
 
@@ -718,6 +830,13 @@ def test_retry_after_is_honoured(one):
     assert waits == [300, 300, 300]
     waits, _ = run(one, 1, draw=lambda: 1.0)
     assert waits == pytest.approx([330])
+
+
+def test_a_server_elsewhere_cannot_make_a_device_ask_without_a_pause():
+    for told in (-5.0, 0.0, 0.05, 1.0):
+        assert Pace(draw=lambda: 0.5).after_success(told) == 1.0
+        assert Pace(0.2, lambda: 0.5).after_success(told) == 0.2  # her own word
+    assert Pace(draw=lambda: 0.5, near=True).after_success(0.05) == 0.05
 
 
 def test_no_connection_is_open_during_a_long_wait(one):

@@ -1,5 +1,6 @@
 """`sottovoce serve device` as the process it is: killed, stopped, started twice, cut off."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -26,6 +27,7 @@ from forwarder import Forwarder
 
 from sottovoce.consent import Choice
 from sottovoce.engines.https import keys
+from sottovoce.engines.https.client import Client
 from sottovoce.engines.https.folder import create_folder, invite
 from sottovoce.engines.https.invitations import keep_invitation
 from sottovoce.engines.rounds import RoundRules
@@ -152,6 +154,99 @@ def test_against_the_real_server(processes, tmp_path):
             assert store.ledger().num_rows == 3
     running.terminate()
     assert finish(running)[0] == 0
+
+
+@pytest.mark.slow
+def test_all_devices_fall_silent_twice_and_the_rounds_go_on(processes, tmp_path):
+    """Asked by cron, again and again within the hour, against the real server."""
+    place = create_folder(
+        tmp_path / "server",
+        TERMS,
+        CATALOGUE,
+        rounds=50,
+        root_key=Streams.from_seed(SEED).key,
+        rules=RoundRules(min_devices=2, deadline_seconds=5.0, dormant_after=1),
+    )
+    with contextlib.closing(place.database()) as database:
+        running = processes("serve", "server", place.path, "--port", "0")
+        ready = place.path / "server.json"
+        wait_for(lambda: ready.exists() or running.poll() is not None)
+        assert running.poll() is None, finish(running)
+        url = json.loads(ready.read_text())["url"]
+        invitations = invite(place, database, url, range(2))
+    stores = []
+    for number, invitation in enumerate(invitations):
+        stores.append(make_store(tmp_path / f"d{number}", Federation(devices=2), url, "", number))
+        with CohortStore.open(stores[-1]) as store:
+            keep_invitation(store, invitation)
+
+    def now():
+        async def ask():
+            client = Client(url, invitations[0].ca)
+            told = (await client.get("/v1/round")).table()
+            await client.rest()
+            return told
+
+        return asyncio.run(ask())
+
+    def visit():
+        code, _, lines = finish(device(processes, *stores, more=["--once"]))
+        assert code == 0, lines
+
+    visit()  # enrols
+    wait_for(lambda: now()["state"] == "open")
+    visit()
+    wait_for(lambda: now()["round"] > 0)
+    for _ in range(2):
+        wait_for(lambda: now()["state"] == "waiting")
+        before = now()["round"]
+        visit()
+        wait_for(lambda: now()["state"] == "open")
+        visit()
+        wait_for(lambda before=before: now()["round"] > before)
+    running.terminate()
+    assert finish(running)[0] == 0
+
+
+FAULT = """
+import pathlib
+from sottovoce.parties.hosted import Hosted
+original = Hosted.prepare
+def prepare(self, *arguments, **named):
+    if self.store.path.name == "broken":
+        raise ValueError("nobody thought of this")
+    return original(self, *arguments, **named)
+Hosted.prepare = prepare
+from sottovoce.cli import main
+main()
+"""
+
+
+def test_a_fault_in_one_store_leaves_the_others_alone(serve, processes, folder, tmp_path):
+    one, two = Federation(rounds=3, devices=1), Federation(rounds=3, devices=1)
+    ca = keys.authority_pem(folder)
+    whole = make_store(tmp_path / "whole", one, serve(one).url, ca)
+    broken = make_store(tmp_path / "broken", two, serve(two).url, ca)
+    agents = processes("serve", "device", broken, whole, "--poll", "0.05", script=FAULT)
+    wait_for(lambda: one.state == "finished" or agents.poll() is not None)
+    assert agents.poll() is None
+    agents.terminate()
+    code, _, lines = finish(agents)
+    assert code == 0
+    failed = [json.loads(line) for line in lines if '"failed"' in line]
+    assert failed
+    assert {event["store"] for event in failed} == {"broken"}
+    assert (one.round, two.round) == (3, 0)
+
+
+def test_an_agent_whose_log_cannot_be_written_goes_on(serve, folder, tmp_path):
+    federation = Federation(rounds=3, devices=1)
+    server = serve(federation)
+    store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
+    command = [sys.executable, "-m", "sottovoce", "serve", "device", store, "--until-finished"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*command, "--poll", "0.05"], stderr=full, timeout=60)
+    assert (done.returncode, federation.round) == (0, 3)
 
 
 # Killed.

@@ -363,3 +363,14 @@ def test_no_invitation_at_all(tmp_path, content):
         read_invitation(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_invitation(tmp_path / "nothing")
+
+
+def test_a_pair_of_another_federation_is_refused(folder, tmp_path):
+    """Key and certificate go together, but no device of this federation would trust them."""
+    keys.init_keys(tmp_path / "other")
+    for name in ("server.key", "server.crt"):
+        shutil.copy(tmp_path / "other" / name, folder / name)
+    with pytest.raises(KeyTrouble, match=r"server.crt was not issued by the authority .*ca.crt"):
+        keys.server_context(folder)
+    keys.renew_keys(folder)
+    keys.server_context(folder)

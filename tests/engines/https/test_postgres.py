@@ -281,3 +281,13 @@ def test_other_databases_and_wrong_urls_are_refused(tmp_path):
         absent.create()
     assert "geheim" not in str(caught.value)
     absent.close()
+
+
+def test_an_emptied_database_is_not_taken_for_a_new_federation(tmp_path, postgres):
+    folder = new_folder(tmp_path)
+    folder.database(postgres.fresh("used")).close()
+    folder.database(postgres.url("used")).close()
+    with pytest.raises(ServiceError, match="is empty, but"):
+        folder.database(postgres.fresh("vanished"))
+    with pytest.raises(ServiceError, match="PostgreSQL"):
+        folder.database()

@@ -20,13 +20,15 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import FolderInUse, RunError, VersionMismatch
+from sottovoce.engines.flower.allotment import Ranges, overlap, show_ranges
+from sottovoce.engines.flower.private import private_file
+from sottovoce.errors import FolderInUse, RunError, UsageError, VersionMismatch
 
 FILE = "flower.db"
 LOCK = "flower.lock"
 STATUS = "flower-status.json"
-_VERSION = 1
-_SCHEMA = """
+_SCHEMAS = (
+    """
 CREATE TABLE model (round INTEGER, attempt INTEGER, n_items INTEGER, items BLOB, changed BLOB,
                     terms TEXT);
 CREATE TABLE open_round (round INTEGER, attempt INTEGER, goal INTEGER, numbers BLOB);
@@ -37,7 +39,10 @@ CREATE TABLE owners (number INTEGER PRIMARY KEY, node TEXT);
 CREATE INDEX owned ON owners (node);
 CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER);
 CREATE TABLE target (rounds INTEGER);
-"""
+""",
+    "CREATE TABLE allotted (first INTEGER PRIMARY KEY, last INTEGER, node TEXT, name TEXT)",
+)
+"""What each version of the file adds to the one before."""
 
 Outcome = Literal["goal", "deadline", "abandoned"]
 
@@ -83,6 +88,8 @@ class Checkpoint:
         path = folder / FILE
         if readonly and not path.exists():
             raise RunError(f"{folder} holds no Flower run yet")
+        if not readonly:
+            private_file(path)  # SQLite gives the files beside it the same mode
         self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None)
         try:
             self._prepare(readonly)
@@ -99,15 +106,16 @@ class Checkpoint:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if version > _VERSION:
+        if version > len(_SCHEMAS):
             raise VersionMismatch(
                 f"{self.folder / FILE} was written by a newer release; install that release"
             )
-        if version == 0 and not readonly:
+        if version < len(_SCHEMAS) and not readonly:
             with self._transaction():
-                for statement in _SCHEMA.split(";"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version={_VERSION}")
+                for schema in _SCHEMAS[version:]:
+                    for statement in schema.split(";"):
+                        self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={len(_SCHEMAS)}")
 
     def close(self) -> None:
         self._db.close()
@@ -192,18 +200,51 @@ class Checkpoint:
         ).fetchone()
         return None if row is None else (int(row[0]), int(row[1]))
 
-    def claim(self, node: str, numbers: NDArray[np.int64], *, first: bool) -> NDArray[np.int64]:
-        """Which of these devices are this node's: the `first` node to answer for a device owns it,
-        or the last one, where nodes have no keys by which to know them."""
-        verb = "IGNORE" if first else "REPLACE"
+    def claim(self, node: str, numbers: NDArray[np.int64]) -> None:
+        """Remember that this node answered for these devices, and no other does."""
         with self._transaction():
             self._db.executemany(
-                f"INSERT OR {verb} INTO owners VALUES (?, ?)",
+                "INSERT OR REPLACE INTO owners VALUES (?, ?)",
                 [(number, node) for number in numbers.tolist()],
             )
-        rows = self._db.execute("SELECT number FROM owners WHERE node = ?", (node,))
-        mine = np.array([number for (number,) in rows], dtype=np.int64)
-        return numbers[np.isin(numbers, mine)]
+
+    def allot(self, nodes: Mapping[str, tuple[str, Ranges]]) -> None:
+        """From now on each of these nodes (with its name) has these numbers and no others, and
+        nobody else has them. With no numbers a node is released. All of it is done, or nothing."""
+        with self._transaction():
+            for node in nodes:
+                self._db.execute("DELETE FROM allotted WHERE node = ?", (node,))
+            for node, (name, ranges) in nodes.items():
+                self._allot(node, name, ranges)
+            self._db.execute("DELETE FROM counted WHERE number NOT IN (SELECT number FROM owners)")
+
+    def _allot(self, node: str, name: str, ranges: Ranges) -> None:
+        for called, theirs in self.allotted().values():
+            common = overlap(ranges, theirs)
+            if common is not None:
+                raise UsageError(
+                    f"device numbers {show_ranges((common,))} are those of the node {called}; "
+                    "give other ones, or release that node first"
+                )
+        self._db.executemany(
+            "INSERT INTO allotted VALUES (?, ?, ?, ?)",
+            [(first, last, node, name) for first, last in ranges],
+        )
+        # What was said of a device under another owner does not hold under the next.
+        self._db.execute(
+            "DELETE FROM owners WHERE (node = :node) <> EXISTS (SELECT 1 FROM allotted WHERE "
+            "allotted.node = :node AND number BETWEEN first AND last)",
+            {"node": node},
+        )
+
+    def allotted(self) -> dict[str, tuple[str, Ranges]]:
+        """Name and numbers of every node that was given some, in the order of the numbers."""
+        if int(self._db.execute("PRAGMA user_version").fetchone()[0]) < 2:
+            return {}
+        found: dict[str, tuple[str, Ranges]] = {}
+        for first, last, node, name in self._db.execute("SELECT * FROM allotted ORDER BY first"):
+            found[node] = name, (*found.get(node, (name, ()))[1], (first, last))
+        return found
 
     def refuse(self, reason: str) -> None:
         """Count something that was turned away."""
@@ -278,7 +319,7 @@ class Checkpoint:
 @contextmanager
 def only_one(folder: Path, seconds: float = 30.0) -> Iterator[None]:
     """One conductor per folder. The one of a run that was cut off may need a moment to end."""
-    with (folder / LOCK).open("w") as file:
+    with private_file(folder / LOCK).open("w") as file:
         end = time.monotonic() + seconds
         while not _locked(file):
             if time.monotonic() >= end:
@@ -307,7 +348,7 @@ def _locked(file: IO[str]) -> bool:
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:
     """Replace the status file in one step; a reader never sees half of it."""
     partial = folder / f".{STATUS}.{os.getpid()}"
-    partial.write_text(json.dumps(status), encoding="utf-8")
+    private_file(partial).write_text(json.dumps(status), encoding="utf-8")
     partial.replace(folder / STATUS)
 
 

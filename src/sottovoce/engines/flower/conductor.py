@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.engines.flower.allotment import within
 from sottovoce.engines.flower.checkpoint import (
     Checkpoint,
     OpenRound,
@@ -39,8 +40,13 @@ LOOK_SECONDS = 1.0
 """How often it is checked which nodes are online, and how long after an error a task is resent."""
 QUESTION_SECONDS = 12.0
 """How long an answer to a question is waited for; a node asks for messages every 3 seconds."""
+LONGEST_SECONDS = 15.0
+"""The longest pause before a task is resent to a node that fell over each time."""
+MODELS = 3
+"""How often in a round a node may say that it lost the model that it had."""
 FAREWELL_SECONDS = 30.0
 """How long a run that has nothing left to do waits for nodes that want to know how it went."""
+_LARGEST = 2**63 - 1
 
 
 @dataclass(slots=True, repr=False)
@@ -52,14 +58,16 @@ class _Asked:
     since: str = ""
     """The node's start when it was last sent the task."""
     resend_at: float = math.inf
+    errors: int = 0
+    lost_models: int = 0
     settled: bool = False
     part: SummedReports | None = None
 
 
 class Conductor:
     """Runs rounds until `target`, and where it is to `hold`, waits for a later one. `pinned` says
-    that nodes have keys: then a device belongs to the first node that answers for it, also in later
-    runs."""
+    that nodes have keys: then each answers for the devices that it was allotted and no others, and
+    one that was allotted none is not spoken to."""
 
     def __init__(
         self,
@@ -84,6 +92,7 @@ class Conductor:
         self.changed = np.zeros(plan.terms.n_items, np.int64)
         self._restore()
         self._looked = -math.inf
+        self._unknown = 0
         self._said: dict[str, Any] = {}
 
     def run(self) -> None:
@@ -160,6 +169,10 @@ class Conductor:
             return
         self._looked = now
         online = {seen.node: seen for seen in self.post.online()}
+        if self.pinned:
+            allotted, present = self.checkpoint.allotted(), len(online)
+            online = {n: seen for n, seen in online.items() if seen.identity in allotted}
+            self._unknown = present - len(online)
         self.members = {n: m for n, m in self.members.items() if n in online}
         for node, seen in online.items():
             member = self.members.setdefault(node, Member(node, seen.identity, seen.since))
@@ -194,10 +207,13 @@ class Conductor:
     def _note(self, member: Member, answer: Answer) -> None:
         """What every answer says of its node."""
         willing = answer.willing
-        if not member.heard or not np.array_equal(willing, member.willing):
-            willing = self.checkpoint.claim(member.identity, willing, first=self.pinned)
+        if self.pinned:
+            _, ranges = self.checkpoint.allotted().get(member.identity, ("", ()))
+            willing = willing[within(willing, ranges)]
             if len(willing) < len(answer.willing):
                 self._refuse("foreign_device")
+        if not member.heard or not np.array_equal(willing, member.willing):
+            self.checkpoint.claim(member.identity, willing)
         member.willing, member.kept, member.problem = willing, answer.kept, answer.problem
         member.heard = member.fresh = True
         member.misses = 0
@@ -342,7 +358,9 @@ class Conductor:
     def _judge(self, node: int, entry: _Asked, reply: Reply, opened: OpenRound) -> None:
         """Count a reply, or refuse it and go on without it."""
         if reply.content is None:  # it never reached the node, or the node fell over
-            entry.resend_at = self.post.clock() + LOOK_SECONDS
+            pause = min(LOOK_SECONDS * 2**entry.errors, LONGEST_SECONDS)
+            entry.errors = min(entry.errors + 1, 10)
+            entry.resend_at = self.post.clock() + pause
             return
         answer = self._read(reply)
         if answer is None:
@@ -351,14 +369,17 @@ class Conductor:
         if node in self.members:
             self._note(self.members[node], answer)
         if answer.problem:
-            if "against version" in answer.problem:  # it lost the model that it had
+            lost = "against version" in answer.problem  # it lost the model that it had
+            if lost and entry.lost_models < MODELS:
+                entry.lost_models += 1
                 entry.resend_at = self.post.clock()
                 return
             self._refuse("node_problem")
         elif answer.sum:
             try:
                 part = check_sum(answer, opened, len(entry.numbers), self.plan.terms)
-                entry.part = cut_sum(part, self.plan.rules.value_limit)
+                limit = min(self.plan.rules.value_limit, _LARGEST // part.devices)
+                entry.part = cut_sum(part, limit)
             except MessageError:
                 self._refuse("malformed")
         entry.settled = True
@@ -397,6 +418,7 @@ class Conductor:
             "nodes": len(heard),
             "devices": len(self._owners()),
             "refused": self.checkpoint.refused(),
+            "without_numbers": self._unknown,
             "problems": sorted({m.problem for m in heard if m.problem}),
             **more,
         }
@@ -417,7 +439,10 @@ def check_sum(answer: Answer, opened: OpenRound, asked: int, terms: Terms) -> Su
     part = decode_sum(answer.sum, n_items=terms.n_items, width=terms.width, round=opened.round)
     if part.devices != answer.devices or len(part.item) > most:
         raise MessageError("the report speaks for more devices or items than it may")
-    bound = answer.devices * terms.triples * int(LIMIT * GRID)
+    most_each = terms.triples * int(LIMIT * GRID)
+    if len(opened.numbers) * most_each > _LARGEST:
+        raise MessageError("the round asks more devices than can be added up")
+    bound = answer.devices * most_each
     if part.sums.size and max(int(part.sums.max()), -int(part.sums.min())) > bound:
         raise MessageError("the report holds values that no device can have sent")
     return part

@@ -7,11 +7,18 @@ a registered node needs can be reached: each path is named here, everything else
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from sottovoce.engines.flower.private import (
+    private_file,
+    private_folder,
+    private_log,
+    privately,
+)
 from sottovoce.engines.processes import Child, require_port, wait_until_listening
 from sottovoce.errors import ServiceError, UsageError
 
@@ -23,11 +30,11 @@ NODE_CALLS = (
     "push-messages",
     "get-run",
     "get-fab",
-    "push-object",
     "pull-object",
     "confirm-message-received",
 )
-"""What a registered node calls. Registering is not among them: the operator does it."""
+"""What a registered node calls, besides push-object. Registering is not among them: the operator
+does it."""
 
 _SITE = """\
 # Gateway for the nodes of a Sottovoce federation: only what a registered node needs is let through.
@@ -39,6 +46,10 @@ upstream sottovoce_superlink {{
 # No addresses in the log: time, status, call.
 log_format sottovoce_gateway '$time_iso8601 $status $request_method $uri';
 
+# Several times what {nodes} busy nodes behind one address need.
+limit_req_zone $binary_remote_addr zone=sottovoce_calls:10m rate={rate}r/s;
+limit_conn_zone $binary_remote_addr zone=sottovoce_connections:10m;
+
 server {{
     listen {host}:{port} ssl;
     server_tokens off;
@@ -48,17 +59,25 @@ server {{
     ssl_protocols       TLSv1.2 TLSv1.3;
 
     access_log {access_log} sottovoce_gateway;
-    client_max_body_size 64m;
+    limit_req zone=sottovoce_calls burst={burst} nodelay;
+    limit_req_status 429;
+    limit_conn sottovoce_connections {connections};
+    limit_conn_status 429;
+    client_header_timeout 15s;
+    client_body_timeout 30s;
+
+    # A call is passed on when all of it is here: a slow sender holds nothing of the SuperLink.
+    proxy_request_buffering on;
+    client_max_body_size 1m;
+
+    # The only one that carries a report.
+    location = /v1/fleet/push-object {{
+        client_max_body_size {report_size}m;
+{passing_object}
+    }}
 
     location ~ ^/v1/fleet/({calls})$ {{
-        limit_except POST {{ deny all; }}
-        proxy_pass https://sottovoce_superlink/v1/fleet/$1;
-        proxy_http_version 1.1;
-        proxy_ssl_verify on;
-        proxy_ssl_verify_depth 2;
-        proxy_ssl_name localhost;
-        proxy_ssl_trusted_certificate {authority};
-        proxy_read_timeout 120s;
+{passing}
     }}
 
     location / {{
@@ -67,8 +86,18 @@ server {{
 }}
 """
 
+_PASSING = """\
+        limit_except POST {{ deny all; }}
+        proxy_pass https://sottovoce_superlink/v1/fleet/{call};
+        proxy_http_version 1.1;
+        proxy_ssl_verify on;
+        proxy_ssl_verify_depth 2;
+        proxy_ssl_name localhost;
+        proxy_ssl_trusted_certificate {authority};
+        proxy_read_timeout 120s;"""
+
 _WHOLE = """\
-daemon off;
+{user}daemon off;
 worker_processes 1;
 pid {work}/nginx.pid;
 error_log {work}/error.log warn;
@@ -94,17 +123,29 @@ class Site:
     port: int
     host: str = "0.0.0.0"
     access_log: Path = Path("/var/log/nginx/sottovoce-gateway.log")
+    nodes_per_address: int = 8
+    """So many may be behind one address without being slowed down."""
+    report_bytes: int = 64 * 2**20
+    """The longest answer of a node."""
 
     def render(self) -> str:
         """The configuration of this site."""
+        authority = _quoted(self.keys.absolute() / "ca.crt")
+        nodes = self.nodes_per_address
         return _SITE.format(
+            nodes=nodes,
+            rate=25 * nodes,
+            burst=100 * nodes,
+            connections=16 * nodes,
+            report_size=-(-self.report_bytes // 2**20),
+            passing_object=_PASSING.format(call="push-object", authority=authority),
+            passing=_PASSING.format(call="$1", authority=authority),
             superlink_port=self.superlink_port,
             host=f"[{self.host}]" if ":" in self.host else self.host,
             port=self.port,
-            certificate=_quoted(self.keys / "server.crt"),
-            key=_quoted(self.keys / "server.key"),
-            authority=_quoted(self.keys / "ca.crt"),
-            access_log=_quoted(self.access_log),
+            certificate=_quoted(self.keys.absolute() / "server.crt"),
+            key=_quoted(self.keys.absolute() / "server.key"),
+            access_log=_quoted(self.access_log.absolute()),
             calls="|".join(NODE_CALLS),
         )
 
@@ -119,12 +160,17 @@ def start_gateway(site: Site, work: Path, environment: dict[str, str]) -> Child:
     nginx = find_nginx()
     if nginx is None:
         raise ServiceError("nginx is not installed; install it (on Debian: `apt install nginx`)")
-    work.mkdir(parents=True, exist_ok=True)
+    work = private_folder(work.absolute())
     require_port(site.host, site.port)
     config = work / "nginx.conf"
-    config.write_text(_WHOLE.format(work=_quoted(work), site=site.render()))
+    # Started as root, nginx would give its work to an account that cannot read this folder.
+    user = "user root;\n" if os.geteuid() == 0 else ""
+    text = _WHOLE.format(user=user, work=_quoted(work), site=site.render())
+    private_file(config).write_text(text)
+    private_file(site.access_log.absolute())
     command: list[str | Path] = [nginx, "-p", work, "-c", config, "-e", work / "error.log"]
-    child = Child("nginx", command, log=work / "nginx.log", environment=environment)
+    log = private_log(work / "nginx.log")
+    child = Child("nginx", privately(command), log=log, environment=environment)
     try:
         wait_until_listening(child, site.host, site.port)
     except BaseException:

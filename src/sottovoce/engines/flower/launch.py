@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sottovoce.engines.flower.allotment import identity_of_file, ranges_of
 from sottovoce.engines.flower.checkpoint import Checkpoint, conducted, read_status
 from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, count_turned_away, find_nginx, start_gateway
+from sottovoce.engines.flower.private import private_file, private_folder, private_log, privately
 from sottovoce.engines.flower.superlink import (
     SuperLink,
     SuperLinkPlace,
@@ -25,6 +27,7 @@ from sottovoce.engines.flower.superlink import (
 )
 from sottovoce.engines.processes import Child, free_port, stop_all
 from sottovoce.errors import RunError, ServiceError
+from sottovoce.parties.store import CohortStore
 
 Security = Literal["full", "plaintext"]
 Progress = Callable[[dict[str, Any]], None]
@@ -45,6 +48,14 @@ class Node:
     store: Path
     key: Path | None
 
+    @property
+    def public_key(self) -> Path | None:
+        return None if self.key is None else self.key.with_name(f"{self.key.name}.pub")
+
+    def absolute(self) -> Node:
+        key = None if self.key is None else self.key.absolute()
+        return Node(self.name, self.store.absolute(), key)
+
 
 class LocalFlower:
     """`security="full"`: TLS, registered node keys, executor with a secret, and an nginx through
@@ -55,10 +66,10 @@ class LocalFlower:
     ) -> None:
         if security == "full" and keys is None:
             raise ServiceError("a secured federation needs a folder with keys")
-        self.work, self.nodes = work, list(nodes)
-        self.keys = keys if security == "full" else None
-        work.mkdir(parents=True, exist_ok=True)
-        self.place = SuperLinkPlace(work / "superlink", free_port(), self.keys)
+        # Everything that is started here gets absolute paths: it may run in other folders.
+        self.work, self.nodes = private_folder(work.absolute()), [n.absolute() for n in nodes]
+        self.keys = keys.absolute() if keys is not None and security == "full" else None
+        self.place = SuperLinkPlace(self.work / "superlink", free_port(), self.keys)
         self.link: SuperLink | None = None
         self.gateway: Child | None = None
         self.running: dict[str, Child] = {}
@@ -89,16 +100,23 @@ class LocalFlower:
     def start_superlink(self) -> None:
         """Also after it was killed: its database knows the nodes still."""
         self.link = SuperLink(self.place)
-        publics = [node.key.with_name(f"{node.key.name}.pub") for node in self.nodes if node.key]
+        publics = [node.public_key for node in self.nodes if node.public_key is not None]
         if not (self.work / "registered").exists():
             register_nodes(self.place, publics)
-            (self.work / "registered").touch()
+            private_file(self.work / "registered")
 
     def _start_gateway(self) -> None:
         if self.keys is None or find_nginx() is None:
             return
         port = free_port()
-        site = Site(self.keys, self.place.port, port, "127.0.0.1", self.access_log)
+        site = Site(
+            self.keys,
+            self.place.port,
+            port,
+            "127.0.0.1",
+            self.access_log,
+            nodes_per_address=len(self.nodes) + 1,
+        )
         environment = flower_environment(self.work / "gateway")
         self.gateway = start_gateway(site, self.work / "gateway", environment)
         self.entrance = f"127.0.0.1:{port}"
@@ -113,8 +131,8 @@ class LocalFlower:
             command += ["--ca", self.keys / "ca.crt", "--key", node.key]
         self.running[name] = Child(
             f"node {name}",
-            command,
-            log=self.work / "nodes" / f"{name}.log",
+            privately(command),
+            log=private_log(self.work / "nodes" / f"{name}.log"),
             environment=flower_environment(self.work / "nodes"),
         )
         return self.running[name]
@@ -127,10 +145,23 @@ class LocalFlower:
         `hold` the run stays for the next call, which then starts none."""
         with Checkpoint(folder) as checkpoint:
             checkpoint.raise_target(rounds)
+        self._allot(folder)
         settings = self._settings(folder, rounds, hold)
         return go_on(self.place, folder, settings, progress, self._require_alive)
 
+    def _allot(self, folder: Path) -> None:
+        """Each node answers for the users of its store."""
+        with Checkpoint(folder) as checkpoint:
+            for node in self.nodes if self.keys is not None else ():
+                if node.public_key is None:
+                    continue
+                identity = identity_of_file(node.public_key)
+                if identity not in checkpoint.allotted():
+                    with CohortStore.open(node.store, readonly=True) as store:
+                        checkpoint.allot({identity: (node.name, ranges_of(store.users))})
+
     def start_run(self, folder: Path, rounds: int) -> int:
+        self._allot(folder)
         return start_run(self.place, self._settings(folder, rounds, False))
 
     def wait(self, folder: Path, run: int, rounds: int) -> dict[str, Any]:

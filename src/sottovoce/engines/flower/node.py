@@ -32,6 +32,7 @@ def answer_task(hosted: Hosted, task: Task) -> Answer:
     again gives the same bytes, also after a crash. No sum where none of them takes part."""
     try:
         hosted.agree(task.terms)
+        hosted.require_seen()
         _settle(hosted, task)
         view = _model(hosted, task)
         hosted.keep_model(view)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from sottovoce.engines.flower.allotment import identity_of
 from sottovoce.engines.flower.checkpoint import Checkpoint, only_one, write_status
 from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.conductor import Conductor
@@ -27,11 +27,7 @@ class GridPost:
 
     def online(self) -> list[Seen]:
         return [
-            Seen(
-                node.node_id,
-                hashlib.sha256(node.public_key).hexdigest(),
-                node.last_activated_at,
-            )
+            Seen(node.node_id, identity_of(node.public_key), node.last_activated_at)
             for node in self._grid.get_nodes()
         ]
 

@@ -6,6 +6,7 @@ interface knows no accounts. Nodes come in through the gateway.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -17,6 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.engines.flower.environment import flower_environment
+from sottovoce.engines.flower.private import (
+    UMASK,
+    close_to_others,
+    private_file,
+    private_folder,
+    private_log,
+    privately,
+)
 from sottovoce.engines.processes import Child, require_port, wait_until_listening
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 
@@ -58,6 +67,12 @@ class SuperLinkPlace:
     port: int
     keys: Path | None
 
+    def __post_init__(self) -> None:
+        # Flower's programs run in other folders and refuse paths that are not absolute.
+        object.__setattr__(self, "work", self.work.absolute())
+        if self.keys is not None:
+            object.__setattr__(self, "keys", self.keys.absolute())
+
     @property
     def address(self) -> str:
         return f"{HOST}:{self.port}"
@@ -71,15 +86,19 @@ class SuperLinkPlace:
         return flower_environment(self.work / "flwr")
 
     def prepare(self) -> None:
-        """Make the folder and write the connection's settings, which `flwr` reads."""
-        home = self.work / "flwr"
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make the folder and write the connection's settings, which `flwr` reads. Sums of the
+        nodes pass through its database, so nobody else may read anything in it."""
+        home = private_folder(private_folder(self.work) / "flwr")
+        for path in self.work.rglob("*"):  # of an earlier release
+            if not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    close_to_others(path)
         lines = [f"[superlink.{CONNECTION}]", f"address = {json.dumps(self.address)}"]
         if self.keys is None:
             lines.append("insecure = true")
         else:
             lines.append(f"root-certificates = {json.dumps(str(self.keys / 'ca.crt'))}")
-        (home / "config.toml").write_text("\n".join(lines) + "\n")
+        private_file(home / "config.toml").write_text("\n".join(lines) + "\n")
 
     def flwr(self, *words: str | Path, seconds: float = 60.0) -> dict[str, Any]:
         """One `flwr` command, as JSON. Raises with what it said where it failed."""
@@ -91,6 +110,7 @@ class SuperLinkPlace:
                 capture_output=True,
                 text=True,
                 timeout=seconds,
+                umask=UMASK,
             )
         except subprocess.TimeoutExpired:
             raise ServiceError(f"the SuperLink at {self.address} does not answer") from None
@@ -124,7 +144,8 @@ class SuperLink:
                 "--enable-supernode-auth",
             ]
         environment = place.environment
-        self.link = Child("the SuperLink", command, log=place.log, environment=environment)
+        log = private_log(place.log)
+        self.link = Child("the SuperLink", privately(command), log=log, environment=environment)
         self.executor: Child | None = None
         try:
             wait_until_listening(self.link, HOST, place.port)
@@ -143,8 +164,12 @@ class SuperLink:
             *("--superexec-auth-secret-file", _secret(place)),
             *("--parent-pid", str(os.getpid())),
         ]
-        log = place.work / "superexec.log"
-        self.executor = Child("the SuperExec", command, log=log, environment=place.environment)
+        self.executor = Child(
+            "the SuperExec",
+            privately(command),
+            log=private_log(place.work / "superexec.log"),
+            environment=place.environment,
+        )
 
     def __enter__(self) -> SuperLink:
         return self
@@ -169,17 +194,12 @@ def register_nodes(place: SuperLinkPlace, public_keys: Sequence[Path]) -> int:
     new = 0
     for path in public_keys if place.keys is not None else ():
         try:
-            place.flwr("supernode", "register", _required(path), CONNECTION)
+            place.flwr("supernode", "register", _required(path.absolute()), CONNECTION)
             new += 1
         except ServiceError as error:
             if "already in use" not in str(error):
                 raise
     return new
-
-
-def count_nodes(place: SuperLinkPlace) -> int:
-    """Nodes that are registered."""
-    return len(place.flwr("supernode", "list", CONNECTION).get("nodes", []))
 
 
 def count_unknown_nodes(place: SuperLinkPlace) -> int:
@@ -194,13 +214,12 @@ def count_unknown_nodes(place: SuperLinkPlace) -> int:
 def start_run(place: SuperLinkPlace, settings: Mapping[str, str | int | bool]) -> int:
     """Start a training run with these settings; its number at the SuperLink. The app is made on the
     fly and only imports what is installed."""
-    folder = place.work / "app"
-    folder.mkdir(exist_ok=True)
+    folder = private_folder(place.work / "app")
     rows = "\n".join(f"{name} = {_toml(value)}" for name, value in settings.items())
     # A version of its own for every run: an installed app of the same version is not replaced.
     version = f"1.0.{time.time_ns() // 1_000_000}"
-    (folder / "pyproject.toml").write_text(_APP.format(settings=rows, version=version))
-    (folder / "sottovoce_federation.py").write_text(_MODULE)
+    private_file(folder / "pyproject.toml").write_text(_APP.format(settings=rows, version=version))
+    private_file(folder / "sottovoce_federation.py").write_text(_MODULE)
     answer = place.flwr("run", folder, CONNECTION)
     return int(answer["run-id"])
 

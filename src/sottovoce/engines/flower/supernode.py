@@ -52,7 +52,9 @@ class Connection:
                 raise KeyTrouble(
                     f"{path} is not there; the operator makes it with `sottovoce keys`"
                 )
-        self.address, self.authority, self.key = address, authority, key
+        self.address = address
+        self.authority = None if authority is None else authority.absolute()
+        self.key = None if key is None else key.absolute()
 
     def words(self) -> list[str | Path]:
         words: list[str | Path] = ["--superlink", self.address]
@@ -69,7 +71,7 @@ def serve_node(store: Path, connection: Connection, stop: threading.Event) -> No
     """Serve the cohort in `store` until `stop` is set. Raises where the store is in use, or where
     the SuperLink does not let the node in; a SuperLink that is away is waited for."""
     # Flower is imported late: a store that cannot be opened is told at once.
-    with CohortStore.open(store, agent=True) as opened:
+    with CohortStore.open(store.absolute(), agent=True) as opened:
         from sottovoce.engines.flower.client_app import build_client_app
 
         hosted = Hosted(opened)

@@ -13,6 +13,7 @@ import numpy as np
 
 from sottovoce.engines.flower.checkpoint import Checkpoint
 from sottovoce.engines.flower.launch import LocalFlower, Node
+from sottovoce.engines.flower.private import private_folder
 from sottovoce.engines.https.folder import create_folder
 from sottovoce.engines.https.keys import node_keys
 from sottovoce.engines.trial import Gathered, Tick, World, in_order, make_store, unequal_parts
@@ -30,6 +31,9 @@ class FlowerTrial:
     """Gateways."""
     _flower: LocalFlower | None = field(default=None, init=False)
     _turned_away: dict[str, int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.absolute()  # Flower and nginx run elsewhere
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -102,7 +106,7 @@ class FlowerTrial:
         if self._server.exists():
             return
         shutil.rmtree(self.folder, ignore_errors=True)
-        (self.folder / "cohorts").mkdir(parents=True)
+        (private_folder(self.folder) / "cohorts").mkdir()
         fresh, world = self.folder / "fresh", self.world
         create_folder(
             fresh,

@@ -111,7 +111,7 @@ class Answer:
             _field(content, "attempt", int),
             _field(content, "sum", bytes),
             _field(content, "devices", int),
-            _field(content, "problem", str)[:500],
+            _printable(_field(content, "problem", str)[:500]),
         )
 
 
@@ -152,6 +152,11 @@ def _check_protocol(content: Mapping[str, Any]) -> None:
             f"the other side speaks version {spoken!r} of the protocol, this program version "
             f"{PROTOCOL}; install the same release of Sottovoce on both sides"
         )
+
+
+def _printable(text: str) -> str:
+    """It will be shown to an operator, whose terminal must not be told anything by it."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _field(content: Mapping[str, Any], name: str, kind: type[T]) -> T:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import secrets
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sottovoce.engines.https.client import Answer, Busy, Client
+from sottovoce.engines.https.agent_checks import catalogue_items, catalogue_limit, identity
+from sottovoce.engines.https.client import Answer, Busy, Client, loopback
 from sottovoce.engines.https.descriptor import Descriptor
-from sottovoce.engines.https.invitations import Invitation, kept_invitation
 from sottovoce.engines.https.pacing import Draw, Pace, from_system
 from sottovoce.engines.https.signing import NONCE_BYTES, Purpose, seal
 from sottovoce.engines.versions import decode_model, full_size
@@ -31,9 +32,9 @@ from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
     MessageError,
+    ServiceError,
     SottovoceError,
     Unreachable,
-    UsageError,
     VersionMismatch,
 )
 from sottovoce.messages import ModelView, decode
@@ -49,10 +50,11 @@ _KEPT_OPEN = 2.0
 """A connection outlives waits up to so many seconds."""
 _CHECK_IN_SECONDS = 3600
 _REFRESH_SECONDS = 86400
-_LARGEST_LIST = 1 << 28
-_LARGEST_CATALOGUE = 1 << 28
+_LARGEST_LIST = 1 << 26
 _KEY, _ENROLLED = "signing-key", "enrolled"
-_CHECKED_IN, _REFRESHED = "checked-in", "refreshed"
+_CHECKED_IN, _WAITED, _REFRESHED = "checked-in", "checked-in-while-waiting", "refreshed"
+_FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
+"""What may be raised by an answer that nobody thought of."""
 
 
 @dataclass(slots=True)
@@ -84,10 +86,10 @@ class Agent:
         self.store = store
         self.hosted = Hosted(store)
         self.tally = Tally()
-        self.number, self._invitation = _identity(store)
+        self.number, self._invitation = identity(store)
         url = server or self._invitation.server
         self.client = Client(url, self._invitation.ca, plaintext=plaintext)
-        self._pace = Pace(poll, draw)
+        self._pace = Pace(poll, draw, near=loopback(url))
         self._log, self._sleep, self._clock = log, sleep, clock
         self._worker = ThreadPoolExecutor(1, "store")
         self._known: tuple[str, Descriptor] | None = None
@@ -101,7 +103,7 @@ class Agent:
         self._returned = not once
         while True:
             try:
-                now = await self.visit()
+                now = await self._guarded_visit()
             except SottovoceError as error:
                 self.tally.failures += 1
                 lasting = isinstance(error, VersionMismatch | ConsentError)
@@ -131,6 +133,11 @@ class Agent:
         now = await self._look()
         terms = await self._agree(now)
         if await self._aside(self._takes_part):
+            try:
+                await self._aside(self.hosted.require_seen)
+            except ConsentError:
+                await self._refresh(now, terms)
+                raise
             await self._enrol()
             if now.state == "open":
                 await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
@@ -138,9 +145,23 @@ class Agent:
             if now.state == "open":
                 await self._take_part(now, terms)
             elif now.state == "waiting" and now.key > (0, 0):
-                await self._check_in(now)  # it may be waiting for those it has given up
+                await self._check_in_waiting(now)
         await self._refresh(now, terms)
         return now
+
+    async def _guarded_visit(self) -> Descriptor:
+        """Visit; a fault of ours is this store's trouble, like any other, and not its
+        neighbours'."""
+        try:
+            return await self.visit()
+        except _FAULTS as error:
+            # Neither its words nor its values: they may be private.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{type(error).__name__} in {place.name}, line {place.lineno}"
+            raise ServiceError(
+                f"the store in {self.store.path} could not go on ({where}); if it lasts, tell the "
+                "authors of Sottovoce"
+            ) from error
 
     # --- what is published -----------------------------------------------------------------------
 
@@ -175,18 +196,9 @@ class Agent:
         return terms
 
     async def _fetch_catalogue(self, terms: Terms) -> None:
-        answer = await self.client.get("/v1/catalogue", limit=_LARGEST_CATALOGUE, packed=True)
-        items = self._good(answer).table().get("items")
-        if (
-            not isinstance(items, list)
-            or len(items) != terms.n_items
-            or not all(
-                isinstance(item, list) and len(item) == 2 and all(isinstance(t, str) for t in item)
-                for item in items
-            )
-        ):
-            raise MessageError("the server's catalogue is not that of its terms")
-        await self._aside(lambda: self.store.set_catalogue([(i, title) for i, title in items]))
+        answer = await self.client.get("/v1/catalogue", limit=catalogue_limit(terms), packed=True)
+        items = catalogue_items(self._good(answer).table(), terms)
+        await self._aside(lambda: self.store.set_catalogue(items))
 
     async def _model(self, now: Descriptor, terms: Terms) -> ModelView:
         """The published model, of which only what changed is fetched where that is shorter."""
@@ -343,9 +355,24 @@ class Agent:
         answer = await self.client.post("/v1/checkin", sealed)
         if answer.reason == "unknown_device":
             await self._aside(lambda: self.store.set_secret(_ENROLLED, b""))
+        if answer.reason == "late":
+            return  # the server went on meanwhile; the next visit sees where it is
         self._good(answer)
         await self._checked_in()
         self._log("checked in", round=now.round)
+
+    async def _check_in_waiting(self, now: Descriptor) -> None:
+        """The server may be waiting for those it has given up: tell it once for each attempt,
+        however short ago it was told before, unless it has this device's report."""
+        latest = await self._aside(self.hosted.latest)
+        if latest and (latest.round, latest.attempt, latest.state) == (*now.key, "arrived"):
+            return
+        here = f"{now.round}.{now.attempt}".encode()
+        told = await self._aside(lambda: self.store.secret(_WAITED)) == here
+        self._returned = self._returned or not told
+        await self._check_in(now)
+        if not told:
+            await self._aside(lambda: self.store.set_secret(_WAITED, here))
 
     async def _checked_in(self) -> None:
         self._returned = False
@@ -412,25 +439,3 @@ class Agent:
     async def _aside(self, work: Callable[[], T]) -> T:
         """In this store's own thread, so that other stores' agents go on."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
-
-
-def _identity(store: CohortStore) -> tuple[int, Invitation]:
-    """The device's number and how it was invited."""
-    users = store.users
-    if len(users) != 1:
-        raise UsageError(
-            f"the store in {store.path} holds {len(users)} users, a device agent serves one; use a "
-            "Flower node for a cohort"
-        )
-    invitation = kept_invitation(store)
-    if invitation is None:
-        raise UsageError(
-            f"the store in {store.path} has no invitation; get one from the operator and run "
-            f"`sottovoce device init {store.path} --invitation FILE`"
-        )
-    if invitation.number != int(users[0]):
-        raise UsageError(
-            f"the store in {store.path} is of device {int(users[0])}, its invitation of device "
-            f"{invitation.number}; make a new store with the invitation"
-        )
-    return int(users[0]), invitation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -57,9 +58,10 @@ def serve_devices(paths: Sequence[Path], options: Options) -> list[Served]:
 
 
 def logger() -> structlog.typing.FilteringBoundLogger:
-    """JSON lines on standard error."""
+    """JSON lines on standard error. Where they cannot be written, nobody can be told; the agent
+    goes on."""
     made: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(sys.stderr),
+        structlog.WriteLogger(_Quiet()),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -68,6 +70,19 @@ def logger() -> structlog.typing.FilteringBoundLogger:
         wrapper_class=structlog.make_filtering_bound_logger("info"),
     )
     return made
+
+
+class _Quiet(io.StringIO):
+    """Standard error, until it fails once."""
+
+    def write(self, text: str) -> int:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            # It would be tried again, in vain, when the process ends.
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        return len(text)
 
 
 async def _serve(stores: Sequence[CohortStore], options: Options) -> list[Served]:
@@ -139,9 +154,16 @@ def _stopping(tasks: Sequence[asyncio.Task[SottovoceError | None]]) -> Iterator[
 def _named(log: structlog.typing.FilteringBoundLogger, store: str) -> Log:
     def write(event: str, **details: Any) -> None:
         level = log.warning if event in ("failed", "refused") else log.info
-        level(event, store=store, **details)
+        level(event, store=store, **{key: _printable(value) for key, value in details.items()})
 
     return write
+
+
+def _printable(value: Any) -> Any:
+    """A server's words may be in it, and a log be read in a terminal."""
+    if not isinstance(value, str):
+        return value
+    return "".join(c if c.isprintable() else " " for c in value)
 
 
 def _served(agent: Agent) -> Served:

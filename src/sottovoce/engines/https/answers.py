@@ -16,7 +16,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 _DISCARD = 1 << 20
 
 

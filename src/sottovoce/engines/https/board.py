@@ -31,6 +31,8 @@ class Snapshot:
     versions: Mapping[int, Version]
     """The newest model and the one before."""
     descriptor: Document
+    before: tuple[int, int]
+    """Round and attempt that this one came after."""
 
     def asks(self, number: int) -> bool:
         if self.everyone:
@@ -42,6 +44,11 @@ class Snapshot:
         now = self.position
         return now.state == "open" and (now.round, now.attempt) == (round, attempt)
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Round and attempt."""
+        return self.position.round, self.position.attempt
+
 
 class Board:
     def __init__(self, database: Database, plan: Plan) -> None:
@@ -51,7 +58,7 @@ class Board:
         self._everyone = plan.cohort_size == "all"
         self._turn = threading.Lock()
         nothing = Position(-1, 0, "waiting", 0)
-        self.now = self._snapshot(nothing, None, {})
+        self.now = self._snapshot(nothing, None, {}, (-1, 0))
 
     def refresh(self) -> Snapshot:
         """Look into the database. Any thread may ask."""
@@ -69,12 +76,17 @@ class Board:
                     for round in (position.round - 1, position.round)
                     if round in old.versions
                 }
-                for round in (position.round - 1, position.round):
-                    if round not in versions:
-                        found = records.model(link, round, self._plan.terms.width)
-                        if found is not None:
-                            versions[round] = Version(ModelView(round, found[0]), found[1])
-            self.now = self._snapshot(position, selected, versions)
+                found = {
+                    round: records.model(link, round, self._plan.terms.width)
+                    for round in (position.round - 1, position.round)
+                    if round not in versions
+                }
+            for round, model in found.items():
+                if model is not None:
+                    versions[round] = Version.prepared(ModelView(round, model[0]), model[1])
+            moved = (position.round, position.attempt) != old.key
+            before = old.key if moved else old.before
+            self.now = self._snapshot(position, selected, versions, before)
             return self.now
 
     def _snapshot(
@@ -82,9 +94,11 @@ class Board:
         position: Position,
         selected: records.Numbers | None,
         versions: Mapping[int, Version],
+        before: tuple[int, int],
     ) -> Snapshot:
         asked = np.zeros(0, np.uint32) if selected is None else selected
-        return Snapshot(position, asked, self._everyone, versions, self._describe(position))
+        told = self._describe(position)
+        return Snapshot(position, asked, self._everyone, versions, told, before)
 
     def _describe(self, position: Position) -> Document:
         state = "waiting" if position.state == "closing" else position.state

@@ -3,13 +3,11 @@ looked at before its signature is good."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
-
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sottovoce.engines.https import records, roster
+from sottovoce.engines.https.aside import Aside
 from sottovoce.engines.https.board import Board, Snapshot
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.records import Submission
@@ -18,15 +16,6 @@ from sottovoce.engines.https.signing import OVERHEAD, Envelope, Purpose, open_en
 from sottovoce.errors import MessageError
 from sottovoce.messages import GRID, LIMIT, decode, message_limit, other_version
 from sottovoce.terms import PROTOCOL, Terms
-
-T = TypeVar("T")
-
-
-class Aside(Protocol):
-    """Does what waits for the database, elsewhere than in the event loop."""
-
-    async def __call__(self, work: Callable[[], T]) -> T: ...
-
 
 _OTHER_RELEASE = (
     f"this server speaks version {PROTOCOL} of the protocol; install the same release of Sottovoce"
@@ -57,8 +46,19 @@ class Checks:
         return open_envelope(payload).number
 
     async def check_in(self, payload: bytes, aside: Aside) -> int:
-        """The number of the device that signed this."""
-        return (await self._envelope(payload, "check-in", aside)).number
+        """The number of the device that signed this. It must have been signed just now, that is in
+        the present attempt, or in the one before while the round moved on."""
+        envelope = await self._envelope(payload, "check-in", aside)
+        if envelope.body:
+            raise Refused("malformed", "a check-in has no body")
+        sent, now = (envelope.round, envelope.attempt), self._board.now
+        if sent > now.key:  # another process may have moved on, and told the device
+            now = await aside(self._board.refresh)
+        if sent > now.key:
+            raise Refused("malformed", f"round {envelope.round} has not been opened")
+        if sent not in (now.key, now.before):
+            raise Refused("late", f"round {envelope.round} is closed; ask for the present one")
+        return envelope.number
 
     async def report(self, payload: bytes, aside: Aside) -> Submission:
         """A report that counts if it is the first of its device in the open round."""

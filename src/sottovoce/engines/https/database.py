@@ -137,14 +137,26 @@ class Database:
         with self.writing() as link:
             self.take_turn(link)
             _metadata.create_all(link)
-            found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
-            if found is None:
+            if not self._has_version(link):
                 link.execute(meta.insert().values(key="schema", value=str(SCHEMA)))
-            elif found != str(SCHEMA):
+
+    def require(self) -> None:
+        """Raises where there are no tables, or tables of another version. Makes none."""
+        with self.reading() as link:
+            if not sa.inspect(link).has_table(meta.name) or not self._has_version(link):
                 raise ServiceError(
-                    f"{self._name} was written by another release of Sottovoce (version {found} of "
-                    f"the tables, this release knows {SCHEMA}); use the release that wrote it"
+                    f"{self._name} is empty, but the state of this federation was there before; "
+                    "put it back from a copy, or make a new federation in another folder"
                 )
+
+    def _has_version(self, link: sa.Connection) -> bool:
+        found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
+        if found not in (None, str(SCHEMA)):
+            raise ServiceError(
+                f"{self._name} was written by another release of Sottovoce (version {found} of "
+                f"the tables, this release knows {SCHEMA}); use the release that wrote it"
+            )
+        return found is not None
 
     def take_turn(self, link: sa.Connection) -> None:
         """Until the transaction ends, no other process that takes turns goes on. For starts, when

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -48,7 +48,7 @@ class Descriptor:
             or not all(type(count) is int and 0 <= count < 2**32 for count in counts)
             or isinstance(seconds, bool)
             or not isinstance(seconds, int | float)
-            or not math.isfinite(seconds)
+            or not abs(seconds) <= sys.float_info.max  # a whole number may be larger
             or texts[2] not in get_args(State)
             or texts[3] not in get_args(Selection)
         ):

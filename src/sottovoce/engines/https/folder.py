@@ -1,7 +1,8 @@
 """The folder of a server: what the federation is, its catalogue and its keys, and who is invited.
 
 `federation.json` (terms, plan), `catalogue.json` (the items by number), `keys/`, `server.db` (the
-state, unless it is in PostgreSQL), `server.json` (address and process of a running server).
+state, unless it is in PostgreSQL), `state.json` (in which of both it is), `server.json` (address
+and process of a running server).
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sottovoce import config
 from sottovoce.engines.https import records, roster
@@ -30,6 +33,8 @@ FORMAT = 1
 DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"
 """Environment variable with the database's URL: a command line would show its password."""
 
+_KINDS = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+
 Catalogue = Sequence[tuple[str, str]]
 """Id and title of every item, by item number."""
 
@@ -44,19 +49,68 @@ class ServerFolder:
         return self.path / "keys"
 
     def catalogue(self) -> bytes:
-        """As it is published."""
-        return _read(self.path / "catalogue.json")
+        """As it is published. Raises where it is not that of the terms."""
+        place = self.path / "catalogue.json"
+        content = _read(place)
+        try:
+            items = json.loads(content)["items"]
+            good = all(len(item) == 2 and {*map(type, item)} == {str} for item in items)
+        except (ValueError, RecursionError, KeyError, TypeError):
+            good = False
+        if not good:
+            raise ServiceError(f"{place} is no catalogue; put the right file back")
+        if len(items) != self.plan.terms.n_items:
+            raise ServiceError(
+                f"{place} has {len(items)} items, the terms of the federation "
+                f"{self.plan.terms.n_items}; put the right file back"
+            )
+        return content
 
     def database(self, url: str | None = None) -> Database:
-        """The database that `url` names, else the folder's own."""
+        """The database that `url` names, else the folder's own. The first time it is made; later a
+        federation without its state is not taken for a new one."""
         named = url or os.environ.get(DATABASE_VARIABLE)
-        if named:
-            database = Database.at(named)
-        else:
+        kind = "postgresql" if named else "sqlite"
+        before = self._kept_in()
+        if before in _KINDS and before != kind:
+            raise ServiceError(
+                f"the state of {self.path} is in {_KINDS[before]}, not in {_KINDS[kind]}; "
+                + ("name it with --database" if not named else "leave --database out")
+            )
+        place = self.path / "server.db"
+        if before == "sqlite" and not place.exists():
+            raise ServiceError(
+                f"{place} is not there, but the state of this federation was in it; put it back "
+                "from a copy, or make a new federation in another folder"
+            )
+        if not named:
             keep_private(self.path, 0o700)
-            database = Database.sqlite(self.path / "server.db")
-        database.create()
+        database = Database.at(named) if named else Database.sqlite(place)
+        try:
+            if before == kind:
+                database.require()
+            else:
+                database.create()
+                with contextlib.suppress(OSError):  # it is marked another time
+                    _write(self.path / "state.json", {"kept_in": kind})
+        except BaseException:
+            database.close()
+            raise
         return database
+
+    def _kept_in(self) -> str | None:
+        """Where the state is; "nowhere" or, in folders of earlier releases, None where that is not
+        known yet."""
+        place = self.path / "state.json"
+        if not place.exists():
+            return None
+        try:
+            kept = json.loads(_read(place))["kept_in"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            kept = None
+        if kept not in (*_KINDS, "nowhere"):
+            raise ServiceError(f"{place} does not say where the state is; put the right file back")
+        return str(kept)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -114,6 +168,7 @@ def create_folder(
     if not (path / "keys" / "server.key").exists():
         init_keys(path / "keys", hosts)
     _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})
+    _write(path / "state.json", {"kept_in": "nowhere"})
     _write(
         path / "federation.json",
         {
@@ -165,6 +220,7 @@ def invite(
 ) -> list[Invitation]:
     """Invitations for devices with these numbers, or for the next `count` ones. The server may be
     running; only hashes of the tokens are stored."""
+    require_address(server)
     plaintext = server.startswith("http://")
     authority = "" if plaintext else authority_pem(folder.keys)
     with database.writing() as link:
@@ -183,6 +239,22 @@ def invite(
         Invitation(server, authority, token.hex(), int(number), federation)
         for number, token in zip(numbers, tokens, strict=True)
     ]
+
+
+def require_address(server: str) -> None:
+    """Raises where this is not the address of a server, and nothing but that."""
+    wrong = UsageError(f"--server is an address like https://example.org:8443, not {server!r}")
+    try:
+        parts = urlsplit(server)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("https", "http") or not host or port == 0:
+        raise wrong
+    name = f"[{host}]" if ":" in host else host
+    plain = f"{parts.scheme}://{name}" + ("" if port is None else f":{port}")
+    if server.lower() != plain or not re.fullmatch(r"[a-z0-9.:_\[\]-]+", name):
+        raise wrong
 
 
 def shut_out(database: Database, numbers: Sequence[int], *, undo: bool = False) -> list[int]:

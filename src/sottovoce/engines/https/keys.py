@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -141,11 +142,20 @@ def server_context(folder: Path, *, now: datetime | None = None) -> ssl.SSLConte
     certificate_file, key_file = folder / SERVER_CERTIFICATE, folder / SERVER_KEY
     ca_file = folder / CA_CERTIFICATE
     renew = f"run `sottovoce keys renew {folder}`"
-    _in_force(_certificate(ca_file), ca_file, now, "make new keys and new invitations")
+    ca = _certificate(ca_file)
+    _in_force(ca, ca_file, now, "make new keys and new invitations")
     certificate = _certificate(certificate_file)
     _in_force(certificate, certificate_file, now, renew)
     if _private_key(key_file).public_key() != certificate.public_key():
         raise KeyTrouble(f"{key_file} is not the key of {certificate_file}; {renew}")
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        # Every device of the federation would turn away from it.
+        raise KeyTrouble(
+            f"{certificate_file} was not issued by the authority {ca_file}; put the right files "
+            f"back, or {renew}"
+        ) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate_file, key_file)

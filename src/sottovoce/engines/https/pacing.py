@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 
 LONGEST_BACK_OFF = 900.0
+SHORTEST_TOLD = 1.0
 _SHORTEST, _LONGEST = 0.01, 86400.0
 _UNTOLD = 2.0
 """How often to ask a server that has not said it yet."""
@@ -20,9 +21,13 @@ from_system: Draw = secrets.SystemRandom().random
 class Pace:
     """The waits of one device."""
 
-    def __init__(self, poll: float | None = None, draw: Draw = from_system) -> None:
-        """`poll` holds whatever the server says."""
+    def __init__(
+        self, poll: float | None = None, draw: Draw = from_system, *, near: bool = False
+    ) -> None:
+        """`poll` holds whatever the server says. A server that is not `near`, on this machine, is
+        not asked more often than every second at its own word."""
         self._fixed = poll
+        self._shortest = _SHORTEST if near else SHORTEST_TOLD
         self._told = _UNTOLD
         self._draw = draw
         self._failures = 0
@@ -30,7 +35,7 @@ class Pace:
     def after_success(self, told: float) -> float:
         """Seconds to wait after the server answered and said how often to ask."""
         self._failures = 0
-        self._told = min(max(told, _SHORTEST), _LONGEST)
+        self._told = min(max(told, self._shortest), _LONGEST)
         return self._poll * (0.75 + 0.5 * self._draw())
 
     def after_failure(self, retry_after: float = 0.0) -> float:

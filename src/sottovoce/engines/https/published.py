@@ -11,9 +11,9 @@ import hashlib
 import re
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -25,6 +25,8 @@ from sottovoce.errors import ServiceError
 from sottovoce.messages import ModelView
 
 Coding = Literal["identity", "zstd", "gzip"]
+CHANGES_KEPT = 50
+"""Whoever has a version that is older by more than this gets the whole model."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -51,15 +53,47 @@ class Version:
 
     view: ModelView
     changed: NDArray[np.int32]
+    ready: Mapping[tuple[int | None, Coding], Document] = field(default_factory=dict)
+    """What is there before anybody asks, by base and coding."""
+    _oldest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_oldest", self._oldest_base())
+
+    @classmethod
+    def prepared(cls, view: ModelView, changed: NDArray[np.int32]) -> Version:
+        """With what devices ask for: nobody has to wait for it behind somebody else."""
+        plain = cls(view, changed)
+        bases = {None, plain.base(view.round - 1)}
+        ready = {(base, "zstd"): Document.of(plain.content(base), "zstd") for base in bases}
+        return cls(view, changed, ready)  # type: ignore[arg-type]
+
+    def base(self, since: int | None) -> int | None:
+        """The version against which a device that has `since` is told the changes; None where the
+        whole model is shorter, or `since` too old. Costs nothing."""
+        if since is None or not self._oldest <= since <= self.view.round:
+            return None
+        return since
 
     def content(self, since: int | None) -> bytes:
         """The model, or what changed since a version that the device has where that is shorter."""
+        base = self.base(since)
+        if base is None:
+            return encode_model(self.view)
+        return encode_delta(base, self.view, self.changed > base)
+
+    def _oldest_base(self) -> int:
         n_items, width = self.view.items.shape
-        if since is not None and since <= self.view.round:
-            rows = self.changed > since
-            if delta_size(n_items, int(rows.sum()), width) < full_size(n_items, width):
-                return encode_delta(since, self.view, rows)
-        return encode_model(self.view)
+        newest = self.view.round
+        age = np.clip(newest - self.changed.astype(np.int64), 0, CHANGES_KEPT)
+        later = np.concatenate([[0], np.cumsum(np.bincount(age, minlength=CHANGES_KEPT + 1))])
+        oldest = newest + 1
+        for back in range(min(CHANGES_KEPT, newest) + 1):
+            # later[back]: rows that have changed in the last so many versions.
+            if delta_size(n_items, int(later[back]), width) >= full_size(n_items, width):
+                break
+            oldest = newest - back
+        return oldest
 
 
 class Busy(ServiceError):
@@ -67,18 +101,33 @@ class Busy(ServiceError):
 
 
 class Shelf:
-    """Documents that are made when first asked for, at most `limit` bytes of them. Whoever asks
-    while one is being made waits for the same one."""
+    """Documents that are made when first asked for, at most `limit` bytes of them, not counting
+    those that stay. Whoever asks while one is being made waits for the same one; `waiting` of them
+    are made or wait to be made at once."""
 
-    def __init__(self, limit: int, waiting: int = 16) -> None:
+    def __init__(self, limit: int, waiting: int = 4) -> None:
         self._limit = limit
         self._waiting = waiting
+        self._staying: dict[tuple[object, ...], Document] = {}
+        self._lost: set[tuple[object, ...]] = set()
         self._kept: OrderedDict[tuple[object, ...], Document] = OrderedDict()
         self._size = 0
         self._being_made: dict[tuple[object, ...], asyncio.Future[Document]] = {}
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="encoder")
 
-    async def get(self, key: tuple[object, ...], make: Callable[[], Document]) -> Document:
+    def lost(self, key: tuple[object, ...]) -> bool:
+        """Whether it was made before, and let go for others: making it again and again would be
+        all that there is time for."""
+        return key in self._lost
+
+    async def get(
+        self, key: tuple[object, ...], make: Callable[[], Document], *, stays: bool = False
+    ) -> Document:
+        """Raises `Busy` where too many others are waited for. One that `stays` is kept until it is
+        dropped, whatever else is asked for."""
+        staying = self._staying.get(key)
+        if staying is not None:
+            return staying
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
@@ -86,25 +135,33 @@ class Shelf:
         made = self._being_made.get(key)
         if made is None:
             if len(self._being_made) >= self._waiting:
-                raise Busy("too many versions of the model are asked for at once; come back later")
+                raise Busy("too many different documents are asked for at once; come back later")
             made = asyncio.get_running_loop().run_in_executor(self._maker, make)
             self._being_made[key] = made
-            made.add_done_callback(lambda done: self._keep(key, done))
+            made.add_done_callback(lambda done: self._keep(key, done, stays))
         return await asyncio.shield(made)
 
-    def _keep(self, key: tuple[object, ...], done: asyncio.Future[Document]) -> None:
+    def _keep(self, key: tuple[object, ...], done: asyncio.Future[Document], stays: bool) -> None:
         del self._being_made[key]
         if done.cancelled() or done.exception() is not None:
+            return
+        if stays:
+            self._staying[key] = done.result()
             return
         self._kept[key] = done.result()
         self._size += _weight(done.result())
         while self._size > self._limit and len(self._kept) > 1:
-            self._size -= _weight(self._kept.popitem(last=False)[1])
+            gone, document = self._kept.popitem(last=False)
+            self._size -= _weight(document)
+            self._lost.add(gone)
 
     def drop(self, gone: Callable[[tuple[object, ...]], bool]) -> None:
         """Keep no document any more whose key is `gone`."""
         for key in [key for key in self._kept if gone(key)]:
             self._size -= _weight(self._kept.pop(key))
+        for key in [key for key in self._staying if gone(key)]:
+            del self._staying[key]
+        self._lost = {key for key in self._lost if not gone(key)}
 
     def close(self) -> None:
         self._maker.shutdown(wait=False, cancel_futures=True)
@@ -114,7 +171,9 @@ def _weight(document: Document) -> int:
     return len(document.body) + 1024
 
 
-def best_coding(accepted: bytes) -> Coding:
+def best_coding(
+    accepted: bytes, known: tuple[Literal["zstd", "gzip"], ...] = ("zstd", "gzip")
+) -> Coding:
     """By an Accept-Encoding header: zstd before gzip before nothing."""
     weights = {}
     for part in accepted.decode("latin-1").lower().split(","):
@@ -124,9 +183,9 @@ def best_coding(accepted: bytes) -> Coding:
             weights[name.strip()] = 1.0 if weight is None else float(weight[1])
         except ValueError:
             continue
-    for coding in ("zstd", "gzip"):
+    for coding in known:
         if weights.get(coding, weights.get("*", 0.0)) > 0:
-            return "zstd" if coding == "zstd" else "gzip"
+            return coding
     return "identity"
 
 

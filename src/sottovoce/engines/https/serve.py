@@ -34,7 +34,7 @@ from sottovoce.engines.https.keys import (
     operator_token,
     server_context,
 )
-from sottovoce.engines.https.protocol import BoundedProtocol
+from sottovoce.engines.https.protocol import WRITE_BUFFER, Patience, bounded
 from sottovoce.engines.https.records import raise_target
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.engines.https.service import Limits, Service
@@ -106,7 +106,7 @@ class _Process:
         limits: Limits,
     ) -> None:
         self._folder, self._database, self._tally = folder, database, tally
-        self._token, self._limits = token, limits
+        self._catalogue, self._token, self._limits = folder.catalogue(), token, limits
         self._log = _logger()
         self._board = Board(database, folder.plan)
         self._rounds = RoundsThread(database, coordinator, self._board, self._log)
@@ -124,7 +124,7 @@ class _Process:
 
         service = Service(
             self._folder.plan,
-            self._folder.catalogue(),
+            self._catalogue,
             self._token,
             self._database,
             self._board,
@@ -134,9 +134,12 @@ class _Process:
             failed=lambda error: self._log.error("not stored", detail=str(error)),
             died=died,
         )
+        patience = Patience(
+            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
+        )
         config = uvicorn.Config(
             service,
-            http=BoundedProtocol,
+            http=bounded(patience),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -146,7 +149,7 @@ class _Process:
             date_header=False,
             proxy_headers=False,
             backlog=2048,
-            timeout_keep_alive=20,
+            timeout_keep_alive=patience.idle,
             timeout_graceful_shutdown=1,
         )
         config.load()
@@ -302,6 +305,9 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            # Megabytes in the system's buffers would hide for minutes that a slow reader reads on.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, WRITE_BUFFER)
         listener.bind(address)
         listener.listen(2048)
         listener.setblocking(False)

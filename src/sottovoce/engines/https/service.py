@@ -7,9 +7,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Sized
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 from urllib.parse import parse_qs
 
 from sottovoce.engines.https import records, roster
@@ -26,21 +24,32 @@ from sottovoce.engines.https.answers import (
     publish,
     table_of,
 )
-from sottovoce.engines.https.board import Board
+from sottovoce.engines.https.aside import Aside
+from sottovoce.engines.https.board import Board, Snapshot
 from sottovoce.engines.https.checks import Checks
 from sottovoce.engines.https.coordinator import Plan
 from sottovoce.engines.https.database import Database
-from sottovoce.engines.https.published import Busy, Document, Shelf, best_coding
+from sottovoce.engines.https.published import (
+    Busy,
+    Coding,
+    Document,
+    Shelf,
+    Version,
+    best_coding,
+)
 from sottovoce.engines.https.refusals import Refused, Tally
 from sottovoce.engines.https.status import metrics, status
 from sottovoce.engines.https.writer import Writer
 from sottovoce.errors import ServiceError
 from sottovoce.terms import PROTOCOL
 
-T = TypeVar("T")
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SMALL_BODY = 4096
+_OPERATORS = 16
+"""Requests of the operator that wait for the database."""
+_AHEAD = 10
+"""Rounds by which another process can be ahead of this one."""
 _JSON = (b"content-type", b"application/json")
 _BYTES = (b"content-type", b"application/octet-stream")
 _FOREVER = (b"cache-control", b"public, max-age=31536000, immutable")
@@ -64,12 +73,17 @@ class Limits:
     """Bytes of reports being received or waiting."""
     connections: int = 4000
     cache: int = 256 << 20
-    """Bytes of encoded models kept."""
+    """Bytes of encoded models kept besides those that are always there."""
     body_seconds: float = 30.0
     """A message must be here by then."""
     retry_seconds: int = 5
     aside: int = 64
-    """Requests that wait for the database otherwise."""
+    """Requests that wait for the database otherwise; the operator's have places of their own."""
+    head_seconds: float = 15.0
+    rest_seconds: float = 5.0
+    idle_seconds: int = 20
+    write_seconds: float = 60.0
+    """`protocol.Patience` says what these four are."""
 
 
 class Unserved(ServiceError):
@@ -106,10 +120,12 @@ class Service:
             database, tally, limit=limits.waiting, accepted=moved, failed=failed, died=died
         )
         self._shelf = Shelf(limits.cache)
-        self._aside_pool = ThreadPoolExecutor(2, thread_name_prefix="aside")
-        self._aside_waiting = 0
+        self._aside = Aside(limits.aside, threads=2)
+        self._operators_aside = Aside(_OPERATORS, threads=1)
+        self._refreshing: asyncio.Future[Snapshot] | None = None
+        self._checked_in: tuple[tuple[int, int], set[int]] = (0, 0), set()
         self._in_flight = 0
-        self._newest = -1
+        self._newest = (-1, 0)
         self.connections: Sized = ()
         terms = json.dumps(plan.terms.to_table()).encode()
         self._fixed = {"/v1/terms": terms, "/v1/catalogue": catalogue}
@@ -136,14 +152,16 @@ class Service:
     def close(self) -> None:
         self._writer.close()
         self._shelf.close()
-        self._aside_pool.shutdown(wait=False, cancel_futures=True)
+        self._aside.close()
+        self._operators_aside.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         try:
-            if len(self.connections) > self._limits.connections:
+            crowded = len(self.connections) > self._limits.connections
+            if crowded and not self._is_operator(scope):
                 raise Refused("overload", "the server has too much to do; come back later")
             handler = self._routes.get((method, scope["path"])) or self._find(method, scope["path"])
             await handler(scope, receive, send)
@@ -181,7 +199,7 @@ class Service:
         content = self._fixed[scope["path"]]
         coding = best_coding(header(scope, b"accept-encoding"))
         document = await self._shelf.get(
-            (scope["path"], coding), lambda: Document.of(content, coding)
+            (scope["path"], coding), lambda: Document.of(content, coding), stays=True
         )
         await publish(
             scope, send, document, [_JSON, _VARY, (b"cache-control", b"public, max-age=60")]
@@ -193,14 +211,16 @@ class Service:
         if round is None or attempt is None:
             raise Unserved(404, "not_found", "there is nothing at this address")
         now = self._board.now
-        if not now.open_for(round, attempt):
-            now = await self._aside(self._board.refresh)
+        if not now.open_for(round, attempt) and (round, attempt) >= now.key:
+            now = await self._ahead(round)
         if not now.open_for(round, attempt):
             raise Unserved(410, "gone", f"round {round}, attempt {attempt}, is not open")
+        self._clear_shelf(now)
         coding = best_coding(header(scope, b"accept-encoding"))
         document = await self._shelf.get(
             ("selected", round, attempt, coding),
             lambda: Document.of(records.packed(now.selected), coding),
+            stays=True,
         )
         await publish(scope, send, document, [_BYTES, _VARY, _FOREVER, _RANGES])
 
@@ -211,21 +231,58 @@ class Service:
         query = parse_qs(scope["query_string"].decode("latin-1"))
         since = number_of(query["since"][0]) if "since" in query else None
         now = self._board.now
-        if round > now.position.round:  # another process may have published it
-            now = await self._aside(self._board.refresh)
+        if round > now.position.round:
+            now = await self._ahead(round)
         version = now.versions.get(round)
         if version is None:
             raise Unserved(410, "gone", f"version {round} of the model is not here")
-        if since is not None and since > round:
-            since = None
-        if now.position.round > self._newest:
-            self._newest = now.position.round
-            self._shelf.drop(lambda key: key[0] == "model" and key[1] not in now.versions)
-        coding = best_coding(header(scope, b"accept-encoding"))
-        document = await self._shelf.get(
-            ("model", round, since, coding), lambda: Document.of(version.content(since), coding)
-        )
+        self._clear_shelf(now)
+        coding = best_coding(header(scope, b"accept-encoding"), ("zstd",))
+        document = await self._encoded(version, version.base(since), coding)
         await publish(scope, send, document, [_BYTES, _VARY, _FOREVER, _RANGES])
+
+    async def _encoded(self, version: Version, base: int | None, coding: Coding) -> Document:
+        """Changes against any base are made once; when there is no room or no time for them, the
+        whole model does as well."""
+        ready = version.ready.get((base, coding))
+        if ready is not None:
+            return ready
+        key = ("model", version.view.round, base, coding)
+        if base is not None and self._shelf.lost(key):
+            return await self._encoded(version, None, coding)
+        try:
+            return await self._shelf.get(
+                key, lambda: Document.of(version.content(base), coding), stays=base is None
+            )
+        except Busy:
+            if base is None:
+                raise
+            return await self._encoded(version, None, coding)
+
+    async def _ahead(self, round: int) -> Snapshot:
+        """Where the federation is, when another process may have moved it on to this round. All who
+        ask look into the database together."""
+        now = self._board.now
+        if not self._database.shared or round > now.position.round + _AHEAD:
+            return now
+        if self._refreshing is not None and not self._refreshing.done():
+            await asyncio.shield(self._refreshing)  # it may have looked a moment too early
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.ensure_future(self._aside(self._board.refresh))
+        return await asyncio.shield(self._refreshing)
+
+    def _clear_shelf(self, now: Snapshot) -> None:
+        """Let go of what cannot be asked for any more."""
+        if now.key == self._newest:
+            return
+        self._newest = now.key
+
+        def gone(key: tuple[object, ...]) -> bool:
+            if key[0] == "selected":
+                return key[1:3] != now.key
+            return key[0] == "model" and key[1] not in now.versions
+
+        self._shelf.drop(gone)
 
     # --- what devices send ------------------------------------------------------------------------
 
@@ -253,6 +310,12 @@ class Service:
     async def _check_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         payload = await self._body(scope, receive, _SMALL_BODY)
         number = await self._checks.check_in(payload, self._aside)
+        now = self._board.now.key
+        if self._checked_in[0] != now:
+            self._checked_in = now, set()
+        if number in self._checked_in[1]:  # whoever sends it again changes nothing
+            await answer(send, 204, [], b"")
+            return
 
         def note() -> None:
             with self._database.writing() as link:
@@ -261,6 +324,8 @@ class Service:
                 roster.seen(link, [number])
 
         await self._aside(note)
+        if self._checked_in[0] == now:
+            self._checked_in[1].add(number)
         self._moved()
         await answer(send, 204, [], b"")
 
@@ -281,12 +346,14 @@ class Service:
 
     async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._require_operator(scope)
-        content = await self._aside(lambda: status(self._database, self._tally))
+        content = await self._operators_aside(lambda: status(self._database, self._tally))
         await answer(send, 200, [_JSON], json.dumps(content).encode())
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._require_operator(scope)
-        text = await self._aside(lambda: metrics(self._database, self._tally, self._in_flight))
+        text = await self._operators_aside(
+            lambda: metrics(self._database, self._tally, self._in_flight)
+        )
         await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
 
     async def _target(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -300,27 +367,19 @@ class Service:
             with self._database.writing() as link:
                 return records.raise_target(link, wanted)
 
-        target = await self._aside(store)
+        target = await self._operators_aside(store)
         self._moved()
         await answer(send, 200, [_JSON], json.dumps({"rounds": target}).encode())
 
     def _require_operator(self, scope: Scope) -> None:
-        said = header(scope, b"authorization")
-        if not hmac.compare_digest(said, f"Bearer {self._token}".encode()):
+        if not self._is_operator(scope):
             raise Unserved(401, "unauthorized", "this needs the operator's token")
 
-    # --- helpers ----------------------------------------------------------------------------------
+    def _is_operator(self, scope: Scope) -> bool:
+        said = header(scope, b"authorization")
+        return hmac.compare_digest(said, f"Bearer {self._token}".encode())
 
-    async def _aside(self, work: Callable[[], T]) -> T:
-        """Do what waits for the database in another thread."""
-        if self._aside_waiting >= self._limits.aside:
-            raise Refused("overload", "the server has too much to do; come back later")
-        self._aside_waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._aside_pool, work)
-        finally:
-            self._aside_waiting -= 1
+    # --- helpers ----------------------------------------------------------------------------------
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         """The body of a request, never more than `limit` bytes of it."""
