@@ -66,7 +66,7 @@ def superlink(
     """
     from sottovoce.engines.flower.private import private_file
     from sottovoce.engines.flower.superlink import SuperLink
-    from sottovoce.engines.flower.supernode import stop_on_signals
+    from sottovoce.engines.flower.supernode import told_to_stop
     from sottovoce.engines.https.folder import open_folder
 
     if experiment is not None:
@@ -77,9 +77,8 @@ def superlink(
         raise UsageError("--catalogue, --set, --name and --rounds go with --experiment")
     open_folder(folder)
     place = _place(folder, port)
-    stop = stop_on_signals()
     ready = folder / READY
-    with SuperLink(place) as link:
+    with told_to_stop() as stop, SuperLink(place) as link:
         private_file(ready).write_text(json.dumps({"port": port, "pid": os.getpid()}))
         try:
             output.note(f"the SuperLink listens on {place.address}; its logs are in {place.work}")
@@ -125,10 +124,11 @@ def supernode(
         raise UsageError("--plaintext goes without --ca and --key")
     if not plaintext and (ca is None or key is None):
         raise UsageError("give --ca and --key, the authority's certificate and the node's key")
-    from sottovoce.engines.flower.supernode import Connection, serve_node, stop_on_signals
+    from sottovoce.engines.flower.supernode import Connection, serve_node, told_to_stop
 
     connection = Connection(link, ca, key)
-    serve_node(store, connection, stop_on_signals())
+    with told_to_stop() as stop:
+        serve_node(store, connection, stop)
     if as_json:
         output.emit({"store": store, "stopped": True})
 

@@ -199,21 +199,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ca", type=Path)
     parser.add_argument("--key", type=Path)
     given = parser.parse_args(arguments)
-    stop = stop_on_signals()
     try:
-        serve_node(given.store, Connection(given.superlink, given.ca, given.key), stop)
+        with told_to_stop() as stop:
+            serve_node(given.store, Connection(given.superlink, given.ca, given.key), stop)
     except SottovoceError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
     os._exit(0)  # Flower's libraries leave threads behind
 
 
-def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM or Ctrl-C sets."""
+@contextmanager
+def told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets; afterwards they do again what they did before."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,18 @@
+"""What holds for every test."""
+
+import signal
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def signals_as_they_were():
+    """A test that leaves a signal handler behind would change what the tests after it see."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    after = [signal.getsignal(number) for number in numbers]
+    for number, handler in zip(numbers, before, strict=True):
+        if handler is not None:
+            signal.signal(number, handler)
+    assert after == before, "the test left a signal handler behind"
