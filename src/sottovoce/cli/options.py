@@ -14,3 +14,25 @@ Threads = Annotated[
     typer.Option(min=1, help="Threads to use; all processors by default. Results are the same."),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+ExperimentFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Make the federation of this experiment file first."),
+]
+CatalogueFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Items as CSV or Parquet with the columns item and, if you like, title; the "
+        "experiment's data set by default.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Change one value of the experiment file."),
+]
+HostNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name", metavar="HOST", help="A name of this machine, for new keys; repeatable."
+    ),
+]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import CatalogueFile, ExperimentFile, HostNames, Json, Settings
 from sottovoce.errors import DataNotFound, ServiceError, UsageError
 
 if TYPE_CHECKING:
@@ -28,26 +28,10 @@ _PRIVATE_PORT, _GATEWAY_PORT = 9091, 9092
 def superlink(
     folder: Folder,
     port: LinkPort = _PRIVATE_PORT,
-    experiment: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Make the federation of this experiment file first."),
-    ] = None,
-    catalogue: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="With --experiment: its items; the data set's by default."
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="a.b=c", help="Change one value of the experiment file."),
-    ] = None,
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--name", metavar="HOST", help="A name of this machine, for new keys; repeatable."
-        ),
-    ] = None,
+    experiment: ExperimentFile = None,
+    catalogue: CatalogueFile = None,
+    settings: Settings = None,
+    names: HostNames = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Rounds that it is to run.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import CatalogueFile, ExperimentFile, HostNames, Json, Settings
 from sottovoce.errors import ConfigError, CorruptData, DataNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -33,28 +33,10 @@ DatabaseUrl = Annotated[
 
 def server(
     folder: Folder,
-    experiment: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Make the federation of this experiment file first."),
-    ] = None,
-    catalogue: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Items as CSV or Parquet with the columns item and, if you like, title; the "
-            "experiment's data set by default.",
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="a.b=c", help="Change one value of the experiment file."),
-    ] = None,
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--name", metavar="HOST", help="A name of this machine, for new keys; repeatable."
-        ),
-    ] = None,
+    experiment: ExperimentFile = None,
+    catalogue: CatalogueFile = None,
+    settings: Settings = None,
+    names: HostNames = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")

@@ -7,7 +7,7 @@ their keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Cohort
 from sottovoce.data.interactions import Vocabulary
 from sottovoce.engines.rounds import RoundRules
-from sottovoce.ledger import Entries
+from sottovoce.ledger import Entries, entries_of
 from sottovoce.terms import Terms
 
 if TYPE_CHECKING:
+    from sottovoce.engines.https.folder import ServerFolder
     from sottovoce.parties.store import CohortStore
 
 Tick = Callable[[int], None]
@@ -134,6 +135,33 @@ def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore
     hosted.agree(world.terms)
     hosted.confirm()
     return store
+
+
+def make_server_folder(path: Path, world: World) -> ServerFolder:
+    """The server's folder of a new federation that waits for its first target."""
+    from sottovoce.engines.https.folder import create_folder
+
+    return create_folder(
+        path,
+        world.terms,
+        world.catalogue,
+        cohort_size=world.cohort_size,
+        rounds=0,
+        root_key=world.root_key,
+        rules=world.rules,
+        hosts=["127.0.0.1", "localhost"],
+    )
+
+
+def ledger_of(stores: Iterable[Path]) -> list[Entries]:
+    """Every row of these stores' ledgers, as a simulation writes them."""
+    from sottovoce.parties.store import CohortStore
+
+    tables = []
+    for path in stores:
+        with CohortStore.open(path, readonly=True) as store:
+            tables += entries_of(store.ledger())
+    return in_order(tables)
 
 
 def number_width(users: int) -> int:

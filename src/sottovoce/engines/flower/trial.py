@@ -14,11 +14,18 @@ import numpy as np
 from sottovoce.engines.flower.checkpoint import Checkpoint
 from sottovoce.engines.flower.launch import LocalFlower, Node
 from sottovoce.engines.flower.private import private_folder
-from sottovoce.engines.https.folder import create_folder
 from sottovoce.engines.https.keys import node_keys
-from sottovoce.engines.trial import Gathered, Tick, World, in_order, make_store, unequal_parts
+from sottovoce.engines.trial import (
+    Gathered,
+    Tick,
+    World,
+    ledger_of,
+    make_server_folder,
+    make_store,
+    unequal_parts,
+)
 from sottovoce.errors import RunError, ServiceError
-from sottovoce.ledger import Entries, entries_of
+from sottovoce.ledger import Entries
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
 
@@ -78,11 +85,7 @@ class FlowerTrial:
         return Gathered(saved.round, saved.items, vectors)
 
     def ledger(self) -> list[Entries]:
-        tables = []
-        for path in self._cohorts():
-            with CohortStore.open(path, readonly=True) as store:
-                tables += entries_of(store.ledger())
-        return in_order(tables)
+        return ledger_of(self._cohorts())
 
     def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
         with self._checkpoint() as checkpoint:
@@ -108,16 +111,7 @@ class FlowerTrial:
         shutil.rmtree(self.folder, ignore_errors=True)
         (private_folder(self.folder) / "cohorts").mkdir()
         fresh, world = self.folder / "fresh", self.world
-        create_folder(
-            fresh,
-            world.terms,
-            world.catalogue,
-            cohort_size=world.cohort_size,
-            rounds=0,
-            root_key=world.root_key,
-            rules=world.rules,
-            hosts=["127.0.0.1", "localhost"],
-        )
+        make_server_folder(fresh, world)
         for number, rows in enumerate(unequal_parts(len(world.cohort), self.processes)):
             path = self.folder / "cohorts" / f"gateway-{number:03d}"
             node_keys(fresh / "keys", path.name)

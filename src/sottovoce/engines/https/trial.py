@@ -14,13 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.engines.https import records
-from sottovoce.engines.https.folder import ServerFolder, create_folder, invite, open_folder
+from sottovoce.engines.https.folder import ServerFolder, invite, open_folder
 from sottovoce.engines.https.invitations import keep_invitation
 from sottovoce.engines.https.operators import Operator
 from sottovoce.engines.processes import Child, sottovoce_command, stop_all, wait_for
-from sottovoce.engines.trial import Gathered, Tick, World, in_order, make_store, number_width
+from sottovoce.engines.trial import (
+    Gathered,
+    Tick,
+    World,
+    ledger_of,
+    make_server_folder,
+    make_store,
+    number_width,
+)
 from sottovoce.errors import ServiceError, Unreachable
-from sottovoce.ledger import Entries, entries_of
+from sottovoce.ledger import Entries
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
 
@@ -78,11 +86,7 @@ class HttpsTrial:
         return Gathered(round, view.items, np.concatenate(vectors))
 
     def ledger(self) -> list[Entries]:
-        tables = []
-        for row in range(len(self.world.cohort)):
-            with CohortStore.open(self.store(row), readonly=True) as store:
-                tables += entries_of(store.ledger())
-        return in_order(tables)
+        return ledger_of(self.store(row) for row in range(len(self.world.cohort)))
 
     def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
         database = open_folder(self.folder / "server").database()
@@ -125,16 +129,7 @@ class HttpsTrial:
         shutil.rmtree(self.folder, ignore_errors=True)
         fresh.mkdir(parents=True)
         world = self.world
-        server = create_folder(
-            fresh / "server",
-            world.terms,
-            world.catalogue,
-            cohort_size=world.cohort_size,
-            rounds=0,
-            root_key=world.root_key,
-            rules=world.rules,
-            hosts=["127.0.0.1", "localhost"],
-        )
+        server = make_server_folder(fresh / "server", world)
         database = server.database()
         try:
             users = world.cohort.users.tolist()
