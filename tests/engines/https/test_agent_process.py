@@ -120,6 +120,15 @@ def test_agents_of_several_stores_run_a_federation_to_its_end(serve, processes, 
     assert finish(device(processes, *stores))[0] == 0
 
 
+def real_server(processes, place):
+    """A server process, once it listens, and its address."""
+    running = processes("serve", "server", place.path, "--port", "0")
+    ready = place.path / "server.json"
+    wait_for(lambda: ready.exists() or running.poll() is not None)
+    assert running.poll() is None, finish(running)
+    return running, json.loads(ready.read_text())["url"]
+
+
 def test_against_the_real_server(processes, tmp_path):
     place = create_folder(
         tmp_path / "server",
@@ -130,11 +139,7 @@ def test_against_the_real_server(processes, tmp_path):
         rules=RoundRules(min_devices=3, poll_seconds=0.1),
     )
     with contextlib.closing(place.database()) as database:
-        running = processes("serve", "server", place.path, "--port", "0")
-        ready = place.path / "server.json"
-        wait_for(lambda: ready.exists() or running.poll() is not None)
-        assert running.poll() is None, finish(running)
-        url = json.loads(ready.read_text())["url"]
+        running, url = real_server(processes, place)
         invitations = invite(place, database, url, range(3))
     federation, stores = Federation(devices=3), []
     for number, invitation in enumerate(invitations):
@@ -168,11 +173,7 @@ def test_all_devices_fall_silent_twice_and_the_rounds_go_on(processes, tmp_path)
         rules=RoundRules(min_devices=2, deadline_seconds=5.0, dormant_after=1),
     )
     with contextlib.closing(place.database()) as database:
-        running = processes("serve", "server", place.path, "--port", "0")
-        ready = place.path / "server.json"
-        wait_for(lambda: ready.exists() or running.poll() is not None)
-        assert running.poll() is None, finish(running)
-        url = json.loads(ready.read_text())["url"]
+        running, url = real_server(processes, place)
         invitations = invite(place, database, url, range(2))
     stores = []
     for number, invitation in enumerate(invitations):
