@@ -35,6 +35,7 @@ from sottovoce.algorithms.factors import PairStep
 from sottovoce.algorithms.lanes import load, load_extended, store, store_first, total
 from sottovoce.consent import ShareRule, thresholds
 from sottovoce.data.interactions import Interactions
+from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.errors import UsageError
 from sottovoce.recommender import FactorScorer, top_n
 from sottovoce.rng import Streams
@@ -119,26 +120,8 @@ def row(
 
 
 def movielens_like(scale: Scale) -> Interactions:
-    """Interactions of MovieLens-1M's shape: log-normal activity of at least 20 items a user, and
-    popularity by a Zipf law with a flattened head."""
-    rng = Streams.from_seed(1).child("movielens-like").generator()
-    activity = rng.lognormal(0.0, 1.0, scale.users)
-    counts = np.full(scale.users, 20)
-    for _ in range(30):  # clipping takes a little away each time
-        missing = scale.interactions - counts.sum()
-        counts = np.clip(counts + activity / activity.sum() * missing, 20, scale.items // 2)
-    counts = counts.astype(int)
-    weight = -np.log(np.arange(scale.items) + 30.0)
-    number = rng.permutation(scale.items)
-    rows = [
-        # The largest of log-weight plus Gumbel noise: a weighted draw without replacement.
-        number[np.argpartition(weight + rng.gumbel(size=scale.items), -count)[-count:]]
-        for count in counts
-    ]
-    users = np.repeat(np.arange(scale.users), counts)
-    return Interactions.from_pairs(
-        users, np.concatenate(rows), n_users=scale.users, n_items=scale.items
-    )
+    """Interactions of MovieLens-1M's shape."""
+    return generate_shaped(ShapeConfig(scale.users, scale.items, scale.interactions), max(THREADS))
 
 
 def even_rows(users: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

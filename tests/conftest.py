@@ -4,6 +4,10 @@ import signal
 
 import pytest
 
+# A shell starts background jobs deaf to Ctrl-C; tests of Ctrl-C want it heard, here and in the
+# processes they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True)
 def signals_as_they_were():

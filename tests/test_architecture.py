@@ -14,7 +14,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {"errors"},
     {"rng", "resources", "config", "sums"},
-    {"messages", "consent", "data"},
+    {"messages", "consent", "data", "links", "one_bit", "shuffling"},
     {"ledger", "recommender", "_ranking"},
     {"privacy", "algorithms", "evaluation"},
     {"terms"},

@@ -8,11 +8,15 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import typer
 
 import sottovoce.cli
+from sottovoce.cli import spent
 from sottovoce.cli.budget import budget, grid, odds, sentences
+from sottovoce.consent import Choice
+from sottovoce.ledger import Entries, Ledger
 from sottovoce.privacy.accountant import certify
 
 POINT = ["--epsilon", "2.5", "--reports", "100", "--rounds", "20", "--users", "6040"]
@@ -181,3 +185,62 @@ def test_importing_the_command_imports_nothing_heavy_and_the_accountant_needs_no
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n0.832\n", "")
+
+
+# --- what has been spent --------------------------------------------------------------------------
+
+
+def sent_rows(*kinds):
+    """One user's ledger: k, ε and batch of each round."""
+    book = Ledger()
+    for round, (k, epsilon, batch) in enumerate(kinds):
+        one = np.ones(1, np.int64)
+        book.record(
+            Entries(
+                "k-reports" if k else "share-item",
+                one,
+                round * one,
+                one,
+                one,
+                one,
+                np.array([k * epsilon if k else math.inf]),
+                k * one,
+                epsilon * one,
+                batch * one,
+            )
+        )
+    return book.pending()
+
+
+def test_a_runs_ledger_has_the_same_budget_for_one_user():
+    choice = Choice(epsilon=1.0, max_reports=10, total_epsilon=12.0)
+    assert spent.of_ledger(sent_rows(), choice) is None
+    assert spent.of_ledger(sent_rows((0, 0.0, 0)), choice) is None
+    found = spent.of_ledger(sent_rows((10, 0.5, 100), (10, 0.5, 100)), choice)
+    assert (found.account.without_proxy, found.rounds_left, found.round_cost) == (10.0, 0, 5.0)
+    assert found.account.with_proxy == certify(0.5, 10, 2, 100).with_proxy
+    assert not found.unbounded
+    mixed = spent.of_ledger(sent_rows((0, 0.0, 0), (10, 0.5, 100), (4, 1.0, 50)), choice)
+    assert (mixed.account.without_proxy, mixed.rounds_left) == (9.0, 0)
+    assert (mixed.smallest_batch, mixed.unbounded, mixed.account.reports) == (50, True, 14)
+    direct = spent.of_ledger(sent_rows((10, 0.5, 0)), choice)
+    assert direct.account.with_proxy == 5.0
+    assert any("no proxy" in line for line in direct.lines())
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "bar", "percent"),
+    [
+        (0.0, 10.0, 0, 0),
+        (9.999, 10.0, 23, 99),  # not full before it is
+        (10.0, 10.0, 24, 100),
+        (0.1 + 0.1 + 0.1, 0.3, 24, 100),
+        (0.3, 0.1 + 0.2, 24, 100),
+        (30.0, 10.0, 24, 100),
+        (0.0, 0.0, 24, 100),
+    ],
+)
+def test_the_meter_is_full_when_the_budget_is(used, limit, bar, percent):
+    told = spent.meter(used, limit)
+    assert told.startswith("[" + "#" * bar + "-" * (24 - bar) + "]")
+    assert told.endswith(f" {percent} %")

@@ -1,10 +1,12 @@
 """Consent records and the mixes they are drawn from."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce.consent import Choice, Consent, ConsentPolicy
+from sottovoce.consent import Choice, Consent, ConsentPolicy, affords
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import Streams
 
@@ -14,6 +16,7 @@ USERS = np.arange(20_000)
 def test_the_default_shares_no_positive_and_permits_no_report():
     choice = Choice()
     assert (choice.share_positives, choice.epsilon, choice.max_reports) == (0.0, 0.0, 0)
+    assert choice.total_epsilon == math.inf
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,10 @@ def test_the_default_shares_no_positive_and_permits_no_report():
         {"takes_part": 1},
         {"max_reports": 2**31},
         {"epsilon": float("nan")},
+        {"total_epsilon": float("nan")},
+        {"total_epsilon": -0.1},
+        {"total_epsilon": "much"},
+        {"total_epsilon": True},
         {"hidden_attributes": "gender"},
     ],
 )
@@ -87,7 +94,7 @@ def test_hidden_attributes_must_exist():
 def test_rows_come_back_as_they_went_in():
     choices = [
         Choice(share_positives=0.5, epsilon=1.0, max_reports=4, hidden_attributes=("age",)),
-        Choice(takes_part=False, strength=0.75),
+        Choice(takes_part=False, strength=0.75, total_epsilon=0.7),
     ]
     consent = Consent.of(USERS[:4], choices, np.array([1, 0, 0, 1]), ("age",))
     assert [consent.row(k) for k in range(4)] == [choices[k] for k in (1, 0, 0, 1)]
@@ -96,7 +103,13 @@ def test_rows_come_back_as_they_went_in():
 
 def test_records_of_the_wrong_shape_or_range_are_refused():
     good = Consent.uniform(USERS[:3], Choice())
-    for name, value in [("share_positives", np.full(3, 1.5, np.float32)), ("takes_part", [True])]:
+    for name, value in [
+        ("share_positives", np.full(3, 1.5, np.float32)),
+        ("takes_part", [True]),
+        ("total_epsilon", [1.0]),
+        ("total_epsilon", [1.0, math.nan, 1.0]),
+        ("epsilon", [1.0, -1.0, 1.0]),
+    ]:
         fields = {f: getattr(good, f) for f in good.__dataclass_fields__} | {
             name: np.asarray(value)
         }
@@ -108,4 +121,31 @@ def test_words_say_what_leaves():
     assert "sends nothing" in Choice(takes_part=False).words()
     assert "30 %" in Choice(share_positives=0.3).words()
     assert "0.4 %" in Choice(share_positives=0.004).words()  # little is not nothing
+    reporting = Choice(epsilon=0.5, max_reports=10)
+    assert "at most 10 reports a round at ε ≤ 0.5 each" in reporting.words()
+    assert "over all rounds" not in reporting.words()
+    limited = Choice(epsilon=0.5, max_reports=10, total_epsilon=250)
+    assert "no more than ε = 250 over all rounds together" in limited.words()
     assert "share_positives" not in repr(Consent.uniform(USERS[:2], Choice()))
+
+
+def test_a_limit_in_all_comes_from_an_experiment_file():
+    table = {"epsilon": 1, "max_reports": 5, "total_epsilon": 50}
+    policy = ConsentPolicy.from_table(table)
+    assert policy.choices[0].total_epsilon == 50.0
+    assert policy.draw(USERS[:3], Streams.from_seed(1)).total_epsilon.tolist() == [50.0] * 3
+    with pytest.raises(ConfigError, match="total_epsilon"):
+        ConsentPolicy.from_table({"total_epsilon": -1})
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3, 0.7, 1.1, 2.5, 1e-4])
+def test_a_limit_of_so_many_releases_affords_so_many(epsilon):
+    """However the sum is rounded, and not one more."""
+    for count in (1, 3, 10, 1000):
+        limit, spent = np.array([float(f"{count * epsilon:.10g}")]), np.zeros(1)
+        for _ in range(count):
+            assert affords(spent, np.array([epsilon]), limit).all()
+            spent = spent + epsilon
+        assert not affords(spent, np.array([epsilon]), limit).any()
+    assert affords(np.array([1e9]), np.array([epsilon]), np.array([math.inf])).all()
+    assert not affords(np.zeros(1), np.array([epsilon]), np.zeros(1)).any()

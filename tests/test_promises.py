@@ -1,17 +1,18 @@
-"""What π does not promise, shown on our own messages. The promises that hold are tested at the door
-(tests/parties/test_device.py)."""
+"""What π and FCF do not promise, shown on our own messages. The promises that hold are tested at
+the door (tests/parties/test_device.py) and by audits (tests/statistics/test_audit.py)."""
 
 import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.fcf import FCF, FCFConfig
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.ledger import Ledger
 from sottovoce.messages import GRID
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
-from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world
 
@@ -56,3 +57,36 @@ def test_one_negative_row_gives_the_vector_and_the_hidden_positive_away(overhear
     chance = history.n_interactions / (history.n_users * history.n_items)
     assert chance < 0.06
     assert found > 0.9 * len(reports)
+
+
+def read_upload(view, values):
+    """From one FCF upload and the published model: the user's vector but for its sign, and the
+    items that are hers. Nothing else is known to the attacker, not even α and λ."""
+    rows, items = values / GRID, view.items.astype(float)
+    direction = np.linalg.svd(rows, full_matrices=False)[2][0]
+    along, published = rows @ direction, items @ direction
+    # An item that is not hers has −|x|² v·û here, and most items are not.
+    length = np.sqrt(np.median(-along / published))
+    residual = along + length**2 * published
+    return length * direction, np.flatnonzero(np.abs(residual) > 0.5 * length)
+
+
+def test_one_fcf_upload_is_the_history_of_its_sender():
+    """40 of 40 devices, every positive and no other item, from a single round."""
+    history, rng = random_world(40, 300, 800, seed=5), Streams.from_seed(6)
+    users = np.arange(history.n_users)
+    algorithm = FCF(FCFConfig(embedding_size=6))
+    consent = Consent.uniform(users, Choice(share_positives=1.0))
+    cohort = Cohort(users, history, consent, algorithm.device_init(users, rng))
+    devices = Devices.behind_door(algorithm, cohort, Everything(), Ledger(), rng)
+    view = Server.start(algorithm, history.n_items, rng).publish()
+    reports = devices.report(view, devices.willing())
+    exposed = 0
+    for sender in users:
+        vector, positives = read_upload(view, reports.values[reports.sender == sender])
+        exposed += np.array_equal(positives, history.row(sender))
+        same = vector if vector @ cohort.vectors[sender] > 0 else -vector
+        np.testing.assert_allclose(same, cohort.vectors[sender], atol=1e-4)
+    assert exposed == 40
+    assert devices.ledger.totals.positive_rows == history.n_interactions
+    assert np.isinf(devices.ledger.pending()["epsilon"].to_numpy()).all()

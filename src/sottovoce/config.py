@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeGuard, TypeVar
 
 from sottovoce.errors import ConfigError
@@ -69,7 +69,23 @@ def _fit(value: object, option: Any) -> tuple[bool, object]:
         return (True, float(value)) if _is_int64(value) else (False, value)
     if option is int:
         return _is_int64(value), value
+    if isinstance(option, type) and is_dataclass(option) and isinstance(value, dict):
+        return True, build(option, value, option.__name__.lower())
     return isinstance(value, option), value
+
+
+def require_whole(name: str, value: object, low: int, high: int = 2**62) -> None:
+    """Raises where `value` is no whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        most = "" if high == 2**62 else f" and at most {high:,}"
+        raise ConfigError(f"{name} must be a whole number of at least {low}{most}, not {value!r}")
+
+
+def require_number(name: str, value: float, low: float, high: float, *, above: bool = True) -> None:
+    """Raises where `value` lies not in (low, high], or, without `above`, in [low, high]."""
+    if not (low < value or (value == low and not above)) or not value <= high:
+        start = "(" if above else "["
+        raise ConfigError(f"{name} must lie in {start}{low:g}, {high:g}], not {value:g}")
 
 
 def _is_int64(value: object) -> TypeGuard[int]:

@@ -6,6 +6,7 @@ for everyone, or a stated mix. The draw of a mix depends on seed and user alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,9 @@ class Choice:
     """Largest privacy cost per report that the user accepts; 0 permits no randomised report."""
     max_reports: int = 0
     """k: most randomised reports per round."""
+    total_epsilon: float = math.inf
+    """Most ε that all randomised reports may cost together, over all rounds and for ever, by plain
+    composition. What has left counts, whatever became of it."""
     hidden_attributes: tuple[str, ...] = ()
     """Attributes that must not be learnt."""
     strength: float = 0.5
@@ -41,7 +45,9 @@ class Choice:
         if not isinstance(self.takes_part, bool):
             raise ConfigError("takes_part must be true or false")
         _within("share_positives", self.share_positives, 0.0, 1.0)
-        _within("epsilon", self.epsilon, 0.0, float("inf"))
+        _within("epsilon", self.epsilon, 0.0, math.inf)
+        _within("total_epsilon", self.total_epsilon, 0.0, math.inf)
+        object.__setattr__(self, "total_epsilon", float(self.total_epsilon))
         _within("strength", self.strength, 0.0, 1.0)
         if self.strength == 1.0:
             raise ConfigError("strength must be below 1")
@@ -56,10 +62,18 @@ class Choice:
         share = f"{100 * self.share_positives:.6g} %"
         parts = [f"takes part, shares {share} of positive-item updates"]
         if self.max_reports:
-            parts.append(f"at most {self.max_reports} reports at ε ≤ {self.epsilon:g}")
+            parts.append(f"at most {self.max_reports} reports a round at ε ≤ {self.epsilon:g} each")
+            if math.isfinite(self.total_epsilon):
+                parts.append(f"no more than ε = {self.total_epsilon:.10g} over all rounds together")
         if self.hidden_attributes:
             parts.append("hides " + ", ".join(self.hidden_attributes))
         return "; ".join(parts)
+
+
+_COLUMNS = (
+    *("takes_part", "share_positives", "epsilon", "max_reports", "strength", "total_epsilon"),
+)
+"""What a record has one value of."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -74,11 +88,12 @@ class Consent:
     hidden_attributes: NDArray[np.bool_]
     """[n, attributes], columns named by `attributes`."""
     strength: NDArray[np.float32]
+    total_epsilon: NDArray[np.float64]
     attributes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.users)
-        for name in ("takes_part", "share_positives", "epsilon", "max_reports", "strength"):
+        for name in _COLUMNS:
             if getattr(self, name).shape != (n,):
                 raise ConsentError(f"{name} must have one value per device")
         if self.hidden_attributes.shape != (n, len(self.attributes)):
@@ -86,6 +101,9 @@ class Consent:
         share = self.share_positives
         if n and not bool(np.all((share >= 0.0) & (share <= 1.0))):
             raise ConsentError("share_positives must lie in [0, 1]")
+        for name in ("epsilon", "total_epsilon"):
+            if n and not bool(np.all(getattr(self, name) >= 0.0)):
+                raise ConsentError(f"{name} must not be below 0")
 
     def __len__(self) -> int:
         return len(self.users)
@@ -127,6 +145,7 @@ class Consent:
             max_reports=np.array([c.max_reports for c in choices], dtype=np.int32)[which],
             hidden_attributes=hidden[which],
             strength=np.array([c.strength for c in choices], dtype=np.float32)[which],
+            total_epsilon=np.array([c.total_epsilon for c in choices], dtype=np.float64)[which],
             attributes=known,
         )
 
@@ -134,12 +153,8 @@ class Consent:
         return replace(
             self,
             users=self.users[rows],
-            takes_part=self.takes_part[rows],
-            share_positives=self.share_positives[rows],
-            epsilon=self.epsilon[rows],
-            max_reports=self.max_reports[rows],
             hidden_attributes=self.hidden_attributes[rows],
-            strength=self.strength[rows],
+            **{name: getattr(self, name)[rows] for name in _COLUMNS},
         )
 
     def row(self, index: int) -> Choice:
@@ -150,9 +165,21 @@ class Consent:
             share_positives=float(self.share_positives[index]),
             epsilon=float(self.epsilon[index]),
             max_reports=int(self.max_reports[index]),
+            total_epsilon=float(self.total_epsilon[index]),
             hidden_attributes=tuple(a for a, h in zip(self.attributes, hidden, strict=True) if h),
             strength=float(self.strength[index]),
         )
+
+
+def affords(
+    spent: NDArray[np.float64], cost: NDArray[np.float64], limit: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Whether one more release of this cost stays within the limit; reaching it is permitted.
+
+    Three times 0.1 is a little more than 0.3 in binary, so the last digits are forgiven.
+    """
+    fits: NDArray[np.bool_] = spent + cost <= limit * (1.0 + 1e-12)
+    return fits
 
 
 ALWAYS = 1 << 32

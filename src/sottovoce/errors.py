@@ -8,7 +8,8 @@ SottovoceError (1)
 │   └── CorruptData
 ├── RunError (4)              a run folder or a training run that cannot go on
 │   ├── FolderInUse
-│   └── Diverged
+│   ├── Diverged
+│   └── Stalled               a federation in which too few may still take part
 ├── ConsentError (5)          something would leave a device against its owner's word
 ├── MessageError (6)          a message that must be rejected whole
 │   └── VersionMismatch       the other side speaks another version
@@ -58,6 +59,10 @@ class FolderInUse(RunError):
 
 
 class Diverged(RunError):
+    pass
+
+
+class Stalled(RunError):
     pass
 
 

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 
 from sottovoce import config
-from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.consent import Consent, ConsentPolicy
 from sottovoce.data.dataset import Dataset
@@ -35,12 +34,18 @@ from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
-from sottovoce.parties.links import Direct
-from sottovoce.privacy.mechanisms import Release
+from sottovoce.links import Link
 from sottovoce.rng import Streams
-from sottovoce.terms import ALGORITHMS, RELEASES, named
-
-LINKS: Mapping[str, type[Direct]] = {"direct": Direct}
+from sottovoce.terms import (
+    ALGORITHMS,
+    FITTING,
+    LINKS,
+    RELEASES,
+    AlgorithmConfig,
+    ReleaseConfig,
+    check_fitting,
+    named,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,9 @@ class Experiment:
     name: str
     seed: int
     data: DataConfig
-    algorithm: FPLConfig
-    release: Release
-    link: Direct
+    algorithm: AlgorithmConfig
+    release: ReleaseConfig
+    link: Link
     consent: ConsentPolicy
     evaluation: EvaluationConfig
     baselines: tuple[tuple[str, Baseline], ...]
@@ -145,13 +150,18 @@ class Experiment:
                 f"{name!r} cannot name an experiment; use letters, digits, dots, dashes and "
                 "underscores"
             )
+        algorithm = named(_section(table, "algorithm"), ALGORITHMS, "fpl", "algorithm")
+        fits = FITTING[type(algorithm)]
+        release = named(_section(table, "release"), RELEASES, fits[0], "release")
+        link = named(_section(table, "link"), LINKS, fits[1], "link")
+        check_fitting(algorithm, release, link)
         return cls(
             name=name,
             seed=seed,
             data=config.build(DataConfig, _section(table, "data"), "data"),
-            algorithm=named(_section(table, "algorithm"), ALGORITHMS, "fpl", "algorithm"),
-            release=named(_section(table, "release"), RELEASES, "share-fraction", "release"),
-            link=named(_section(table, "link"), LINKS, "direct", "link"),
+            algorithm=algorithm,
+            release=release,
+            link=link,
             consent=ConsentPolicy.from_table(_section(table, "consent")),
             evaluation=config.build(EvaluationConfig, _section(table, "evaluation"), "evaluation"),
             baselines=tuple(_baselines(_section(table, "baselines"))),
@@ -163,7 +173,7 @@ class Experiment:
     @property
     def system(self) -> str:
         """The name of the federated system in tables."""
-        return self.algorithm.configuration or "FPL"
+        return self.algorithm.system
 
     def streams(self) -> Streams:
         return Streams.from_seed(self.seed)

@@ -8,19 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fpl import FPL, FPLConfig, Schedule, schedule
+from sottovoce.algorithms.base import Cohort, Schedule
+from sottovoce.algorithms.fcf import FCF
+from sottovoce.algorithms.fpl import FPL
 from sottovoce.consent import Consent
 from sottovoce.data.interactions import Interactions
 from sottovoce.engines.base import Listener, Observer
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError
-from sottovoce.ledger import Ledger, Totals
+from sottovoce.ledger import Ledger
 from sottovoce.parties.device import Devices
+from sottovoce.parties.proxy import Proxy
 from sottovoce.parties.server import Server
-from sottovoce.privacy.mechanisms import Release
+from sottovoce.privacy.reports import KReports
 from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
+from sottovoce.runs import Checkpoint
+from sottovoce.terms import AlgorithmConfig, ReleaseConfig, build_algorithm
 
 
 @dataclass(slots=True)
@@ -30,38 +34,45 @@ class Federation:
     schedule: Schedule
     server: Server
     devices: Devices
+    proxy: Proxy | None = None
+    """Between the devices and the server, where randomised reports are what leaves."""
 
     @classmethod
     def build(
         cls,
-        settings: FPLConfig,
+        settings: AlgorithmConfig,
         train: Interactions,
         consent: Consent,
-        release: Release,
+        release: ReleaseConfig,
         rng: Streams,
     ) -> Federation:
         users = np.arange(train.n_users, dtype=np.int64)
         cohort = Cohort(
             users, train, consent, np.zeros((train.n_users, settings.embedding_size), np.float32)
         )
-        willing = cohort.willing()
-        plan = schedule(settings, len(willing), int(train.counts[willing].sum()))
-        algorithm = FPL(settings, plan.triples)
+        # Who takes part does not depend on how many draws there are, which depends on who does.
+        able = build_algorithm(settings, release, 1).device_able(cohort)
+        willing = np.flatnonzero(consent.takes_part & able)
+        plan = settings.plan(len(willing), int(train.counts[willing].sum()))
+        algorithm = build_algorithm(settings, release, plan.triples)
         cohort.vectors = algorithm.device_init(users, rng)
         devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng)
-        return cls(plan, Server.start(algorithm, train.n_items, rng), devices)
+        proxy = None
+        if isinstance(release, KReports):
+            willing = _check_tiers(devices, release)
+            plan = settings.plan(len(willing), int(train.counts[willing].sum()))
+            proxy = Proxy([tier.min_devices for tier in release.tiers], release.max_reports)
+        return cls(plan, Server.start(algorithm, train.n_items, rng), devices, proxy)
 
-    def restore(
-        self,
-        round: int,
-        items: NDArray[np.float32],
-        vectors: NDArray[np.float32],
-        totals: Totals,
-    ) -> None:
-        """Put every party where it was after `round` rounds."""
-        self.server.round, self.server.items = round, items
-        self.devices.cohort.vectors = vectors
-        self.devices.ledger.totals = totals
+    def restore(self, saved: Checkpoint) -> None:
+        """Put every party where it was after a round."""
+        self.server.round, self.server.items = saved.round, saved.items
+        if len(saved.memory):
+            self.server.memory = saved.memory
+        self.devices.cohort.vectors = saved.vectors
+        if len(saved.spent):
+            self.devices.cohort.spent = saved.spent
+        self.devices.ledger.totals = saved.totals
 
     def check_device(self, device: str) -> None:
         """Raises where rounds cannot run on `device`."""
@@ -71,20 +82,28 @@ class Federation:
             raise ConfigError(
                 "one device a round is a sequential computation; leave it on --device cpu"
             )
+        if self.proxy is not None:
+            raise ConfigError("randomised reports are made on the CPU; leave it on --device cpu")
         from sottovoce.algorithms.fpl_cuda import require
 
         require(device)
 
     def accelerate(self, device: str) -> None:
         """Move whole rounds to `device` (after a checkpoint was restored, if any)."""
-        from sottovoce.algorithms.fpl_cuda import FPLOnGPU
-
         algorithm, n_items = self.server.algorithm, len(self.server.items)
-        if not isinstance(algorithm, FPL):
-            raise ConfigError("only FPL runs on a GPU")
-        self.devices.accelerate(
-            lambda rule: FPLOnGPU.load(algorithm, self.devices.cohort, n_items, rule, device)
-        )
+        cohort = self.devices.cohort
+        if isinstance(algorithm, FPL):
+            from sottovoce.algorithms.fpl_cuda import FPLOnGPU
+
+            self.devices.accelerate(
+                lambda rule: FPLOnGPU.load(algorithm, cohort, n_items, rule, device)
+            )
+        elif isinstance(algorithm, FCF):
+            from sottovoce.algorithms.fcf_torch import FCFOnTorch
+
+            self.devices.accelerate(lambda rule: FCFOnTorch.load(algorithm, cohort, device))
+        else:
+            raise ConfigError("only FPL and FCF run on a GPU")
 
     def run(
         self,
@@ -102,18 +121,31 @@ class Federation:
             observers,
             listeners,
             threads,
+            proxy=self.proxy,
         ).run()
 
     def scorer(self) -> FactorScorer:
         """What every device would recommend by now. Devices that do not take part have learnt their
         vector at home from the published model; nothing of theirs has left."""
-        return FactorScorer(
-            self.devices.vectors_at_home(self.server.publish()), *split_items(self.server.items)
+        vectors = self.devices.vectors_at_home(self.server.publish())
+        return FactorScorer.of(vectors, self.server.items)
+
+
+def _check_tiers(devices: Devices, release: KReports) -> NDArray[np.int64]:
+    """Rows of those who may report. Raises where some tier would never reach its minimum."""
+    willing = devices.willing()
+    if not len(willing):
+        raise ConfigError(
+            f"nobody permits a report: those who take part need consent.epsilon of at least "
+            f"{release.tiers[0].epsilon:g}, max_reports of at least {release.max_reports} and "
+            "total_epsilon of at least their product"
         )
-
-
-def split_items(
-    items: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Factors and biases of published item rows."""
-    return np.ascontiguousarray(items[:, :-1]), np.ascontiguousarray(items[:, -1])
+    there = np.bincount(devices.tiers()[willing], minlength=len(release.tiers))
+    for tier, count in zip(release.tiers, there.tolist(), strict=True):
+        if 0 < count < tier.min_devices:
+            raise ConfigError(
+                f"{count:,} devices report at ε = {tier.epsilon:g}, where a batch needs "
+                f"{tier.min_devices:,}: nothing of theirs would ever be let go; lower the tier's "
+                "min_devices, or leave the tier out"
+            )
+    return willing

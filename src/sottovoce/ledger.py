@@ -2,12 +2,13 @@
 
 A row says who, in which round, by which release, how many positive and negative rows, how many
 bytes and what it cost. `epsilon` is the privacy cost that the release can vouch for; infinity where
-it can vouch for nothing.
+it can vouch for nothing. A row of k randomised reports also has k, the ε of each of them, and the
+smallest batch in which a proxy hands them on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,19 @@ from sottovoce.errors import CorruptData
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COUNTS = ("releases", "positive_rows", "negative_rows", "bytes")
+COUNTS = ("releases", "positive_rows", "negative_rows", "bytes", "reports")
 """The whole numbers among the totals."""
+COLUMNS = (
+    *("user", "round", "positive_rows", "negative_rows", "bytes", "epsilon"),
+    *("reports", "report_epsilon", "batch"),
+)
+"""What a row has beside its kind."""
+_LATER = ("reports", "report_epsilon", "batch")
+"""Columns that ledgers of former releases do not have."""
+
+
+def _none() -> Any:
+    return np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -33,10 +45,30 @@ class Entries:
     positive_rows: NDArray[np.int32]
     negative_rows: NDArray[np.int32]
     bytes: NDArray[np.int64]
-    epsilon: NDArray[np.float32]
+    epsilon: NDArray[np.floating]
+    reports: NDArray[np.integer] = field(default_factory=_none)
+    """k, the randomised reports of this release; 0 where it has none."""
+    report_epsilon: NDArray[np.floating] = field(default_factory=_none)
+    """ε of each of them."""
+    batch: NDArray[np.integer] = field(default_factory=_none)
+    """The fewest devices whose reports a proxy hands on together; 0 where there is no proxy."""
+
+    def __post_init__(self) -> None:
+        for name in _LATER:
+            if not len(getattr(self, name)):
+                # One zero in memory, whatever the number of rows.
+                zeros = np.broadcast_to(_ZEROS[name], len(self.user))
+                object.__setattr__(self, name, zeros)
 
     def __len__(self) -> int:
         return len(self.user)
+
+
+_ZEROS: dict[str, NDArray[Any]] = {
+    "reports": np.zeros(1, np.int32),
+    "report_epsilon": np.zeros(1, np.float64),
+    "batch": np.zeros(1, np.int64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +80,7 @@ class Totals:
     negative_rows: int = 0
     bytes: int = 0
     epsilon: float = 0.0
+    reports: int = 0
 
 
 class Ledger:
@@ -89,7 +122,8 @@ def add_totals(totals: Totals, entries: Entries) -> Totals:
         totals.positive_rows + int(entries.positive_rows.sum()),
         totals.negative_rows + int(entries.negative_rows.sum()),
         totals.bytes + int(entries.bytes.sum()),
-        totals.epsilon + float(entries.epsilon.sum()),
+        totals.epsilon + float(entries.epsilon.sum(dtype=np.float64)),
+        totals.reports + int(entries.reports.sum()),
     )
 
 
@@ -100,7 +134,7 @@ def merge(parts: list[Path], path: Path) -> None:
     partial = path.with_suffix(".partial")
     with pq.ParquetWriter(partial, _schema(), compression="zstd") as writer:
         for part in parts:
-            writer.write_table(pq.read_table(part, schema=_schema(), partitioning=None))
+            writer.write_table(read(part))
     partial.replace(path)
 
 
@@ -115,9 +149,17 @@ def read(path: Path, user: int | None = None) -> pa.Table:
         table = pq.read_table(path, filters=filters, partitioning=None)
     except (OSError, pa.ArrowException) as error:
         raise CorruptData(f"the ledger {path} cannot be read: {error}") from None
-    if table.column_names != _schema().names:
-        raise CorruptData(f"{path} is no ledger; its columns are {', '.join(table.column_names)}")
-    return table
+    schema, names = _schema(), list(table.column_names)
+    if names == schema.names[: -len(_LATER)]:
+        for name in _LATER:
+            zeros = np.broadcast_to(_ZEROS[name], table.num_rows)
+            table = table.append_column(schema.field(name), pa.array(zeros))
+    elif names != schema.names:
+        raise CorruptData(f"{path} is no ledger; its columns are {', '.join(names)}")
+    try:
+        return table.cast(schema)
+    except pa.ArrowException as error:
+        raise CorruptData(f"{path} is no ledger: {error}") from None
 
 
 def entries_of(table: pa.Table) -> list[Entries]:
@@ -138,7 +180,10 @@ def entries_of(table: pa.Table) -> list[Entries]:
                 positive_rows=column(rows, "positive_rows", np.int32),
                 negative_rows=column(rows, "negative_rows", np.int32),
                 bytes=column(rows, "bytes", np.int64),
-                epsilon=column(rows, "epsilon", np.float32),
+                epsilon=column(rows, "epsilon", np.float64),
+                reports=column(rows, "reports", np.int32),
+                report_epsilon=column(rows, "report_epsilon", np.float64),
+                batch=column(rows, "batch", np.int64),
             )
         )
     return found
@@ -157,6 +202,7 @@ def totals_of(table: pa.Table) -> Totals:
         int(total("negative_rows")),
         int(total("bytes")),
         float(total("epsilon")),
+        int(total("reports")),
     )
 
 
@@ -171,7 +217,10 @@ def _schema() -> pa.Schema:
             ("positive_rows", pa.int32()),
             ("negative_rows", pa.int32()),
             ("bytes", pa.int64()),
-            ("epsilon", pa.float32()),
+            ("epsilon", pa.float64()),
+            ("reports", pa.int32()),
+            ("report_epsilon", pa.float64()),
+            ("batch", pa.int64()),
         ]
     )
 
@@ -183,15 +232,12 @@ def _table(chunks: list[Entries]) -> pa.Table:
     tables = [
         pa.table(
             [
-                pa.array(c.user),
-                pa.array(c.round),
+                pa.array(c.user, pa.int64()),
+                pa.array(c.round, pa.int64()),
                 pa.DictionaryArray.from_arrays(
                     pa.array(np.zeros(len(c), dtype=np.int32)), pa.array([c.kind])
                 ),
-                pa.array(c.positive_rows),
-                pa.array(c.negative_rows),
-                pa.array(c.bytes),
-                pa.array(c.epsilon),
+                *(pa.array(getattr(c, f.name), f.type) for f in list(schema)[3:]),
             ],
             schema=schema,
         )

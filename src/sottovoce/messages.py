@@ -32,19 +32,17 @@ LIMIT = 127.0
 _HEADER = struct.Struct("<4sBBHIII")
 _MAGIC = b"SVU3"
 _SUM_MAGIC = b"SVS3"
+_BITS = struct.Struct("<4sIBI")
+_BIT_MAGIC = b"SVR1"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelView:
-    """What the server publishes for a round: `items` is [n_items, embedding_size + 1], the last
-    column being the item's bias."""
+    """What the server publishes for a round: `items` is [n_items, width], an item's vector and, in
+    FPL, its bias behind it."""
 
     round: int
     items: NDArray[np.float32]
-
-    @property
-    def embedding_size(self) -> int:
-        return int(self.items.shape[1]) - 1
 
     def __repr__(self) -> str:
         return f"<ModelView round={self.round} items={self.items.shape}>"
@@ -61,7 +59,7 @@ class Updates:
     item: NDArray[np.int32]
     positive: NDArray[np.bool_]
     values: NDArray[np.int32]
-    """[n, embedding_size + 1], in steps of the grid."""
+    """[n, width], in steps of the grid."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -108,6 +106,56 @@ class SummedReports:
         return table
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class BitReports:
+    """device → proxy: k randomised reports of each sender. A report is one number: its coordinate
+    (item · embedding_size + factor) twice, plus its bit."""
+
+    round: int
+    sender: NDArray[np.int64]
+    tier: NDArray[np.int32]
+    """By number, of the tiers in the terms."""
+    reports: NDArray[np.uint32]
+    """[senders, k]."""
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    def __repr__(self) -> str:
+        return f"<BitReports round={self.round} devices={len(self)}, redacted>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Batch:
+    """proxy → server: the reports of all senders of one tier, in an order that says nothing."""
+
+    round: int
+    tier: int
+    devices: int
+    reports: NDArray[np.uint32]
+
+    def __repr__(self) -> str:
+        return f"<Batch round={self.round} tier={self.tier} devices={self.devices}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BitCounts:
+    """What folding needs of a round's batches; a row per tier, zeros where there was no batch."""
+
+    round: int
+    devices: tuple[int, ...]
+    reports: tuple[int, ...]
+    sums: NDArray[np.int64]
+    """[tiers, n_items · embedding_size]: reports with bit 1 less those with bit 0."""
+
+    def __repr__(self) -> str:
+        return f"<BitCounts round={self.round} devices={self.devices}>"
+
+
+Aggregate = SummedReports | BitCounts
+"""What the server folds into its model."""
+
+
 def add_up(round: int, batches: Sequence[DeviceReports], width: int) -> SummedReports:
     """The sum of messages, in any order."""
     item = np.concatenate([np.zeros(0, np.int32), *(b.item for b in batches)])
@@ -138,7 +186,7 @@ def cut_sum(reports: SummedReports, limit: int) -> SummedReports:
 
 
 def row_bytes(embedding_size: int) -> int:
-    """Bytes of one item's update on the wire: item number, factors, bias, four bytes each."""
+    """Bytes of one item's update in FPL: item number, factors, bias, four bytes each."""
     return 4 + 4 * embedding_size + 4
 
 
@@ -187,6 +235,25 @@ def decode_sum(payload: bytes, *, n_items: int, width: int, round: int) -> Summe
         raise MessageError("message too short")
     item, values = _unpack(_SUM_MAGIC, payload[:-4], n_items, width, round, None)
     return SummedReports(round, item, values, struct.unpack("<I", payload[-4:])[0])
+
+
+def encode_bits(reports: BitReports) -> bytes:
+    """One sender's reports as bytes, as a store keeps them until they are sealed."""
+    if len(reports) != 1:
+        raise MessageError("a message carries the reports of one device")
+    head = _BITS.pack(_BIT_MAGIC, reports.round, int(reports.tier[0]), reports.reports.shape[1])
+    return head + reports.reports.astype("<u4").tobytes()
+
+
+def decode_bits(payload: bytes, *, sender: int = 0) -> BitReports:
+    """The inverse of `encode_bits`."""
+    if len(payload) < _BITS.size:
+        raise MessageError("message too short")
+    magic, round, tier, count = _BITS.unpack_from(payload)
+    if magic != _BIT_MAGIC or len(payload) != _BITS.size + 4 * count:
+        raise MessageError("this is no message of randomised reports")
+    values = np.frombuffer(payload, "<u4", offset=_BITS.size).astype(np.uint32)
+    return BitReports(round, np.array([sender]), np.array([tier], np.int32), values[None, :])
 
 
 def message_round(payload: bytes) -> int:

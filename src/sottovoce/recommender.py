@@ -44,6 +44,13 @@ class FactorScorer:
     item_factors: NDArray[np.float32]
     item_bias: NDArray[np.float32]
 
+    @classmethod
+    def of(cls, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> FactorScorer:
+        """From published item rows: as long as a user's vector, or with a bias behind it."""
+        size = vectors.shape[1]
+        bias = items[:, size] if items.shape[1] > size else np.zeros(len(items), np.float32)
+        return cls(vectors, np.ascontiguousarray(items[:, :size]), np.ascontiguousarray(bias))
+
     @property
     def n_items(self) -> int:
         return len(self.item_factors)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sottovoce.algorithms.fcf import FCFConfig
+from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.errors import RunError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.metrics import bias_disparity
@@ -25,6 +28,7 @@ from sottovoce.evaluation.report import (
 )
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.messages import row_bytes
+from sottovoce.privacy.reports import KReports
 from sottovoce.run_tables import (
     REFERENCES,
     Row,
@@ -105,9 +109,8 @@ def _facts(outcome: Outcome) -> list[Block]:
     }[data.split]
     story = (
         f"In each of {plan.rounds:,} rounds {plan.cohort_size:,} of {plan.devices:,} devices that "
-        f"take part draw {plan.triples:,} pairs of items each, learn from them at home, and send "
-        "what their owners permit. The server adds up what it gets and publishes the item table. "
-        "No message carries a user's vector."
+        f"take part {_DEEDS[type(experiment.algorithm)].format(plan=plan)}. The server adds up "
+        "what it gets and publishes the item table. No message carries a user's vector."
     )
     versions, hardware = manifest.get("versions", {}), manifest.get("hardware", {})
     algorithm = experiment.algorithm
@@ -131,7 +134,20 @@ def _facts(outcome: Outcome) -> list[Block]:
     return [TextBlock(story), KeyValues(facts)]
 
 
+_DEEDS: Mapping[type, str] = {
+    FPLConfig: "draw {plan.triples:,} pairs of items each, learn from them at home, and send what "
+    "their owners permit",
+    FCFConfig: "solve for their vectors at home and send a row for every item, from which all "
+    "their positives can be read",
+    FMFConfig: "solve for their vectors at home and send randomised one-bit reports through a "
+    "proxy that mixes everybody's",
+}
+
+
 def _words(release: object) -> str:
+    if isinstance(release, KReports):
+        tiers = ", ".join(f"{t.epsilon:g} (at least {t.min_devices:,})" for t in release.tiers)
+        return f"{release.max_reports} randomised reports a round at ε = {tiers} devices"
     per = getattr(release, "per", None)
     if per == "item":
         return "a subset of positives fixed once per device (per item)"
@@ -194,21 +210,26 @@ def _sent(run: FinishedRun, sums: Sums, figures: Path) -> list[Block]:
 def _cost(outcome: Outcome, sums: Sums) -> Block:
     plan, train = outcome.federation.schedule, outcome.split.train
     consent = outcome.federation.devices.cohort.consent
-    size = outcome.experiment.algorithm.embedding_size
+    algorithm = outcome.experiment.algorithm
     share = float(consent.share_positives[consent.takes_part].mean())
-    model = 4 * train.n_items * (size + 1)
+    model = 4 * train.n_items * algorithm.width
     contacts = plan.cohort_size * plan.rounds
-    return KeyValues(
-        {
+    up = f"{readable_bytes(sums.bytes.sum())} in all"
+    facts = {
+        "down": f"{readable_bytes(model)} per contact, {readable_bytes(model * contacts)} in "
+        "all (the item table, unless a cache carries it)",
+        "up": up,
+    }
+    if isinstance(algorithm, FPLConfig):
+        facts = {
             "CCE": f"{plan.communication_cost(train.n_items, share):,.0f} item rows exchanged per "
             f"epoch (mean π {share:.2f})",
             "freshness": f"{plan.rounds_per_epoch:,} model versions per epoch "
             f"(nFRSH {plan.freshness:.4%})",
-            "down": f"{readable_bytes(model)} per contact, {readable_bytes(model * contacts)} in "
-            "all (the item table, unless a cache carries it)",
-            "up": f"{readable_bytes(sums.bytes.sum())} in all, {row_bytes(size)} bytes a row",
+            **facts,
+            "up": f"{up}, {row_bytes(algorithm.embedding_size)} bytes a row",
         }
-    )
+    return KeyValues(facts)
 
 
 def _bias(outcome: Outcome, figures: Path) -> list[Section]:

@@ -16,7 +16,6 @@ from sottovoce.data.foursquare_categories import with_top_categories
 from sottovoce.data.splitting import Split
 from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment
-from sottovoce.federation import split_items
 from sottovoce.ledger import COUNTS, Totals
 from sottovoce.recommender import FactorScorer, recommend
 from sottovoce.runs import RunFolder
@@ -77,12 +76,13 @@ class FinishedRun:
         vectors, items = self.folder.vectors(), self.folder.model()
         train = self.split.train
         size = vectors.shape[1]
-        if vectors.shape != (train.n_users, size) or items.shape != (train.n_items, size + 1):
+        shape = (train.n_items, self.experiment.algorithm.width)
+        if vectors.shape != (train.n_users, size) or items.shape != shape:
             raise CorruptData(
                 f"{self.folder.path} holds a model of another run: {len(vectors):,} users and "
                 f"{len(items):,} items, where the data have {train.n_users:,} and {train.n_items:,}"
             )
-        return FactorScorer(vectors, *split_items(items))
+        return FactorScorer.of(vectors, items)
 
     def user(self, name: str) -> int:
         """The number of a user; the error shows what ids look like."""
@@ -153,6 +153,7 @@ class Sums:
     negative_rows: NDArray[np.int64]
     bytes: NDArray[np.int64]
     epsilon: NDArray[np.float64]
+    reports: NDArray[np.int64]
 
     @classmethod
     def of(cls, table: pa.Table, which: NDArray[np.integer], groups: int) -> Sums:
@@ -166,6 +167,7 @@ class Sums:
             total("negative_rows").astype(np.int64),
             total("bytes").astype(np.int64),
             total("epsilon"),
+            total("reports").astype(np.int64),
         )
 
     def row(self, group: int) -> Totals:
@@ -178,6 +180,7 @@ class Sums:
             int(self.negative_rows[groups].sum()),
             int(self.bytes[groups].sum()),
             float(self.epsilon[groups].sum()),
+            int(self.reports[groups].sum()),
         )
 
 
@@ -203,7 +206,9 @@ def check_manifest(manifest: Mapping[str, object], path: Path) -> None:
     ]
     for key, name, kind in inner:
         table = manifest[key]
-        if isinstance(table, dict) and not isinstance(table.get(name), kind):
+        # Runs of former releases count no reports: they have none.
+        missing_is = 0 if name == "reports" else None
+        if isinstance(table, dict) and not isinstance(table.get(name, missing_is), kind):
             wrong.append(f"{key}.{name}")
     results = manifest["results"]
     for system, summary in results.items() if isinstance(results, dict) else ():
@@ -245,6 +250,7 @@ def choice_groups(
             & (consent.takes_part == choice.takes_part)
             & (consent.share_positives == np.float32(choice.share_positives))
             & (consent.epsilon == np.float32(choice.epsilon))
+            & (consent.total_epsilon == choice.total_epsilon)
             & (consent.max_reports == choice.max_reports)
             & (consent.strength == np.float32(choice.strength))
             & (consent.hidden_attributes == hidden).all(axis=1)

@@ -22,10 +22,10 @@ from sottovoce.engines.trial import Trial
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import SLAB, Evaluation, Full, Protocol, evaluate
 from sottovoce.experiment import Experiment
-from sottovoce.federation import Federation, split_items
+from sottovoce.federation import Federation
 from sottovoce.ledger import COUNTS, Totals, totals_of
 from sottovoce.recommender import FactorScorer, Scorer
-from sottovoce.runs import RunFolder, check_writable, environment
+from sottovoce.runs import Checkpoint, RunFolder, check_writable, environment
 from sottovoce.trials import Engine, check_engine, start_trial
 
 Report = Callable[[str, int, int], None]
@@ -82,7 +82,13 @@ def run_experiment(
         experiment.release,
         experiment.streams().child("federation"),
     )
-    check_engine(engine, device, split.train.n_users, kept=out is not None)
+    check_engine(
+        engine,
+        device,
+        split.train.n_users,
+        kept=out is not None,
+        proxied=federation.proxy is not None,
+    )
     federation.check_device(device)
     if transcript and (device != "cpu" or engine != "simulation"):
         raise ConfigError(
@@ -130,13 +136,14 @@ class _Run:
         if self.folder is None or not self.folder.finished:
             saved = None if self.folder is None else self.folder.load_checkpoint()
             if saved is not None:
-                self.federation.restore(saved.round, saved.items, saved.vectors, saved.totals)
+                self.federation.restore(saved)
             return self.train(device, listeners)
         items, vectors = self.folder.model(), self.folder.vectors()
         totals = totals_of(self.folder.ledger())
-        self.federation.restore(self.federation.schedule.rounds, items, vectors, totals)
+        rounds = self.federation.schedule.rounds
+        self.federation.restore(Checkpoint(rounds, items, vectors, totals))
         # What devices that stay at home have learnt is in the saved vectors already.
-        return FactorScorer(vectors, *split_items(items))
+        return FactorScorer.of(vectors, items)
 
     def train(self, device: str, listeners: Sequence[Listener]) -> FactorScorer:
         if device != "cpu":
@@ -170,7 +177,9 @@ class _Run:
             for stop in [s for s in stops if s >= begun and s not in noted] + [plan.rounds]:
                 trial.advance(stop, lambda done: self.tell("training", done, plan.rounds))
                 state = trial.gather()
-                self.federation.restore(state.round, state.items, state.vectors, Totals())
+                self.federation.restore(
+                    Checkpoint(state.round, state.items, state.vectors, Totals())
+                )
                 if stop < plan.rounds:
                     self._note(self._moment())
         for entries in trial.ledger():
@@ -184,7 +193,9 @@ class _Run:
     def _moment(self) -> Moment:
         server, devices = self.federation.server, self.federation.devices
         rounds = self.federation.schedule.rounds
-        return Moment(server.round, rounds, server.items, devices.cohort, devices.ledger)
+        return Moment(
+            server.round, rounds, server.items, devices.cohort, devices.ledger, server.memory
+        )
 
     def judge(self, scorer: Scorer) -> Evaluation:
         train, test = self.split.train, self.split.test
@@ -227,9 +238,11 @@ class _Run:
 
     def _save(self, moment: Moment) -> None:
         if self.folder is not None:
+            cohort = moment.cohort
             self.folder.save_checkpoint(
-                moment.round, moment.items, moment.cohort.vectors, moment.ledger
-            )
+                moment.round, moment.items, cohort.vectors, moment.ledger, moment.memory,
+                cohort.spent,
+            )  # fmt: skip
 
 
 def _check_protocol(protocol: Protocol, split: Split) -> None:

@@ -23,7 +23,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,10 @@ class Checkpoint:
     items: NDArray[np.float32]
     vectors: NDArray[np.float32]
     totals: Totals
+    memory: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """What the server keeps to itself."""
+    spent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """Each device's budget so far. Both are empty where they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,8 @@ class RunFolder:
         items: NDArray[np.float32],
         vectors: NDArray[np.float32],
         ledger: Ledger,
+        memory: NDArray[np.float32] | None = None,
+        spent: NDArray[np.float64] | None = None,
     ) -> None:
         """First the ledger's new rows, then, atomically, the state that refers to them."""
         parts = self.path / "ledger.parts"
@@ -165,6 +171,8 @@ class RunFolder:
             items=items,
             vectors=vectors,
             totals=np.array(totals),
+            memory=np.zeros((0, 0), np.float32) if memory is None else memory,
+            spent=np.zeros(0) if spent is None else spent,
         )
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -177,7 +185,11 @@ class RunFolder:
             try:
                 round = int(arrays["round"])
                 totals = Totals(**json.loads(str(arrays["totals"])))
-                found = Checkpoint(round, arrays["items"], arrays["vectors"], totals)
+                names = ("memory", "spent")
+                found = Checkpoint(
+                    round, arrays["items"], arrays["vectors"], totals,
+                    **{name: arrays[name] for name in names if name in arrays},
+                )  # fmt: skip
             except (KeyError, ValueError, TypeError) as error:
                 raise CorruptData(f"{path} is no checkpoint: {error}") from None
         for part in self._parts():

@@ -23,3 +23,18 @@ def _sum_groups(values, order, starts, sums):  # type: ignore[no-untyped-def]
         for k in range(starts[group], stop):
             for f in range(values.shape[1]):
                 sums[group, f] += int64(values[order[k], f])
+
+
+def count_bits(reports: NDArray[np.uint32], sums: NDArray[np.int64]) -> bool:
+    """Adds to `sums`, by coordinate, 1 for each report with bit 1 and -1 for each with bit 0.
+    False, with nothing added, where a report names a coordinate beyond `sums`."""
+    if len(reports) and int(reports.max() >> np.uint32(1)) >= len(sums):
+        return False
+    _count_bits(reports, sums)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _count_bits(reports, sums):  # type: ignore[no-untyped-def]
+    for report in reports:
+        sums[report >> 1] += np.int64(2) * np.int64(report & 1) - np.int64(1)

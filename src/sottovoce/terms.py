@@ -10,20 +10,42 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sottovoce import config
-from sottovoce.algorithms.base import CrossDevice
-from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.algorithms.base import FactorModel
+from sottovoce.algorithms.fcf import FCFConfig
+from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.errors import ConfigError, MessageError, VersionMismatch
-from sottovoce.privacy.mechanisms import Release, ShareFraction
+from sottovoce.links import Direct, Link, Proxied
+from sottovoce.messages import LIMIT
+from sottovoce.privacy.mechanisms import Everything, ShareFraction
+from sottovoce.privacy.reports import KReports
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of everything that parties say to each other."""
 
-ALGORITHMS: Mapping[str, type[FPLConfig]] = {"fpl": FPLConfig}
-RELEASES: Mapping[str, type[ShareFraction]] = {"share-fraction": ShareFraction}
+AlgorithmConfig = FPLConfig | FCFConfig | FMFConfig
+ReleaseConfig = ShareFraction | Everything | KReports
+ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {
+    "fpl": FPLConfig,
+    "fcf": FCFConfig,
+    "fmf": FMFConfig,
+}
+RELEASES: Mapping[str, type[ReleaseConfig]] = {
+    "share-fraction": ShareFraction,
+    "everything": Everything,
+    "k-reports": KReports,
+}
+LINKS: Mapping[str, type[Link]] = {"direct": Direct, "proxy": Proxied}
+FITTING: Mapping[type[AlgorithmConfig], tuple[str, str]] = {
+    FPLConfig: ("share-fraction", "direct"),
+    FCFConfig: ("everything", "direct"),
+    FMFConfig: ("k-reports", "proxy"),
+}
+"""The release and the link that go with an algorithm."""
 LARGEST_MODEL = 1 << 29
 """Bytes of a model's numbers. A device holds it in memory a few times over, and its store keeps it
 as one value, which may have 10⁹ bytes."""
@@ -40,16 +62,44 @@ def named(
     return config.build(kinds[name], fields, where)
 
 
+def name_of(part: object, kinds: Mapping[str, type[Any]]) -> str:
+    """What `named` calls a component."""
+    return next(name for name, kind in kinds.items() if type(part) is kind)
+
+
+def check_fitting(algorithm: AlgorithmConfig, release: object, link: object) -> None:
+    """Raises where these cannot work together."""
+    wanted = FITTING[type(algorithm)]
+    if (type(release), type(link)) != (RELEASES[wanted[0]], LINKS[wanted[1]]):
+        raise ConfigError(
+            f"{name_of(algorithm, ALGORITHMS)} needs the release {wanted[0]} and the link "
+            f"{wanted[1]}; leave release.name and link.name out to get them"
+        )
+
+
+def build_algorithm(
+    algorithm: AlgorithmConfig, release: ReleaseConfig, triples: int
+) -> FactorModel:
+    """Both halves of an algorithm, under this release, for so many draws where it draws pairs."""
+    if isinstance(algorithm, FMFConfig):
+        if not isinstance(release, KReports):
+            raise ConfigError("fmf needs the release k-reports")
+        return algorithm.build(release.epsilons)
+    return algorithm.build(triples)
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     federation: str
     """A name that no other federation has."""
     n_items: int
-    algorithm: FPLConfig
+    algorithm: AlgorithmConfig
     """With `triples` as a number: a device cannot know the others' mean."""
-    release: ShareFraction
+    release: ReleaseConfig
+    link: Link = field(default_factory=Direct)
 
     def __post_init__(self) -> None:
+        check_fitting(self.algorithm, self.release, self.link)
         if self.n_items < 2:
             raise ConfigError(f"a federation needs at least two items, not {self.n_items}")
         if self.n_items * self.width * 4 > LARGEST_MODEL:
@@ -57,7 +107,7 @@ class Terms:
                 f"a model of {self.n_items:,} items with {self.width:,} numbers each is larger "
                 f"than {LARGEST_MODEL >> 20} MiB, which is the most that a device takes"
             )
-        if not isinstance(self.algorithm.triples, int):
+        if isinstance(self.algorithm, FPLConfig) and not isinstance(self.algorithm.triples, int):
             raise ConfigError(
                 "algorithm.triples must be a number in a real federation, where nobody knows how "
                 "many items the others have"
@@ -65,46 +115,68 @@ class Terms:
 
     @classmethod
     def of(
-        cls, federation: str, n_items: int, settings: FPLConfig, triples: int, release: Release
+        cls,
+        federation: str,
+        n_items: int,
+        settings: AlgorithmConfig,
+        triples: int,
+        release: object,
+        link: Link | None = None,
     ) -> Terms:
         """The terms of a configuration whose number of draws was worked out to be `triples`."""
-        if not isinstance(release, ShareFraction):
+        if not isinstance(release, ShareFraction | Everything | KReports):
             raise ConfigError("this release cannot be named in the terms of a federation")
-        fixed = replace(settings, configuration="", triples=triples)
-        return cls(federation, n_items, fixed, release)
+        if isinstance(settings, FPLConfig):
+            settings = replace(settings, configuration="", triples=triples)
+        return cls(federation, n_items, settings, release, link or Direct())
 
     @property
     def width(self) -> int:
-        """Numbers per item: its vector and its bias."""
-        return self.algorithm.embedding_size + 1
+        """Numbers per item: its vector and, in FPL, its bias."""
+        return self.algorithm.width
 
     @property
     def triples(self) -> int:
-        return int(self.algorithm.triples)
+        """Draws of a device and round; 0 where the algorithm draws no pairs."""
+        return int(self.algorithm.triples) if isinstance(self.algorithm, FPLConfig) else 0
+
+    @property
+    def reporting(self) -> KReports | None:
+        """The release, where randomised reports are what leaves."""
+        return self.release if isinstance(self.release, KReports) else None
 
     @property
     def max_rows(self) -> int:
         """Most items that one honest device can name in a round."""
-        return min(2 * self.triples, self.n_items)
+        return min(2 * self.triples, self.n_items) if self.triples else self.n_items
+
+    @property
+    def largest_value(self) -> float:
+        """Largest absolute value of one number in an honest device's report."""
+        return LIMIT * max(1, self.triples)
 
     @property
     def revealing(self) -> bool:
-        """Whether a single round may tell much of a history by what it does not name, because a
-        device can name more than half of all items at once."""
-        return 4 * self.triples > self.n_items
+        """Whether a single round may tell much of a history: because a device can name more than
+        half of all items at once and so tells by what it does not name, or because everything
+        leaves."""
+        if isinstance(self.release, KReports):
+            return False
+        return isinstance(self.release, Everything) or 4 * self.triples > self.n_items
 
-    def build(self) -> CrossDevice:
-        return FPL(self.algorithm, self.triples)
+    def build(self) -> FactorModel:
+        return build_algorithm(self.algorithm, self.release, self.triples)
 
     def to_table(self) -> dict[str, Any]:
         algorithm = {k: v for k, v in asdict(self.algorithm).items() if v is not None}
-        del algorithm["configuration"]
+        algorithm.pop("configuration", None)
         return {
             "protocol": PROTOCOL,
             "federation": self.federation,
             "n_items": self.n_items,
-            "algorithm": {"name": "fpl", **algorithm},
-            "release": {"name": "share-fraction", **asdict(self.release)},
+            "algorithm": {"name": name_of(self.algorithm, ALGORITHMS), **algorithm},
+            "release": {"name": name_of(self.release, RELEASES), **asdict(self.release)},
+            "link": {"name": name_of(self.link, LINKS), **asdict(self.link)},
         }
 
     @classmethod
@@ -118,11 +190,11 @@ class Terms:
                 f"the server speaks version {spoken!r} of the protocol, this program version "
                 f"{PROTOCOL}; install the same release of Sottovoce on both sides"
             )
-        known = {"protocol", "federation", "n_items", "algorithm", "release"}
+        known = {"protocol", "federation", "n_items", "algorithm", "release", "link"}
         if set(table) != known:
             raise MessageError(f"the terms of a federation must have the fields {sorted(known)}")
         federation, n_items = table["federation"], table["n_items"]
-        parts = table["algorithm"], table["release"]
+        parts = table["algorithm"], table["release"], table["link"]
         if not isinstance(federation, str) or not isinstance(n_items, int):
             raise MessageError("the terms of a federation have a field of the wrong type")
         if not all(isinstance(part, dict) for part in parts):
@@ -133,6 +205,7 @@ class Terms:
                 n_items,
                 named(parts[0], ALGORITHMS, "", "algorithm"),
                 named(parts[1], RELEASES, "", "release"),
+                named(parts[2], LINKS, "", "link"),
             )
         except ConfigError as error:
             raise MessageError(f"the terms of the federation make no sense: {error}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,11 @@ from sottovoce.data.interactions import Interactions
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import SottovoceError
 from sottovoce.ledger import Ledger, Totals
-from sottovoce.messages import DeviceReports
+from sottovoce.messages import Batch, DeviceReports
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Release, ShareFraction
+from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
 
 
@@ -58,8 +60,9 @@ class Messages:
     def __init__(self) -> None:
         self.heard: list[DeviceReports] = []
 
-    def hear(self, reports: DeviceReports) -> None:
-        self.heard.append(reports)
+    def hear(self, reports: DeviceReports | Batch) -> None:
+        if isinstance(reports, DeviceReports):
+            self.heard.append(reports)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,15 +121,20 @@ class CrossDeviceContract(ABC):
     learns_in = 60
     """Rounds in which the checkerboard must be learnt."""
 
+    share_positives = 0.4
+    """What everyone chooses, but where learning is tested; there they share all."""
+
     @abstractmethod
     def algorithm(self) -> CrossDevice: ...
 
+    def release(self) -> Release:
+        return ShareFraction()
+
     def test_learns_the_checkerboard(self) -> None:
         train = checkerboard()
-        result = small_run(
-            self.algorithm(), train, rounds=self.learns_in, choice=Choice(share_positives=1.0)
-        )
-        scores = result.vectors @ result.items[:, :-1].T + result.items[:, -1]
+        result = self._run(train, rounds=self.learns_in, choice=Choice(share_positives=1.0))
+        everyone = np.arange(train.n_users, dtype=np.int64)
+        scores = FactorScorer.of(result.vectors, result.items).scores(everyone)
         found = 0
         for user in range(train.n_users):
             scores[user, train.row(user)] = -np.inf
@@ -137,15 +145,15 @@ class CrossDeviceContract(ABC):
         algorithm, train = self.algorithm(), random_world(23, 70, 200, seed=1)
         rng = Streams.from_seed(3)
         users = np.arange(train.n_users, dtype=np.int64)
-        consent = Consent.uniform(users, Choice(share_positives=0.4))
+        consent = Consent.uniform(users, Choice(share_positives=self.share_positives))
         whole = Cohort(users, train, consent, algorithm.device_init(users, rng))
         apart = [whole.take(np.array([row])) for row in users]
         server = Server.start(algorithm, train.n_items, rng)
-        together = Devices.behind_door(algorithm, whole, ShareFraction(), Ledger(), rng)
+        together = Devices.behind_door(algorithm, whole, self.release(), Ledger(), rng)
         for _ in range(3):
             view = server.publish()
             one_by_one = [
-                Devices.behind_door(algorithm, phone, ShareFraction(), Ledger(), rng).report(
+                Devices.behind_door(algorithm, phone, self.release(), Ledger(), rng).report(
                     view, np.array([0])
                 )
                 for phone in reversed(apart)
@@ -160,26 +168,26 @@ class CrossDeviceContract(ABC):
 
     def test_messages_equal_sums(self) -> None:
         train = random_world(50, 130, 900, seed=2)
-        plain = small_run(self.algorithm(), train, rounds=4)
-        written = small_run(self.algorithm(), train, rounds=4, written=True)
+        plain = self._run(train, rounds=4)
+        written = self._run(train, rounds=4, written=True)
         _require(plain.equals(written), "messages and sums give different runs")
 
     def test_one_thread_equals_two(self) -> None:
         train = random_world(300, 90, 3000, seed=4)
-        one = small_run(self.algorithm(), train, rounds=3, threads=1)
-        two = small_run(self.algorithm(), train, rounds=3, threads=2)
+        one = self._run(train, rounds=3, threads=1)
+        two = self._run(train, rounds=3, threads=2)
         _require(one.equals(two), "threads change the result")
 
     def test_fused_rounds_equal_single_rounds(self) -> None:
         train = random_world(30, 65, 400, seed=5)
-        fused = small_run(self.algorithm(), train, rounds=200, cohort_size=1)
-        single = small_run(self.algorithm(), train, rounds=200, cohort_size=1, fuse=False)
-        written = small_run(self.algorithm(), train, rounds=200, cohort_size=1, written=True)
+        fused = self._run(train, rounds=200, cohort_size=1)
+        single = self._run(train, rounds=200, cohort_size=1, fuse=False)
+        written = self._run(train, rounds=200, cohort_size=1, written=True)
         _require(fused.equals(single) and fused.equals(written), "fusing changes the result")
 
     def test_report_order_does_not_matter(self) -> None:
         algorithm, train = self.algorithm(), random_world(20, 40, 200, seed=6)
-        run = small_run(algorithm, train, rounds=1, written=True)
+        run = self._run(train, rounds=1, written=True)
         reports = run.messages.heard[0]
         rng = np.random.default_rng(0)
         server = Server.start(algorithm, train.n_items, Streams.from_seed(0))
@@ -193,6 +201,10 @@ class CrossDeviceContract(ABC):
             again = server.sum_reports(shuffled)
             same = np.array_equal(sums.item, again.item) and np.array_equal(sums.sums, again.sums)
             _require(same, "order matters")
+
+    def _run(self, train: Interactions, **options: Any) -> Result:
+        options.setdefault("choice", Choice(share_positives=self.share_positives))
+        return small_run(self.algorithm(), train, release=self.release(), **options)
 
 
 def _require(holds: bool, what: str) -> None:

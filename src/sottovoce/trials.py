@@ -20,12 +20,19 @@ MOST_DEVICES = 512
 """Users of a trial: each is a device with a store of its own."""
 
 
-def check_engine(engine: Engine, device: str, users: int, *, kept: bool) -> None:
+def check_engine(
+    engine: Engine, device: str, users: int, *, kept: bool, proxied: bool = False
+) -> None:
     """Raises where an engine cannot run with what was asked for, before anything is written."""
     if engine == "simulation":
         return
     if device != "cpu" or not kept:
         raise ConfigError(f"the {engine} engine needs --device cpu and a run folder")
+    if engine == "flower" and proxied:
+        raise ConfigError(
+            "randomised reports go through a proxy to a server that must not know whose they are, "
+            "and Flower's gateways say who sends; use --engine https or --engine simulation"
+        )
     if engine == "https" and users > MOST_DEVICES:
         raise ConfigError(
             f"{users:,} users would be {users:,} devices on this machine; a trial takes at most "
@@ -68,6 +75,7 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
             experiment.algorithm,
             plan.triples,
             experiment.release,
+            experiment.link,
         ),
         rules=trial_rules(experiment.service, list(named), plan.devices),
         cohort_size=plan.cohort_size,

@@ -15,8 +15,7 @@ from sottovoce.cli import call
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.runs import RunFolder
 
-EXPERIMENT = """
-name = "eight"
+EVERY = """
 seed = 3
 
 [town]
@@ -24,6 +23,12 @@ residents = 8
 venues = 60
 districts = 2
 
+[service]
+deadline_seconds = 280.0    # a busy machine is no reason to go on without somebody
+
+[baselines.top-pop]
+"""
+FPL = """
 [algorithm]
 configuration = "pFPL+"
 embedding_size = 8
@@ -35,12 +40,34 @@ mix = [
   { weight = 3, share_positives = 0.3 },
   { weight = 3, share_positives = 1.0 },
 ]
-
-[service]
-deadline_seconds = 280.0    # a busy machine is no reason to go on without somebody
-
-[baselines.top-pop]
 """
+FCF = """
+[algorithm]
+name = "fcf"
+embedding_size = 4
+rounds = 5
+
+[consent]
+mix = [{ weight = 2, takes_part = false }, { weight = 6, share_positives = 1.0 }]
+"""
+FMF = """
+[algorithm]
+name = "fmf"
+embedding_size = 3
+rounds = 5
+
+[release]
+max_reports = 20
+tiers = [{ epsilon = 1.0, min_devices = 2 }, { epsilon = 2.5, min_devices = 2 }]
+
+[consent]
+mix = [
+  { weight = 2, takes_part = false },
+  { weight = 3, epsilon = 1.5, max_reports = 20, total_epsilon = 1000.0 },
+  { weight = 3, epsilon = 3.0, max_reports = 50 },
+]
+"""
+WORLDS = {"fpl": FPL, "fcf": FCF, "fmf": FMF}
 RESIDENTS = generate_town(TownConfig(residents=8, venues=60, districts=2)).interactions
 
 
@@ -69,7 +96,8 @@ def left_behind(folder):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engines")
-    (folder / "eight.toml").write_text(EXPERIMENT)
+    for name, world in WORLDS.items():
+        (folder / f"{name}.toml").write_text(EVERY + world)
     return folder
 
 
@@ -81,23 +109,31 @@ def simulated(place):
 RUNS = {}
 
 
-def run(place, engine):
+def run(place, engine, world="fpl"):
     """One run on each engine, for all tests of this file."""
-    if engine not in RUNS:
-        RUNS[engine] = run_once(place, engine)
-    return RUNS[engine]
+    if (engine, world) not in RUNS:
+        RUNS[engine, world] = run_once(place, engine, world)
+    return RUNS[engine, world]
 
 
-def run_once(place, engine):
-    told = sottovoce("run", place / "eight.toml", "--engine", engine, "--out", place / engine)
-    return RunFolder.open(place / engine), told
+def run_once(place, engine, world):
+    out = place / f"{engine}-{world}"
+    told = sottovoce("run", place / f"{world}.toml", "--engine", engine, "--out", out)
+    return RunFolder.open(out), told
 
 
-@pytest.mark.parametrize("engine", ["https", "flower"])
-def test_real_processes_give_the_simulations_model_ledger_and_recommendations(
-    place, simulated, engine
-):
-    (expected, told), (got, told_there) = simulated, run(place, engine)
+@pytest.mark.parametrize(
+    ("world", "engine"),
+    [
+        ("fpl", "https"),
+        ("fpl", "flower"),
+        ("fcf", "https"),
+        ("fmf", "https"),
+        pytest.param("fcf", "flower", marks=pytest.mark.slow),
+    ],
+)
+def test_real_processes_give_the_simulations_model_ledger_and_recommendations(place, engine, world):
+    (expected, told), (got, told_there) = run(place, "simulation", world), run(place, engine, world)
     assert np.allclose(got.model(), expected.model(), rtol=1e-6, atol=0)
     assert np.array_equal(got.model(), expected.model()), "sums of whole numbers: to the last bit"
     assert np.array_equal(got.vectors(), expected.vectors())
@@ -110,28 +146,46 @@ def test_real_processes_give_the_simulations_model_ledger_and_recommendations(
             for run_folder in (expected, got)
         )
         assert mine == theirs
-    assert not left_behind(place / engine)
+    assert not left_behind(got.path)
 
 
 @pytest.mark.parametrize("engine", ["https", "flower"])
 def test_the_run_folder_says_how_every_round_ended(place, engine):
-    run(place, engine)
-    lines = (place / engine / "rounds.jsonl").read_text().splitlines()
+    folder, _ = run(place, engine)
+    lines = (folder.path / "rounds.jsonl").read_text().splitlines()
     rounds = [json.loads(line) for line in lines]
     assert [r["round"] for r in rounds] == [0, 1, 2, 3, 4]
     assert all(r["outcome"] == "goal" and not r["missing"] for r in rounds)
-    assert RunFolder.open(place / engine).manifest()["engine"] == engine
+    assert folder.manifest()["engine"] == engine
 
 
 def test_at_home_a_device_recommends_what_the_simulation_does(place, simulated):
     """Also one that takes no part: it fits its vector to the published model by itself."""
     expected, _ = simulated
-    run(place, "https")
+    folder, _ = run(place, "https")
     consent = expected.manifest()["consent"]
     assert len(consent) == 3
-    for store in sorted((place / "https" / "services" / "devices").iterdir()):
+    for store in sorted((folder.path / "services" / "devices").iterdir()):
         user = RESIDENTS.users_vocabulary().name(int(store.name))
         at_home = sottovoce("device", "recommend", store)["recommendations"]
         simulated_list = sottovoce("recommend", expected.path, "--user", user)["recommendations"]
         assert [r["item"] for r in at_home] == [r["item"] for r in simulated_list]
         assert [r["score"] for r in at_home] == pytest.approx([r["score"] for r in simulated_list])
+
+
+def test_at_home_reporting_devices_recommend_what_the_simulation_does(place):
+    """Their vectors follow from the published model, so everyone fits them anew."""
+    expected, _ = run(place, "simulation", "fmf")
+    folder, _ = run(place, "https", "fmf")
+    for store in sorted((folder.path / "services" / "devices").iterdir()):
+        user = RESIDENTS.users_vocabulary().name(int(store.name))
+        at_home = sottovoce("device", "recommend", store)["recommendations"]
+        simulated_list = sottovoce("recommend", expected.path, "--user", user)["recommendations"]
+        assert [r["item"] for r in at_home] == [r["item"] for r in simulated_list]
+
+
+def test_flower_refuses_reports_that_must_stay_anonymous(place, capsys):
+    out = place / "flower-fmf"
+    assert call(["run", str(place / "fmf.toml"), "--engine", "flower", "--out", str(out)]) == 2
+    assert "proxy" in capsys.readouterr().err
+    assert not out.exists()

@@ -41,8 +41,8 @@ def test_a_broken_algorithm_fails_the_contract():
     """The suite must reject something: an algorithm that never learns."""
 
     class Frozen(FPL):
-        def server_fold(self, items, reports):
-            return items
+        def server_fold(self, items, memory, aggregate):
+            return items, memory
 
     class Broken(CrossDeviceContract):
         def algorithm(self):

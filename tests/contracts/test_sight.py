@@ -7,20 +7,23 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Vocabulary
 from sottovoce.engines.flower.node import answer_task
 from sottovoce.engines.flower.wire import Task
 from sottovoce.engines.versions import encode_model
+from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger
+from sottovoce.links import Direct, Gateway, Proxied
 from sottovoce.messages import add_up, decode_sum
 from sottovoce.parties.device import Devices
 from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.links import Direct, Gateway
 from sottovoce.parties.server import Server
 from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.terms import Terms
 from sottovoce.testing import random_world, small_run
@@ -106,7 +109,29 @@ def test_the_door_has_no_other_way_out():
     """A new public method on the door must be thought about here."""
     ways = {name for name in vars(Devices) if not name.startswith("_")}
     assert ways == {
-        "report", "report_summed", "report_rounds",  # ways out, each with consent and ledger
-        "vectors_at_home", "willing", "accelerate", "settle", "behind_door",  # at home
+        # ways out, each with consent and ledger
+        "report", "report_summed", "report_rounds", "report_bits",
+        # at home
+        "vectors_at_home", "willing", "tiers", "accelerate", "settle", "behind_door",
+        "reports_bits", "fuses",
         "algorithm", "cohort", "ledger", "rng",  # what a simulation holds of its devices
     }  # fmt: skip
+
+
+def test_behind_a_proxy_the_server_sees_reports_in_no_order_and_of_no_one():
+    consent = Consent.of(
+        USERS, [Choice(takes_part=False), Choice(epsilon=2.0, max_reports=20)], USERS % 2
+    )
+    release = KReports(20, (Tier(2.0, 5),))
+    made = Federation.build(
+        FMFConfig(embedding_size=4, rounds=1), TRAIN, consent, release, Streams(1)
+    )
+    view = made.server.publish()
+    sent = made.devices.report_bits(view, made.devices.willing())
+    (batch,) = made.proxy.collect(sent)
+    assert {field.name for field in fields(batch)} == Proxied.sees["server"]["Batch"]
+    assert Proxied.sees["proxy"]["BitReports"] < {field.name for field in fields(sent)}
+    assert "reports" not in Proxied.sees["proxy"]["BitReports"]  # they are sealed there
+    assert sorted(batch.reports.tolist()) == sorted(sent.reports.ravel().tolist())
+    assert batch.reports.tolist() != sent.reports.ravel().tolist()
+    assert set((sent.sender % 2).tolist()) == {1}

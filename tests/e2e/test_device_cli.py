@@ -11,15 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.cli import call, output
 from sottovoce.consent import Choice
 from sottovoce.engines.https.invitations import Invitation, kept_invitation, write_invitation
 from sottovoce.errors import ConsentError
+from sottovoce.links import Proxied
 from sottovoce.messages import ModelView
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
+from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.terms import Terms
 
 COMMAND = str(Path(sys.executable).with_name("sottovoce"))
@@ -274,7 +278,7 @@ def test_whoever_takes_part_sees_the_terms(tmp_path, say, ask):
         Hosted(store).agree(terms)
         told = say("consent", tmp_path / "phone", "--take-part")
         assert "algorithm.triples = 12" in told
-        assert "12 draws among 12 items, a single report may tell" in told
+        assert "12 draws among 12 items, as the terms have it, a single report may tell" in told
         assert not ask("agree", tmp_path / "phone", "--look")["agreed"]
         with pytest.raises(ConsentError):
             Hosted(store).require_seen()
@@ -366,3 +370,146 @@ def test_bad_stores_are_one_sentence(tmp_path, say):
     assert "no model yet" in say("recommend", tmp_path / "phone", code=3)
     (tmp_path / "phone" / "store.key").chmod(0o644)
     assert "chmod 600" in say("status", tmp_path / "phone", code=7)
+
+
+# --- randomised reports and their budget ----------------------------------------------------------
+
+REPORTING = Terms(
+    "village",
+    len(ITEMS),
+    FMFConfig(embedding_size=4),
+    KReports(10, (Tier(0.5, 50), Tier(2.5, 200))),
+    Proxied("https://proxy.example", "-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----"),
+)
+
+
+def reporting(path, rounds=0):
+    """A store of a device that sends randomised reports, after so many rounds."""
+    with CohortStore.create(path, [(7, "anna")]) as store:
+        store.set_catalogue(ITEMS)
+        store.add_history(7, ["venue-1", "venue-2", "venue-3"], [1, 2, 3])
+        store.set_choice(7, Choice(epsilon=2.5, max_reports=10, total_epsilon=100.0))
+        Hosted(store).agree(REPORTING)
+    more_rounds(path, rounds)
+
+
+def more_rounds(path, rounds):
+    with CohortStore.open(path) as store:
+        hosted = Hosted(store)
+        latest = hosted.latest()
+        first = 0 if latest is None else latest.round + 1
+        for round in range(first, first + rounds):
+            hosted.leaving(hosted.prepare(model(round), 0, summed=False))
+            hosted.arrived(round, 0)
+
+
+def test_a_choice_says_what_it_costs_and_how_long_it_lasts(tmp_path, ask, say):
+    path = tmp_path / "phone"
+    say("init", path)
+    options = ("--take-part", "--reports", "10", "--epsilon", "2.5", "--total-epsilon", "100")
+    told = say("consent", path, *options)
+    assert "at most 10 reports a round at ε ≤ 2.5 each" in told
+    assert "no more than ε = 100 over all rounds together" in told
+    assert "A round costs at most 10 × ε 2.5 = 25" in told  # the terms may ask for less
+    assert "lasts for 4 rounds" in told
+    with CohortStore.open(path) as store:
+        Hosted(store).agree(REPORTING)
+        assert store.choice(0) == Choice(epsilon=2.5, max_reports=10, total_epsilon=100.0)
+    told = ask("consent", path)
+    assert (told["round_cost"], told["spent"]) == (25.0, 0)
+    assert told["choice"]["total_epsilon"] == 100.0
+    assert "lasts for 4 rounds" in told["means"][1]
+    assert "lasts for 20 rounds" in say("consent", path, "--epsilon", "0.5")  # the lower tier
+    assert "no room for a round" in say("consent", path, "--total-epsilon", "4.9")
+    assert "no limit" in say("consent", path, "--total-epsilon", "inf")
+    assert ask("consent", path)["choice"]["total_epsilon"] is None
+    told = say("consent", path, "--reports", "9")
+    assert "asks for 10 reports a round at an ε of 0.5 or more" in told
+    assert "nothing leaves" in told
+    for bad in ("nan", "-1"):
+        assert "total_epsilon" in say("consent", path, "--total-epsilon", bad, code=2)
+    assert "max_reports" in say("consent", path, "--reports", "-1", code=2)
+    assert ask("consent", path)["choice"]["max_reports"] == 9
+
+
+def test_terms_with_reports_say_what_a_round_costs(tmp_path, say):
+    reporting(tmp_path / "phone")
+    told = say("agree", tmp_path / "phone", "--look")
+    assert "ε = 0.5 a report, 5 a round, in batches of at least 50 devices" in told
+    assert "ε = 2.5 a report, 25 a round, in batches of at least 200 devices" in told
+    assert "link.url = https://proxy.example" in told
+    assert "BEGIN" not in told  # a fingerprint stands for the certificate
+    assert re.search(r"link.authority = certificate [0-9a-f]{32}\n", told)
+    assert "Mind" not in told
+
+
+def test_status_and_ledger_show_spent_limit_rounds_left_and_both_certificates(tmp_path, ask, say):
+    path = tmp_path / "phone"
+    reporting(path)
+    before = ask("status", path)["budget"]
+    assert (before["spent"], before["rounds_left"], before["reports"]) == (0.0, 4, 0)
+    more_rounds(path, 3)
+    expected = certify(2.5, 10, 3, 200)
+    for command in ("status", "ledger"):
+        budget = ask(command, path)["budget"]
+        assert (budget["spent"], budget["limit"], budget["round_cost"]) == (75.0, 100.0, 25.0)
+        assert (budget["rounds_left"], budget["reports"]) == (1, 30)
+        proved = budget["certificates"]
+        assert proved["without_proxy"] == {"epsilon": expected.without_proxy, "delta": 0.0}
+        assert proved["with_proxy"] == {
+            "epsilon": expected.with_proxy, "delta": 1e-6, "smallest_batch": 200,
+        }  # fmt: skip
+        told = say(command, path)
+        assert "[##################------] ε = 75 of 100 spent, 75 %, 1 round left" in told
+        plain, proxy = told.index("Without a trusted proxy"), told.index("With a proxy that")
+        assert plain < proxy  # what assumes nothing comes first
+        assert "fewer than 200 honest users" in told
+    assert "30 randomised reports" in told
+    assert "positive rows" not in told
+    assert re.search(r"2\.0 +arrived +10 +25 +520", told)
+    assert max(len(line) for line in told.splitlines()[5:]) <= 80
+    more_rounds(path, 1)
+    assert "100 %, no further round fits: nothing leaves any more" in say("status", path)
+    with pytest.raises(ConsentError, match=r"100 of 100 is spent.*device status"):
+        more_rounds(path, 1)
+    say("consent", path, "--no-part")
+    assert "ε = 100 of 100 spent" in say("status", path)  # what was spent stays to be seen
+    say("consent", path, "--take-part", "--total-epsilon", "inf", "--epsilon", "0.5")
+    more_rounds(path, 1)
+    budget = ask("ledger", path)["budget"]
+    assert (budget["spent"], budget["limit"], budget["rounds_left"]) == (105.0, None, None)
+    proved = budget["certificates"]["with_proxy"]
+    assert proved["smallest_batch"] == 50
+    assert certify(2.5, 10, 4, 200).with_proxy < proved["epsilon"] < 105.0
+    assert "ε = 105 spent, no limit is set" in say("status", path)
+    header = say("ledger", path, "--csv").splitlines()[0]
+    assert header.endswith("digest,reports,report_epsilon,batch,epsilon")
+
+
+def test_other_releases_are_not_hidden_by_a_budget(tmp_path, ask, say):
+    path = tmp_path / "phone"
+    joined(path)
+    assert ask("status", path)["budget"] is None  # item rows have no ε to count
+    with CohortStore.open(path) as store:
+        hosted = Hosted(store)
+        with pytest.raises(ConsentError):
+            hosted.agree(REPORTING)
+        hosted.accept()
+        store.set_choice(7, Choice(epsilon=2.5, max_reports=10))
+        hosted.leaving(hosted.prepare(model(0), 0, summed=False))
+    told = ask("ledger", path)
+    assert told["budget"]["other_releases_without_bound"]
+    assert (told["totals"]["epsilon"], told["totals"]["reports"]) == (None, 10)
+    shown = say("ledger", path)
+    assert "cost ε: none" in shown
+    assert "other releases have left, too" in shown
+    assert re.search(r"0\.0 +left +0 +0 +10 +25 ", shown)
+
+
+def test_an_export_has_what_was_spent(tmp_path, ask):
+    reporting(tmp_path / "phone", 2)
+    ask("export", tmp_path / "phone", tmp_path / "all.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    (spent,) = [line for line in lines if line["kind"] == "spent"]
+    assert spent == {"kind": "spent", "number": 7, "epsilon": 2.5, "batch": 200, "reports": 20}
+    assert sum(line["reports"] for line in lines if line["kind"] == "report") == 20

@@ -222,6 +222,13 @@ def test_bad_arguments_change_nothing(tmp_path, store):
         "DELETE FROM budget",
         "UPDATE budget SET releases = releases - 1",
         "UPDATE budget SET epsilon = 0",
+        "UPDATE budget SET reports = -1",
+        "DELETE FROM spent",
+        "UPDATE spent SET reports = reports - 1",
+        "UPDATE spent SET epsilon = 0.1",
+        "UPDATE spent SET batch = 1000000",
+        "INSERT INTO spent VALUES (5, 1.0, 0, 1)",
+        "INSERT INTO spent VALUES (4, 1.0, 0, -1)",
         "DELETE FROM ledger",
         "DELETE FROM rounds",
         "UPDATE rounds SET state = 'dropped'",
@@ -232,9 +239,11 @@ def test_bad_arguments_change_nothing(tmp_path, store):
 )
 def test_the_database_itself_refuses_to_forget(store, statement):
     reported(store)
+    store.file.write("INSERT INTO spent VALUES (4, 0.5, 20, 3)")
     with pytest.raises(StoreError):
         store.file.write(statement)
     assert len(store.budget()) == store.ledger().num_rows == 2
+    assert store.spent().tolist() == [1.5, 0.0]
 
 
 # --- secrecy --------------------------------------------------------------------------------------

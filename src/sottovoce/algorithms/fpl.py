@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import factors
-from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.base import Cohort, Counts, Schedule, require_devices
+from sottovoce.config import require_whole
 from sottovoce.consent import ShareRule
-from sottovoce.errors import ConfigError
-from sottovoce.messages import ModelView, SummedReports, Updates
+from sottovoce.errors import ConfigError, MessageError
+from sottovoce.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
 from sottovoce.rng import Streams
 
 CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = {
@@ -39,6 +40,7 @@ CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = 
     "pFPL+": ("all", "mean"),
 }
 """Name → (cohort_size, triples)."""
+_HOME_DRAWS = 500
 _CELLS_PER_DRAW = 200
 """Numbers of a table that are cleared, added up and folded in the time of one written draw."""
 
@@ -82,13 +84,13 @@ class FPLConfig:
             size, triples = CONFIGURATIONS[self.configuration]
             object.__setattr__(self, "cohort_size", size)
             object.__setattr__(self, "triples", triples)
-        _at_least("embedding_size", self.embedding_size, 1, 4096)
-        _at_least("epochs", self.epochs, 1, 1_000_000)
-        _at_least("rounds", self.rounds, 0, 10**12)
+        require_whole("embedding_size", self.embedding_size, 1, 4096)
+        require_whole("epochs", self.epochs, 1, 1_000_000)
+        require_whole("rounds", self.rounds, 0, 10**12)
         if self.cohort_size != "all":
-            _at_least("cohort_size", self.cohort_size, 1)
+            require_whole("cohort_size", self.cohort_size, 1)
         if self.triples != "mean":
-            _at_least("triples", self.triples, 1, 1_000_000)
+            require_whole("triples", self.triples, 1, 1_000_000)
         if not 0.0 < self.learning_rate <= 10.0:
             raise ConfigError(f"learning_rate must lie in (0, 10], not {self.learning_rate:g}")
         for name in ("reg_user", "reg_positive", "reg_negative", "reg_bias", "init_scale"):
@@ -97,6 +99,23 @@ class FPLConfig:
                 raise ConfigError(f"{name} must lie in [0, 1000), not {value:g}")
         if self.init_bias not in ("normal", "zero"):
             raise ConfigError(f'init_bias must be "normal" or "zero", not {self.init_bias!r}')
+
+    @property
+    def width(self) -> int:
+        """Numbers per item: its vector and its bias."""
+        return self.embedding_size + 1
+
+    @property
+    def system(self) -> str:
+        """Its name in tables."""
+        return self.configuration or "FPL"
+
+    def plan(self, devices: int, positives: int) -> Schedule:
+        return schedule(self, devices, positives)
+
+    def build(self, triples: int) -> FPL:
+        """Both halves, for so many draws per device and round."""
+        return FPL(self, triples)
 
     def step(self) -> factors.PairStep:
         rate = self.learning_rate
@@ -109,34 +128,6 @@ class FPLConfig:
         )
 
 
-def _at_least(name: str, value: object, low: int, high: int = 2**62) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        most = "" if high == 2**62 else f" and at most {high:,}"
-        raise ConfigError(f"{name} must be a whole number of at least {low}{most}, not {value!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How a configuration plays out on N devices that hold X⁺ positives between them."""
-
-    devices: int
-    positives: int
-    cohort_size: int
-    triples: int
-    rounds_per_epoch: int
-    rounds: int
-
-    def communication_cost(self, n_items: int, share_positives: float) -> float:
-        """CCE in item rows exchanged per epoch, with whole T and rounds as they are run here."""
-        contacts = self.cohort_size * self.rounds_per_epoch
-        return contacts * (n_items + self.triples * (1.0 + share_positives))
-
-    @property
-    def freshness(self) -> float:
-        """Model versions per epoch, relative to one per positive (nFRSH)."""
-        return self.rounds_per_epoch / self.positives
-
-
 def published_cost(
     devices: int, n_items: int, positives: int, plus: bool, share_positives: float
 ) -> float:
@@ -147,10 +138,7 @@ def published_cost(
 
 def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
     """The schedule for N devices with X⁺ positives between them."""
-    if devices < 1:
-        raise ConfigError(
-            "no device can take part: nobody both consents and has some, but not all, of the items"
-        )
+    require_devices(devices)
     cohort_size = devices if config.cohort_size == "all" else config.cohort_size
     if cohort_size > devices:
         raise ConfigError(f"cohort_size is {cohort_size}, but only {devices} devices take part")
@@ -168,6 +156,14 @@ class FPL:
 
     config: FPLConfig
     triples: int
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self.config.embedding_size)
+
+    @property
+    def refits(self) -> bool:
+        return False
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
         size = self.config.embedding_size
@@ -261,19 +257,26 @@ class FPL:
         )
         return model[:, : items.shape[1]].copy(), Counts(positives, negatives)
 
-    def server_fold(
-        self, items: NDArray[np.float32], reports: SummedReports
-    ) -> NDArray[np.float32]:
-        folded = items.copy()
-        factors.fold_rows(self.config.step(), folded, reports.item, reports.sums)
-        return folded
+    def server_memory(self, n_items: int) -> NDArray[np.float32]:
+        return np.zeros((n_items, 0), dtype=np.float32)
 
-    def device_score(
-        self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        size = view.embedding_size
-        scores: NDArray[np.float32] = cohort.vectors[rows] @ view.items[:, :size].T
-        return scores + view.items[:, size]
+    def server_fold(
+        self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if not isinstance(aggregate, SummedReports):
+            raise MessageError("FPL folds sums of item rows, not randomised reports")
+        folded = items.copy()
+        factors.fold_rows(self.config.step(), folded, aggregate.item, aggregate.sums)
+        return folded, memory
+
+    def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
+        return cohort.able()
+
+    def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
+        """By the same steps as in a round, on at least so many draws."""
+        everyone = np.arange(len(cohort), dtype=np.int64)
+        for turn in range(-(-_HOME_DRAWS // self.triples)):
+            self.device_learn(view, cohort, everyone, rng.child("home", turn))
 
     def _keys(
         self, cohort: Cohort, rows: NDArray[np.int64], round: int, rng: Streams

@@ -73,7 +73,7 @@ class FPLOnGPU:
         import torch
 
         here = self._resident
-        tables, size = here.tables, view.embedding_size
+        tables, size = here.tables, view.items.shape[1] - 1
         items = torch.from_numpy(np.ascontiguousarray(view.items)).to(tables.bias.device)
         tables.factors[:, :size] = items[:, :size]
         tables.bias.copy_(items[:, size])

@@ -11,7 +11,9 @@ from types import MappingProxyType
 
 from sottovoce.baselines.base import Baseline, Progress
 from sottovoce.baselines.bpr_mf import BPRMF
+from sottovoce.baselines.dplcf import DPLCF
 from sottovoce.baselines.knn import ItemKNN, UserKNN
+from sottovoce.baselines.mf_np import MFNP
 from sottovoce.baselines.mult_vae import MultVAE
 from sottovoce.baselines.popular import TopPop
 from sottovoce.baselines.uniform import Random
@@ -24,12 +26,16 @@ BASELINES: Mapping[str, type[Baseline]] = MappingProxyType(
         "item-knn": ItemKNN,
         "bpr-mf": BPRMF,
         "mult-vae": MultVAE,
+        "mf-np": MFNP,
+        "dplcf": DPLCF,
     }
 )
 
 __all__ = [
     "BASELINES",
     "BPRMF",
+    "DPLCF",
+    "MFNP",
     "Baseline",
     "ItemKNN",
     "MultVAE",

@@ -24,6 +24,7 @@ from sottovoce.cli import (
     published,
     serve_device,
     serve_flower,
+    serve_proxy,
     serve_server,
     training,
     views,
@@ -160,10 +161,12 @@ app.command()(budget.budget)
 serve_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 serve_app.command("server")(serve_server.server)
 serve_app.command("invite")(serve_server.invite)
+serve_app.command("introduce")(serve_server.introduce)
 serve_app.command("status")(serve_server.status)
 serve_app.command("target")(serve_server.target)
 serve_app.command("shut-out")(serve_server.shut_out)
 serve_app.command("device")(serve_device.device)
+serve_app.command("proxy")(serve_proxy.proxy)
 serve_app.command("superlink")(serve_flower.superlink)
 serve_app.command("supernode")(serve_flower.supernode)
 serve_app.command("cohort")(serve_flower.cohort)
@@ -174,6 +177,7 @@ keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 keys_app.command("init")(keys.init)
 keys_app.command("show")(keys.show)
 keys_app.command("renew")(keys.renew)
+keys_app.command("rotate")(keys.rotate)
 keys_app.command("node")(keys.node)
 app.add_typer(keys_app, name="keys", help="Make and look at a federation's keys.")
 device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

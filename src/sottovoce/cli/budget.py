@@ -132,17 +132,17 @@ def sentences(asked: Certificate) -> dict[str, str]:
     gain = asked.with_proxy < 0.99 * asked.without_proxy
     return {
         "without_proxy": (
-            f"Without a trusted proxy (ε = {_text(asked.without_proxy)}): what anyone sees who "
-            f"knows which reports are yours {odds(asked.without_proxy)}."
+            f"Without a trusted proxy (ε = {bound_text(asked.without_proxy)}): what anyone sees "
+            f"who knows which reports are yours {odds(asked.without_proxy)}."
         ),
         "with_proxy": (
-            f"With a proxy (ε = {_text(asked.with_proxy)}): what a server sees in shuffled batches "
-            f"of at least {crowd} {odds(asked.with_proxy)}{but}."
+            f"With a proxy (ε = {bound_text(asked.with_proxy)}): what a server sees in shuffled "
+            f"batches of at least {crowd} {odds(asked.with_proxy)}{but}."
             + ("" if gain else " So few users hide nobody at this ε: shuffling gains nothing.")
         ),
         "optimistic": (
-            f"Optimistic (ε = {_text(asked.optimistic)}): what the bound of 2023 would give if it "
-            "held for these reports. This is no certificate."
+            f"Optimistic (ε = {bound_text(asked.optimistic)}): what the bound of 2023 would give "
+            "if it held for these reports. This is no certificate."
         ),
     }
 
@@ -152,11 +152,13 @@ def _up(epsilon: float) -> float:
     return math.ceil(round(epsilon * 1000, 6)) / 1000
 
 
-def _text(epsilon: float) -> str:
+def bound_text(epsilon: float) -> str:
+    """ε as text, rounded up."""
     return f"{_up(epsilon):,.10g}"
 
 
-def _count(number: int, what: str) -> str:
+def count_of(number: int, what: str) -> str:
+    """A number and its noun."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -174,7 +176,7 @@ def _fitting(found: RoundsWithin, reports: int) -> str:
         if rounds == 0:
             return "not even one round"
         least = "at least " if (rounds + 1) * reports > MOST_REPORTS else ""
-        return least + _count(rounds, "round")
+        return least + count_of(rounds, "round")
 
     return (
         f"Within a limit of ε = {found.limit:g}: {count(found.without_proxy)} {WITHOUT}, "
@@ -189,7 +191,7 @@ def _table(rows: Sequence[Certificate], asked: Certificate) -> Table:
         Column("rounds", format=","),
         Column("reports", "reports sent", format=","),
         Column("without", WITHOUT, format=",.10g"),
-        Column("with", f"{WITH}, {_count(asked.users, 'user')}", format=",.3f"),
+        Column("with", f"{WITH}, {count_of(asked.users, 'user')}", format=",.3f"),
         Column("optimistic", "optimistic, no certificate", format=",.3f"),
     ]
     shown: list[dict[str, Value | Cell]] = [
@@ -202,7 +204,7 @@ def _table(rows: Sequence[Certificate], asked: Certificate) -> Table:
         }
         for row in rows
     ]
-    sent = _count(asked.reports, "report")
+    sent = count_of(asked.reports, "report")
     title = f"Total ε of one user who sends {sent} of ε = {asked.epsilon:g} a round"
     note = f"With a proxy: at δ = {asked.delta:g}, rounded up. Without: δ = 0."
     return Table(title, columns, shown, notes=[note])
@@ -230,7 +232,7 @@ def _draw(
     from sottovoce.evaluation import plots
 
     first = curve[0]
-    sent, crowd = _count(first.reports, "report"), _count(first.users, "user")
+    sent, crowd = count_of(first.reports, "report"), count_of(first.users, "user")
     title = f"{sent} of ε = {first.epsilon:g} a round, {crowd}"
     rounds = [row.rounds for row in curve]
     lines = (

@@ -12,7 +12,6 @@ from sottovoce.cli.options import Json
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.evaluation.tables import Table
     from sottovoce.parties.store import CohortStore
 
 Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store.")]
@@ -134,6 +133,18 @@ def consent(
         bool | None,
         typer.Option("--take-part/--no-part", help="Whether anything may leave at all."),
     ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Largest ε of one randomised report, such as 2.5.")
+    ] = None,
+    reports: Annotated[
+        int | None, typer.Option(help="k: most randomised reports in a round.")
+    ] = None,
+    total_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="E", help="Most ε over all rounds and for ever, in plain sum; inf for no limit."
+        ),
+    ] = None,
     user: User = None,
     as_json: Json = False,
 ) -> None:
@@ -143,30 +154,42 @@ def consent(
     round, and again before the first byte leaves. Earlier choices stay on record. Who takes part is
     shown the terms of the federation, as far as they are known yet.
 
+    A federation may ask for randomised reports instead of shares. A round of k reports costs k × ε.
+    Once --total-epsilon has no room for another round, nothing leaves any more; what was spent
+    never comes back, but the limit may be raised.
+
     \b
     Examples:
       sottovoce device consent ~/sottovoce
+      sottovoce device consent ~/sottovoce --reports 100 --epsilon 1 --total-epsilon 500
       sottovoce device consent ~/sottovoce --take-part --share-positives 0.3
       sottovoce device consent ~/sottovoce --no-part
     """
     from dataclasses import replace
 
+    from sottovoce.cli import spent
     from sottovoce.cli.device_terms import terms_in_words
     from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
 
-    changing = share_positives is not None or take_part is not None
+    given = {
+        "takes_part": take_part,
+        "share_positives": share_positives,
+        "epsilon": epsilon,
+        "max_reports": reports,
+        "total_epsilon": total_epsilon,
+    }
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    changing = bool(changes)
     with CohortStore.open(path, readonly=not changing) as store:
         number = _user(store, user)
-        choice = store.choice(number)
-        if share_positives is not None:
-            choice = replace(choice, share_positives=share_positives)
-        if take_part is not None:
-            choice = replace(choice, takes_part=take_part)
+        choice = replace(store.choice(number), **changes)
         if changing:
             store.set_choice(number, choice)
-        name, records = store.name(number), store.records(number)
-        terms = terms_in_words(Hosted(store).terms, path) if take_part else []
+        name, records, agreed = store.name(number), store.records(number), Hosted(store).terms
+        terms = terms_in_words(agreed, path) if take_part else []
+        cost = sum(s.reports * s.epsilon for s in store.sent_reports(number))
+        means = spent.choice_lines(choice, agreed, cost)
     if as_json:
         earlier = [{"time": r.changed_at, **output.plain(r.choice)} for r in records]
         output.emit(
@@ -176,6 +199,9 @@ def consent(
                 "changed": changing,
                 "choice": output.plain(choice),
                 "words": choice.words(),
+                "round_cost": spent.round_cost(choice, agreed),
+                "spent": cost,
+                "means": means,
                 "records": earlier,
             }
         )
@@ -183,7 +209,7 @@ def consent(
     output.show(f"{name}: {choice.words()}.")
     if not choice.takes_part and share_positives:
         output.show("The share counts once --take-part is chosen, too.")
-    output.show(*terms)
+    output.show(*means, *terms)
     if not changing and records:
         output.show(*(f"  {_day(r.changed_at)}  {r.choice.words()}" for r in records))
 
@@ -233,7 +259,8 @@ def ledger(
     """What has left this device, or may have: every report, with its rows, bytes and cost.
 
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL
-    release.
+    release. For randomised reports there are two certificates: the plain sum, which assumes
+    nothing, and the one with a proxy that does not collude with the server.
 
     \b
     Examples:
@@ -241,9 +268,11 @@ def ledger(
       sottovoce device ledger ~/sottovoce --csv
     """
     from sottovoce import ledger as ledgers
+    from sottovoce.cli import spent
+    from sottovoce.cli.device_files import device_ledger_table
     from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
-    from sottovoce.run_tables import readable_bytes
 
     if csv and as_json:
         raise UsageError("choose one of --csv and --json")
@@ -253,9 +282,12 @@ def ledger(
         names = {int(n): store.name(int(n)) for n in store.users}
         totals = ledgers.totals_of(store.ledger(number))
         who = "the store" if number is None else f"the device of {store.name(number)}"
+        one = int(store.users[0]) if number is None and len(names) == 1 else number
+        budget = None if one is None else spent.of_store(store, one, Hosted(store).terms)
     lines = [{"when": _day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
     if as_json:
-        output.emit({"store": path, "totals": output.totals_json(totals), "lines": lines})
+        head = {"store": path, "totals": output.totals_json(totals)}
+        output.emit({**head, "budget": budget and budget.to_table(), "lines": lines})
         return
     if csv:
         columns = [
@@ -263,30 +295,28 @@ def ledger(
             for name in (
                 *("when", "user", "round", "attempt", "state", "kind", "positive_rows"),
                 *("negative_rows", "bytes", "wire_bytes", "devices", "digest"),
+                *("reports", "report_epsilon", "batch", "epsilon"),
             )
         ]
         shown = [{c.key: line[c.key] for c in columns} for line in lines]
         print(Table("", columns, shown).to_csv(), end="", flush=True)
         return
-    cost = "none, see docs/privacy.md" if totals.epsilon == float("inf") else f"{totals.epsilon:g}"
-    output.show(
-        f"What left {who}: {totals.releases:,} releases, {totals.positive_rows:,} positive rows, "
-        f"{totals.negative_rows:,} negative rows, {readable_bytes(totals.bytes)}.",
-        f"Guaranteed bound on the privacy cost ε: {cost}.",
-    )
+    output.show(spent.what_left(who, totals), spent.bound_line(totals))
+    output.show(*(budget.lines() if budget else ()))
     if lines:
         title = "Reports" if len(lines) <= 20 else f"The last 20 of {len(lines):,} reports"
         several = names if number is None and len(names) > 1 else None
-        output.show(_ledger_table(title, lines[-20:], several))
+        output.show(device_ledger_table(title, lines[-20:], several))
 
 
 def status(path: Store, as_json: Json = False) -> None:
-    """Where a store stands: federation, history, choice, model, latest round, agent.
+    """Where a store stands: federation, history, choice, budget, model, latest round, agent.
 
     \b
     Example:
       sottovoce device status ~/sottovoce
     """
+    from sottovoce.cli import spent
     from sottovoce.engines.https.invitations import kept_invitation
     from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
@@ -311,8 +341,10 @@ def status(path: Store, as_json: Json = False) -> None:
             "other_terms_offered": hosted.offered is not None,
             "agent_running": store.file.served(),
         }
+        alone = int(store.users[0]) if len(records) == 1 else None
+        budget = None if alone is None else spent.of_store(store, alone, terms)
     if as_json:
-        output.emit(content)
+        output.emit({**content, "budget": budget and budget.to_table()})
         return
     if content["other_terms_offered"]:
         content["other_terms_offered"] = f"yes, see: sottovoce device agree {path} --look"
@@ -322,7 +354,8 @@ def status(path: Store, as_json: Json = False) -> None:
             f"{key.replace('_', ' '):<{width}}  {output.words(value)}"
             for key, value in content.items()
             if value is not None
-        )
+        ),
+        *(budget.lines() if budget else ()),
     )
 
 
@@ -352,29 +385,6 @@ def export(
         output.emit({"store": path, "file": file, "lines": lines})
     else:
         output.show(f"{file}: {lines:,} lines. It is not encrypted; keep it where only you read.")
-
-
-def _ledger_table(title: str, lines: list[dict[str, Any]], names: dict[int, str] | None) -> Table:
-    """Fits a terminal of 80 columns; --csv has the rest. With `names`, says whose report it is."""
-    from textwrap import wrap
-
-    from sottovoce.evaluation.tables import Column, Table
-
-    columns = [
-        *([] if names is None else [Column("user")]),
-        *(Column("when"), Column("round"), Column("state"), Column("positive_rows", "pos")),
-        *(Column("negative_rows", "neg"), Column("bytes")),
-    ]
-    rows = []
-    for line in lines:
-        kept = ("state", "positive_rows", "negative_rows", "bytes")
-        row = {key: line[key] for key in kept}
-        row |= {"when": line["when"][:16], "round": f"{line['round']}.{line['attempt']}"}
-        if names is not None:
-            row["user"] = "\n".join(wrap(names.get(line["user"], str(line["user"])), 12))
-        rows.append(row)
-    notes = ["pos, neg: rows for items in the history, and for others"]
-    return Table(title, columns, rows, notes=notes)
 
 
 def _user(store: CohortStore, user: str | None) -> int:

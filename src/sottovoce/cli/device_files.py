@@ -7,12 +7,14 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from sottovoce.cli.output import plain
 from sottovoce.errors import DataError, DataNotFound, UsageError
 
 if TYPE_CHECKING:
+    from sottovoce.evaluation.tables import Table
     from sottovoce.parties.store import CohortStore
 
 History = tuple[list[str], list[int] | None]
@@ -69,6 +71,36 @@ def write_export(path: Path, store: CohortStore, number: int | None) -> int:
     return lines
 
 
+def device_ledger_table(
+    title: str, lines: list[dict[str, Any]], names: dict[int, str] | None
+) -> Table:
+    """Fits a terminal of 80 columns; --csv has the rest. With `names`, says whose report it is."""
+    from sottovoce.evaluation.tables import Column, Table
+
+    bits = any(line["reports"] for line in lines)
+    rows_too = any(not line["reports"] for line in lines)
+    columns = [
+        *([] if names is None else [Column("user")]),
+        *(Column("when"), Column("round"), Column("state")),
+        *([Column("positive_rows", "pos"), Column("negative_rows", "neg")] if rows_too else []),
+        *([Column("reports", format=","), Column("cost", "ε")] if bits else []),
+        Column("bytes"),
+    ]
+    rows = []
+    for line in lines:
+        kept = ("state", "positive_rows", "negative_rows", "bytes", "reports")
+        row = {key: line[key] for key in kept}
+        row |= {"when": line["when"][:16], "round": f"{line['round']}.{line['attempt']}"}
+        row["cost"] = "none" if line["epsilon"] is None else f"{line['epsilon']:g}"
+        if names is not None:
+            row["user"] = "\n".join(wrap(names.get(line["user"], str(line["user"])), 12))
+        rows.append({column.key: row[column.key] for column in columns})
+    notes = ["pos, neg: rows for items in the history, and for others"] if rows_too else []
+    if bits:
+        notes.append("ε: what the reports of a round cost together, in plain sum")
+    return Table(title, columns, rows, notes=notes)
+
+
 def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, Any]]:
     from sottovoce.parties.hosted import Hosted
 
@@ -88,6 +120,8 @@ def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, An
             yield {"kind": "choice", "number": user, "time": record.changed_at, **choice}
         for spent in store.budget(user):
             yield {"kind": "budget", **_renamed(plain(spent), "kind", "release")}
+        for sent in store.sent_reports(user):
+            yield {"kind": "spent", **plain(sent)}
         if vectors is not None:
             yield {"kind": "vector", "number": user, "vector": vectors[row].tolist()}
     for line in store.ledger_rows(number).to_pylist():

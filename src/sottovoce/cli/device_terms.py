@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sottovoce.cli import output
+from sottovoce.cli.budget import bound_text, count_of
 from sottovoce.cli.device import Store
 from sottovoce.cli.options import Json
 
@@ -82,26 +84,54 @@ def _in_words(terms: Terms) -> list[str]:
     return [
         f"The terms in force are the server's ({terms.federation}):",
         *(f"  {k} = {value}" for k, value in sorted(_flat(terms).items())),
+        *_costs(terms),
         *_warning(terms),
+    ]
+
+
+def _costs(terms: Terms) -> list[str]:
+    """What a round costs in each tier, where reports are randomised."""
+    release = terms.reporting
+    if release is None:
+        return []
+    k = release.max_reports
+    return [
+        f"A round sends {count_of(k, 'randomised report')} of one bit. Each device is in the tier "
+        "of the largest ε that its owner permits:",
+        *(
+            f"  ε = {tier.epsilon:g} a report, {bound_text(k * tier.epsilon)} a round, in batches "
+            f"of at least {tier.min_devices:,} devices"
+            for tier in release.tiers
+        ),
     ]
 
 
 def _warning(terms: Terms) -> list[str]:
     if not terms.revealing:
         return []
-    return [
-        f"Mind: with {terms.triples:,} draws among {terms.n_items:,} items, a single report may "
-        "tell which items are in the history, by leaving them out. Nothing leaves before "
-        "`sottovoce device agree`."
-    ]
+    from sottovoce.parties.prepared import how_revealing
+
+    return [f"Mind: {how_revealing(terms)}. Nothing leaves before `sottovoce device agree`."]
 
 
 def _flat(terms: Terms) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in terms.to_table().items():
         inner = value if isinstance(value, dict) else {"": value}
-        flat |= {f"{key}.{name}".rstrip("."): v for name, v in inner.items()}
+        flat |= {f"{key}.{name}".rstrip("."): _short(v) for name, v in inner.items()}
     return flat
+
+
+def _short(value: Any) -> Any:
+    """A setting on one line."""
+    if isinstance(value, str) and "-----BEGIN" in value:
+        return f"certificate {hashlib.sha256(value.encode()).hexdigest()[:32]}"
+    if isinstance(value, list | tuple):
+        return "; ".join(
+            ", ".join(f"{k} {v}" for k, v in one.items()) if isinstance(one, dict) else str(one)
+            for one in value
+        )
+    return value
 
 
 def _changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, Any]]:

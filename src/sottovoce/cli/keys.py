@@ -1,14 +1,15 @@
-"""`sottovoce keys init | show | renew | node`."""
+"""`sottovoce keys init | show | renew | rotate | node`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder with the federation's keys.")]
 Hosts = Annotated[
@@ -41,7 +42,8 @@ def init(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = F
 
 
 def show(folder: Folder, as_json: Json = False) -> None:
-    """Subjects, names, fingerprints and expiry of the certificates. No secrets.
+    """Subjects, names, fingerprints and expiry of the certificates, and names of the keys of a
+    federation with a proxy. No secrets.
 
     DIR is the folder of `keys init`.
 
@@ -68,6 +70,32 @@ def renew(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = 
     renew_keys(folder, host or [], days)
     words = "The server's certificate is new; restart the server, or send it SIGHUP."
     _show(folder, as_json, words)
+
+
+def rotate(folder: Folder, as_json: Json = False) -> None:
+    """A new key to which reports are sealed, where they come through a proxy.
+
+    DIR is the folder with the keys of the federation's server. The server takes the new key for the
+    next round that it opens; it need not be restarted, and devices learn of it with the round. The
+    former key is destroyed when no round needs it any more.
+
+    \b
+    Example:
+      sottovoce keys rotate federation/keys
+    """
+    from sottovoce.engines.https.report_keys import ReportKeys
+
+    ring = ReportKeys(folder)
+    if not ring.exists:
+        raise UsageError(
+            f"{folder} has no report keys; only the server of a federation with a proxy has"
+        )
+    new = ring.rotate()
+    kept = [key.id.hex() for key in ring.all()]
+    if as_json:
+        output.emit({"folder": folder, "report_key": new.id.hex(), "report_keys": kept})
+    else:
+        output.show(f"The next round uses the report key {new.id.hex()}.")
 
 
 def node(
@@ -109,7 +137,7 @@ def _show(folder: Path, as_json: bool, *notes: str) -> None:
             }
             for fact in facts
         ]
-        output.emit({"folder": folder, "certificates": content})
+        output.emit({"folder": folder, "certificates": content, **_proxied(folder)})
         return
     output.show(*notes)
     for fact in facts:
@@ -123,3 +151,28 @@ def _show(folder: Path, as_json: bool, *notes: str) -> None:
         if fact.trouble:
             lines.append(f"  TROUBLE      {fact.trouble}")
         output.show(*lines)
+    found = _proxied(folder)
+    if found:
+        *former, newest = found["report_keys"]
+        kept = ", ".join(former) or "no other"
+        output.show(
+            f"admission.key  fingerprint {found['admission_key']}",
+            f"report-keys.json  {newest} for the next round; kept: {kept}",
+        )
+
+
+def _proxied(folder: Path) -> dict[str, Any]:
+    """Names of the keys that only the server of a federation with a proxy has."""
+    import hashlib
+
+    from sottovoce.engines.https.admissions import admission_key
+    from sottovoce.engines.https.report_keys import ReportKeys
+
+    ring = ReportKeys(folder)
+    if not ring.exists:
+        return {}
+    public = admission_key(folder).public_key().public_bytes_raw()
+    return {
+        "admission_key": hashlib.sha256(public).hexdigest(),
+        "report_keys": [key.id.hex() for key in ring.all()],
+    }

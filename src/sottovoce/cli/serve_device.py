@@ -41,8 +41,9 @@ def device(
 
     STORE is a folder of `sottovoce device init`. The agent asks the server whether there is a
     round, learns at home and sends what the owner permits, which is read before every round. Where
-    she takes no part it only reads what is published. Logs are JSON lines on standard error. The
-    agent may be stopped or killed at any moment; nothing is lost.
+    she takes no part it only reads what is published. Where the terms name a proxy, what leaves
+    goes there, sealed, and the server is not told that it does. Logs are JSON lines on standard
+    error. The agent may be stopped or killed at any moment; nothing is lost.
 
     \b
     Examples:

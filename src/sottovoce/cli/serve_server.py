@@ -1,5 +1,5 @@
-"""What the operator of a server does: `sottovoce serve server`, `invite`, `status`, `target` and
-`shut-out`."""
+"""What the operator of a server does: `sottovoce serve server`, `invite`, `introduce`, `status`,
+`target` and `shut-out`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sottovoce.errors import ConfigError, CorruptData, DataNotFound, UsageError
 if TYPE_CHECKING:
     from sottovoce.engines.https.folder import ServerFolder
     from sottovoce.experiment import Experiment
+    from sottovoce.links import Link
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the federation's server.")]
 DatabaseUrl = Annotated[
@@ -37,6 +38,16 @@ def server(
     catalogue: CatalogueFile = None,
     settings: Settings = None,
     names: HostNames = None,
+    proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where devices reach the federation's proxy; goes into its terms."
+        ),
+    ] = None,
+    proxy_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --proxy: the proxy's ca.crt, which its owner has."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
@@ -71,16 +82,24 @@ def server(
     Examples:
       sottovoce serve server town --experiment my.toml --catalogue items.csv --name example.org
       sottovoce serve server town --host 0.0.0.0
+      sottovoce serve server town --experiment a.toml --proxy https://p.example --proxy-ca p.crt
       sottovoce serve server town --rounds 200 --database postgresql://sottovoce@db/town
     """
     from sottovoce.engines.https.serve import run_server
 
+    if (proxy is None) != (proxy_ca is None):
+        raise UsageError("--proxy and --proxy-ca go together")
+    through = None if proxy is None or proxy_ca is None else (proxy, proxy_ca)
     if experiment is not None:
-        made = make_federation(folder, experiment, settings or [], catalogue, names or [], rounds)
+        made = make_federation(
+            folder, experiment, settings or [], catalogue, names or [], rounds, through
+        )
         words = f"{folder} holds the federation {made.plan.terms.federation}"
         output.note(f"{words}, {made.plan.terms.n_items:,} items")
-    elif catalogue is not None or settings or names:
-        raise UsageError("--catalogue, --set and --name go with --experiment, at the first start")
+    elif catalogue is not None or settings or names or through:
+        raise UsageError(
+            "--catalogue, --set, --name and --proxy go with --experiment, at the first start"
+        )
     run_server(
         folder,
         host,
@@ -126,11 +145,7 @@ def invite(
     from sottovoce.engines.https.invitations import write_invitation
 
     found = folders.open_folder(folder)
-    running = found.running()
-    address = server or (running and running["url"])
-    if not address:
-        raise UsageError("no server runs from this folder; say where it will be with --server URL")
-    folders.require_address(address)
+    address = _address(found, server)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.closing(found.database(database)) as store:
         numbers = None if first is None else range(first, first + count)
@@ -143,6 +158,40 @@ def invite(
         output.emit({"server": address, "numbers": numbers_written, "files": [*map(str, files)]})
     else:
         output.show(f"{len(files)} invitation(s) to {address} in {out}; each is a secret")
+
+
+def introduce(
+    folder: Folder,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where the introduction is written.")
+    ] = Path("introduction.json"),
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where the proxy reaches the server; the running one by default."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the introduction of the federation's proxy, a file for whoever runs it.
+
+    It says where the server is, how it is known and how it knows the proxy. It is a secret: hand it
+    over in confidence. The federation's terms must name a proxy.
+
+    \b
+    Example:
+      sottovoce serve introduce town --out town.json --server https://example.org:8443
+    """
+    from sottovoce.engines.https import folder as folders
+    from sottovoce.engines.https.admissions import write_introduction
+
+    found = folders.open_folder(folder)
+    address = _address(found, server)
+    write_introduction(out, folders.introduction(found, address))
+    if as_json:
+        output.emit({"server": address, "file": out})
+    else:
+        output.show(f"The introduction of the proxy to {address} is {out}; it is a secret")
 
 
 def status(
@@ -186,6 +235,11 @@ def status(
     if content["state"] == "open":
         words += f", {content['reported']} of {content['goal']} reports"
     lines = [words, f"Devices: {content['enrolled']} enrolled, {content['active']} active"]
+    for batch in content.get("batches", ()):
+        lines.append(
+            f"Batch of tier {batch['tier']}: {batch['devices']} devices, {batch['stored']} of "
+            f"{batch['parts']} parts are here"
+        )
     if content["shut_out"]:
         lines.append(f"Shut out: {', '.join(map(str, content['shut_out']))}")
     lines.append(f"Refused: {output.words(content['refused'])}")
@@ -250,6 +304,18 @@ def shut_out(
         output.show(f"Shut out: {', '.join(map(str, out)) or 'nobody'}")
 
 
+def _address(folder: ServerFolder, server: str | None) -> str:
+    """Where a server is, or will be, as its operator says or as it runs."""
+    from sottovoce.engines.https.folder import require_address
+
+    running = folder.running()
+    address = server or (running and str(running["url"]))
+    if not address:
+        raise UsageError("no server runs from this folder; say where it will be with --server URL")
+    require_address(address)
+    return address
+
+
 def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, Any]:
     from sottovoce.engines.https.operators import Operator
 
@@ -276,21 +342,25 @@ def make_federation(
     catalogue: Path | None,
     names: list[str],
     rounds: int | None,
+    proxy: tuple[str, Path] | None = None,
 ) -> ServerFolder:
-    """The folder of a new federation, from an experiment file."""
+    """The folder of a new federation, from an experiment file; `proxy` is the address of its proxy
+    and the file with the proxy's authority."""
     import secrets
 
     from sottovoce import experiment_files
+    from sottovoce.algorithms.fpl import FPLConfig
     from sottovoce.engines.https.folder import create_folder
     from sottovoce.experiment import Experiment
     from sottovoce.terms import Terms
 
     experiment = Experiment.from_file(experiment_files.find(file), settings)
     algorithm = experiment.algorithm
-    if not isinstance(algorithm.triples, int):
+    drawing = algorithm if isinstance(algorithm, FPLConfig) else None
+    if drawing is not None and not isinstance(drawing.triples, int):
         # A configuration would set it to the mean again.
-        instead = f"algorithm.configuration= --set algorithm.cohort_size={algorithm.cohort_size}"
-        instead = f"--set {instead} " if algorithm.configuration else ""
+        instead = f"algorithm.configuration= --set algorithm.cohort_size={drawing.cohort_size}"
+        instead = f"--set {instead} " if drawing.configuration else ""
         raise ConfigError(
             "algorithm.triples must be a number in a real federation, where nobody knows how many "
             f"items the others have; use {instead}--set algorithm.triples=50, say"
@@ -300,16 +370,43 @@ def make_federation(
         raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
     items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
     federation = f"{experiment.name}-{secrets.token_hex(4)}"
-    terms = Terms.of(federation, len(items), algorithm, algorithm.triples, experiment.release)
+    link = _link(experiment.link, proxy)
+    triples = drawing.triples if drawing is not None and isinstance(drawing.triples, int) else 0
+    terms = Terms.of(federation, len(items), algorithm, triples, experiment.release, link)
     return create_folder(
         folder,
         terms,
         items,
-        cohort_size=algorithm.cohort_size,
+        cohort_size=drawing.cohort_size if drawing is not None else "all",
         rounds=to_run,
         rules=experiment.service,
         hosts=names,
     )
+
+
+def _link(link: Link, proxy: tuple[str, Path] | None) -> Link:
+    """The link of an experiment file, with the proxy of a real federation."""
+    from sottovoce.engines.https.folder import require_address
+    from sottovoce.engines.https.keys import device_context
+    from sottovoce.links import Proxied
+
+    if not isinstance(link, Proxied):
+        if proxy is not None:
+            raise ConfigError("--proxy is for an algorithm whose reports go through one, like fmf")
+        return link
+    if proxy is not None:
+        url, file = proxy
+        try:
+            link = Proxied(url, file.read_text("ascii"))
+        except (OSError, ValueError):
+            raise DataNotFound(f"the proxy's certificate authority {file} cannot be read") from None
+    if not link.url or not link.authority:
+        raise ConfigError(
+            "the federation needs a proxy: say where it is with --proxy URL and --proxy-ca FILE"
+        )
+    require_address(link.url, "--proxy")
+    device_context(link.authority)
+    return link
 
 
 def _items_of(experiment: Experiment) -> list[tuple[str, str]]:

@@ -75,7 +75,8 @@ def ledger(
     RUN is the folder of a finished run.
 
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL
-    release, 0 where nothing was sent.
+    release, 0 where nothing was sent. With --user, randomised reports have two certificates: the
+    plain sum, which assumes nothing, and the one with a proxy that does not collude.
 
     \b
     Examples:
@@ -84,7 +85,8 @@ def ledger(
       sottovoce ledger runs/demo --user r0003
     """
     from sottovoce import ledger as ledgers
-    from sottovoce.run_tables import ledger_table, readable_bytes
+    from sottovoce.cli import spent
+    from sottovoce.run_tables import ledger_table
     from sottovoce.run_views import FinishedRun
 
     if csv and as_json:
@@ -94,10 +96,14 @@ def ledger(
     totals = ledgers.totals_of(opened.ledger(number))
     lines = opened.ledger_by(by) if number is None else opened.ledger_of(number)
     grouping = by if number is None else "round"
+    budget = None
+    if number is not None:
+        budget = spent.of_ledger(opened.ledger(number), opened.consent.row(number))
     if as_json:
         head: dict[str, object] = {"run": folder}
         if number is not None:
             head |= {"user": user, "choice": opened.consent.row(number).words()}
+            head |= {"budget": budget and budget.to_table()}
         rows = [{grouping: x.label, "devices": x.devices, **output.plain(x.totals)} for x in lines]
         output.emit({**head, "totals": output.totals_json(totals), "by": grouping, "lines": rows})
         return
@@ -107,12 +113,8 @@ def ledger(
     who = "all devices" if number is None else f"the device of {user}"
     if number is not None:
         output.show(f"{user}: {opened.consent.row(number).words()}.")
-    cost = "none, see docs/privacy.md" if totals.epsilon == float("inf") else f"{totals.epsilon:g}"
-    output.show(
-        f"What left {who}: {totals.releases:,} releases, {totals.positive_rows:,} positive rows, "
-        f"{totals.negative_rows:,} negative rows, {readable_bytes(totals.bytes)}.",
-        f"Guaranteed bound on the privacy cost ε: {cost}.",
-    )
+    output.show(spent.what_left(who, totals), spent.bound_line(totals, everyone=number is None))
+    output.show(*(budget.lines() if budget else ()))
     if lines:
         output.show(ledger_table(lines, grouping, most=20))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.ledger import Ledger
-from sottovoce.messages import DeviceReports
+from sottovoce.messages import Batch, DeviceReports
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -22,6 +22,8 @@ class Moment:
     items: NDArray[np.float32]
     cohort: Cohort
     ledger: Ledger
+    memory: NDArray[np.float32]
+    """What the server keeps to itself."""
 
 
 class Observer(Protocol):
@@ -37,4 +39,4 @@ class Observer(Protocol):
 class Listener(Protocol):
     """Hears every message that reaches the server. Where there is one, messages are written out."""
 
-    def hear(self, reports: DeviceReports) -> None: ...
+    def hear(self, reports: DeviceReports | Batch) -> None: ...

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.engines.base import Moment
-from sottovoce.messages import DeviceReports
+from sottovoce.messages import Batch, DeviceReports
 
 
 def every(round: int, step: int) -> int:
@@ -72,8 +72,15 @@ class Transcript:
 
     folder: Path
 
-    def hear(self, reports: DeviceReports) -> None:
+    def hear(self, reports: DeviceReports | Batch) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(reports, Batch):
+            np.savez_compressed(
+                self.folder / f"round-{reports.round:06d}-tier-{reports.tier}.npz",
+                devices=np.array(reports.devices),
+                reports=reports.reports,
+            )
+            return
         np.savez_compressed(
             self.folder / f"round-{reports.round:06d}.npz",
             sender=reports.sender,

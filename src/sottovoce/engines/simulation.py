@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.engines.base import Listener, Moment, Observer
-from sottovoce.errors import ConfigError, Diverged
+from sottovoce.errors import ConfigError, Diverged, Stalled
 from sottovoce.parties.device import Devices
+from sottovoce.parties.proxy import Proxy
 from sottovoce.parties.server import Server
 
 
@@ -32,18 +33,23 @@ class Simulation:
     """Run single-device rounds in blocks. Off, every round passes through its own message."""
     block: int = 200_000
     """Most rounds fused at once, so that an interrupt is heard soon."""
+    proxy: Proxy | None = None
+    """Between the devices and the server, where randomised reports are what leaves."""
 
     def run(self) -> None:
         """Go on from the server's round to `rounds`."""
         willing = self.devices.willing()
-        if not 1 <= self.cohort_size <= len(willing):
+        if self.proxy is None and not 1 <= self.cohort_size <= len(willing):
             raise ConfigError(
                 f"{self.cohort_size} devices are asked for in a round, {len(willing)} take part"
             )
         server = self.server
+        fuse = self.fuse and self.cohort_size == 1 and self.devices.fuses
         while server.round < self.rounds:
             stop = self._next_stop()
-            if self.fuse and self.cohort_size == 1 and not self.listeners:
+            if self.proxy is not None:
+                self._mixed_round(self.proxy)
+            elif fuse and not self.listeners:
                 rows = willing[server.select_rounds(len(willing), stop - server.round)]
                 after = self.devices.report_rounds(server.items, server.round, rows)
                 server.advance(after, len(rows))
@@ -61,6 +67,21 @@ class Simulation:
         else:
             self.server.fold(self.devices.report_summed(view, rows, self.threads))
 
+    def _mixed_round(self, proxy: Proxy) -> None:
+        """A round of everyone whose budget permits it, through the proxy."""
+        view, rows = self.server.publish(), self.devices.willing()
+        batches = proxy.collect(self.devices.report_bits(view, rows, self.threads))
+        if not batches:
+            raise Stalled(
+                f"in round {view.round} no tier has its minimum of devices with enough budget "
+                "left, so that the proxy holds everything back; lower rounds, or let the users "
+                "permit more"
+            )
+        for listener in self.listeners:
+            for batch in batches:
+                listener.hear(batch)
+        self.server.fold(self.server.count(batches))
+
     def _next_stop(self) -> int:
         stops = [o.next_stop(self.server.round) for o in self.observers]
         return min([self.rounds, self.server.round + self.block, *stops])
@@ -72,8 +93,9 @@ class Simulation:
         if not due and not end:
             return
         self.devices.settle()
+        server, devices = self.server, self.devices
         moment = Moment(
-            round, self.rounds, self.server.items, self.devices.cohort, self.devices.ledger
+            round, self.rounds, server.items, devices.cohort, devices.ledger, server.memory
         )
         if not np.isfinite(self.devices.cohort.vectors).all():
             raise Diverged(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Cohort
 from sottovoce.data.interactions import Vocabulary
 from sottovoce.engines.rounds import RoundRules
-from sottovoce.ledger import Entries, entries_of
+from sottovoce.ledger import COLUMNS, Entries, entries_of
 from sottovoce.terms import Terms
 
 if TYPE_CHECKING:
@@ -99,10 +99,7 @@ def in_order(tables: Sequence[Entries]) -> list[Entries]:
     ordered = []
     for kind in sorted({t.kind for t in tables}):
         same = [t for t in tables if t.kind == kind]
-        columns = {
-            name: np.concatenate([getattr(t, name) for t in same])
-            for name in ("user", "round", "positive_rows", "negative_rows", "bytes", "epsilon")
-        }
+        columns = {name: np.concatenate([getattr(t, name) for t in same]) for name in COLUMNS}
         order = np.lexsort((columns["user"], columns["round"]))
         ordered.append(Entries(kind, **{k: v[order] for k, v in columns.items()}))
     return ordered

@@ -1,9 +1,10 @@
 """The one door. Everything that leaves a device leaves here; nothing else builds a report.
 
 Consent is read first; then the device learns, the release decides what may leave, the ledger gets a
-row, and only then is there a report. The three ways out differ in how many devices and rounds they
-serve at once, not in what leaves: `report` is the definition (a message per device), the other two
-are the same sums without the messages.
+row, and only then is there a report. Item rows have three ways out, which differ in how many
+devices and rounds they serve at once, not in what leaves: `report` is the definition (a message per
+device), the other two are the same sums without the messages. `report_bits` is the one way out of
+randomised reports.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Counts, CrossDevice
-from sottovoce.consent import ShareRule
-from sottovoce.errors import ConsentError
+from sottovoce.algorithms.base import Cohort, Counts, CrossDevice, FactorModel, Fusing, Reporting
+from sottovoce.consent import ALWAYS, ShareRule
+from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.ledger import Entries, Ledger
 from sottovoce.messages import (
+    BitReports,
     DeviceReports,
     ModelView,
     SummedReports,
     Updates,
     add_up,
-    row_bytes,
 )
+from sottovoce.one_bit import noise_root
 from sottovoce.privacy.mechanisms import BoundRelease, Release
+from sottovoce.privacy.reports import BoundReports, KReports
 from sottovoce.rng import Streams
 from sottovoce.sums import sum_groups
 
@@ -48,23 +51,31 @@ class Accelerator(Protocol):
 class Devices:
     """A cohort behind its door. A phone is a cohort of one."""
 
-    algorithm: CrossDevice
+    algorithm: FactorModel
     cohort: Cohort
     ledger: Ledger
     rng: Streams
-    _release: BoundRelease
+    _release: BoundRelease | BoundReports
     _accelerator: Accelerator | None = None
 
     @classmethod
     def behind_door(
         cls,
-        algorithm: CrossDevice,
+        algorithm: FactorModel,
         cohort: Cohort,
-        release: Release,
+        release: Release | KReports,
         ledger: Ledger,
         rng: Streams,
+        noise: bytes | None = None,
     ) -> Devices:
-        bound = release.bind(cohort.users, cohort.consent, cohort.history, rng)
+        """`noise` is the root of the private coins of randomised reports: 32 bytes that nobody else
+        knows. A simulation leaves it out and gets one that repeats with its seed."""
+        bound: BoundRelease | BoundReports
+        if isinstance(release, KReports):
+            root = noise_root(rng.key) if noise is None else noise
+            bound = release.bind(cohort.users, cohort.consent, rng, root)
+        else:
+            bound = release.bind(cohort.users, cohort.consent, cohort.history, rng)
         return cls(algorithm, cohort, ledger, rng, bound)
 
     def __repr__(self) -> str:
@@ -73,24 +84,42 @@ class Devices:
     def accelerate(self, load: Callable[[ShareRule], Accelerator]) -> None:
         """From now on, compute whole rounds on what `load` gives for the rule of all devices."""
         everyone = np.arange(len(self.cohort), dtype=np.int64)
-        self._accelerator = load(self._release.rule(everyone, np.array([0])))
+        self._accelerator = load(self._sharing().rule(everyone, np.array([0])))
 
     def settle(self) -> None:
         """Bring the devices' state home from an accelerator."""
         if self._accelerator is not None:
             self.cohort.vectors = self._accelerator.vectors()
 
+    @property
+    def reports_bits(self) -> bool:
+        """Whether randomised reports are what leaves."""
+        return isinstance(self._release, BoundReports)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether many rounds of one device each can be run at once."""
+        return isinstance(self.algorithm, Fusing) and self._accelerator is None
+
     def willing(self) -> NDArray[np.int64]:
-        """Rows of the devices that take part and can learn."""
-        return self.cohort.willing()
+        """Rows of the devices that take part, can learn, and may still send."""
+        cohort = self.cohort
+        able = cohort.consent.takes_part & self.algorithm.device_able(cohort)
+        if isinstance(self._release, BoundReports):
+            able &= self._release.permits(cohort.spent)
+        return np.flatnonzero(able)
+
+    def tiers(self) -> NDArray[np.int32]:
+        """The tier in which each device reports, -1 where in none."""
+        return self._reporting()[1].tier
 
     def report(self, view: ModelView, rows: NDArray[np.int64]) -> DeviceReports:
         """One round of these devices, as messages."""
         self._require_consent(rows)
-        updates = self.algorithm.device_learn(view, self.cohort, rows, self.rng)
-        rule = self._release.rule(rows, np.array([view.round]))
+        updates = self._learning().device_learn(view, self.cohort, rows, self.rng)
+        rule = self._sharing().rule(rows, np.array([view.round]))
         reports, counts = self._merge(updates, rows, view.round, self._leaving(updates, rule))
-        self._record(rows, np.full(len(rows), view.round), counts, view.embedding_size)
+        self._record(rows, np.full(len(rows), view.round), counts)
         return reports
 
     def report_summed(
@@ -98,21 +127,22 @@ class Devices:
     ) -> SummedReports:
         """One round of these devices, as the sum of their messages."""
         self._require_consent(rows)
-        if self._accelerator is None and self.algorithm.device_few(view, len(rows)):
+        algorithm = self._learning()
+        if self._accelerator is None and algorithm.device_few(view, len(rows)):
             return add_up(view.round, [self.report(view, rows)], view.items.shape[1])
         if self._accelerator is not None:
             sums, counts = self._accelerator.learn_summed(
                 view,
                 rows,
                 self.rng.child("learn", view.round).key,
-                self._release.round_key(view.round),
+                self._sharing().round_key(view.round),
             )
         else:
-            rule = self._release.rule(rows, np.array([view.round]))
-            sums, counts = self.algorithm.device_learn_summed(
+            rule = self._sharing().rule(rows, np.array([view.round]))
+            sums, counts = algorithm.device_learn_summed(
                 view, self.cohort, rows, rule, self.rng, threads
             )
-        self._record(rows, np.full(len(rows), view.round), counts, view.embedding_size)
+        self._record(rows, np.full(len(rows), view.round), counts)
         every_item = np.arange(len(sums), dtype=np.int32)
         return SummedReports(view.round, every_item, sums, len(rows))
 
@@ -121,37 +151,67 @@ class Devices:
     ) -> NDArray[np.float32]:
         """len(rows) rounds of one device each, folded one by one; returns the model after them."""
         self._require_consent(rows)
+        if not isinstance(self.algorithm, Fusing):
+            raise ConfigError("this algorithm runs its rounds one by one")
         rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
+        rule = self._sharing().rule(rows, rounds)
         after, counts = self.algorithm.device_learn_rounds(
-            items, first_round, self.cohort, rows, self._release.rule(rows, rounds), self.rng
+            items, first_round, self.cohort, rows, rule, self.rng
         )
-        self._record(rows, rounds, counts, items.shape[1] - 1)
+        self._record(rows, rounds, counts)
         return after
 
-    def vectors_at_home(self, view: ModelView, draws: int = 500) -> NDArray[np.float32]:
-        """Every device's vector as it would recommend with now. Devices that do not take part fit
-        theirs to the published model, by the same steps, on at least `draws` draws. Nothing leaves,
-        and the devices' own state stays as it is."""
-        home = np.flatnonzero(~self.cohort.consent.takes_part & self.cohort.able())
-        vectors = self.cohort.vectors.copy()
+    def report_bits(self, view: ModelView, rows: NDArray[np.int64], threads: int = 1) -> BitReports:
+        """One round of these devices as k randomised reports each. Their budgets are charged; one
+        that has too little left is not asked, or this raises."""
+        self._require_consent(rows)
+        algorithm, release = self._reporting()
+        if not release.permits(self.cohort.spent)[rows].all():
+            raise ConsentError("a device was asked to report beyond what its owner permits")
+        rule = release.rule(rows, view.round, *algorithm.sampling(view.items))
+        reports = algorithm.device_report(view, self.cohort, rows, rule, threads)
+        self.cohort.spent[rows] += release.cost()[rows]
+        self.ledger.record(release.entries(rows, view.round))
+        return BitReports(view.round, self.cohort.users[rows], release.tier[rows], reports)
+
+    def vectors_at_home(self, view: ModelView) -> NDArray[np.float32]:
+        """Every device's vector as it would recommend with now. Devices that do not take part (all
+        of them, where a vector follows from the model) fit theirs to the published model. Nothing
+        leaves, and the devices' own state stays as it is."""
+        cohort, vectors = self.cohort, self.cohort.vectors.copy()
+        fits = self.algorithm.device_able(cohort)
+        if not self.algorithm.refits:
+            fits &= ~cohort.consent.takes_part
+        home = np.flatnonzero(fits)
         for start in range(0, len(home), _HOME_BATCH):
             rows = home[start : start + _HOME_BATCH]
-            part = self.cohort.take(rows)
-            everyone, learnt, turn = np.arange(len(rows), dtype=np.int64), 0, 0
-            while learnt < draws:
-                updates = self.algorithm.device_learn(
-                    view, part, everyone, self.rng.child("home", turn)
-                )
-                learnt += len(updates) // (2 * len(rows))
-                turn += 1
+            part = cohort.take(rows)
+            self.algorithm.device_fit(view, part, self.rng)
             vectors[rows] = part.vectors
         return vectors
+
+    def _learning(self) -> CrossDevice:
+        if isinstance(self.algorithm, Reporting):
+            raise ConfigError("this algorithm sends randomised reports, not item rows")
+        return self.algorithm  # type: ignore[return-value]
+
+    def _sharing(self) -> BoundRelease:
+        if isinstance(self._release, BoundReports):
+            raise ConfigError("this release sends randomised reports, not item rows")
+        return self._release
+
+    def _reporting(self) -> tuple[Reporting, BoundReports]:
+        if not isinstance(self.algorithm, Reporting) or not isinstance(self._release, BoundReports):
+            raise ConfigError("this algorithm and release send item rows, not randomised reports")
+        return self.algorithm, self._release
 
     def _require_consent(self, rows: NDArray[np.int64]) -> None:
         if not self.cohort.consent.takes_part[rows].all():
             raise ConsentError("a device that does not take part was asked to send")
 
     def _leaving(self, updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
+        if not len(rule.allowed) and np.all(rule.threshold == ALWAYS):
+            return np.ones(len(updates), dtype=bool)
         positive = updates.positive
         entry = updates.entry[positive].reshape(len(rule.keys), -1)
         leaves = np.ones(len(updates), dtype=bool)
@@ -188,17 +248,16 @@ class Devices:
         rows: NDArray[np.int64],
         rounds: NDArray[np.int64],
         counts: Counts,
-        embedding_size: int,
     ) -> None:
-        sent = counts.positive.astype(np.int64) + counts.negative
+        sent, release = counts.positive.astype(np.int64) + counts.negative, self._sharing()
         self.ledger.record(
             Entries(
-                kind=self._release.kind,
+                kind=release.kind,
                 user=self.cohort.users[rows],
                 round=rounds,
                 positive_rows=counts.positive,
                 negative_rows=counts.negative,
-                bytes=sent * row_bytes(embedding_size),
-                epsilon=np.full(len(rows), self._release.epsilon, dtype=np.float32),
+                bytes=sent * self.algorithm.row_bytes,
+                epsilon=np.full(len(rows), release.epsilon, dtype=np.float32),
             )
         )

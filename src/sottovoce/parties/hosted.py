@@ -2,7 +2,8 @@
 
 A round is prepared (durably, so that the same bytes are there after a crash), leaves (from then on
 it is in the ledger and in the budget), and arrives or is refused (which decides whether what was
-learnt counts). Consent is read when a round is prepared and again when it is about to leave.
+learnt counts). Consent and budget are read when a round is prepared and again when it is about to
+leave. What has left is spent, whatever becomes of it; no clock has a part in that.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
+from sottovoce.consent import Choice, Consent, affords
 from sottovoce.errors import (
     ConsentError,
     DataNotFound,
@@ -25,33 +26,30 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.ledger import Ledger
-from sottovoce.messages import ModelView, encode, encode_sum
+from sottovoce.messages import ModelView, encode, encode_bits, encode_sum
 from sottovoce.parties.device import Devices
+from sottovoce.parties.prepared import (
+    Prepared,
+    among,
+    check_shape,
+    digest,
+    explain,
+    how_revealing,
+    same,
+    space,
+)
 from sottovoce.parties.store import CohortStore
-from sottovoce.parties.store_rounds import Round, RoundBook, State
+from sottovoce.parties.store_rounds import Round, RoundBook, kept_terms
 from sottovoce.recommender import FactorScorer, recommend
 from sottovoce.terms import Terms
+
+__all__ = ["Hosted", "Prepared"]
 
 _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
 _TRIES = 5
+_AT_HOME = Choice(takes_part=False)
 _OFFERED, _SEEN = "offered-terms", "terms-seen"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Prepared:
-    """A report that is ready to leave, or that has left already (`state`)."""
-
-    round: int
-    attempt: int
-    message: bytes
-    nonce: bytes
-    """Drawn from the operating system, once for this message."""
-    devices: int
-    state: State
-
-    def __repr__(self) -> str:
-        return f"<Prepared round={self.round} attempt={self.attempt} {self.state}, redacted>"
 
 
 class Hosted:
@@ -77,7 +75,7 @@ class Hosted:
     def offered(self) -> Terms | None:
         """Other terms that the server has published since, which nobody has agreed to."""
         content = self.store.secret(_OFFERED)
-        return Terms.from_table(json.loads(content)) if content else None
+        return kept_terms(content.decode()) if content else None
 
     def agree(self, terms: Terms) -> None:
         """Take the first terms as agreed to. Other terms later are kept for the owner to look at,
@@ -106,7 +104,7 @@ class Hosted:
                 raise UsageError("the server has offered no other terms than those agreed to")
             era, before = agreed
             self._settle(None)
-            if _space(before) != _space(offered):
+            if space(before) != space(offered):
                 self._book.forget_vectors()
             self._book.add_terms(era + 1, offered, self.store.now())
             self.store.set_secret(_OFFERED, b"")
@@ -122,11 +120,11 @@ class Hosted:
         """Raises where a single round may give a history away under the terms in force, and the
         owner has not agreed to them herself."""
         era, terms = self._agreed()
-        seen = era > 0 or self.store.secret(_SEEN) == terms.digest().encode()
+        digests = terms.digest(), self._book.agreed_digest()
+        seen = era > 0 or self.store.secret(_SEEN) in [digest.encode() for digest in digests]
         if terms.revealing and not seen:
             raise ConsentError(
-                f"with {terms.triples:,} draws among {terms.n_items:,} items, as the terms have "
-                f"it, a single report may tell the history by leaving it out; look at them with "
+                f"{how_revealing(terms)}; look at them with "
                 f"`sottovoce device agree {self.store.path} --look` and run `sottovoce device "
                 f"agree {self.store.path}`; until then nothing leaves"
             )
@@ -135,7 +133,7 @@ class Hosted:
         """Keep the published model, for recommendations while offline."""
         terms = self.terms
         if terms is not None:
-            _check_shape(view, terms)
+            check_shape(view, terms)
         self._book.keep_model(view)
 
     def model(self) -> ModelView | None:
@@ -161,10 +159,10 @@ class Hosted:
         confirmed before the next round does not count.
         """
         terms = self._agreed()[1]
-        _check_shape(view, terms)
+        check_shape(view, terms)
         if not (0 <= view.round < _COUNTER_LIMIT and 0 <= attempt < _COUNTER_LIMIT):
             raise MessageError("a round's number and attempt must be 32-bit counters")
-        asked = _digest(view, numbers, summed)
+        asked = digest(view, numbers, summed)
         for _ in range(_TRIES):
             with self.store.file.transaction():
                 ready = self._again(view.round, attempt, asked)
@@ -176,15 +174,16 @@ class Hosted:
         raise ConsentError("choices changed while the round was being prepared; try again")
 
     def leaving(self, prepared: Prepared) -> None:
-        """To be called right before the first byte leaves. Consent is read again: where a choice
-        has changed since, the round is dropped and this raises. Otherwise the round is in the
-        ledger and in the budget when this returns."""
+        """To be called right before the first byte leaves. Consent and budget are read again: where
+        a choice has changed since, or a limit has no room, the round is dropped and this raises.
+        Otherwise the round is in the ledger and in the budget when this returns."""
         with self.store.file.transaction():
             entry = self._entry(prepared.round, prepared.attempt)
             if entry.state == "dropped" or entry.nonce != prepared.nonce:
                 raise ConsentError(f"the report for round {entry.round} was dropped; prepare anew")
             changed = self._book.minds_changed(entry)
-            if changed:
+            beyond = entry.state == "prepared" and not self._affordable(entry)
+            if changed or beyond:
                 self._withdraw(entry)
             elif entry.state == "prepared":
                 self._book.mark_left(entry, self.store.now())
@@ -193,6 +192,11 @@ class Hosted:
         if changed:
             raise ConsentError(
                 f"a choice was changed since the report for round {entry.round} was prepared, so "
+                f"that it does not leave"
+            )
+        if beyond:
+            raise ConsentError(
+                f"the report for round {entry.round} would cost more than the limit leaves, so "
                 f"that it does not leave"
             )
 
@@ -226,12 +230,12 @@ class Hosted:
     def unresolved(self) -> Prepared | None:
         """The report that has left, but of which nobody knows whether it arrived."""
         entry = self._book.latest()
-        return None if entry is None or entry.state != "left" else _prepared(entry)
+        return None if entry is None or entry.state != "left" else Prepared.of(entry)
 
     def latest(self) -> Prepared | None:
         """The latest round that was prepared, whatever became of it."""
         entry = self._book.latest()
-        return None if entry is None else _prepared(entry)
+        return None if entry is None else Prepared.of(entry)
 
     # --- at home ---------------------------------------------------------------------------------
 
@@ -251,12 +255,16 @@ class Hosted:
                 )
             self.store.name(number)
             terms, row = self._agreed()[1], np.flatnonzero(self.store.users == number)
-            devices = self._devices(terms, Ledger(), self._vectors(None), row)
+            cohort = self._cohort(terms, self._vectors(None)).take(row)
             catalogue = self.store.catalogue()
-        factors = np.ascontiguousarray(view.items[:, :-1])
-        bias = np.ascontiguousarray(view.items[:, -1])
-        scorer = FactorScorer(devices.vectors_at_home(view), factors, bias)
-        items, scores = recommend(scorer, 0, devices.cohort.history.row(0), n)
+        algorithm = terms.build()
+        if algorithm.refits:  # what she permits does not matter then: nothing leaves
+            cohort.consent = Consent.uniform(cohort.users, _AT_HOME)
+        devices = Devices.behind_door(
+            algorithm, cohort, terms.release, Ledger(), self.store.streams
+        )
+        scorer = FactorScorer.of(devices.vectors_at_home(view), view.items)
+        items, scores = recommend(scorer, 0, cohort.history.row(0), n)
         return [
             (*catalogue[item], score)
             for item, score in zip(items.tolist(), scores.tolist(), strict=True)
@@ -291,7 +299,7 @@ class Hosted:
                 f"{attempt}, than it did before; only a new attempt may do so"
             )
         if entry.asked == asked and not self._book.minds_changed(entry):
-            return _prepared(entry)
+            return Prepared.of(entry)
         self._withdraw(entry)
         return None
 
@@ -308,22 +316,34 @@ class Hosted:
         with file.snapshot():
             era, terms = self._agreed()
             before, choice, users = book.latest(), book.latest_choice(), self.store.users
-            start = self._vectors(view.round)
-            devices = self._devices(terms, ledger, start, np.arange(len(users), dtype=np.int64))
-        rows = _among(devices.willing(), users, numbers)
+            cohort = self._cohort(terms, self._vectors(view.round))
+            left = book.has_left(era, view.round)
+        bits = terms.reporting is not None
+        noise = self.store.noise(era) if bits else None
+        devices = Devices.behind_door(
+            terms.build(), cohort, terms.release, ledger, self.store.streams, noise
+        )
+        rows = among(devices.willing(), users, numbers)
         if not len(rows):
+            asked_rows = among(np.arange(len(users), dtype=np.int64), users, numbers)
+            explain(devices, asked_rows, self.store.path)
             return True, None
         if before is not None and before.gone and before.key == (era, view.round, attempt):
             raise ConsentError(
                 f"a report for round {view.round} has left already under an earlier choice; the "
                 f"new choice holds from the next round on"
             )
-        if summed:
-            message = encode_sum(devices.report_summed(view, rows, self._threads))
-        elif len(rows) == 1:
-            message = encode(devices.report(view, rows))
-        else:
-            raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
+        if bits:
+            # The coins of a round serve once. Another attempt may come with another model, and who
+            # sees what the same coins make of two values learns by how much these differ: no ε
+            # bounds that. A second report would also cost a second time.
+            rows = rows[~np.isin(users[rows], left)]
+            if not len(rows):
+                raise ConsentError(
+                    f"a report for round {view.round} has left already in an earlier attempt; of "
+                    f"randomised reports there is one for each round"
+                )
+        message = self._report(devices, view, rows, summed)
         learnt = devices.cohort.vectors[rows]
         if not np.isfinite(learnt).all():
             raise Diverged("a user's vector ran off to infinity; nothing was sent")
@@ -331,31 +351,46 @@ class Hosted:
         entry = Round(*key, "prepared", asked, choice, len(rows), nonce, message)
         with file.transaction():
             now = book.latest()
-            if np.isin(users[rows], book.changed_since(choice)).any() or not _same(before, now):
+            if np.isin(users[rows], book.changed_since(choice)).any() or not same(before, now):
                 return False, None
             self._settle(view.round)
             book.add(entry, ledger, hashlib.sha256(message).hexdigest(), self.store.now())
             book.keep_learnt(users[rows], learnt)
-        return True, _prepared(entry)
+        return True, Prepared.of(entry)
 
-    def _devices(
-        self,
-        terms: Terms,
-        ledger: Ledger,
-        vectors: NDArray[np.float32],
-        rows: NDArray[np.int64],
-    ) -> Devices:
-        """These rows of the store's users, behind the door."""
+    def _report(
+        self, devices: Devices, view: ModelView, rows: NDArray[np.int64], summed: bool
+    ) -> bytes:
+        """Through the door, as bytes."""
+        if summed and devices.reports_bits:
+            raise UsageError("randomised reports are sent by each device itself, not as a sum")
+        if summed:
+            return encode_sum(devices.report_summed(view, rows, self._threads))
+        if len(rows) > 1:
+            raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
+        if devices.reports_bits:
+            return encode_bits(devices.report_bits(view, rows, self._threads))
+        return encode(devices.report(view, rows))
+
+    def _affordable(self, entry: Round) -> bool:
+        """Whether everybody in a prepared round has room for what it costs."""
+        costs = self._book.costs(entry)
+        if not costs:
+            return True
+        numbers, cost = np.array([n for n, _ in costs]), np.array([c for _, c in costs])
+        row = np.searchsorted(self.store.users, numbers)
+        limit = self.store.choices().total_epsilon
+        return bool(affords(self.store.spent()[row], cost, limit[row]).all())
+
+    def _cohort(self, terms: Terms, vectors: NDArray[np.float32]) -> Cohort:
+        """The store's users, with these vectors."""
         history = self.store.history()
         if history.n_items != terms.n_items:
             raise MessageError(
                 f"the catalogue has {history.n_items:,} items, the federation {terms.n_items:,}"
             )
-        cohort = Cohort(self.store.users, history, self.store.choices(), vectors)
-        if len(rows) != len(cohort):
-            cohort = cohort.take(rows)
-        algorithm, rng = terms.build(), self.store.streams
-        return Devices.behind_door(algorithm, cohort, terms.release, ledger, rng)
+        store = self.store
+        return Cohort(store.users, history, store.choices(), vectors, store.spent())
 
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""
@@ -406,45 +441,3 @@ class Hosted:
         if entry is None or (entry.round, entry.attempt) < (round, attempt) or not entry.gone:
             raise StoreError(f"no report for round {round}, attempt {attempt}, has left this store")
         return entry
-
-
-def _prepared(entry: Round) -> Prepared:
-    return Prepared(
-        entry.round, entry.attempt, entry.message, entry.nonce, entry.devices, entry.state
-    )
-
-
-def _same(one: Round | None, other: Round | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.key, one.state, one.nonce) == (other.key, other.state, other.nonce)
-
-
-def _among(
-    willing: NDArray[np.int64], users: NDArray[np.int64], numbers: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
-    """Rows of the willing that were asked."""
-    if numbers is None:
-        return willing
-    wanted = np.asarray(numbers, dtype=np.int64)
-    if not np.isin(wanted, users).all():
-        raise MessageError("the server asks for devices that are not in this store")
-    return willing[np.isin(users[willing], wanted)]
-
-
-def _space(terms: Terms) -> tuple[str, int, int]:
-    """Vectors mean something within one federation and one size alone."""
-    return terms.federation, terms.n_items, terms.width
-
-
-def _check_shape(view: ModelView, terms: Terms) -> None:
-    if view.items.shape != (terms.n_items, terms.width):
-        raise MessageError("the model has another shape than the federation's terms say")
-
-
-def _digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> bytes:
-    digest = hashlib.blake2b(b"summed" if summed else b"single", digest_size=16)
-    digest.update(np.ascontiguousarray(view.items, dtype="<f4").tobytes())
-    if numbers is not None:
-        digest.update(np.unique(np.asarray(numbers, dtype="<i8")).tobytes())
-    return digest.digest()

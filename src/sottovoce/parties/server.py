@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import CrossDevice
+from sottovoce.algorithms.base import FactorModel, Reporting
 from sottovoce.errors import MessageError
-from sottovoce.messages import DeviceReports, ModelView, SummedReports, add_sums, add_up
+from sottovoce.messages import (
+    Aggregate,
+    Batch,
+    BitCounts,
+    DeviceReports,
+    ModelView,
+    SummedReports,
+    add_sums,
+    add_up,
+)
 from sottovoce.rng import Streams
+from sottovoce.sums import count_bits
 
 
 @dataclass(slots=True)
 class Server:
-    algorithm: CrossDevice
+    algorithm: FactorModel
     items: NDArray[np.float32]
     rng: Streams
     round: int = 0
     """Rounds folded so far; also the number of the round that is open."""
+    memory: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """What the algorithm keeps beside the model, never published; as at the start where it is not
+    given."""
+
+    def __post_init__(self) -> None:
+        if len(self.memory) != len(self.items):
+            self.memory = self.algorithm.server_memory(len(self.items))
 
     @classmethod
-    def start(cls, algorithm: CrossDevice, n_items: int, rng: Streams) -> Server:
+    def start(cls, algorithm: FactorModel, n_items: int, rng: Streams) -> Server:
         return cls(algorithm, algorithm.server_init(n_items, rng), rng)
 
     def select(self, enrolled: int, cohort_size: int, attempt: int = 0) -> NDArray[np.int64]:
@@ -68,10 +85,27 @@ class Server:
                 raise MessageError("a sum names an unknown item")
         return add_sums(self.round, parts, width)
 
-    def fold(self, reports: SummedReports) -> None:
-        if reports.round != self.round:
-            raise MessageError(f"sum for round {reports.round} in round {self.round}")
-        self.items = self.algorithm.server_fold(self.items, reports)
+    def count(self, batches: list[Batch]) -> BitCounts:
+        """Count the reports of the round's batches, at most one of each tier."""
+        if not isinstance(self.algorithm, Reporting):
+            raise MessageError("this federation's devices send no randomised reports")
+        tiers = self.algorithm.tiers
+        sums = np.zeros((tiers, self.items.size), dtype=np.int64)
+        devices, reports = [0] * tiers, [0] * tiers
+        for batch in batches:
+            if batch.round != self.round:
+                raise MessageError(f"batch for round {batch.round} in round {self.round}")
+            if not 0 <= batch.tier < tiers or devices[batch.tier]:
+                raise MessageError("a batch is of no known tier, or the second one of its tier")
+            if not count_bits(batch.reports, sums[batch.tier]):
+                raise MessageError("a batch names an unknown coordinate")
+            devices[batch.tier], reports[batch.tier] = batch.devices, len(batch.reports)
+        return BitCounts(self.round, tuple(devices), tuple(reports), sums)
+
+    def fold(self, aggregate: Aggregate) -> None:
+        if aggregate.round != self.round:
+            raise MessageError(f"sum for round {aggregate.round} in round {self.round}")
+        self.items, self.memory = self.algorithm.server_fold(self.items, self.memory, aggregate)
         self.round += 1
 
     def advance(self, items: NDArray[np.float32], rounds: int) -> None:

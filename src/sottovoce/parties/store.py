@@ -7,7 +7,9 @@ of them may be the agent.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +25,9 @@ from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions, Vocabulary
 from sottovoce.errors import DataError, UsageError
 from sottovoce.ledger import Ledger
+from sottovoce.one_bit import noise_root
+from sottovoce.parties import store_budget
+from sottovoce.parties.store_budget import SentReports, Spent
 from sottovoce.parties.store_file import StoreFile
 from sottovoce.parties.store_rounds import ledger_rows
 from sottovoce.rng import Streams
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_NUMBER = 2**32 - 1
+NOISE_BYTES = 32
 _NO_TIME = -(2**63)
 _AT_HOME = Choice(takes_part=False)
 """What holds for a user until she chooses."""
@@ -48,19 +54,6 @@ class Record:
     changed_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What one user has released in all, by one kind of release."""
-
-    number: int
-    kind: str
-    releases: int
-    positive_rows: int
-    negative_rows: int
-    bytes: int
-    epsilon: float
-
-
 class CohortStore:
     """Users with their histories, choices, ledger and budget. A phone has one user."""
 
@@ -74,15 +67,18 @@ class CohortStore:
         cls, path: Path, users: Sequence[tuple[int, str]], *, root_key: int | None = None
     ) -> CohortStore:
         """A new store for these users (number and name). The root key of all learning randomness is
-        drawn from the operating system where none is given."""
+        drawn from the operating system where none is given, and so is that of the private coins; a
+        trial gives one and has the coins of the simulation."""
         _check_users(users)
         key = secrets.randbits(64) if root_key is None else root_key
         if not 0 <= key < 2**64:
             raise UsageError("a root key is a whole number of 64 bits")
+        noise = secrets.token_bytes(NOISE_BYTES) if root_key is None else noise_root(root_key)
 
         def fill(file: StoreFile) -> None:
             with file.transaction():
                 file.write("INSERT INTO meta VALUES ('root-key', ?)", [key.to_bytes(8, "little")])
+                file.write("INSERT INTO meta VALUES ('noise-root', ?)", [noise])
                 file.write_many("INSERT INTO users VALUES (?, ?)", sorted(users))
 
         StoreFile.create(path, fill)
@@ -179,6 +175,23 @@ class CohortStore:
     def streams(self) -> Streams:
         """The root of all learning randomness of these users."""
         return Streams(int.from_bytes(self._meta("root-key") or b"", "little"))
+
+    def noise(self, era: int) -> bytes:
+        """The root of the private coins under the `era`-th terms, 32 bytes.
+
+        A coin depends on this, the user and the round. Under other terms a round's number comes
+        again, with another model: the same coin for two values would tell how they differ, and no
+        ε would bound what that reveals. So every terms have a root of their own.
+        """
+        root = self._meta("noise-root")
+        if root is None:  # a store of a former release
+            with self.file.transaction():
+                root = self._meta("noise-root") or secrets.token_bytes(NOISE_BYTES)
+                self._set_meta("noise-root", root)
+        if era == 0:
+            return root
+        place = b"terms" + era.to_bytes(8, "little")
+        return hashlib.blake2b(place, key=root, digest_size=NOISE_BYTES).digest()
 
     def secret(self, name: str) -> bytes | None:
         """An entry that other parts keep here: keys, addresses."""
@@ -362,9 +375,17 @@ class CohortStore:
 
     def budget(self, number: int | None = None) -> list[Spent]:
         """Running totals by user and kind of release. They never fall."""
-        where, values = ("", []) if number is None else ("WHERE number = ?", [int(number)])
-        rows = self.file.rows(f"SELECT * FROM budget {where} ORDER BY number, kind", values)
-        return [Spent(*row) for row in rows]
+        return store_budget.by_kind(self.file, number)
+
+    def sent_reports(self, number: int | None = None) -> list[SentReports]:
+        """Randomised reports that have left, by user, ε and batch. Their numbers never fall."""
+        return store_budget.sent_reports(self.file, number)
+
+    def spent(self) -> NDArray[np.float64]:
+        """ε that each of `users` has spent so far, by plain composition, over all federations and
+        terms. Releases that vouch for nothing are not in it."""
+        found = store_budget.spent(self.file)
+        return np.array([found.get(number, 0.0) for number in self.users.tolist()])
 
     # --- helpers ---------------------------------------------------------------------------------
 
@@ -390,7 +411,12 @@ def _check_users(users: Sequence[tuple[int, str]]) -> None:
 
 
 def _to_text(choice: Choice) -> str:
-    return json.dumps(asdict(choice), sort_keys=True)
+    table = asdict(choice)
+    if math.isinf(
+        choice.total_epsilon
+    ):  # as former releases wrote it: the same mind, the same text
+        del table["total_epsilon"]
+    return json.dumps(table, sort_keys=True)
 
 
 def _from_text(text: str) -> Choice:

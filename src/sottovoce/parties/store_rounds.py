@@ -6,6 +6,7 @@ end; which of them count is told by its state.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from sottovoce.ledger import Ledger
 from sottovoce.messages import ModelView
 from sottovoce.parties.store_file import StoreFile
-from sottovoce.terms import Terms
+from sottovoce.terms import PROTOCOL, Terms
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +28,11 @@ State = Literal["prepared", "dropped", "left", "arrived", "refused"]
 counts. `refused`: it has left, but does not count."""
 _GONE = ("left", "arrived", "refused")
 _ROUND = "(era, round, attempt) = (?, ?, ?)"
+_LEDGER = (
+    *("user", "kind", "positive_rows", "negative_rows", "bytes", "epsilon"),
+    *("reports", "report_epsilon", "batch"),
+)
+"""Columns of a ledger as a store has them, after those of the round."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,7 +70,13 @@ class RoundBook:
     def agreed(self) -> tuple[int, Terms] | None:
         """The terms in force, and how many were agreed to before them."""
         row = self.file.row("SELECT era, content FROM terms ORDER BY era DESC LIMIT 1")
-        return None if row is None else (row[0], Terms.from_table(json.loads(row[1])))
+        return None if row is None else (row[0], kept_terms(row[1]))
+
+    def agreed_digest(self) -> str:
+        """Of the terms in force as they were written down, perhaps by a former release."""
+        row = self.file.row("SELECT content FROM terms ORDER BY era DESC LIMIT 1")
+        content = b"" if row is None else str(row[0]).encode()
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def add_terms(self, era: int, terms: Terms, now: int) -> None:
         content = json.dumps(terms.to_table(), sort_keys=True)
@@ -173,12 +185,11 @@ class RoundBook:
                 now,
             ],
         )
-        names = ("user", "kind", "positive_rows", "negative_rows", "bytes", "epsilon")
         table = book.pending()
         self.file.write_many(
             f"INSERT INTO ledger VALUES ({entry.era}, {entry.round}, {entry.attempt},"
-            " ?, ?, ?, ?, ?, ?)",
-            zip(*(table[name].to_pylist() for name in names), strict=True),
+            f" {', '.join('?' * len(_LEDGER))})",
+            zip(*(table[name].to_pylist() for name in _LEDGER), strict=True),
         )
 
     def drop(self, entry: Round, reason: str) -> None:
@@ -197,13 +208,38 @@ class RoundBook:
         self.file.write(f"UPDATE rounds SET left_at = ? WHERE {_ROUND}", [now, *entry.key])
         self.file.write(
             "INSERT INTO budget SELECT number, kind, 1, positive_rows, negative_rows, bytes,"
-            f" epsilon FROM ledger WHERE {_ROUND} ON CONFLICT (number, kind) DO UPDATE SET"
+            f" epsilon, reports FROM ledger WHERE {_ROUND} ON CONFLICT (number, kind) DO UPDATE SET"
             " releases = releases + excluded.releases,"
             " positive_rows = positive_rows + excluded.positive_rows,"
             " negative_rows = negative_rows + excluded.negative_rows,"
-            " bytes = bytes + excluded.bytes, epsilon = epsilon + excluded.epsilon",
+            " bytes = bytes + excluded.bytes, epsilon = epsilon + excluded.epsilon,"
+            " reports = reports + excluded.reports",
             entry.key,
         )
+        # A cost that is bounded, but not that of reports, counts as one report of that cost.
+        self.file.write(
+            "INSERT INTO spent SELECT number, iif(reports > 0, report_epsilon, epsilon), batch,"
+            f" max(reports, 1) FROM ledger WHERE {_ROUND} AND epsilon > 0 AND epsilon < 9e999"
+            " ON CONFLICT (number, epsilon, batch) DO UPDATE SET"
+            " reports = reports + excluded.reports",
+            entry.key,
+        )
+
+    def costs(self, entry: Round) -> list[tuple[int, float]]:
+        """Whose reports are in this round, and what they cost, as far as that is bounded."""
+        sql = (
+            "SELECT number, iif(reports > 0, reports * report_epsilon, epsilon) FROM ledger"
+            f" WHERE {_ROUND} AND epsilon > 0 AND epsilon < 9e999"
+        )
+        return [(int(number), float(cost)) for number, cost in self.file.rows(sql, entry.key)]
+
+    def has_left(self, era: int, round: int) -> NDArray[np.int64]:
+        """Whose reports have left in any attempt at a round, or may have."""
+        sql = (
+            "SELECT DISTINCT l.number FROM ledger l JOIN rounds r USING (era, round, attempt)"
+            f" WHERE l.era = ? AND l.round = ? AND r.state IN {_GONE}"
+        )
+        return np.array([n for (n,) in self.file.rows(sql, [era, round])], dtype=np.int64)
 
     def mark(self, entry: Round, state: Literal["left", "arrived", "refused"], reason: str) -> None:
         """Say what became of a round that has left."""
@@ -213,6 +249,14 @@ class RoundBook:
         self.file.write(
             f"UPDATE rounds SET state = ?, reason = ? WHERE {_ROUND}", [state, reason, *entry.key]
         )
+
+
+def kept_terms(text: str) -> Terms:
+    """Terms that a store holds. What a former release wrote means the same in this one's words."""
+    table = json.loads(text)
+    if isinstance(table, dict) and table.get("protocol") == 1:
+        table |= {"protocol": PROTOCOL, "link": {"name": "direct"}}
+    return Terms.from_table(table)
 
 
 def ledger_rows(file: StoreFile, number: int | None) -> pa.Table:
@@ -233,6 +277,7 @@ def ledger_rows(file: StoreFile, number: int | None) -> pa.Table:
     where, values = ("", []) if number is None else ("AND l.number = ?", [int(number)])
     rows: Sequence[tuple[Any, ...]] = file.rows(
         "SELECT l.number, l.round, l.kind, l.positive_rows, l.negative_rows, l.bytes, l.epsilon,"
+        " l.reports, l.report_epsilon, l.batch,"
         " l.attempt, r.state, r.left_at, r.wire_bytes, r.devices, r.digest, l.era"
         " FROM ledger l JOIN rounds r USING (era, round, attempt)"
         f" WHERE r.state IN {_GONE} {where} ORDER BY l.era, l.round, l.attempt, l.number",

@@ -137,4 +137,33 @@ WHEN old.state IN ('left', 'arrived', 'refused') AND new.state IN ('prepared', '
 BEGIN SELECT RAISE(ABORT, 'what left cannot be taken back'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+_REPORTS = """
+ALTER TABLE ledger ADD COLUMN reports INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE ledger ADD COLUMN report_epsilon REAL NOT NULL DEFAULT 0;
+ALTER TABLE ledger ADD COLUMN batch INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE budget ADD COLUMN reports INTEGER NOT NULL DEFAULT 0;
+
+-- How many randomised reports of which ε have left, under whatever terms and whatever became of
+-- them, in batches of at least so many. Whole numbers: no sum of them drifts.
+CREATE TABLE spent (
+    number INTEGER NOT NULL REFERENCES users ON UPDATE CASCADE,
+    epsilon REAL NOT NULL CHECK (epsilon > 0),
+    batch INTEGER NOT NULL CHECK (batch >= 0),
+    reports INTEGER NOT NULL CHECK (reports > 0),
+    PRIMARY KEY (number, epsilon, batch)
+) STRICT, WITHOUT ROWID;
+
+DROP TRIGGER budget_never_falls;
+CREATE TRIGGER budget_never_falls BEFORE UPDATE ON budget
+WHEN new.releases < old.releases OR new.positive_rows < old.positive_rows
+    OR new.negative_rows < old.negative_rows OR new.bytes < old.bytes OR new.epsilon < old.epsilon
+    OR new.reports < old.reports
+BEGIN SELECT RAISE(ABORT, 'a budget never falls'); END;
+CREATE TRIGGER spent_stays BEFORE DELETE ON spent
+BEGIN SELECT RAISE(ABORT, 'a budget that was spent stays spent'); END;
+CREATE TRIGGER spent_never_falls BEFORE UPDATE OF epsilon, batch, reports ON spent
+WHEN new.reports < old.reports OR new.epsilon <> old.epsilon OR new.batch <> old.batch
+BEGIN SELECT RAISE(ABORT, 'a budget never falls'); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS)

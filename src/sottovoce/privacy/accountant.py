@@ -42,6 +42,7 @@ from sottovoce.privacy.clones import (
     clone_rate,
     composed_epsilon,
     first_below,
+    jointly_composed_epsilon,
     optimistic_rate,
     shuffled_report,
 )
@@ -69,6 +70,28 @@ class Certificate:
     without_proxy: float
     with_proxy: float
     optimistic: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Reports that one user has sent."""
+
+    reports: int
+    """How many, over all rounds."""
+    epsilon: float
+    """ε of each; infinity for a release that can vouch for nothing."""
+    batch: int
+    """Users in the smallest batch in which a proxy handed them on; 0 where there was no proxy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What everything that one user has sent costs her, by both certificates."""
+
+    reports: int
+    without_proxy: float
+    with_proxy: float
+    delta: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +138,44 @@ def certificates(
         )
         for number in wanted
     ]
+
+
+def account(sent: Iterable[Sent], delta: float = DELTA) -> Account:
+    """Both certificates for what has left, over all tiers, batches and federations.
+
+    The clone bounds of all kinds of reports are composed together. Reports that went through no
+    proxy count in full; both figures are infinite where something left that nothing can be said of.
+    Which tier she reported in, and when, must not have depended on her data.
+    """
+    _check_delta(delta)
+    known = [kind for kind in sent if kind.reports > 0 and kind.epsilon > 0]
+    reports = sum(kind.reports for kind in known)
+    plain = math.fsum(kind.reports * kind.epsilon for kind in known)
+    if not math.isfinite(plain):
+        return Account(reports, math.inf, math.inf, delta)
+    low, high = EPSILONS
+    shuffled = [k for k in known if k.batch > 1 and low <= k.epsilon <= high]
+    if sum(kind.reports for kind in shuffled) > MOST_REPORTS:
+        shuffled = []
+    rest = math.fsum(k.reports * k.epsilon for k in known if k not in shuffled)
+    composed = jointly_composed_epsilon(
+        [
+            (shuffled_report(min(k.batch, MOST_USERS), k.epsilon, delta, clone_rate), k.reports)
+            for k in shuffled
+        ],
+        delta,
+    )
+    return Account(reports, plain, min(plain, rest + composed), delta)
+
+
+def rounds_left(limit: float, spent: float, epsilon: float, reports: int) -> float:
+    """How many more rounds of so many reports the limit has room for by plain composition; infinity
+    where there is no limit."""
+    if not math.isfinite(limit):
+        return math.inf
+    # The small number: 0.3 / 0.1 is three rounds.
+    room = limit * (1.0 + 1e-12) - spent
+    return float(max(0, math.floor(room / (reports * epsilon) * (1.0 + 1e-12))))
 
 
 def rounds_within(
@@ -182,5 +243,9 @@ def _check(epsilon: float, reports: int, rounds: int, users: int = 1, delta: flo
         )
     if users > MOST_USERS:
         raise ConfigError(f"{users:,} users are more than there are people; at most {MOST_USERS:,}")
+    _check_delta(delta)
+
+
+def _check_delta(delta: float) -> None:
     if not SMALLEST_DELTA <= delta < 1:
         raise ConfigError(f"δ must lie between 0 and 1 (from {SMALLEST_DELTA:g}), not {delta:g}")

@@ -26,7 +26,7 @@ and the FFT's own rounding are added to δ.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,6 +43,8 @@ _CLONE_STEP = 5e-4
 """C is rounded down by at most this share of itself."""
 _RESOLUTION = 20
 """Grid steps in one standard deviation of the loss."""
+_FINE_RESOLUTION = 64
+"""The same where releases of several kinds share a grid."""
 _FINEST_GRID = 1 << 17
 _LONGEST_WINDOW = 1 << 23
 _UNIT = float(np.finfo(np.float64).eps)
@@ -75,6 +77,15 @@ class LossDistribution:
     def losses(self) -> Floats:
         places: Floats = self.step * (self.first + np.arange(len(self.mass), dtype=np.float64))
         return places
+
+    @property
+    def reach(self) -> float:
+        """The largest loss, either way, that has mass."""
+        return self.step * max(abs(self.first), abs(self.first + len(self.mass) - 1))
+
+
+Part = tuple[LossDistribution, int]
+"""A release and how many times it is made."""
 
 
 def shuffled_report(
@@ -122,7 +133,13 @@ def _on_grid(loss: Floats, mass: Floats, lost: float, largest: float) -> LossDis
     half = _FINEST_GRID
     if top < _FINEST_GRID * spread / _RESOLUTION:
         half = max(64, math.ceil(_RESOLUTION * top / spread))
-    step = top / half
+    return _split(loss, mass, top / half, half, lost, largest)
+
+
+def _split(
+    loss: Floats, mass: Floats, step: float, half: int, lost: float, largest: float
+) -> LossDistribution:
+    """The atoms on a grid of this step from -half to half; no loss lies beyond it."""
     below = np.clip(np.floor(loss / step), -half, half - 1)
     rest = np.clip(loss - step * below, 0.0, step)
     up = mass * (np.expm1(-rest) / math.expm1(-step))
@@ -202,14 +219,42 @@ def composed_epsilon(one: LossDistribution, times: int, delta: float) -> float:
     The releases may be chosen one after the other in the light of earlier ones, as long as each
     is dominated by the same pair. Never below the truth; never above `times · largest`.
     """
-    left = delta - times * one.lost
-    if left <= 0:
-        return times * one.largest
-    losses = one.losses()
-    tilt, bound = _renyi(one.mass, losses, times, left)
-    fft = _fft_epsilon(one, losses, times, left, tilt)
+    return jointly_composed_epsilon([(one, times)], delta)
+
+
+def jointly_composed_epsilon(releases: Sequence[Part], delta: float) -> float:
+    """The same for releases of several kinds, each so many times; 0 for none. How many there are
+    of which kind must not depend on what is protected."""
+    parts = [(one, times) for one, times in releases if times]
+    largest = sum(times * one.largest for one, times in parts)
+    left = delta - sum(times * one.lost for one, times in parts)
+    if left <= 0 or not parts:
+        return largest
+    parts = _on_one_grid(parts)
+    tilt, bound = _renyi(parts, left)
+    fft = _fft_epsilon(parts, left, tilt)
     found = max(0.0, min(bound, fft)) * (1.0 + 1e-9)  # more than the last digits can be off by
-    return min(times * one.largest, found)
+    return min(largest, found)
+
+
+def _on_one_grid(parts: list[Part]) -> list[Part]:
+    """The same releases with one step for all: fine beside what they vary by, all together."""
+    if len({one.step for one, _ in parts}) == 1:
+        return parts
+    variance = 0.0
+    for one, times in parts:
+        losses = one.losses()
+        mean = float(one.mass @ losses)
+        variance += times * float(one.mass @ (losses - mean) ** 2)
+    # The spread of one release on average, so that the window grows with the root of their number.
+    spread = math.sqrt(variance / sum(times for _, times in parts))
+    step = max(spread / _FINE_RESOLUTION, max(one.reach for one, _ in parts) / _FINEST_GRID)
+    return [(_regrid(one, step), times) for one, times in parts]
+
+
+def _regrid(one: LossDistribution, step: float) -> LossDistribution:
+    half = math.ceil(one.reach / step)
+    return _split(one.losses(), one.mass, step, half, one.lost, one.largest)
 
 
 def _log_moment(mass: Floats, values: Floats, order: float) -> float:
@@ -219,17 +264,17 @@ def _log_moment(mass: Floats, values: Floats, order: float) -> float:
     return top + math.log(float(mass @ np.exp(logs - top)))
 
 
-def _renyi(mass: Floats, losses: Floats, times: int, delta: float) -> tuple[float, float]:
+def _renyi(parts: list[Part], delta: float) -> tuple[float, float]:
     """The best moment bound on ε and its order; a valid bound by itself, a little loose.
 
     δ(ε) = E[(1 − e^(ε − L))+] is at most E[e^λ(L − ε)] · λ^λ / (1 + λ)^(1 + λ) for every λ > 0.
     """
-    used = mass > 0
-    mass, losses = mass[used], losses[used]
+    used = [(one.mass > 0, one, times) for one, times in parts]
+    atoms = [(one.mass[some], one.losses()[some], times) for some, one, times in used]
 
     def bound(log_order: float) -> float:
         order = math.exp(log_order)
-        moment = times * _log_moment(mass, losses, order)
+        moment = sum(times * _log_moment(mass, losses, order) for mass, losses, times in atoms)
         factor = order * math.log(order) - (1 + order) * math.log1p(order)
         return (moment + factor - math.log(delta)) / order
 
@@ -244,34 +289,39 @@ def _renyi(mass: Floats, losses: Floats, times: int, delta: float) -> tuple[floa
     return math.exp(chosen), bound(chosen)
 
 
-def _fft_epsilon(
-    one: LossDistribution, losses: Floats, times: int, delta: float, tilt: float
-) -> float:
-    """ε from the exact sum of `times` losses on the grid.
+def _fft_epsilon(parts: list[Part], delta: float, tilt: float) -> float:
+    """ε from the exact sum of all losses on their grid.
 
     The FFT works on the distribution tilted by e^(tilt · loss), which has its centre where δ is
     decided: so the rounding of the FFT is small beside δ, however small that is.
     """
-    step = one.step
-    moment = _log_moment(one.mass, losses, tilt)
-    mass = one.mass * np.exp(tilt * losses - moment)
-    places = np.arange(len(mass), dtype=np.float64)
-    centre = round(float(mass @ places))
-    places -= centre
-    mean = float(mass @ places)
-    variance = max(float(mass @ (places - mean) ** 2), 1e-3)  # one place may hold it all
-    length, start, beyond = _window(mass, places, times, mean, variance)
+    step, scale, origin = parts[0][0].step, 0.0, 0
+    summands = []
+    for one, times in parts:
+        losses = one.losses()
+        moment = _log_moment(one.mass, losses, tilt)
+        mass = one.mass * np.exp(tilt * losses - moment)
+        places = np.arange(len(mass), dtype=np.float64)
+        centre = round(float(mass @ places))
+        summands.append(_Summand(mass, places - centre, times))
+        scale += times * moment  # ln of the factor that undoes the tilt at a loss of zero
+        origin += times * (one.first + centre)
+    length, start, beyond = _window(summands)
 
-    where = places.astype(np.int64) % length
-    folded: Floats = np.bincount(where, mass, length).astype(np.float64)
-    spectrum = np.fft.rfft(folded)
-    total = np.fft.irfft(spectrum**times, length)
-    rounding = _rounding(folded, spectrum, total, times)
+    folded, spectra = [], []
+    for summand in summands:
+        where = summand.places.astype(np.int64) % length
+        folded.append(np.bincount(where, summand.mass, length).astype(np.float64))
+        spectra.append(np.fft.rfft(folded[-1]))
+    counts = [summand.times for summand in summands]
+    product = spectra[0] ** counts[0]
+    for spectrum, times in zip(spectra[1:], counts[1:], strict=True):
+        product *= spectrum**times
+    total = np.fft.irfft(product, length)
+    rounding = _rounding(folded, spectra, total, counts)
     total = np.roll(np.maximum(total, 0.0), -(start % length)) + rounding
 
-    # Loss of the i-th entry, and ln of the factor that undoes the tilt at a loss of zero.
-    lowest = step * (times * (one.first + centre) + start)
-    scale = times * moment
+    lowest = step * (origin + start)  # the loss of the first entry
 
     ahead = step * np.arange(length)
     for_slope = np.exp(-(1.0 + tilt) * ahead)
@@ -305,22 +355,41 @@ def _fft_epsilon(
     return at + max(-step, min(0.0, math.log1p(-spare / slope)))
 
 
-def _window(
-    mass: Floats, places: Floats, times: int, mean: float, variance: float
-) -> tuple[int, int, float]:
+@dataclass(frozen=True, slots=True)
+class _Summand:
+    """A tilted loss that is summed `times` times: mass, places on the grid, and their moments."""
+
+    mass: Floats
+    places: Floats
+    times: int
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def __post_init__(self) -> None:
+        mean = float(self.mass @ self.places)
+        object.__setattr__(self, "mean", mean)
+        # One place may hold it all.
+        variance = max(float(self.mass @ (self.places - mean) ** 2), 1e-3)
+        object.__setattr__(self, "variance", variance)
+
+
+def _window(summands: list[_Summand]) -> tuple[int, int, float]:
     """Length and first place of an FFT window around the sum, and a bound on the mass above it."""
-    support = times * (len(mass) - 1) + 1
-    lowest = times * int(places[0])
-    wanted = 20.0 * math.sqrt(times * variance) + 64.0
+    support = sum(s.times * (len(s.mass) - 1) for s in summands) + 1
+    lowest = sum(s.times * int(s.places[0]) for s in summands)
+    mean = sum(s.times * s.mean for s in summands)
+    variance = sum(s.times * s.variance for s in summands)
+    wanted = 20.0 * math.sqrt(variance) + 64.0
     while True:
         length = 1 << math.ceil(math.log2(min(wanted, support + 1.0)))
         if length >= support:
             return length, lowest, 0.0
-        start = round(times * mean) - length // 2
-        reach = start + length - times * mean
-        order = reach / (times * variance)
+        start = round(mean) - length // 2
+        reach = start + length - mean
+        order = reach / variance
         above = min(
-            times * _log_moment(mass, places - mean, part * order) - part * order * reach
+            sum(s.times * _log_moment(s.mass, s.places - s.mean, part * order) for s in summands)
+            - part * order * reach
             for part in (0.25, 0.5, 1.0)
         )
         if above < math.log(1e-13) or length >= _LONGEST_WINDOW:
@@ -328,11 +397,24 @@ def _window(
         wanted = 2.0 * length
 
 
-def _rounding(folded: Floats, spectrum: NDArray[np.complex128], total: Floats, times: int) -> float:
+def _rounding(
+    folded: list[Floats],
+    spectra: list[NDArray[np.complex128]],
+    total: Floats,
+    counts: list[int],
+) -> float:
     """A bound on what rounding does to one entry of the sum (Higham 2002, chapter 24)."""
-    relative = 8.0 * _UNIT * math.log2(2 * len(folded))
-    size = np.minimum(np.abs(spectrum), 1.0)
-    fewer = size ** (times - 1)
-    before, powers = math.sqrt(float(np.mean(fewer**2))), float(np.mean(fewer * size))
-    forward = times * float(np.linalg.norm(folded)) * before
-    return relative * (forward + float(np.linalg.norm(total)) + times * powers)
+    relative = 8.0 * _UNIT * math.log2(2 * len(total))
+    sizes = [np.minimum(np.abs(spectrum), 1.0) for spectrum in spectra]
+    forward = 0.0
+    for k, (own, times) in enumerate(zip(folded, counts, strict=True)):
+        # What a small error of one factor's spectrum becomes in the product.
+        fewer = sizes[k] ** (times - 1)
+        for other, count in zip(
+            sizes[:k] + sizes[k + 1 :], counts[:k] + counts[k + 1 :], strict=True
+        ):
+            fewer = fewer * other**count
+        forward += times * float(np.linalg.norm(own)) * math.sqrt(float(np.mean(fewer**2)))
+    powers = float(np.mean(fewer * sizes[-1]))
+    steps = sum(counts) + len(counts) - 1
+    return relative * (forward + float(np.linalg.norm(total)) + steps * powers)

@@ -1,6 +1,7 @@
 """Releases: which of a device's updates become a report, and at what price.
 
-`ShareFraction` is FPL's own: negatives always leave, positives by the user's π.
+`ShareFraction` is FPL's own: negatives always leave, positives by the user's π. `Everything` is
+FCF's: nothing is held back, and nothing is promised. Randomised reports are in `reports`.
 
 What it promises. Consent that asks for what it cannot do (to hide attributes, to keep to an ε) is
 refused, not ignored. `per="item"` fixes once a subset of at most π·|I_u| positives and never sends
@@ -74,18 +75,35 @@ class ShareFraction:
         return BoundShare(f"share-{self.per}", users, threshold, allowed, rng.child("share"))
 
 
-def _require_no_more_than_shares(consent: Consent) -> None:
+def _require_no_more_than_shares(consent: Consent, release: str = "share-fraction") -> None:
     willing = consent.takes_part
     if consent.hidden_attributes[willing].any():
         raise ConsentError(
-            "hidden_attributes is set, but share-fraction hides no attribute; take it out of the "
+            f"hidden_attributes is set, but {release} hides no attribute; take it out of the "
             "consent, or choose a release that does"
         )
     if consent.max_reports[willing].any() or consent.epsilon[willing].any():
         raise ConsentError(
-            "epsilon and max_reports are set, but share-fraction adds no noise and cannot keep to "
+            f"epsilon and max_reports are set, but {release} adds no noise and cannot keep to "
             "them; take them out of the consent, or choose a release that does"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """Every update leaves, as in FCF. It needs the owners' consent to share every positive."""
+
+    def bind(
+        self, users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
+    ) -> BoundShare:
+        _require_no_more_than_shares(consent, "everything")
+        if np.any(consent.share_positives[consent.takes_part] < 1.0):
+            raise ConsentError(
+                "this system sends a row for every positive item, and somebody who takes part does "
+                "not share them all; set share_positives = 1 for those who take part"
+            )
+        always = np.full(len(users), ALWAYS, dtype=np.uint64)
+        return BoundShare("everything", users, always, np.zeros(0, dtype=bool), rng.child("share"))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

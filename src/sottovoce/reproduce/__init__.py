@@ -16,6 +16,10 @@ NAMES: Mapping[str, str] = {
     "fpl-figure2": "F1 against π (Foursquare Italy)",
     "fpl-figure3": "item coverage against precision as π grows (Foursquare Italy)",
     "fpl-figure4": "precision against communication cost, with the Pareto front (Foursquare Italy)",
+    "fmf-figure2": "FMF-LDP: HR@10 against ε and k (MovieLens 1M, and generated crowds)",
+    "fmf-figure3": "FMF-LDP: learning curves (MovieLens 1M, and generated crowds)",
+    "fmf-figure4": "FMF-LDP: HR@10 by users and items (MovieLens 1M, and generated crowds)",
+    "fmf-figure5": "FMF-LDP beside MF-NP, DPLCF and Random, with budgets and bytes (MovieLens 1M)",
 }
 
 
@@ -27,6 +31,8 @@ def run(name: str, *, quick: bool, out: Path, threads: int, report: Report) -> d
         from sottovoce.reproduce import fpl_table3
 
         return fpl_table3.run(out)
+    if name.startswith("fmf-"):
+        return _fmf(name, quick, out, threads, report)
     from sottovoce.reproduce import fpl_sweep, fpl_table2
     from sottovoce.reproduce.study import Study, StudyConfig
 
@@ -38,4 +44,18 @@ def run(name: str, *, quick: bool, out: Path, threads: int, report: Report) -> d
         "fpl-figure3": fpl_sweep.figure3,
         "fpl-figure4": fpl_sweep.figure4,
     }
+    return views[name](study, out)
+
+
+def _fmf(name: str, quick: bool, out: Path, threads: int, report: Report) -> dict[str, Any]:
+    from sottovoce.reproduce import fmf_figure5, fmf_figures
+    from sottovoce.reproduce.fmf_study import FMFStudy
+
+    views = {
+        "fmf-figure2": fmf_figures.figure2,
+        "fmf-figure3": fmf_figures.figure3,
+        "fmf-figure4": fmf_figures.figure4,
+        "fmf-figure5": fmf_figure5.figure5,
+    }
+    study = FMFStudy.read(name, quick, out.parent / "cells", threads, report)
     return views[name](study, out)

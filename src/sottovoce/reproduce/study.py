@@ -58,6 +58,13 @@ class StudyConfig:
     vae_hidden: tuple[int, ...] = (200, 300, 600)
     vae_latent: tuple[int, ...] = (100, 100, 200)
     vae_epochs: tuple[int, ...] = (50, 100, 200)
+    fcf_sizes: tuple[int, ...] = (10,)
+    fcf_alphas: tuple[float, ...] = (4.0,)
+    """Confidences of FCF as published."""
+    fcf_regs: tuple[float, ...] = (10.0,)
+    fcf_rates: tuple[float, ...] = (0.03,)
+    """Learning rates of FCF as FPL's authors most likely ran it."""
+    fcf_rounds: int = 50
 
     @classmethod
     def read(cls, name: str, quick: bool) -> StudyConfig:

@@ -441,6 +441,7 @@ def test_a_checkpoint_of_the_last_release_is_taken_over(town):
     with Checkpoint(town.folder) as checkpoint:
         checkpoint.refuse("malformed")
         checkpoint._db.execute("DROP TABLE allotted")
+        checkpoint._db.execute("DROP TABLE memory")
         checkpoint._db.execute("PRAGMA user_version=1")
     with Checkpoint(town.folder, readonly=True) as checkpoint:
         assert checkpoint.allotted() == {}

@@ -19,7 +19,7 @@ from sottovoce.parties.server import Server
 from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
+from sottovoce.terms import PROTOCOL, Terms
 from sottovoce.testing import checkerboard, small_run
 
 SEED = 5
@@ -48,7 +48,7 @@ class Federation:
         self.tokens = {n: bytes([n + 1]) * 32 for n in range(devices)}
         self.keys, self.accepted, self.asked = {}, {}, None
         self.posted, self.checked_in, self.enrolments = [], [], []
-        self.poll_seconds, self.protocol = 0.05, 1
+        self.poll_seconds, self.protocol = 0.05, PROTOCOL
         self.hook = lambda request: None
         self._turn = threading.RLock()
 

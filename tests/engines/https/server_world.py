@@ -27,7 +27,7 @@ from sottovoce.messages import encode
 from sottovoce.parties.device import Devices
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
+from sottovoce.terms import PROTOCOL, Terms
 from sottovoce.testing import random_world, small_run
 
 SEED = 5
@@ -95,6 +95,8 @@ except SottovoceError as error:
 
 
 class ServerProcess:
+    ready_files = "server*.json"
+
     def __init__(self, path, *, wait=True, program=RUN, **options):
         self.path = path
         options.setdefault("port", 0)
@@ -117,7 +119,7 @@ class ServerProcess:
     def wait_until_ready(self):
         end = time.monotonic() + 60
         while time.monotonic() < end:
-            for place in self.path.glob("server*.json"):
+            for place in self.path.glob(self.ready_files):
                 with contextlib.suppress(ValueError, FileNotFoundError):
                     found = json.loads(place.read_text())
                     if found["pid"] == self.process.pid:
@@ -300,7 +302,7 @@ class Fleet:
         ]
 
 
-def enrolment(token, key, protocol=1):
+def enrolment(token, key, protocol=PROTOCOL):
     return json.dumps({"protocol": protocol, "token": token, "public_key": key.hex()})
 
 

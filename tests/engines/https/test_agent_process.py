@@ -448,7 +448,7 @@ def test_two_agents_on_one_store(serve, processes, folder, tmp_path):
 
 def test_bad_starts_are_one_sentence(serve, processes, folder, tmp_path):
     federation, other = Federation(rounds=1, devices=1), Federation(rounds=1, devices=1)
-    other.protocol = 2
+    other.protocol = 1
     server, gone, ca = serve(other), serve(federation), keys.authority_pem(folder)
     gone.__exit__()
     stores = [

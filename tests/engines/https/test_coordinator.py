@@ -14,6 +14,7 @@ from sottovoce.engines.https.records import Submission
 from sottovoce.engines.https.signing import open_envelope
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.messages import ModelView
+from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 
 
@@ -407,7 +408,8 @@ def test_a_model_that_is_not_finite_is_not_published(world, monkeypatch):
     here = world(rounds=2)
     here.step()
     here.report(*range(8))
-    monkeypatch.setattr(type(here.coordinator), "_fold", lambda *_: here.model(0)[0] * np.inf)
+    infinite = here.model(0)[0] * np.inf
+    monkeypatch.setattr(Server, "fold", lambda server, _: setattr(server, "items", infinite))
     assert here.step() == ["diverged", "opened"]
     assert (here.position().round, here.position().attempt) == (0, 1)
     monkeypatch.undo()

@@ -335,7 +335,7 @@ def test_an_invitation_comes_back_and_is_private(tmp_path):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"protocol": 2}, VersionMismatch),
+        ({"protocol": 1}, VersionMismatch),
         ({"number": -1}, UsageError),
         ({"number": True}, UsageError),
         ({"number": 2**32}, UsageError),

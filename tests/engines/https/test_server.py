@@ -117,7 +117,7 @@ def test_who_cannot_start_says_why(tmp_path):
 
     database = Database.sqlite(tmp_path / "town" / "server.db")
     with database.writing() as link:
-        link.execute(meta.update().where(meta.c.key == "schema").values(value="2"))
+        link.execute(meta.update().where(meta.c.key == "schema").values(value="99"))
     database.close()
     assert "another release" in complaint()
     (tmp_path / "town" / "server.db").write_bytes(b"not a database at all, by any means" * 40)

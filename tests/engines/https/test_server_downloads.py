@@ -186,7 +186,7 @@ def test_the_descriptor_is_cheap_to_ask_again(running):
     client, _ = running
     got = client.get("/v1/round")
     assert got.json() == {
-        "protocol": 1,
+        "protocol": 2,
         "federation": "little-town",
         "terms": terms().digest(),
         "round": 2,

@@ -170,9 +170,9 @@ def test_enrolment_is_for_one_device(running):
     got = client.post("/v1/enrol", enrolment(secrets.token_hex(32), keys[1]))
     assert (got.status, got.error) == (403, "bad_token")
     assert refusals.new() == {"bad_token": 2}
-    got = client.post("/v1/enrol", enrolment(invitation.token, keys[0], protocol=2))
+    got = client.post("/v1/enrol", enrolment(invitation.token, keys[0], protocol=1))
     assert (got.status, got.error) == (426, "version")
-    for body in (b"", b"[]", b"{", b'{"protocol": 1}', enrolment("zz", keys[0])):
+    for body in (b"", b"[]", b"{", b'{"protocol": 2}', enrolment("zz", keys[0])):
         assert client.post("/v1/enrol", body).error == "malformed"
     assert client.post("/v1/enrol", enrolment("00", b"short")).error == "malformed"
     assert client.post("/v1/enrol", bytes(5000)).error == "oversized"

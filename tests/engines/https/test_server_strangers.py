@@ -346,7 +346,7 @@ def test_the_database_is_spared_and_the_operator_served_when_it_is_slow(tmp_path
     ):
         database = folder.database()
         stack.callback(database.close)
-        body = json.dumps({"protocol": 1, "token": "00" * 32, "public_key": "11" * 32}).encode()
+        body = json.dumps({"protocol": 2, "token": "00" * 32, "public_key": "11" * 32}).encode()
         enrol = head("/v1/enrol", f"content-length: {len(body)}", method="POST") + body
         with database.writing():
             held = [stack.enter_context(connected(folder, server)) for _ in range(2)]

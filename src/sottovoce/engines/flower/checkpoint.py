@@ -41,6 +41,7 @@ CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER);
 CREATE TABLE target (rounds INTEGER);
 """,
     "CREATE TABLE allotted (first INTEGER PRIMARY KEY, last INTEGER, node TEXT, name TEXT)",
+    "CREATE TABLE memory (content BLOB)",
 )
 """What each version of the file adds to the one before."""
 
@@ -136,6 +137,12 @@ class Checkpoint:
         table = np.frombuffer(items, "<f4").astype(np.float32).reshape(n_items, -1)
         return Saved(round, attempt, table, np.frombuffer(changed, "<i8").astype(np.int64))
 
+    def memory(self, n_items: int) -> NDArray[np.float32]:
+        """What the server keeps to itself beside the model; without columns where it is nothing."""
+        row = self._db.execute("SELECT content FROM memory").fetchone()
+        flat = np.frombuffer(b"" if row is None else row[0], "<f4").astype(np.float32)
+        return flat.reshape(n_items, -1) if len(flat) else np.zeros((n_items, 0), np.float32)
+
     def begin(self, items: NDArray[np.float32], terms: str) -> None:
         """The first model. `terms` is their digest: another federation is refused later."""
         with self._transaction():
@@ -176,10 +183,15 @@ class Checkpoint:
         counted: NDArray[np.int64],
         items: NDArray[np.float32],
         changed: NDArray[np.int64],
+        memory: NDArray[np.float32] | None = None,
     ) -> None:
         """The round was folded: model, who was counted and the log move together."""
         with self._transaction():
             self._put_model(record.round + 1, 0, items, changed, self.terms())
+            if memory is not None and memory.size:
+                self._db.execute("DELETE FROM memory")
+                content = memory.astype("<f4").tobytes()
+                self._db.execute("INSERT INTO memory VALUES (?)", (content,))
             self._db.executemany(
                 "INSERT OR REPLACE INTO counted VALUES (?, ?, ?)",
                 [(number, record.round, record.attempt) for number in counted.tolist()],

@@ -133,6 +133,8 @@ class Conductor:
                 f"{self.folder} holds a run under other terms; choose another folder for these"
             )
         self.server.round, self.server.items = saved.round, saved.items
+        if saved.round:
+            self.server.memory = self.checkpoint.memory(len(saved.items))
         self.attempt, self.changed = saved.attempt, saved.changed
 
     def _gather(
@@ -308,7 +310,7 @@ class Conductor:
         # Bits, not values: 0.0 and -0.0 are different rows to a device.
         moved = (before.view(np.uint32) != after.view(np.uint32)).any(axis=1)
         self.changed = np.where(moved, self.server.round, self.changed)
-        self.checkpoint.close_round(record, numbers, after, self.changed)
+        self.checkpoint.close_round(record, numbers, after, self.changed, self.server.memory)
         self.attempt = 0
 
     def _send(self, asked: Mapping[int, _Asked], nodes: list[int], start: float) -> None:
@@ -439,7 +441,7 @@ def check_sum(answer: Answer, opened: OpenRound, asked: int, terms: Terms) -> Su
     part = decode_sum(answer.sum, n_items=terms.n_items, width=terms.width, round=opened.round)
     if part.devices != answer.devices or len(part.item) > most:
         raise MessageError("the report speaks for more devices or items than it may")
-    most_each = terms.triples * int(LIMIT * GRID)
+    most_each = int(terms.largest_value * GRID)
     if len(opened.numbers) * most_each > _LARGEST:
         raise MessageError("the round asks more devices than can be added up")
     bound = answer.devices * most_each

@@ -81,7 +81,9 @@ def _willing(hosted: Hosted) -> NDArray[np.int64]:
     store = hosted.store
     users = store.users
     cohort = Cohort(users, store.history(), store.choices(), np.zeros((len(users), 0), np.float32))
-    return users[cohort.willing()]
+    terms = hosted.terms
+    able = cohort.able() if terms is None else terms.build().device_able(cohort)
+    return users[cohort.consent.takes_part & able]
 
 
 def _kept(hosted: Hosted) -> int:

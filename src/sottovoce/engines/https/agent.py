@@ -15,44 +15,40 @@ import secrets
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sottovoce.engines.https.agent_checks import catalogue_items, catalogue_limit, identity
-from sottovoce.engines.https.client import Answer, Busy, Client, loopback
+from sottovoce.engines.https.agent_proxy import ProxyLink, admission_in, may_report
+from sottovoce.engines.https.agent_reading import Reader
+from sottovoce.engines.https.client import Busy, Traffic, loopback
 from sottovoce.engines.https.descriptor import Descriptor
 from sottovoce.engines.https.pacing import Draw, Pace, from_system
 from sottovoce.engines.https.signing import NONCE_BYTES, Purpose, seal
-from sottovoce.engines.versions import decode_model, full_size
 from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
     MessageError,
     ServiceError,
     SottovoceError,
-    Unreachable,
     VersionMismatch,
 )
-from sottovoce.messages import ModelView, decode
-from sottovoce.parties.hosted import Hosted, Prepared
+from sottovoce.messages import decode
+from sottovoce.parties.prepared import Prepared
 from sottovoce.parties.store import CohortStore
 from sottovoce.terms import PROTOCOL, Terms
 
-T = TypeVar("T")
 Log = Callable[..., None]
 """Takes an event and its details, none of them private."""
 
 _KEPT_OPEN = 2.0
 """A connection outlives waits up to so many seconds."""
 _CHECK_IN_SECONDS = 3600
-_REFRESH_SECONDS = 86400
 _LARGEST_LIST = 1 << 26
-_KEY, _ENROLLED = "signing-key", "enrolled"
-_CHECKED_IN, _WAITED, _REFRESHED = "checked-in", "checked-in-while-waiting", "refreshed"
+_KEY, _ENROLLED, _ADMISSION = "signing-key", "enrolled", "proxy-admission"
+_CHECKED_IN, _WAITED = "checked-in", "checked-in-while-waiting"
 _FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
 """What may be raised by an answer that nobody thought of."""
 
@@ -68,8 +64,8 @@ class Tally:
     failures: int = 0
 
 
-class Agent:
-    """One device: one store, one server."""
+class Agent(Reader):
+    """A device that takes part, if its owner says so."""
 
     def __init__(
         self,
@@ -83,19 +79,22 @@ class Agent:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.store = store
-        self.hosted = Hosted(store)
+        super().__init__(store, server, plaintext=plaintext, clock=clock)
         self.tally = Tally()
-        self.number, self._invitation = identity(store)
-        url = server or self._invitation.server
-        self.client = Client(url, self._invitation.ca, plaintext=plaintext)
-        self._pace = Pace(poll, draw, near=loopback(url))
-        self._log, self._sleep, self._clock = log, sleep, clock
-        self._worker = ThreadPoolExecutor(1, "store")
-        self._known: tuple[str, Descriptor] | None = None
+        self._pace = Pace(poll, draw, near=loopback(self.client.url))
+        self._log, self._sleep = log, sleep
         self._asked: tuple[tuple[int, int], bool] | None = None
         self._said: tuple[object, ...] = ()
         self._returned = False
+        self._plaintext = plaintext
+        self._proxy: ProxyLink | None = None
+
+    @property
+    def traffic(self) -> Traffic:
+        """With the server and with the proxy, where there is one."""
+        if self._proxy is None:
+            return self.client.traffic
+        return self.client.traffic + self._proxy.client.traffic
 
     async def run(self, *, once: bool = False, until_finished: bool = False) -> None:
         """Visit the server until cancelled, or as long as told. Whatever may pass is waited for;
@@ -108,23 +107,29 @@ class Agent:
                 self.tally.failures += 1
                 lasting = isinstance(error, VersionMismatch | ConsentError)
                 if once or (until_finished and lasting):
-                    await self.client.rest()
+                    await self._rest()
                     raise
                 wait = self._pace.after_failure(error.retry_after if isinstance(error, Busy) else 0)
                 self._log("failed", why=str(error), retry_seconds=round(wait, 1))
-                await self.client.rest()
+                await self._rest()
             else:
                 if once or (until_finished and now.state == "finished"):
-                    await self.client.rest()
+                    await self._rest()
                     return
                 wait = self._pace.after_success(now.poll_seconds)
                 if wait > _KEPT_OPEN:
-                    await self.client.rest()
+                    await self._rest()
             await self._sleep(wait)
+
+    async def _rest(self) -> None:
+        """Close all connections."""
+        await self.client.rest()
+        if self._proxy is not None:
+            await self._proxy.client.rest()
 
     async def close(self) -> None:
         """Leave the server and wait for what is being written."""
-        await self.client.rest()
+        await self._rest()
         await asyncio.to_thread(self._worker.shutdown)
 
     async def visit(self) -> Descriptor:
@@ -138,16 +143,30 @@ class Agent:
             except ConsentError:
                 await self._refresh(now, terms)
                 raise
-            await self._enrol()
             if now.state == "open":
                 await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
-            await self._resolve(terms)
-            if now.state == "open":
-                await self._take_part(now, terms)
-            elif now.state == "waiting" and now.key > (0, 0):
-                await self._check_in_waiting(now)
+            if terms.reporting is not None:
+                await self._visit_with_proxy(now, terms)
+            else:
+                await self._enrol()
+                await self._resolve(now, terms)
+                if now.state == "open":
+                    await self._take_part(now, terms)
+                elif now.state == "waiting" and now.key > (0, 0):
+                    await self._check_in_waiting(now)
         await self._refresh(now, terms)
         return now
+
+    async def _visit_with_proxy(self, now: Descriptor, terms: Terms) -> None:
+        """The server is told once that the device is there, if it will send anything at all, and
+        nothing ever again; what leaves goes to the proxy."""
+        willing = await self._aside(lambda: may_report(self.store, terms))
+        if willing:
+            await self._enrol(admission=True)
+        if now.state == "open":
+            await self._resolve(now, terms)
+            if willing:
+                await self._take_part(now, terms)
 
     async def _guarded_visit(self) -> Descriptor:
         """Visit; a fault of ours is this store's trouble, like any other, and not its
@@ -163,90 +182,13 @@ class Agent:
                 "authors of Sottovoce"
             ) from error
 
-    # --- what is published -----------------------------------------------------------------------
-
-    async def _look(self) -> Descriptor:
-        """The round descriptor; a short question where nothing has changed."""
-        tag = self._known[0] if self._known else ""
-        answer = await self.client.get("/v1/round", etag=tag)
-        if answer.status == 304 and self._known:
-            return self._known[1]
-        now = Descriptor.from_table(self._good(answer).table())
-        expected = self._invitation.federation
-        if now.federation != expected:
-            raise MessageError(
-                f"the server at {self.client.url} serves another federation than {expected}, which "
-                "the invitation names; nothing was sent to it"
-            )
-        self._known = (answer.etag, now) if answer.etag else None
-        return now
-
-    async def _agree(self, now: Descriptor) -> Terms:
-        """The terms in force. The first ones are kept; others raise until the owner agrees."""
-        terms = await self._aside(lambda: self.hosted.terms)
-        if terms is None or terms.digest() != now.terms:
-            told = Terms.from_table(self._good(await self.client.get("/v1/terms")).table())
-            if told.digest() != now.terms or told.federation != now.federation:
-                self._known = None
-                raise Unreachable(f"the server at {self.client.url} is about to change its terms")
-            await self._aside(lambda: self.hosted.agree(told))
-            terms = told
-        if len(await self._aside(self.store.catalogue)) != terms.n_items:
-            await self._fetch_catalogue(terms)
-        return terms
-
-    async def _fetch_catalogue(self, terms: Terms) -> None:
-        answer = await self.client.get("/v1/catalogue", limit=catalogue_limit(terms), packed=True)
-        items = catalogue_items(self._good(answer).table(), terms)
-        await self._aside(lambda: self.store.set_catalogue(items))
-
-    async def _model(self, now: Descriptor, terms: Terms) -> ModelView:
-        """The published model, of which only what changed is fetched where that is shorter."""
-        kept = await self._aside(self.hosted.model)
-        if kept is not None and kept.round == now.model:
-            return kept
-        if kept is not None and (
-            kept.round > now.model or kept.items.shape != (terms.n_items, terms.width)
-        ):
-            kept = None
-        try:
-            view = await self._download(now, terms, kept)
-        except MessageError:
-            if kept is None:
-                raise
-            view = await self._download(now, terms, None)
-        await self._aside(lambda: self.hosted.keep_model(view))
-        await self._aside(lambda: self._stamp(_REFRESHED))
-        return view
-
-    async def _download(self, now: Descriptor, terms: Terms, kept: ModelView | None) -> ModelView:
-        limit = full_size(terms.n_items, terms.width) + terms.n_items + 1024
-        since = "" if kept is None else f"?since={kept.round}"
-        answer = await self.client.download(f"/v1/model/{now.model}{since}", limit)
-        if answer.status in (404, 410):
-            self._known = None
-            raise Busy("the round went on while its model was asked for", 0.0)
-        body = self._good(answer).body
-        view = decode_model(body, n_items=terms.n_items, width=terms.width, have=kept)
-        if view.round != now.model:
-            raise MessageError("the server sent the model of another round")
-        return view
-
-    async def _refresh(self, now: Descriptor, terms: Terms) -> None:
-        """Keep a model for recommendations while offline: the last one, or one a day old."""
-        kept = await self._aside(self.hosted.model)
-        if (
-            kept is None
-            or (now.state == "finished" and kept.round != now.model)
-            or await self._aside(lambda: self._older(_REFRESHED, _REFRESH_SECONDS))
-        ):
-            await self._model(now, terms)
-
     # --- what leaves -----------------------------------------------------------------------------
 
-    async def _enrol(self) -> None:
-        """Once: the invitation's token for the right to sign with this device's own key."""
-        if await self._aside(lambda: self.store.secret(_ENROLLED)):
+    async def _enrol(self, *, admission: bool = False) -> None:
+        """Once: the invitation's token for the right to sign with this device's own key, and, where
+        there is a proxy, for the server's word to it."""
+        kept = _ADMISSION if admission else _ENROLLED
+        if await self._aside(lambda: self.store.secret(kept)):
             return
         key = await self._aside(self._signing_key)
         content = {
@@ -260,21 +202,33 @@ class Agent:
                 "the server did not accept the invitation, which may have been used before; ask "
                 "the operator for another one"
             )
-        number = self._good(answer).table().get("number")
+        told = self._good(answer).table()
+        number = told.get("number")
         if number != self.number:
             raise MessageError(
                 f"the server knows this device as number {number}, the invitation as {self.number};"
                 " ask the operator for another one"
             )
+        if admission:
+            word = admission_in(told)
+            await self._aside(lambda: self.store.set_secret(_ADMISSION, word))
         await self._aside(lambda: self._stamp(_ENROLLED))
         await self._checked_in()
         self._log("enrolled")
 
-    async def _resolve(self, terms: Terms) -> None:
-        """Send again what left before and was never answered, the very same bytes."""
+    async def _resolve(self, now: Descriptor, terms: Terms) -> None:
+        """Send again what left before and was never answered, the very same bytes; through a proxy
+        only while its round is open."""
         prepared = await self._aside(self.hosted.unresolved)
-        if prepared is not None:
-            await self._send(prepared, terms)
+        if prepared is None:
+            return
+        if terms.reporting is not None and prepared.round != now.round:
+            why = "the round went on before it was confirmed"
+            await self._aside(lambda: self.hosted.refused(prepared.round, prepared.attempt, why))
+            self.tally.refused += 1
+            self._log("refused", round=prepared.round, attempt=prepared.attempt, why=why)
+            return
+        await self._send(prepared, now, terms)
 
     async def _take_part(self, now: Descriptor, terms: Terms) -> None:
         latest = await self._aside(self.hosted.latest)
@@ -295,14 +249,23 @@ class Agent:
         if prepared is None:
             self._say_once("nothing sent", now.key, why="there is no history to learn from yet")
         elif prepared.state in ("prepared", "left"):
-            await self._send(prepared, terms)
+            await self._send(prepared, now, terms)
 
-    async def _send(self, prepared: Prepared, terms: Terms) -> None:
+    async def _send(self, prepared: Prepared, now: Descriptor, terms: Terms) -> None:
         """Let a report leave, and write down what became of it."""
+        if terms.reporting is not None:
+            # While the proxy cannot be reached nothing leaves, and nothing is spent.
+            await self._proxy_of(terms).ready(
+                await self._aside(self._signing_key),
+                await self._aside(lambda: self.store.secret(_ADMISSION) or b""),
+            )
         try:
             await self._aside(lambda: self.hosted.leaving(prepared))
         except ConsentError as error:
             self._log("nothing sent", round=prepared.round, why=str(error))
+            return
+        if terms.reporting is not None:
+            await self._send_to_proxy(prepared, now, terms)
             return
         round, attempt = prepared.round, prepared.attempt
         sealed = await self._seal("report", round, attempt, prepared.nonce, prepared.message)
@@ -326,6 +289,27 @@ class Agent:
         await self._aside(lambda: self.hosted.refused(round, attempt, reason))
         self.tally.refused += 1
         self._log("refused", **details, reason=reason, why=answer.detail)
+
+    async def _send_to_proxy(self, prepared: Prepared, now: Descriptor, terms: Terms) -> None:
+        if not now.report_key:
+            raise MessageError("the server did not say to which key reports are to be sealed")
+        proxy, round, attempt = self._proxy_of(terms), prepared.round, prepared.attempt
+        fate = await proxy.send(prepared, now.report_key)
+        details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": fate.bytes}
+        if fate.state == "arrived":
+            await self._aside(lambda: self.hosted.arrived(round, attempt))
+            self.tally.counted += 1
+            traffic = proxy.client.traffic
+            self._log("counted", **details, sent=traffic.sent, received=traffic.received)
+            return
+        await self._aside(lambda: self.hosted.refused(round, attempt, fate.reason))
+        self.tally.refused += 1
+        self._log("refused", **details, reason=fate.reason, why=fate.detail)
+
+    def _proxy_of(self, terms: Terms) -> ProxyLink:
+        if self._proxy is None or self._proxy.link != terms.link:
+            self._proxy = ProxyLink(self.store, terms, self._aside, plaintext=self._plaintext)
+        return self._proxy
 
     async def _is_asked(self, now: Descriptor) -> bool:
         """Whether this device is asked in the open round."""
@@ -407,35 +391,7 @@ class Agent:
             body=body,
         )
 
-    def _good(self, answer: Answer) -> Answer:
-        """The answer, where it is one of success."""
-        if 200 <= answer.status < 300:
-            return answer
-        if answer.status == 426:
-            raise VersionMismatch(
-                "the server speaks another version of the protocol; install the same release of "
-                "Sottovoce on both sides"
-            )
-        if answer.status == 404:
-            raise Unreachable(f"what answers at {self.client.url} is no server of Sottovoce")
-        said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
-        raise Unreachable(
-            f"the server at {self.client.url} refused with status {answer.status}{said}"
-        )
-
-    def _older(self, name: str, seconds: int) -> bool:
-        """Whether what was stamped lies so far back; a clock that jumped counts as far."""
-        stamped = self.store.secret(name)
-        return stamped is None or abs(self._clock() - float(stamped)) >= seconds
-
-    def _stamp(self, name: str) -> None:
-        self.store.set_secret(name, f"{self._clock():.0f}".encode())
-
     def _say_once(self, event: str, key: tuple[int, int], *, why: str) -> None:
         if self._said != (event, key, why):
             self._said = (event, key, why)
             self._log(event, round=key[0], attempt=key[1], why=why)
-
-    async def _aside(self, work: Callable[[], T]) -> T:
-        """In this store's own thread, so that other stores' agents go on."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)

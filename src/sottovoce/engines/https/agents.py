@@ -167,7 +167,7 @@ def _printable(value: Any) -> Any:
 
 
 def _served(agent: Agent) -> Served:
-    traffic, tally = agent.client.traffic, agent.tally
+    traffic, tally = agent.traffic, agent.tally
     return Served(
         store=agent.store.path,
         visits=tally.visits,

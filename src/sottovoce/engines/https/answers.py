@@ -4,6 +4,7 @@ in parts."""
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -67,6 +68,48 @@ async def discard(receive: Receive) -> None:
                     return
     except TimeoutError:
         return
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes:
+    """The body of a request, never more than `limit` bytes of it, which must be here in time."""
+    if content_length(scope, 0) > limit:
+        await discard(receive)
+        raise Refused("oversized", f"a message has at most {limit} bytes")
+    parts, size, more = [], 0, True
+    try:
+        async with asyncio.timeout(seconds):
+            while more and size <= limit:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused("malformed", "the message broke off")
+                parts.append(message["body"])
+                size, more = size + len(parts[-1]), message["more_body"]
+    except TimeoutError:
+        raise Refused("malformed", "the message did not arrive in time") from None
+    if size > limit:
+        if more:
+            await discard(receive)
+        raise Refused("oversized", f"a message has at most {limit} bytes")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def refuse(
+    send: Send, status: int, error: str, detail: str, retry_seconds: int, *, close: bool = True
+) -> None:
+    """An error with its one word and its sentence; whoever may come back is told when. `close`
+    frees the connection of one who has sent or wants too much."""
+    headers: Headers = [(b"content-type", b"application/json")]
+    if status in (429, 503):
+        headers.append((b"retry-after", str(retry_seconds).encode()))
+    if close and status in (413, 503):
+        headers.append((b"connection", b"close"))
+    content = json.dumps({"error": error, "detail": detail}).encode()
+    await answer(send, status, headers, content)
+
+
+def bears(scope: Scope, token: str) -> bool:
+    """Whether a request carries this token."""
+    return hmac.compare_digest(header(scope, b"authorization"), f"Bearer {token}".encode())
 
 
 def header(scope: Scope, name: bytes) -> bytes:

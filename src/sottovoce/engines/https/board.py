@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from sottovoce.engines.https.coordinator import Plan
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.published import Document, Version
 from sottovoce.engines.https.records import Position
+from sottovoce.engines.https.sealing import key_id
 from sottovoce.messages import ModelView
 from sottovoce.terms import PROTOCOL
 
@@ -55,7 +57,7 @@ class Board:
         self._database = database
         self._plan = plan
         self._digest = plan.terms.digest()
-        self._everyone = plan.cohort_size == "all"
+        self._everyone = plan.cohort_size == "all" or plan.proxied
         self._turn = threading.Lock()
         nothing = Position(-1, 0, "waiting", 0)
         self.now = self._snapshot(nothing, None, {}, (-1, 0))
@@ -102,7 +104,7 @@ class Board:
 
     def _describe(self, position: Position) -> Document:
         state = "waiting" if position.state == "closing" else position.state
-        content = {
+        content: dict[str, Any] = {
             "protocol": PROTOCOL,
             "federation": self._plan.terms.federation,
             "terms": self._digest,
@@ -113,6 +115,9 @@ class Board:
             "model": position.round,
             "poll_seconds": self._plan.rules.poll_seconds,
         }
+        if state == "open" and position.report_key:
+            key = position.report_key
+            content["report_key"] = {"id": key_id(key).hex(), "public": key.hex()}
         return Document.of(json.dumps(content).encode())
 
 

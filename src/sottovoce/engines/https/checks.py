@@ -14,7 +14,7 @@ from sottovoce.engines.https.records import Submission
 from sottovoce.engines.https.refusals import Refused
 from sottovoce.engines.https.signing import OVERHEAD, Envelope, Purpose, open_envelope
 from sottovoce.errors import MessageError
-from sottovoce.messages import GRID, LIMIT, decode, message_limit, other_version
+from sottovoce.messages import GRID, decode, message_limit, other_version
 from sottovoce.terms import PROTOCOL, Terms
 
 _OTHER_RELEASE = (
@@ -27,7 +27,7 @@ class Checks:
         self._terms = terms
         self._board = board
         self._database = database
-        self._largest = int(terms.triples * LIMIT * GRID)
+        self._largest = int(terms.largest_value * GRID)
         self._keys: dict[int, Ed25519PublicKey] = {}
         with database.reading() as link:
             for number, key in roster.public_keys(link).items():

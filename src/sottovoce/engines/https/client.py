@@ -49,6 +49,13 @@ class Traffic:
     sent: int = 0
     received: int = 0
 
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.requests + other.requests,
+            self.sent + other.sent,
+            self.received + other.received,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -136,10 +143,11 @@ class Client:
             headers["accept-encoding"] = "zstd"
         return await self._twice("GET", path, headers, None, limit)
 
-    async def post(self, path: str, body: bytes) -> Answer:
-        """The answer to `body`. Sent again where the connection was lost before there was one, so
-        it must be something that counts once."""
-        return await self._twice("POST", path, {}, body, SMALL)
+    async def post(self, path: str, body: bytes, *, token: str = "") -> Answer:
+        """The answer to `body`, sent in the name of whoever has the token. Sent again where the
+        connection was lost before there was one, so it must be something that counts once."""
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        return await self._twice("POST", path, headers, body, SMALL)
 
     async def download(self, path: str, limit: int) -> Answer:
         """Something large that never changes. What an interrupted download has brought is kept, in

@@ -27,7 +27,8 @@ from sottovoce.terms import Terms
 CohortSize = int | Literal["all"]
 Clock = Callable[[], float]
 """Seconds that only go forward. The time of day plays no part."""
-What = Literal["opened", "goal", "deadline", "abandoned", "diverged"]
+Verdict = Literal["goal", "deadline", "abandoned"]
+What = Literal["opened", "closing", "goal", "deadline", "abandoned", "diverged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Plan:
     root_key: int
     """Of the server's random streams: the first model, and who is asked."""
     rules: RoundRules
+
+    @property
+    def proxied(self) -> bool:
+        """Whether reports come through a proxy, from devices that the server cannot tell apart."""
+        return self.terms.reporting is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,8 @@ class Coordinator:
         if found is None:
             server = Server.start(self._algorithm, terms.n_items, Streams(self._plan.root_key))
             records.set_fact(link, "terms", terms.digest())
-            records.save_model(link, 0, server.items, np.zeros(terms.n_items, np.int32))
+            unmoved = np.zeros(terms.n_items, np.int32)
+            records.save_model(link, 0, server.items, unmoved, server.memory)
         elif found != terms.digest():
             raise ServiceError(
                 "the database belongs to another federation, or its terms were changed; put the "
@@ -96,7 +103,12 @@ class Coordinator:
             records.drop_reports(link, now.round, now.attempt)
         # Devices may have versions in between that are lost here: each row counts as changed.
         items, changed = found
-        records.save_model(link, round, items, np.full_like(changed, round))
+        memory = records.memory(link, now.round, len(items))
+        records.save_model(link, round, items, np.full_like(changed, round), memory)
+
+    def tidy(self, link: sa.Connection) -> None:
+        """Let go of what the rounds so far do not need any more. To be called when one was opened,
+        in every process."""
 
     def step(self, leader: Leader) -> list[Event]:
         """Move on as far as can be moved now."""
@@ -113,23 +125,27 @@ class Coordinator:
             if now.state == "waiting":
                 opened = self._open(link, now.round, now.attempt)
                 return [] if opened is None else [opened]
-            outcome = self._verdict(now) if now.state == "open" else None
+            outcome = self._verdict(link, now) if now.state == "open" else None
             if outcome is None:
                 return []
             if outcome == "abandoned":
                 return self._abandon(link, now, "abandoned")
             # From here on nothing comes in; the fold is over exactly what is stored.
             records.move_round(link, now.round, now.attempt, "open", "closing", outcome=outcome)
+        return self._ended(leader, now)
+
+    def _ended(self, leader: Leader, now: records.Position) -> list[Event]:
+        """What follows at once when nothing comes in any more."""
         return self._close(leader, now)
 
     def _due(self, link: sa.Connection, now: records.Position) -> bool:
         if now.state == "open":
-            return self._verdict(now) is not None
+            return self._verdict(link, now) is not None
         if now.state == "waiting":
             return self._choose(link, now.round, now.attempt) is not None
         return now.state == "closing"
 
-    def _verdict(self, now: records.Position) -> Literal["goal", "deadline", "abandoned"] | None:
+    def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
         rules = self._plan.rules
         self._watch(now.round, now.attempt)
         everyone = now.reported >= now.asked and now.reported >= rules.least(now.goal)
@@ -165,7 +181,7 @@ class Coordinator:
         if len(pool) < plan.rules.least(goal):
             return None
         items = np.zeros((0, plan.terms.width), np.float32)
-        server = Server(self._algorithm, items, Streams(plan.root_key), round)
+        server = self._server(items, round)
         rows = server.select(len(pool), plan.rules.asked(goal, len(pool)), attempt)
         return goal, pool[rows]
 
@@ -184,35 +200,54 @@ class Coordinator:
             if found is None:
                 raise ServiceError(f"the database lacks the model of round {now.round}")
             before, changed = found
-            after = self._fold(link, now.round, now.attempt, before)
-        moved = (before.view(np.uint32) != after.view(np.uint32)).any(axis=1)
+            memory = records.memory(link, now.round, len(before))
+            server = self._server(before, now.round, memory)
+            left_out = self._fold(link, server, now)
+        moved = (before.view(np.uint32) != server.items.view(np.uint32)).any(axis=1)
         changed = np.where(moved, now.round + 1, changed).astype(np.int32)
         with leader.writing() as link:
-            if not np.isfinite(after).all():
-                return self._abandon(link, now, "diverged", "closing")
+            if not np.isfinite(server.items).all():
+                return self._diverged(link, now)
             outcome = records.outcome(link, now.round, now.attempt)
             over = self._end(link, now, "closing", "closed", outcome, outcome)
-            records.save_model(link, now.round + 1, after, changed)
-            records.forget_reports(link, now.round, now.attempt)
+            records.save_model(link, now.round + 1, server.items, changed, server.memory)
+            self._forget(link, now)
+            records.count_refusals(link, left_out)
             more = now.round + 1 < now.target
             opened = self._open(link, now.round + 1, 0) if more else None
         return [over] if opened is None else [over, opened]
 
-    def _fold(
-        self, link: sa.Connection, round: int, attempt: int, items: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        server = Server(self._algorithm, items, Streams(self._plan.root_key), round)
-        n_items, width = items.shape
+    def _server(
+        self, items: NDArray[np.float32], round: int, memory: NDArray[np.float32] | None = None
+    ) -> Server:
+        rng = Streams(self._plan.root_key)
+        if memory is None:
+            return Server(self._algorithm, items, rng, round)
+        return Server(self._algorithm, items, rng, round, memory)
+
+    def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
+        """Everything that is stored for the round, into the server; what of it was left out."""
+        n_items, width = server.items.shape
         total: list[SummedReports] = []
         limit = self._plan.rules.value_limit
-        for part in records.bodies(link, round, attempt):
+        for part in records.bodies(link, now.round, now.attempt):
             reports = [
-                cut(decode(body, sender=number, n_items=n_items, width=width, round=round), limit)
+                cut(
+                    decode(body, sender=number, n_items=n_items, width=width, round=now.round),
+                    limit,
+                )
                 for number, body in part
             ]
             total = [server.add_sums([*total, server.sum_reports(reports)])]
         server.fold(server.add_sums(total))
-        return server.items
+        return {}
+
+    def _forget(self, link: sa.Connection, now: records.Position) -> None:
+        """What was folded need not be kept."""
+        records.forget_reports(link, now.round, now.attempt)
+
+    def _diverged(self, link: sa.Connection, now: records.Position) -> list[Event]:
+        return self._abandon(link, now, "diverged", "closing")
 
     def _abandon(
         self,

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from sottovoce.errors import ServiceError, UsageError
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the tables. A database of a later one is left alone."""
 
 _metadata = sa.MetaData()
@@ -56,6 +56,7 @@ rounds = sa.Table(
     sa.Column("missing", sa.LargeBinary),  # uint32, ascending; there when the round is over
     sa.Column("outcome", sa.String(16)),
     sa.Column("seconds", sa.Float),
+    sa.Column("report_key", sa.LargeBinary),  # public; where reports come through a proxy
 )
 submissions = sa.Table(
     "submissions",
@@ -72,6 +73,26 @@ models = sa.Table(
     sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("items", sa.LargeBinary, nullable=False),  # float32, row by row
     sa.Column("changed", sa.LargeBinary, nullable=False),  # int32: last version that moved a row
+    sa.Column("memory", sa.LargeBinary),  # float32: what is kept beside the newest one, unpublished
+)
+batches = sa.Table(
+    "batches",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("tier", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("mark", sa.LargeBinary, nullable=False),  # tells this batch from others
+    sa.Column("devices", sa.BigInteger, nullable=False),
+    sa.Column("parts", sa.BigInteger, nullable=False),
+    sa.Column("stored", sa.BigInteger, nullable=False),  # parts that are here
+    sa.Column("reports", sa.BigInteger, nullable=False),  # in these parts
+)
+batch_parts = sa.Table(
+    "batch_parts",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("tier", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("part", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
 )
 refusals = sa.Table(
     "refusals",
@@ -92,7 +113,7 @@ class Database:
     @classmethod
     def sqlite(cls, path: Path) -> Database:
         """A file that only its owner can read: the reports of an open round are in it."""
-        _keep_private_file(path)
+        keep_private_file(path)
         engine = sa.create_engine(
             sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": 10}
         )
@@ -250,7 +271,8 @@ def keep_private(path: Path, mode: int) -> None:
             ) from None
 
 
-def _keep_private_file(path: Path) -> None:
+def keep_private_file(path: Path) -> None:
+    """Make sure that only its owner can read a SQLite file, there already or not."""
     # SQLite gives the files beside it the mode of the first one. It is not opened here where it
     # exists: closing it would take away the locks that this process may hold on it.
     with contextlib.suppress(OSError):

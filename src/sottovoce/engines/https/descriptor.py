@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from sottovoce.engines.https.sealing import KEY_BYTES, key_id
 from sottovoce.errors import MessageError, VersionMismatch
 from sottovoce.terms import PROTOCOL
 
@@ -26,6 +27,8 @@ class Descriptor:
     model: int
     """The round of the model to learn from."""
     poll_seconds: float
+    report_key: bytes = b""
+    """Public key to which reports are sealed, in an open round of a federation with a proxy."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -54,4 +57,18 @@ class Descriptor:
         ):
             raise MessageError("what the server says of the round makes no sense")
         names = ("federation", "terms", "round", "attempt", "state", "selection", "model")
-        return cls(**{name: table[name] for name in names}, poll_seconds=float(seconds))
+        told = {name: table[name] for name in names}
+        key = _report_key(table.get("report_key"))
+        return cls(**told, poll_seconds=float(seconds), report_key=key)
+
+
+def _report_key(told: object) -> bytes:
+    if told is None:
+        return b""
+    try:
+        public, id = bytes.fromhex(told["public"]), bytes.fromhex(told["id"])  # type: ignore[index]
+    except (KeyError, TypeError, ValueError, IndexError):
+        public, id = b"", b""
+    if len(public) != KEY_BYTES or id != key_id(public):
+        raise MessageError("the report key that the server published makes no sense")
+    return public

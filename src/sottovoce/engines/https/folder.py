@@ -21,10 +21,12 @@ from urllib.parse import urlsplit
 
 from sottovoce import config
 from sottovoce.engines.https import records, roster
+from sottovoce.engines.https.admissions import Introduction, init_proxy_secrets, introduce
 from sottovoce.engines.https.coordinator import CohortSize, Plan
 from sottovoce.engines.https.database import Database, keep_private
 from sottovoce.engines.https.invitations import MAX_NUMBER, Invitation
 from sottovoce.engines.https.keys import authority_pem, init_keys
+from sottovoce.engines.https.report_keys import ReportKeys
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ConfigError, MessageError, ServiceError, UsageError
 from sottovoce.terms import Terms
@@ -167,6 +169,9 @@ def create_folder(
     keep_private(path, 0o700)
     if not (path / "keys" / "server.key").exists():
         init_keys(path / "keys", hosts)
+    if plan.proxied and not ReportKeys(path / "keys").exists:
+        init_proxy_secrets(path / "keys")
+        ReportKeys(path / "keys").create()
     _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})
     _write(path / "state.json", {"kept_in": "nowhere"})
     _write(
@@ -241,9 +246,18 @@ def invite(
     ]
 
 
-def require_address(server: str) -> None:
+def introduction(folder: ServerFolder, server: str) -> Introduction:
+    """What the operator of the federation's proxy is given."""
+    if not folder.plan.proxied:
+        raise UsageError(f"the federation in {folder.path} has no proxy; its terms name none")
+    require_address(server)
+    authority = "" if server.startswith("http://") else authority_pem(folder.keys)
+    return introduce(folder.keys, server, authority, folder.plan.terms.federation)
+
+
+def require_address(server: str, option: str = "--server") -> None:
     """Raises where this is not the address of a server, and nothing but that."""
-    wrong = UsageError(f"--server is an address like https://example.org:8443, not {server!r}")
+    wrong = UsageError(f"{option} is an address like https://example.org:8443, not {server!r}")
     try:
         parts = urlsplit(server)
         host, port = parts.hostname, parts.port

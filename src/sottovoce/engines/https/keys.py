@@ -4,7 +4,7 @@ the secrets that only the operator has.
 Files of a key folder: `ca.crt` (what devices trust), `ca.key` (signs certificates; the server does
 not need it and it may be kept elsewhere), `server.crt`, `server.key`, `operator.token` (for status
 and targets), `superexec.secret` (between the processes of a Flower server). All but certificates
-have mode 600.
+have mode 600. A federation with a proxy has some more (`admissions`, `report_keys`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def init_keys(
         SUPEREXEC_SECRET: secrets.token_hex(32).encode() + b"\n",
     }
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write_new(folder, contents)
+    write_new_files(folder, contents)
 
 
 def renew_keys(
@@ -102,7 +102,7 @@ def renew_keys(
         server_key = _private_key(folder / SERVER_KEY)
     else:
         server_key = _new_key()
-        _write_new(folder, {SERVER_KEY: _key_pem(server_key)})
+        write_new_files(folder, {SERVER_KEY: _key_pem(server_key)})
     server = _server_certificate(ca, ca_key, server_key, _hosts(hosts), _days(days), now)
     # One file replaced at once: a crash leaves the old certificate or the new one.
     fresh = folder / f".{SERVER_CERTIFICATE}.{secrets.token_hex(4)}"
@@ -188,7 +188,7 @@ def authority_pem(folder: Path) -> str:
 
 def operator_token(folder: Path) -> str:
     """The secret with which the operator asks for status and sets targets."""
-    return _secret(folder / OPERATOR_TOKEN).decode("ascii", "replace").strip()
+    return read_secret(folder / OPERATOR_TOKEN).decode("ascii", "replace").strip()
 
 
 def node_keys(folder: Path, name: str) -> Path:
@@ -203,7 +203,7 @@ def node_keys(folder: Path, name: str) -> Path:
     line = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     secret = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write_new(folder, {private.name: secret, public.name: line + f" {name}\n".encode()})
+    write_new_files(folder, {private.name: secret, public.name: line + f" {name}\n".encode()})
     return private
 
 
@@ -319,7 +319,9 @@ def _read(path: Path) -> bytes:
         raise KeyTrouble(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _secret(path: Path) -> bytes:
+def read_secret(path: Path) -> bytes:
+    """The content of a file that only its owner can read. Raises where others can, or it is not
+    there."""
     content = _read(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise KeyTrouble(f"{path} may be read by others; run `chmod 600 {path}`")
@@ -336,7 +338,7 @@ def _certificate(path: Path) -> x509.Certificate:
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    content = _secret(path)
+    content = read_secret(path)
     try:
         key = form.load_pem_private_key(content, None)
     except (ValueError, TypeError):
@@ -359,7 +361,7 @@ def _in_force(certificate: x509.Certificate, path: Path, now: datetime, advice: 
         )
 
 
-def _write_new(folder: Path, contents: Mapping[str, bytes]) -> None:
+def write_new_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """All files or none; never over an existing one."""
     written: list[Path] = []
     try:

@@ -42,7 +42,14 @@ _SENT = (
 _FACT = sa.select(meta.c.value).where(meta.c.key == sa.bindparam("named"))
 _NEWEST = sa.select(sa.func.max(models.c.round))
 _CURRENT = (
-    sa.select(rounds.c.attempt, rounds.c.state, rounds.c.goal, rounds.c.asked, rounds.c.reported)
+    sa.select(
+        rounds.c.attempt,
+        rounds.c.state,
+        rounds.c.goal,
+        rounds.c.asked,
+        rounds.c.reported,
+        rounds.c.report_key,
+    )
     .where(rounds.c.round == sa.bindparam("at_round"))
     .order_by(rounds.c.attempt.desc())
     .limit(1)
@@ -71,6 +78,8 @@ class Position:
     goal: int = 0
     asked: int = 0
     reported: int = 0
+    report_key: bytes = b""
+    """Public key to which the round's reports are sealed; empty where there is no proxy."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -143,14 +152,20 @@ def position(link: sa.Connection) -> Position:
         return Position(round, 0, idle, target)
     if row.state == "abandoned":
         return Position(round, row.attempt + 1, idle, target)
-    return Position(round, row.attempt, row.state, target, row.goal, row.asked, row.reported)
+    key = bytes(row.report_key or b"")
+    return Position(round, row.attempt, row.state, target, row.goal, row.asked, row.reported, key)
 
 
 # --- rounds ---------------------------------------------------------------------------------------
 
 
 def open_round(
-    link: sa.Connection, round: int, attempt: int, goal: int, selected: NDArray[Any]
+    link: sa.Connection,
+    round: int,
+    attempt: int,
+    goal: int,
+    selected: NDArray[Any],
+    report_key: bytes | None = None,
 ) -> None:
     link.execute(
         rounds.insert().values(
@@ -161,6 +176,7 @@ def open_round(
             asked=len(selected),
             reported=0,
             selected=packed(selected),
+            report_key=report_key,
         )
     )
 
@@ -319,17 +335,24 @@ def drop_reports(link: sa.Connection, round: int, attempt: int) -> None:
 
 
 def save_model(
-    link: sa.Connection, round: int, items: NDArray[np.float32], changed: NDArray[np.int32]
+    link: sa.Connection,
+    round: int,
+    items: NDArray[np.float32],
+    changed: NDArray[np.int32],
+    memory: NDArray[np.float32] | None = None,
 ) -> None:
-    """The newest version. The one before stays for devices that are fetching it."""
+    """The newest version, with what the algorithm keeps beside it. The version before stays for
+    devices that are fetching it."""
     link.execute(
         models.insert().values(
             round=round,
             items=items.astype("<f4").tobytes(),
             changed=changed.astype("<i4").tobytes(),
+            memory=None if memory is None else memory.astype("<f4").tobytes(),
         )
     )
     link.execute(models.delete().where(models.c.round < round - 1))
+    link.execute(models.update().where(models.c.round < round).values(memory=None))
 
 
 def model(
@@ -342,6 +365,12 @@ def model(
         return None
     items = np.frombuffer(row[0], "<f4").reshape(-1, width).astype(np.float32)
     return items, np.frombuffer(row[1], "<i4").astype(np.int32)
+
+
+def memory(link: sa.Connection, round: int, n_items: int) -> NDArray[np.float32]:
+    """What the algorithm keeps beside the newest model, a row per item."""
+    found = link.execute(sa.select(models.c.memory).where(models.c.round == round)).scalar()
+    return np.frombuffer(found or b"", "<f4").reshape(n_items, -1).astype(np.float32)
 
 
 # --- refusals -------------------------------------------------------------------------------------

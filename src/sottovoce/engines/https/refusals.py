@@ -25,8 +25,18 @@ Reason = Literal[
     "bad_token",
     "overload",
     "unavailable",
+    "unknown_proxy",
+    "wrong_key",
+    "too_few",
+    "undecryptable",
+    "out_of_range",
+    "duplicate",
     "plaintext",
     "handshake",
+    "unknown_account",
+    "bad_mac",
+    "bad_admission",
+    "early",
 ]
 
 STATUS: dict[Reason, int] = {
@@ -42,16 +52,23 @@ STATUS: dict[Reason, int] = {
     "bad_token": 403,
     "overload": 503,
     "unavailable": 503,
+    "unknown_proxy": 401,
+    "wrong_key": 409,
+    "too_few": 400,
+    "unknown_account": 401,
+    "bad_mac": 401,
+    "bad_admission": 403,
+    "early": 409,
 }
 
 
 class Refused(MessageError):
     """A message that is not taken, and why. Its sender reads the text."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str, *, status: int | None = None) -> None:
         super().__init__(detail)
         self.reason = reason
-        self.status = STATUS[reason]
+        self.status = STATUS[reason] if status is None else status
 
 
 class Tally:

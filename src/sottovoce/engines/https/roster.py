@@ -91,6 +91,12 @@ def count_devices(link: sa.Connection) -> tuple[int, int]:
     return int(link.execute(enrolled).scalar() or 0), int(link.execute(active).scalar() or 0)
 
 
+def count_keys(link: sa.Connection) -> int:
+    """Devices that have ever enrolled."""
+    query = sa.select(sa.func.count()).where(devices.c.public_key.is_not(None))
+    return int(link.execute(query).scalar() or 0)
+
+
 def shut(link: sa.Connection, numbers: Sequence[int]) -> None:
     """Ask these devices no more and take nothing from them, whether they have enrolled or not."""
     new = sorted(set(numbers) - shut_out_among(link, numbers))

@@ -4,29 +4,32 @@ because a thousand reports a second leave no time for more."""
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Awaitable, Callable, Sized
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from sottovoce.engines.https import records, roster
+from sottovoce.engines.https.admissions import ProxySecrets, admit
 from sottovoce.engines.https.answers import (
     Headers,
     Receive,
     Scope,
     Send,
     answer,
+    bears,
     content_length,
-    discard,
     header,
     number_of,
     publish,
+    read_body,
+    refuse,
     table_of,
 )
 from sottovoce.engines.https.aside import Aside
 from sottovoce.engines.https.board import Board, Snapshot
 from sottovoce.engines.https.checks import Checks
+from sottovoce.engines.https.collector import Collector
 from sottovoce.engines.https.coordinator import Plan
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.published import (
@@ -109,9 +112,10 @@ class Service:
         moved: Callable[[], None],
         failed: Callable[[ServiceError], None],
         died: Callable[[], None],
+        proxy: ProxySecrets | None = None,
     ) -> None:
         """`moved` is called when something happened that may end or open a round, `failed` and
-        `died` as `Writer` says."""
+        `died` as `Writer` says; `proxy` is there where reports come through one."""
         self._plan, self._database, self._board = plan, database, board
         self._tally, self._limits, self._moved = tally, limits, moved
         self._token = token
@@ -141,6 +145,19 @@ class Service:
             ("GET", "/v1/operator/status"): self._status,
             ("POST", "/v1/operator/target"): self._target,
         }
+        self._proxy, self._collector = proxy, None
+        if proxy is not None and plan.terms.reporting is not None:
+            self._collector = Collector(
+                plan.terms.reporting,
+                proxy.token,
+                database,
+                board,
+                body_seconds=limits.body_seconds,
+                moved=moved,
+            )
+            self._routes[("POST", "/v1/batches")] = self._collector.take
+            for path in ("/v1/reports", "/v1/checkin"):
+                self._routes[("POST", path)] = self._unwanted
         self._paths = {path for _, path in self._routes}
         # A cache in front may answer for so long; devices ask much less often.
         fresh = int(min(5.0, plan.rules.poll_seconds / 10))
@@ -153,6 +170,8 @@ class Service:
         self._writer.close()
         self._shelf.close()
         self._aside.close()
+        if self._collector is not None:
+            self._collector.close()
         self._operators_aside.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -329,6 +348,10 @@ class Service:
         self._moved()
         await answer(send, 204, [], b"")
 
+    async def _unwanted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._body(scope, receive, _SMALL_BODY)
+        raise Refused("malformed", "reports of this federation go to its proxy")
+
     async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
         token, key = _enrolment(await self._body(scope, receive, _SMALL_BODY))
         number = await self._aside(lambda: self._store_enrolment(token, key))
@@ -336,7 +359,11 @@ class Service:
             raise Refused("bad_token", "the invitation is not good, or was used by another device")
         self._checks.enrolled(number, key)
         self._moved()
-        await answer(send, 200, [_JSON], json.dumps({"number": number}).encode())
+        told: dict[str, int | str] = {"number": number}
+        if self._proxy is not None:
+            admission = admit(self._proxy.admission_key, self._plan.terms.federation, key)
+            told["admission"] = admission.hex()
+        await answer(send, 200, [_JSON], json.dumps(told).encode())
 
     def _store_enrolment(self, token: bytes, key: bytes) -> int | None:
         with self._database.writing() as link:
@@ -376,41 +403,15 @@ class Service:
             raise Unserved(401, "unauthorized", "this needs the operator's token")
 
     def _is_operator(self, scope: Scope) -> bool:
-        said = header(scope, b"authorization")
-        return hmac.compare_digest(said, f"Bearer {self._token}".encode())
+        return bears(scope, self._token)
 
     # --- helpers ----------------------------------------------------------------------------------
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
-        """The body of a request, never more than `limit` bytes of it."""
-        if content_length(scope, 0) > limit:
-            await discard(receive)
-            raise Refused("oversized", f"a message has at most {limit} bytes")
-        parts, size, more = [], 0, True
-        try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                while more and size <= limit:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refused("malformed", "the message broke off")
-                    parts.append(message["body"])
-                    size, more = size + len(parts[-1]), message["more_body"]
-        except TimeoutError:
-            raise Refused("malformed", "the message did not arrive in time") from None
-        if size > limit:
-            if more:
-                await discard(receive)
-            raise Refused("oversized", f"a message has at most {limit} bytes")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return await read_body(scope, receive, limit, self._limits.body_seconds)
 
     async def _say(self, send: Send, status: int, error: str, detail: str) -> None:
-        headers: Headers = [_JSON]
-        if status in (429, 503):
-            headers.append((b"retry-after", str(self._limits.retry_seconds).encode()))
-        if status in (413, 503):
-            headers.append((b"connection", b"close"))
-        content = json.dumps({"error": error, "detail": detail}).encode()
-        await answer(send, status, headers, content)
+        await refuse(send, status, error, detail, self._limits.retry_seconds)
 
 
 def _enrolment(body: bytes) -> tuple[bytes, bytes]:

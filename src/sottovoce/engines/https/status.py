@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from sottovoce.engines.https import records, roster
+from sottovoce.engines.https import batches, records, roster
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.refusals import Tally
 
@@ -31,6 +31,7 @@ def status(
         shut_out = roster.shut_numbers(link)
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
+        handed_over = batches.heads(link, now.round)
     return {
         "round": now.round,
         "attempt": now.attempt,
@@ -42,6 +43,10 @@ def status(
         "enrolled": enrolled,
         "active": active,
         "shut_out": shut_out,
+        "batches": [
+            {"tier": b.tier, "devices": b.devices, "parts": b.parts, "stored": b.stored}
+            for b in handed_over
+        ],
         "refused": dict(sorted(refused.items())),
         "rounds": [attempt.to_table() for attempt in past],
     }

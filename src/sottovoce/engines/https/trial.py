@@ -1,4 +1,5 @@
-"""An experiment run over HTTPS on loopback: a server, and an agent for every device."""
+"""An experiment run over HTTPS on loopback: a server, a proxy where the terms have one, and an
+agent for every device."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.engines.https import records
-from sottovoce.engines.https.folder import ServerFolder, invite, open_folder
+from sottovoce.engines.https.admissions import Introduction
+from sottovoce.engines.https.folder import ServerFolder, introduction, invite, open_folder
 from sottovoce.engines.https.invitations import keep_invitation
+from sottovoce.engines.https.keys import (
+    CA_CERTIFICATE,
+    authority_pem,
+    init_keys,
+    write_new_files,
+)
 from sottovoce.engines.https.operators import Operator
-from sottovoce.engines.processes import Child, sottovoce_command, stop_all, wait_for
+from sottovoce.engines.https.proxy_folder import create_proxy_folder
+from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
 from sottovoce.engines.trial import (
     Gathered,
     Tick,
@@ -27,18 +36,24 @@ from sottovoce.engines.trial import (
     make_store,
     number_width,
 )
-from sottovoce.errors import ServiceError, Unreachable
-from sottovoce.ledger import Entries
+from sottovoce.errors import ServiceError, Stalled, Unreachable
+from sottovoce.ledger import Entries, Ledger
+from sottovoce.links import Proxied
+from sottovoce.parties.device import Devices
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
+from sottovoce.rng import Streams
 
 _LOOK_SECONDS = 0.1
 _SETTLING_SECONDS = 30.0
+_HOLD_SECONDS = 20.0
+"""How long the proxy waits for devices that have used up their budgets."""
+_PROXY, _PORT, _INTRODUCTION = "proxy", "port", "introduction.json"
 
 
 @dataclass(slots=True, repr=False)
 class HttpsTrial:
-    """Device agents may die and rounds go on without them; the server may not."""
+    """Device agents may die and rounds go on without them; the server and the proxy may not."""
 
     world: World
     folder: Path
@@ -48,22 +63,31 @@ class HttpsTrial:
     """Gives the agents another address than the server's own, to put something in between."""
     agents: list[Child] = field(default_factory=list, init=False)
     server: Child | None = field(default=None, init=False)
+    proxy: Child | None = field(default=None, init=False)
     _operator: Operator | None = field(default=None, init=False)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
+        terms = self.world.terms
+        if terms.reporting is not None:
+            link = prepare_proxy(self.folder)
+            self.world = replace(self.world, terms=replace(terms, link=link))
         folder = self._prepared()
         self.server = self._start("server", "serve", "server", folder.path, "--port", "0")
         try:
             wait_for(self.server, lambda: folder.running() is not None)
             url = (folder.running() or {})["url"]
             self._operator = Operator.of(folder, url)
+            if terms.reporting is not None:
+                self._start_proxy(introduction(folder, url))
             self._start_agents(self.reroute(url) if self.reroute else url)
             yield
         finally:
             if self._operator is not None:
                 self._operator.close()
             stop_all(self.agents)  # first, so that no report of theirs goes nowhere
+            if self.proxy is not None:
+                self.proxy.stop()
             self.server.stop()
 
     def round(self) -> int:
@@ -71,12 +95,16 @@ class HttpsTrial:
 
     def advance(self, to: int, tick: Tick) -> None:
         self.operator().raise_target(to)
+        last, since = -1, 0.0
         while True:
             done = self.round()
             tick(min(done, to))
             if done >= to:
                 return
             self._watch()
+            if done != last:
+                last, since = done, time.monotonic()
+            self._require_movement(done, time.monotonic() - since)
             time.sleep(_LOOK_SECONDS)
 
     def gather(self) -> Gathered:
@@ -105,6 +133,30 @@ class HttpsTrial:
         command = sottovoce_command(*arguments)
         return Child(f"the {name}", command, log=self.folder / "logs" / f"{name}.log")
 
+    def _start_proxy(self, introduced: Introduction) -> None:
+        """At the address that the terms name; the server may listen elsewhere than before."""
+        place = self.folder / _PROXY
+        (place / _INTRODUCTION).unlink(missing_ok=True)
+        folder = create_proxy_folder(place, introduced)
+        goals = [
+            f"--goal={tier}={devices}" for tier, devices in enumerate(self._tiers()) if devices
+        ]
+        self.proxy = self._start(
+            *("proxy", "serve", "proxy", place, "--port", str(_kept_port(place))),
+            *goals,
+            f"--hold-seconds={_HOLD_SECONDS}",
+        )
+        wait_for(self.proxy, lambda: folder.running() is not None)
+
+    def _tiers(self) -> list[int]:
+        """How many devices report in each tier, in the first round."""
+        terms, world = self.world.terms, self.world
+        devices = Devices.behind_door(
+            terms.build(), world.cohort, terms.release, Ledger(), Streams(world.root_key)
+        )
+        there = np.bincount(devices.tiers()[devices.willing()])
+        return [int(count) for count in there]
+
     def _start_agents(self, url: str) -> None:
         stores = [self.store(row) for row in range(len(self.world.cohort))]
         agents = min(self.processes, len(stores))
@@ -126,7 +178,8 @@ class HttpsTrial:
         if place.exists():
             return open_folder(place)
         fresh = self.folder / "fresh"
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for stale in ("fresh", "devices", "logs"):
+            shutil.rmtree(self.folder / stale, ignore_errors=True)
         fresh.mkdir(parents=True)
         world = self.world
         server = make_server_folder(fresh / "server", world)
@@ -172,11 +225,38 @@ class HttpsTrial:
             self._watch()
             raise
 
+    def _require_movement(self, round: int, seconds: float) -> None:
+        """A server with a proxy waits for ever for devices that have used up their budgets."""
+        patience = self.world.rules.deadline_seconds + 3 * _HOLD_SECONDS
+        if self.world.terms.reporting is not None and seconds > patience:
+            raise Stalled(
+                f"in round {round} the proxy has held everything back for {seconds:.0f} seconds: "
+                "no tier has its minimum of devices with enough budget left; lower rounds, or let "
+                "the users permit more"
+            )
+
     def _watch(self) -> None:
         if self.server is not None:
             self.server.require_alive()
+        if self.proxy is not None:
+            self.proxy.require_alive()
         if self.agents and not any(agent.alive for agent in self.agents):
             self.agents[0].require_alive()
+
+
+def prepare_proxy(folder: Path) -> Proxied:
+    """Address and authority of a trial's proxy, which the terms name and so must be there before
+    them; the same ones where the trial is gone on with."""
+    place = folder / _PROXY
+    if not (place / "keys" / CA_CERTIFICATE).exists():
+        init_keys(place / "keys")
+    if not (place / _PORT).exists():
+        write_new_files(place, {_PORT: str(free_port()).encode()})
+    return Proxied(f"https://127.0.0.1:{_kept_port(place)}", authority_pem(place / "keys"))
+
+
+def _kept_port(place: Path) -> int:
+    return int((place / _PORT).read_text())
 
 
 def _settled(hosted: Hosted, round: int) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.database import Database
@@ -18,12 +19,15 @@ _COUNT_SECONDS = 0.5
 """Refusals are stored at least so often."""
 
 Failure = Callable[[ServiceError], None]
+S = TypeVar("S")
+"""What is stored."""
+D = TypeVar("D")
+"""What was decided about it; "accepted" where it was."""
 
 
-class Writer:
+class GroupWriter(Generic[S, D]):
     def __init__(
         self,
-        database: Database,
         tally: Tally,
         *,
         limit: int,
@@ -34,7 +38,6 @@ class Writer:
         """Keeps at most `limit` submissions waiting. Calls `accepted` after each transaction in
         which some were, `failed` where the database cannot be written, and `died` where the thread
         ends by an error that nobody has foreseen."""
-        self._database = database
         self._tally = tally
         self._limit = limit
         self._accepted = accepted
@@ -42,15 +45,20 @@ class Writer:
         self._died = died
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
-        self._waiting: list[tuple[Submission, asyncio.Future[Decision]]] = []
+        self._waiting: list[tuple[S, asyncio.Future[D]]] = []
         self._seen: set[int] = set()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
-    def store(self, submission: Submission) -> asyncio.Future[Decision]:
+    def _commit(self, batch: Sequence[S], counts: Mapping[str, int], seen: set[int]) -> list[D]:
+        """Decide and store in one transaction, with new counts of refusals; it is on the disk on
+        return."""
+        raise NotImplementedError
+
+    def store(self, submission: S) -> asyncio.Future[D]:
         """Decided when it is on the disk. Raises where too many wait."""
-        future: asyncio.Future[Decision] = self._loop.create_future()
+        future: asyncio.Future[D] = self._loop.create_future()
         with self._ready:
             if len(self._waiting) >= self._limit:
                 raise Refused("overload", "the server has too much to do; come back later")
@@ -90,18 +98,13 @@ class Writer:
             if last:
                 return
 
-    def _write(
-        self, batch: list[tuple[Submission, asyncio.Future[Decision]]], seen: set[int]
-    ) -> None:
-        decisions: list[Decision] | None = []
+    def _write(self, batch: list[tuple[S, asyncio.Future[D]]], seen: set[int]) -> None:
+        decisions: list[D] | None = []
         try:
             with self._tally.storing() as counts:
                 if not batch and not counts and not seen:
                     return
-                with self._database.writing() as link:
-                    decisions = records.accept(link, [submission for submission, _ in batch])
-                    records.count_refusals(link, counts)
-                    roster.seen(link, seen)
+                decisions = self._commit([submission for submission, _ in batch], counts, seen)
         except ServiceError as error:
             decisions = None
             self._failed(error)
@@ -112,7 +115,33 @@ class Writer:
             self._accepted()
 
 
-def _resolve(futures: list[asyncio.Future[Decision]], decisions: list[Decision] | None) -> None:
+class Writer(GroupWriter[Submission, Decision]):
+    """Writes devices' reports to the server's database."""
+
+    def __init__(
+        self,
+        database: Database,
+        tally: Tally,
+        *,
+        limit: int,
+        accepted: Callable[[], None],
+        failed: Failure,
+        died: Callable[[], None],
+    ) -> None:
+        self._database = database
+        super().__init__(tally, limit=limit, accepted=accepted, failed=failed, died=died)
+
+    def _commit(
+        self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
+    ) -> list[Decision]:
+        with self._database.writing() as link:
+            decisions = records.accept(link, batch)
+            records.count_refusals(link, counts)
+            roster.seen(link, seen)
+        return decisions
+
+
+def _resolve(futures: list[asyncio.Future[D]], decisions: list[D] | None) -> None:
     if decisions is None:
         for future in futures:
             if not future.done():

@@ -43,3 +43,28 @@ class Gateway:
             "gateway": {"ModelView": frozenset({"round", "items"})},
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Proxied:
+    """Through a proxy that strips who and when, mixes everybody's reports and cannot read them: the
+    server sees the reports of a tier in an order that says nothing, and how many devices sent them.
+
+    The proxy's address and certificate authority are part of the terms, so that a server cannot put
+    another one in its place; in simulation there is none and both stay empty."""
+
+    url: str = ""
+    """Address of the proxy."""
+    authority: str = ""
+    """Certificate authority that vouches for it (PEM)."""
+
+    sees: ClassVar[Sight] = MappingProxyType(
+        {
+            "proxy": {"BitReports": frozenset({"round", "sender", "tier"})},
+            "server": {"Batch": frozenset({"round", "tier", "devices", "reports"})},
+            "device": {"ModelView": frozenset({"round", "items"})},
+        }
+    )
+
+
+Link = Direct | Proxied

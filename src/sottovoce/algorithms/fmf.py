@@ -1,0 +1,177 @@
+"""FMF-LDP, federated matrix factorisation with randomised reports (Minto et al. 2021).
+
+| here          | paper | meaning                                                          |
+|---------------|-------|------------------------------------------------------------------|
+| items         | V     | item vectors, no biases                                          |
+| vectors       | x_u   | user vectors, in closed form as in FCF                           |
+| max_reports   | k     | reports of a device and round; lives in the release              |
+| epsilon       | ε     | cost of one report; the consent record and the tiers have it     |
+| server_steps  |       | steps on the server per round, all with the same estimate        |
+
+Each round: the server publishes `items`; every device solves for its vector, draws k coordinates
+(item, factor), computes only those entries of its gradient −2 c_ui (p_ui − x_u·v_i) x_u, cuts each
+to [-1, 1] and sends a randomised bit; the proxy mixes; the server estimates the mean of the cut
+gradients and steps along it.
+
+Where the paper errs: the printed sign of the update goes uphill; dividing by the number of users
+instead of that of reports estimates k times the mean; the budget is kεT over T rounds, not kε.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms import closed_form
+from sottovoce.algorithms.base import Cohort, Schedule, require_devices
+from sottovoce.algorithms.fcf import initial_items, solved
+from sottovoce.config import require_number, require_whole
+from sottovoce.errors import MessageError
+from sottovoce.messages import Aggregate, BitCounts, ModelView
+from sottovoce.one_bit import ReportRule, contrast, item_probabilities
+from sottovoce.rng import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class FMFConfig:
+    embedding_size: int = 5
+    """Length of a user's or item's vector; F in the paper."""
+    learning_rate: float = 0.05
+    """Step size on the server; γ in the paper."""
+    alpha: float = 4.0
+    """Confidence of a positive is 1 + α, of everything else 1."""
+    reg: float = 1e-6
+    """Pull of all vectors to 0; λ in the paper."""
+    rounds: int = 20
+    """Rounds; every device that takes part reports in each."""
+    server_steps: int = 20
+    """Steps per round, all with the same estimate."""
+    scale: float = 1.0
+    """Gradients are multiplied by it before they are cut to [-1, 1]."""
+    init_scale: float = 0.1
+    """Standard deviation of the initial values."""
+
+    def __post_init__(self) -> None:
+        require_whole("embedding_size", self.embedding_size, 1, closed_form.MOST_FACTORS)
+        require_whole("rounds", self.rounds, 1, 1_000_000)
+        require_whole("server_steps", self.server_steps, 1, 10_000)
+        require_number("learning_rate", self.learning_rate, 0.0, 1e6)
+        require_number("alpha", self.alpha, 0.0, 1e6, above=False)
+        require_number("reg", self.reg, 0.0, 1e6)
+        require_number("scale", self.scale, 0.0, 1e6)
+        require_number("init_scale", self.init_scale, 0.0, 1e3)
+
+    @property
+    def width(self) -> int:
+        """Numbers per item: its vector."""
+        return self.embedding_size
+
+    @property
+    def system(self) -> str:
+        """Its name in tables."""
+        return "FMF-LDP"
+
+    def confidence(self) -> closed_form.Confidence:
+        return closed_form.Confidence(1.0 + self.alpha, 1.0, self.reg)
+
+    def plan(self, devices: int, positives: int) -> Schedule:
+        require_devices(devices)
+        return Schedule(devices, positives, devices, 0, 1, self.rounds)
+
+    def build(self, epsilons: NDArray[np.float64]) -> FMF:
+        """Both halves, for tiers with these ε."""
+        return FMF(self, tuple(float(e) for e in epsilons))
+
+
+@dataclass(frozen=True, slots=True)
+class FMF:
+    """Both halves of FMF-LDP."""
+
+    config: FMFConfig
+    epsilons: tuple[float, ...]
+    """Of one report, by tier."""
+
+    @property
+    def row_bytes(self) -> int:
+        return 0
+
+    @property
+    def refits(self) -> bool:
+        return True
+
+    @property
+    def tiers(self) -> int:
+        return len(self.epsilons)
+
+    # --- server -----------------------------------------------------------------------------------
+
+    def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
+        return initial_items(n_items, self.config.embedding_size, self.config.init_scale, rng)
+
+    def server_memory(self, n_items: int) -> NDArray[np.float32]:
+        return np.zeros((n_items, 0), dtype=np.float32)
+
+    def server_fold(
+        self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        estimate = self.estimate(items, aggregate)
+        config, after = self.config, items.astype(np.float64)
+        for _ in range(config.server_steps):
+            after -= config.learning_rate * (estimate + 2.0 * config.reg * after)
+        return after.astype(np.float32), memory
+
+    def estimate(self, items: NDArray[np.float32], aggregate: Aggregate) -> NDArray[np.float64]:
+        """The mean of the devices' cut gradients, without bias; of several tiers, the mean of their
+        means, weighed by how precise each is."""
+        if not isinstance(aggregate, BitCounts):
+            raise MessageError("FMF-LDP folds randomised reports, not sums of item rows")
+        if aggregate.sums.shape != (len(self.epsilons), items.size):
+            raise MessageError("the counts have another shape than the model and the tiers")
+        n_items, size = items.shape
+        scale, cumulative = self.sampling(items)
+        mean, weights = np.zeros(items.size), 0.0
+        for tier, epsilon in enumerate(self.epsilons):
+            reports = aggregate.reports[tier]
+            if reports:
+                signal = contrast(epsilon)
+                weight = reports * signal**2
+                mean += weight * aggregate.sums[tier] / (reports * signal)
+                weights += weight
+        if not weights:
+            raise MessageError("a round without any batch cannot be folded")
+        drawn = item_probabilities(cumulative, n_items) / size
+        estimate: NDArray[np.float64] = (mean / weights).reshape(items.shape) / drawn[:, None]
+        return estimate / scale
+
+    # --- device -----------------------------------------------------------------------------------
+
+    def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
+        return self.config.scale, np.zeros(0, dtype=np.uint64)
+
+    def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
+        return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)
+
+    def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
+        """Everyone: a device without any item sends fair coins, so that who reports says nothing of
+        what anyone has."""
+        return np.ones(len(cohort), dtype=bool)
+
+    def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
+        cohort.vectors = solved(self.config.confidence(), view, cohort, None, 1)
+
+    def device_report(
+        self,
+        view: ModelView,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        rule: ReportRule,
+        threads: int,
+    ) -> NDArray[np.uint32]:
+        confidence, history = self.config.confidence(), cohort.history
+        vectors = solved(confidence, view, cohort, rows, threads)
+        cohort.vectors[rows] = vectors
+        return closed_form.learn_reports(
+            confidence, view.items, vectors, rows, history.indptr, history.items, rule, threads
+        )

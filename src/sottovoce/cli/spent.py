@@ -1,0 +1,224 @@
+"""What randomised reports have cost one user so far, in words: limit, rounds left, certificates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sottovoce.cli.budget import bound_text, count_of, odds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sottovoce.consent import Choice
+    from sottovoce.ledger import Totals
+    from sottovoce.parties.store import CohortStore
+    from sottovoce.privacy.accountant import Account, Sent
+    from sottovoce.privacy.reports import Tier
+    from sottovoce.terms import Terms
+
+_METER = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One user's budget. `limit` and `rounds_left` are infinite where she has set none."""
+
+    account: Account
+    limit: float
+    round_cost: float | None
+    """k·ε of another round; None where none is to come."""
+    rounds_left: float | None
+    smallest_batch: int
+    """Of those in which her reports were handed on; 0 where some went without a proxy."""
+    unbounded: bool
+    """Whether other releases have left, too, of which nothing can be vouched for."""
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON; null stands for no limit, and for no bound."""
+        left = self.rounds_left
+        return {
+            "reports": self.account.reports,
+            "spent": self.account.without_proxy,
+            "limit": self.limit,
+            "round_cost": self.round_cost,
+            "rounds_left": None if left is None or math.isinf(left) else int(left),
+            "certificates": {
+                "without_proxy": {"epsilon": self.account.without_proxy, "delta": 0.0},
+                "with_proxy": {
+                    "epsilon": self.account.with_proxy,
+                    "delta": self.account.delta,
+                    "smallest_batch": self.smallest_batch,
+                },
+            },
+            "other_releases_without_bound": self.unbounded,
+        }
+
+    def lines(self) -> list[str]:
+        """The same for people; the figure that assumes nothing comes first."""
+        spent, sent = self.account.without_proxy, count_of(self.account.reports, "report")
+        told = []
+        if math.isfinite(self.limit):
+            told.append(f"Budget: {meter(spent, self.limit)}{self._rounds()}.")
+        else:
+            told.append(f"Budget: ε = {bound_text(spent)} spent, no limit is set.")
+        if self.account.reports:
+            told += [
+                f"Without a trusted proxy, {sent} cost ε = {bound_text(spent)} (plain sum): what "
+                f"anyone sees who knows which reports are yours {odds(spent)}.",
+                self._with_proxy(),
+            ]
+        if self.unbounded:
+            told.append(
+                "This is the cost of the randomised reports alone; other releases have left, too, "
+                "for which no ε can be vouched."
+            )
+        return told
+
+    def _rounds(self) -> str:
+        if self.rounds_left is None:
+            return ""
+        if self.rounds_left < 1:
+            return ", no further round fits: nothing leaves any more"
+        return f", {count_of(int(self.rounds_left), 'round')} left"
+
+    def _with_proxy(self) -> str:
+        if self.smallest_batch < 2:
+            return "Some reports went through no proxy, which hides them in no crowd."
+        return (
+            f"With a proxy that does not collude with the server: ε = "
+            f"{bound_text(self.account.with_proxy)} but for a chance of {self.account.delta:g} "
+            f"(clone bound of 2021; assumes that all of a batch report with the same ε and that "
+            f"no batch had fewer than {self.smallest_batch:,} honest users)."
+        )
+
+
+def of_store(store: CohortStore, number: int, terms: Terms | None) -> Budget | None:
+    """The budget of a store's user; None where it does not matter to her."""
+    from sottovoce.privacy.accountant import Sent
+
+    choice, kinds = store.choice(number), store.budget(number)
+    sent = [Sent(s.reports, s.epsilon, s.batch) for s in store.sent_reports(number)]
+    cost = round_cost(choice, terms)
+    if not sent and cost is None:
+        return None
+    return _budget(sent, choice, cost, any(math.isinf(kind.epsilon) for kind in kinds))
+
+
+def of_ledger(table: pa.Table, choice: Choice) -> Budget | None:
+    """The same from one user's rows of a run's ledger; None where she has sent no reports."""
+    from sottovoce.privacy.accountant import Sent
+
+    counted: dict[tuple[float, int], int] = {}
+    cost, unbounded = None, False
+    columns = ("epsilon", "reports", "report_epsilon", "batch")
+    for epsilon, reports, each, batch in zip(
+        *(table[name].to_pylist() for name in columns), strict=True
+    ):
+        unbounded |= math.isinf(epsilon)
+        if reports:
+            counted[each, batch] = counted.get((each, batch), 0) + reports
+            cost = reports * each
+    if not counted:
+        return None
+    sent = [Sent(reports, *key) for key, reports in sorted(counted.items())]
+    return _budget(sent, choice, cost, unbounded)
+
+
+def _budget(sent: list[Sent], choice: Choice, cost: float | None, unbounded: bool) -> Budget:
+    from sottovoce.privacy.accountant import account, rounds_left
+
+    found = account(sent)
+    left = None if cost is None else rounds_left(choice.total_epsilon, found.without_proxy, cost, 1)
+    batch = min((s.batch for s in sent), default=0)
+    return Budget(found, choice.total_epsilon, cost, left, batch, unbounded)
+
+
+def round_cost(choice: Choice, terms: Terms | None) -> float | None:
+    """k·ε of a round under these terms; None where a choice has none of their reports sent."""
+    tier = _tier(choice, terms)
+    if terms is None or terms.reporting is None or tier is None:
+        return None
+    return terms.reporting.max_reports * tier.epsilon
+
+
+def _tier(choice: Choice, terms: Terms | None) -> Tier | None:
+    """The tier in which this choice has reports sent."""
+    import numpy as np
+
+    from sottovoce.consent import Consent
+
+    release = None if terms is None else terms.reporting
+    if release is None or not choice.takes_part:
+        return None
+    bare = replace(choice, hidden_attributes=())  # their names are the data's business
+    tier = int(release.tier_of(Consent.uniform(np.zeros(1, np.int64), bare))[0])
+    return None if tier < 0 else release.tiers[tier]
+
+
+def choice_lines(choice: Choice, terms: Terms | None, spent: float) -> list[str]:
+    """What a choice means for the budget: the cost of a round, and how many rounds it lasts."""
+    from sottovoce.privacy.accountant import rounds_left
+
+    if not choice.takes_part or (terms is not None and terms.reporting is None):
+        return []
+    release = None if terms is None else terms.reporting
+    k, each = choice.max_reports, choice.epsilon
+    if release is not None:
+        k, tier, least = release.max_reports, _tier(choice, terms), release.tiers[0].epsilon
+        if tier is None:
+            return [
+                f"The federation asks for {count_of(k, 'report')} a round at an ε of {least:g} or "
+                f"more each, which this choice does not permit: nothing leaves. Permit it with "
+                f"--reports {k} --epsilon {least:g}."
+            ]
+        each = tier.epsilon
+    elif not k or not each:
+        return []
+    cost = k * each
+    most = "" if release is not None else "at most "
+    told = [
+        f"A round costs {most}{k:,} × ε {each:g} = {bound_text(cost)}, in plain sum; what was "
+        f"spent never comes back."
+    ]
+    if math.isinf(choice.total_epsilon):
+        return [*told, "There is no limit in all: set one with --total-epsilon."]
+    left = int(rounds_left(choice.total_epsilon, spent, cost, 1))
+    rest = f" ({bound_text(spent)} is spent)" if spent else ""
+    lasts = f"lasts for {count_of(left, 'more round' if spent else 'round')}"
+    if left < 1:
+        lasts = "has no room for a round: nothing leaves"
+    return [*told, f"The limit of {choice.total_epsilon:.10g} in all{rest} {lasts}."]
+
+
+def meter(spent: float, limit: float) -> str:
+    """A bar of text, never shown full before it is."""
+    share = 1.0 if limit <= 0 else min(1.0, spent / (limit * (1 - 1e-12)))
+    full = min(_METER, math.floor(share * _METER))
+    bar = "#" * full + "-" * (_METER - full)
+    return (
+        f"[{bar}] ε = {bound_text(spent)} of {limit:.10g} spent, {math.floor(100 * share + 1e-9)} %"
+    )
+
+
+def what_left(who: str, totals: Totals) -> str:
+    """Sums of a ledger in one sentence."""
+    from sottovoce.run_tables import readable_bytes
+
+    parts = [f"{totals.releases:,} releases"]
+    if totals.reports:
+        parts.append(f"{totals.reports:,} randomised reports")
+    if totals.positive_rows or totals.negative_rows or not totals.reports:
+        parts.append(f"{totals.positive_rows:,} positive rows")
+        parts.append(f"{totals.negative_rows:,} negative rows")
+    return f"What left {who}: {', '.join(parts)}, {readable_bytes(totals.bytes)}."
+
+
+def bound_line(totals: Totals, *, everyone: bool = False) -> str:
+    """The bound that the releases can vouch for; of all users' it is a sum that bounds nobody's."""
+    whose = ", summed over all users" if everyone and totals.reports else ""
+    cost = "none, see docs/privacy.md"
+    if math.isfinite(totals.epsilon):
+        cost = f"{totals.epsilon:.10g}"
+    return f"Guaranteed bound on the privacy cost ε{whose}: {cost}."

@@ -1,0 +1,193 @@
+"""A device's way to the proxy of its federation: an account there, and reports sealed to the
+server's key, which the proxy cannot read. The server is told nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sottovoce.consent import affords
+from sottovoce.engines.https.admissions import enrolment_statement
+from sottovoce.engines.https.client import Answer, Busy, Client
+from sottovoce.engines.https.proxy_wire import (
+    ACCOUNT_BYTES,
+    ACCOUNT_KEY_BYTES,
+    encode_submission,
+)
+from sottovoce.engines.https.sealing import key_id, seal_reports
+from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
+from sottovoce.links import Proxied
+from sottovoce.messages import decode_bits
+from sottovoce.parties.prepared import Prepared
+from sottovoce.parties.store import CohortStore
+from sottovoce.terms import PROTOCOL, Terms
+
+T = TypeVar("T")
+_ACCOUNT = "proxy-account"
+_SIGNATURE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of a submission."""
+
+    state: Literal["arrived", "refused"]
+    bytes: int
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Account:
+    """Where a device is known to a proxy."""
+
+    proxy: str
+    federation: str
+    account: bytes
+    key: bytes
+
+
+def may_report(store: CohortStore, terms: Terms) -> bool:
+    """Whether the owner's choice has a tier in these terms, and her limit room for another round.
+    Where not, nothing leaves at all, not even that the device is there."""
+    release = terms.reporting
+    if release is None:
+        return True
+    choices = store.choices()
+    tier = release.tier_of(choices)
+    cost = release.max_reports * release.epsilons[tier]
+    room = affords(store.spent(), cost, choices.total_epsilon)
+    return bool(((tier >= 0) & room & choices.takes_part).all())
+
+
+def admission_in(told: Mapping[str, Any]) -> bytes:
+    """The server's word to the proxy, from its answer to an enrolment."""
+    try:
+        word = bytes.fromhex(told["admission"])
+    except (KeyError, TypeError, ValueError):
+        word = b""
+    if len(word) != _SIGNATURE_BYTES:
+        raise MessageError("the server has enrolled this device, but gave it no word to the proxy")
+    return word
+
+
+class ProxyLink:
+    """One device's, to the proxy that the terms name."""
+
+    def __init__(
+        self,
+        store: CohortStore,
+        terms: Terms,
+        aside: Callable[[Callable[[], Any]], Awaitable[Any]],
+        *,
+        plaintext: bool = False,
+    ) -> None:
+        """`aside` runs what needs the store. Plaintext is for a proxy on this machine."""
+        link = terms.link
+        if not isinstance(link, Proxied) or not link.url:
+            raise Unreachable("the terms of the federation name no proxy; tell the operator")
+        self._store, self._terms, self._aside = store, terms, aside
+        self.link = link
+        plain = plaintext and link.url.startswith("http://")
+        self.client = Client(link.url, link.authority, plaintext=plain)
+        self._sealed: tuple[bytes, bytes] = b"", b""
+
+    async def ready(self, key: Ed25519PrivateKey, admission: bytes) -> None:
+        """The proxy answers, and this device has an account there. Raises where not; nothing of a
+        report has left then."""
+        if await self._aside(self._account) is None:
+            await self._enrol(key, admission)
+        else:
+            _good(await self.client.get("/health"), self.client.url)
+
+    async def send(self, prepared: Prepared, report_key: bytes) -> Fate:
+        """Seal the reports and post them. Raises where nobody knows yet what becomes of them: the
+        same ones are to be sent again."""
+        account = await self._aside(self._account)
+        if account is None:
+            raise Busy("the account with the proxy is not good any more", 0.0)
+        payload = await self._aside(lambda: self._payload(prepared, report_key, account))
+        answer = await self.client.post("/v1/submissions", payload)
+        if 200 <= answer.status < 300 or (
+            # Another sealing of the same reports: a device makes one message in a round.
+            answer.status == 409 and answer.reason in ("replay", "second_submission")
+        ):
+            return Fate("arrived", len(payload))
+        if answer.status == 409 and answer.reason == "early":
+            raise Busy("the proxy has not heard of the round yet", 0.0)
+        if answer.status == 401:
+            await self._aside(lambda: self._store.set_secret(_ACCOUNT, b""))
+            raise Busy("the proxy does not know this device any more", 0.0)
+        if answer.status in (404, 405, 426):
+            _good(answer, self.client.url)
+        reason = answer.reason or f"status {answer.status}"
+        return Fate("refused", len(payload), reason, answer.detail)
+
+    def _payload(self, prepared: Prepared, report_key: bytes, account: _Account) -> bytes:
+        """The submission; the same bytes as long as this process lives."""
+        mark = prepared.nonce + report_key + account.key
+        if self._sealed[0] != mark:
+            bits, federation = decode_bits(prepared.message), self._terms.federation
+            tier = int(bits.tier[0])
+            sealed = seal_reports(
+                bits.reports[0], report_key, federation=federation, round=bits.round, tier=tier
+            )
+            name = key_id(report_key)
+            payload = encode_submission(
+                account.account, account.key, bits.round, tier, name, sealed
+            )
+            self._sealed = mark, payload
+        return self._sealed[1]
+
+    async def _enrol(self, key: Ed25519PrivateKey, admission: bytes) -> None:
+        federation = self._terms.federation
+        content = {
+            "protocol": PROTOCOL,
+            "federation": federation,
+            "public_key": key.public_key().public_bytes_raw().hex(),
+            "admission": admission.hex(),
+            "signature": key.sign(enrolment_statement(federation, admission)).hex(),
+        }
+        answer = await self.client.post("/v1/enrol", json.dumps(content).encode())
+        if answer.status in (401, 403):
+            raise KeyTrouble(
+                "the proxy did not accept what the server said of this device; tell the operator"
+            )
+        table = _good(answer, self.client.url).table()
+        try:
+            account, secret = bytes.fromhex(table["account"]), bytes.fromhex(table["key"])
+        except (KeyError, TypeError, ValueError):
+            account, secret = b"", b""
+        if (len(account), len(secret)) != (ACCOUNT_BYTES, ACCOUNT_KEY_BYTES):
+            raise Unreachable(f"the proxy at {self.client.url} gave no account")
+        kept = json.dumps([self.link.url, federation, account.hex(), secret.hex()]).encode()
+        await self._aside(lambda: self._store.set_secret(_ACCOUNT, kept))
+
+    def _account(self) -> _Account | None:
+        """The account with the proxy and federation of these terms."""
+        kept = self._store.secret(_ACCOUNT)
+        if not kept:
+            return None
+        url, federation, account, key = json.loads(kept)
+        if (url, federation) != (self.link.url, self._terms.federation):
+            return None
+        return _Account(url, federation, bytes.fromhex(account), bytes.fromhex(key))
+
+
+def _good(answer: Answer, url: str) -> Answer:
+    if 200 <= answer.status < 300:
+        return answer
+    if answer.status == 426:
+        raise VersionMismatch(
+            "the proxy speaks another version of the protocol; install the same release of "
+            "Sottovoce on all sides"
+        )
+    if answer.status == 404:
+        raise Unreachable(f"what answers at {url} is no proxy of Sottovoce")
+    said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
+    raise Unreachable(f"the proxy at {url} refused with status {answer.status}{said}")

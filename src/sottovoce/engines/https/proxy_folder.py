@@ -1,0 +1,144 @@
+"""The folder of a proxy: whom it serves, its keys and what it holds.
+
+`introduction.json` (all that it needs of the server; a secret), `keys/` (a certificate authority of
+its own, which devices learn from the terms), `accounts.secret` (from which keys of accounts are
+made), `terms.json` (the terms that the server published when the proxy first asked: others are not
+followed), `proxy.db` (accounts and held reports), `proxy.json` (address and process of a running
+proxy).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce.engines.https.admissions import (
+    Introduction,
+    read_introduction,
+    write_introduction,
+)
+from sottovoce.engines.https.database import keep_private
+from sottovoce.engines.https.keys import (
+    SERVER_KEY,
+    init_keys,
+    read_secret,
+    write_new_files,
+)
+from sottovoce.engines.https.proxy_store import ProxyStore
+from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
+from sottovoce.terms import Terms
+
+_INTRODUCTION, _SECRET, _TERMS = "introduction.json", "accounts.secret", "terms.json"
+_DATABASE, _READY, _LOCK = "proxy.db", "proxy.json", "proxy.lock"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ProxyFolder:
+    path: Path
+    introduction: Introduction
+
+    def __repr__(self) -> str:
+        return f"<ProxyFolder {self.path}>"
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    @property
+    def ready_file(self) -> Path:
+        return self.path / _READY
+
+    def store(self) -> ProxyStore:
+        """What the proxy holds. A new one would take reports twice: where it was lost, none is
+        made."""
+        place = self.path / _DATABASE
+        if not place.exists():
+            raise ServiceError(
+                f"{place} is not there, but what the proxy holds was in it; put it back, or make a "
+                "new proxy in another folder"
+            )
+        return ProxyStore(place)
+
+    def account_secret(self) -> bytes:
+        try:
+            secret = bytes.fromhex(read_secret(self.path / _SECRET).decode("ascii", "replace"))
+        except ValueError:
+            secret = b""
+        if len(secret) != 32:
+            raise KeyTrouble(f"{self.path / _SECRET} is no secret; put the right file back")
+        return secret
+
+    def terms(self) -> Terms | None:
+        """The terms that this proxy follows; None where it has never reached the server."""
+        place = self.path / _TERMS
+        try:
+            return Terms.from_table(json.loads(place.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ServiceError(f"{place} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError, MessageError) as error:
+            raise ServiceError(f"{place}: {error}; put the right file back") from None
+
+    def keep_terms(self, terms: Terms) -> None:
+        content = json.dumps(terms.to_table(), indent=1) + "\n"
+        write_new_files(self.path, {_TERMS: content.encode()})
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within, no other process can serve from this folder."""
+        with (self.path / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ServiceError(
+                    f"{self.path} is served by another process already; stop that one first"
+                ) from None
+            yield
+
+    def running(self) -> dict[str, Any] | None:
+        """Address and process of a proxy that runs from this folder."""
+        try:
+            found = json.loads(self.ready_file.read_text())
+            with contextlib.suppress(PermissionError):  # it runs, as somebody else
+                os.kill(found["pid"], 0)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return dict(found)
+
+
+def create_proxy_folder(
+    path: Path, introduction: Introduction, hosts: Sequence[str] = ()
+) -> ProxyFolder:
+    """The folder of a new proxy, for its owner alone. Keys that are there already are used, since
+    the terms of the federation may name them."""
+    if (path / _INTRODUCTION).exists():
+        raise UsageError(f"{path} holds a proxy already; start it without --introduction")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    keep_private(path, 0o700)
+    if not (path / "keys" / SERVER_KEY).exists():
+        init_keys(path / "keys", hosts)
+    if not (path / _SECRET).exists():
+        write_new_files(path, {_SECRET: secrets.token_hex(32).encode() + b"\n"})
+    ProxyStore(path / _DATABASE).close()
+    write_introduction(path / _INTRODUCTION, introduction)
+    return ProxyFolder(path, introduction)
+
+
+def open_proxy_folder(path: Path) -> ProxyFolder:
+    """A folder that `create_proxy_folder` made. Raises with one sentence where it is none."""
+    place = path / _INTRODUCTION
+    if not place.exists():
+        raise ServiceError(
+            f"{path} holds no proxy; make one with `sottovoce serve proxy {path} "
+            "--introduction FILE`"
+        )
+    read_secret(place)
+    return ProxyFolder(path, read_introduction(place))

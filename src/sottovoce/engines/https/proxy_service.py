@@ -1,0 +1,303 @@
+"""The proxy's HTTP interface: who sends what, and what is answered. Nothing of a request is kept
+but its sealed reports and that its account has sent; nothing of it is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from sottovoce.engines.https.admissions import is_admitted
+from sottovoce.engines.https.answers import (
+    Receive,
+    Scope,
+    Send,
+    answer,
+    bears,
+    content_length,
+    read_body,
+    refuse,
+    table_of,
+)
+from sottovoce.engines.https.aside import Aside
+from sottovoce.engines.https.proxy_folder import ProxyFolder
+from sottovoce.engines.https.proxy_handover import Courier
+from sottovoce.engines.https.proxy_metrics import metrics
+from sottovoce.engines.https.proxy_store import Decision, ProxyStore
+from sottovoce.engines.https.proxy_wire import (
+    ACCOUNT_BYTES,
+    ACCOUNT_KEY_BYTES,
+    Submission,
+    decode_submission,
+    is_authentic,
+    submission_bytes,
+)
+from sottovoce.engines.https.refusals import Reason, Refused, Tally
+from sottovoce.engines.https.writer import GroupWriter
+from sottovoce.errors import ServiceError
+from sottovoce.terms import PROTOCOL
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_SMALL_BODY = 4096
+_OPERATORS = 4
+_KNOWN_ACCOUNTS = 100_000
+_LOOK_SECONDS = 2.0
+_BEAT = 0.05
+_JSON = (b"content-type", b"application/json")
+_BUSY = "the proxy has too much to do; come back later"
+_DECIDED: dict[str, str] = {
+    "replay": "this submission was accepted before",
+    "second_submission": "this account has already sent in this round",
+    "late": "the round is over or the tier's batch has gone; the submission did not count",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """How much is taken on at once. What is beyond is told to come back later."""
+
+    waiting: int = 256
+    """Submissions that wait for the disk."""
+    in_flight: int = 64 << 20
+    """Bytes of submissions being received or waiting."""
+    connections: int = 4000
+    lag_seconds: float = 0.2
+    """A proxy that is so late with its own work takes nothing more on."""
+    body_seconds: float = 30.0
+    """A message must be here by then."""
+    retry_seconds: int = 2
+    enrolments: int = 64
+    """Enrolments that wait."""
+    head_seconds: float = 15.0
+    rest_seconds: float = 5.0
+    idle_seconds: int = 20
+    write_seconds: float = 30.0
+    """`protocol.Patience` says what these four are."""
+
+
+class Accounts:
+    """Accounts and their keys, made from one secret: the same device has the same account, and each
+    enrolment gives it another key."""
+
+    def __init__(self, store: ProxyStore, secret: bytes) -> None:
+        self._store, self._secret = store, secret
+        self._known: dict[bytes, bytes] = {}
+
+    def enrol(self, public_key: bytes) -> tuple[bytes, bytes]:
+        """Account and key of a device. The key is good when this returns, those before no more."""
+        account = self._made(b"account", public_key, ACCOUNT_BYTES)
+        key = self._key(account, self._store.enrol(account))
+        self._known[account] = key
+        return account, key
+
+    def key(self, account: bytes) -> bytes | None:
+        found = self._known.get(account)
+        if found is None:
+            generation = self._store.generation(account)
+            if generation is None:
+                return None
+            if len(self._known) >= _KNOWN_ACCOUNTS:
+                self._known.clear()
+            found = self._known[account] = self._key(account, generation)
+        return found
+
+    def _key(self, account: bytes, generation: int) -> bytes:
+        return self._made(b"key", account + generation.to_bytes(8, "little"), ACCOUNT_KEY_BYTES)
+
+    def _made(self, purpose: bytes, content: bytes, size: int) -> bytes:
+        made = hashlib.blake2b(content, key=self._secret, person=purpose, digest_size=size)
+        return made.digest()
+
+
+class ProxyWriter(GroupWriter[Submission, Decision]):
+    """Writes submissions to the proxy's store."""
+
+    def __init__(self, store: ProxyStore, tally: Tally, **options: Any) -> None:
+        self._store = store
+        super().__init__(tally, **options)
+
+    def _commit(
+        self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
+    ) -> list[Decision]:
+        return self._store.accept(batch, counts)
+
+
+class ProxyService:
+    def __init__(
+        self,
+        folder: ProxyFolder,
+        token: str,
+        store: ProxyStore,
+        courier: Courier,
+        tally: Tally,
+        limits: ProxyLimits,
+        *,
+        failed: Callable[[ServiceError], None],
+        died: Callable[[], None],
+    ) -> None:
+        """`failed` and `died` as `GroupWriter` says."""
+        self._store, self._courier, self._tally, self._limits = store, courier, tally, limits
+        self._token = token
+        self._federation = folder.introduction.federation
+        self._verifying_key = bytes.fromhex(folder.introduction.verifying_key)
+        self._accounts = Accounts(store, folder.account_secret())
+        self._writer = ProxyWriter(
+            store, tally, limit=limits.waiting, accepted=courier.wake, failed=failed, died=died
+        )
+        self._aside = Aside(limits.enrolments, threads=1)
+        self._operators_aside = Aside(_OPERATORS, threads=1)
+        self._in_flight = 0
+        self._lag = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._beat_at = self._loop.time() + _BEAT
+        self._beating = self._loop.call_at(self._beat_at, self._beat)
+        self.connections: Sized = ()
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/v1/submissions": ("POST", self._submit),
+            "/v1/enrol": ("POST", self._enrol),
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._metrics),
+        }
+
+    def close(self) -> None:
+        self._beating.cancel()
+        self._writer.close()
+        self._aside.close()
+        self._operators_aside.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        retry = self._limits.retry_seconds
+        found = self._routes.get(scope["path"])
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if found is None:
+            await refuse(send, 404, "not_found", "there is nothing at this address", retry)
+            return
+        if found[0] != method:
+            await refuse(send, 405, "method", f"this address takes {found[0]} only", retry)
+            return
+        crowded = len(self.connections) > self._limits.connections
+        try:
+            if crowded and not bears(scope, self._token):
+                raise Refused("overload", _BUSY)
+            await found[1](scope, receive, send)
+        except Refused as error:
+            self._tally.count(error.reason)
+            # Another connection would cost more than this one does.
+            close = crowded or error.reason != "overload"
+            await refuse(send, error.status, error.reason, str(error), retry, close=close)
+        except ServiceError:
+            self._tally.count("unavailable")
+            await refuse(send, 503, "unavailable", "the proxy cannot use its disk now", retry)
+
+    def _beat(self) -> None:
+        """How late the event loop is with what is due."""
+        now = self._loop.time()
+        self._lag = now - self._beat_at
+        self._beat_at = now + _BEAT
+        self._beating = self._loop.call_at(self._beat_at, self._beat)
+
+    # --- what devices send ------------------------------------------------------------------------
+
+    async def _submit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rules, limits = self._courier.rules, self._limits
+        if rules is None or self._store.position.round < 0:
+            raise Refused("unavailable", "the proxy has not heard from the server yet")
+        longest = submission_bytes(rules.reports)
+        room = min(content_length(scope, longest), longest)
+        if self._lag > limits.lag_seconds or self._in_flight + room > limits.in_flight:
+            raise Refused("overload", _BUSY)
+        self._in_flight += room
+        try:
+            payload = await read_body(scope, receive, longest, limits.body_seconds)
+            submission = decode_submission(payload, rules.reports, len(rules.minimum))
+            key = self._accounts.key(submission.account)
+            if key is None:
+                raise Refused("unknown_account", "there is no such account; enrol first")
+            if not is_authentic(payload, key):
+                raise Refused("bad_mac", "the submission was not made with the account's key")
+            await self._check_round(submission)
+            decision = await self._writer.store(submission)
+            if decision != "accepted":
+                raise _refused(decision)
+        finally:
+            self._in_flight -= room
+        await answer(send, 204, [], b"")
+
+    async def _check_round(self, submission: Submission) -> None:
+        """Raises where the submission is not for what is open now."""
+        now = self._store.position
+        if submission.round > now.round or (submission.round == now.round and not now.open):
+            # The device may have asked the server after the proxy did.
+            await self._courier.look(_LOOK_SECONDS)
+            now = self._store.position
+        if submission.round > now.round or (submission.round == now.round and not now.open):
+            raise Refused("early", f"round {submission.round} has not been opened")
+        if submission.round < now.round or self._store.gone(submission.round, submission.tier):
+            known = self._store.seen(submission)
+            if known == submission.mark:
+                raise _refused("replay")
+            if known is not None:
+                raise _refused("second_submission")
+            raise _refused("late")
+        if submission.key != now.key:
+            raise Refused("wrong_key", "the reports are sealed to another key than the round's")
+
+    async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, _SMALL_BODY, self._limits.body_seconds)
+        public_key, admission, signature = _enrolment(body, self._federation)
+
+        def enrol() -> tuple[bytes, bytes]:
+            if not is_admitted(
+                self._verifying_key, self._federation, public_key, admission, signature
+            ):
+                raise Refused("bad_admission", "the server has not admitted this device")
+            return self._accounts.enrol(public_key)
+
+        account, key = await self._aside(enrol)
+        content = {"account": account.hex(), "key": key.hex()}
+        await answer(send, 200, [_JSON], json.dumps(content).encode())
+
+    # --- what others ask --------------------------------------------------------------------------
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, 200, [(b"content-type", b"text/plain")], b"ok")
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not bears(scope, self._token):
+            await refuse(send, 401, "unauthorized", "this needs the operator's token", 0)
+            return
+        text = await self._operators_aside(
+            lambda: metrics(self._store, self._tally, self._in_flight)
+        )
+        await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
+
+
+def _refused(reason: Reason) -> Refused:
+    return Refused(reason, _DECIDED[reason], status=409)
+
+
+def _enrolment(body: bytes, federation: str) -> tuple[bytes, bytes, bytes]:
+    """Public key, admission and signature of an enrolment."""
+    found = table_of(body)
+    if found.get("protocol") != PROTOCOL:
+        raise Refused(
+            "version", f"this proxy speaks version {PROTOCOL} of the protocol; install its release"
+        )
+    if found.get("federation") != federation:
+        raise Refused("bad_admission", "this proxy serves another federation")
+    parts = []
+    for name, size in (("public_key", 32), ("admission", 64), ("signature", 64)):
+        try:
+            value = bytes.fromhex(found[name])
+        except (KeyError, TypeError, ValueError):
+            value = b""
+        if len(value) != size:
+            raise Refused("malformed", f"{name} must be {size} bytes in hexadecimal")
+        parts.append(value)
+    return parts[0], parts[1], parts[2]

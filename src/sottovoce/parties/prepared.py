@@ -1,0 +1,112 @@
+"""A report on its way out of a store, and what is checked about the question that it answers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import ConsentError, MessageError
+from sottovoce.messages import ModelView
+from sottovoce.parties.device import Devices
+from sottovoce.parties.store_rounds import Round, State
+from sottovoce.terms import Terms
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prepared:
+    """A report that is ready to leave, or that has left already (`state`)."""
+
+    round: int
+    attempt: int
+    message: bytes
+    nonce: bytes
+    """Drawn from the operating system, once for this message."""
+    devices: int
+    state: State
+
+    @classmethod
+    def of(cls, entry: Round) -> Prepared:
+        return cls(
+            entry.round, entry.attempt, entry.message, entry.nonce, entry.devices, entry.state
+        )
+
+    def __repr__(self) -> str:
+        return f"<Prepared round={self.round} attempt={self.attempt} {self.state}, redacted>"
+
+
+def same(one: Round | None, other: Round | None) -> bool:
+    """Whether a round is as it was."""
+    if one is None or other is None:
+        return one is other
+    return (one.key, one.state, one.nonce) == (other.key, other.state, other.nonce)
+
+
+def among(
+    willing: NDArray[np.int64], users: NDArray[np.int64], numbers: NDArray[np.int64] | None
+) -> NDArray[np.int64]:
+    """Rows of the willing that were asked."""
+    if numbers is None:
+        return willing
+    wanted = np.asarray(numbers, dtype=np.int64)
+    if not np.isin(wanted, users).all():
+        raise MessageError("the server asks for devices that are not in this store")
+    return willing[np.isin(users[willing], wanted)]
+
+
+def space(terms: Terms) -> tuple[object, ...]:
+    """Vectors mean something within one federation, algorithm and size alone."""
+    algorithm = terms.algorithm
+    size = algorithm.embedding_size
+    return terms.federation, terms.n_items, terms.width, type(algorithm).__name__, size
+
+
+def how_revealing(terms: Terms) -> str:
+    """Why a single round may give a history away under terms that are `revealing`."""
+    if not terms.triples:
+        return (
+            f"with an update for each of {terms.n_items:,} items, as the terms have it, a single "
+            f"report tells the history"
+        )
+    return (
+        f"with {terms.triples:,} draws among {terms.n_items:,} items, as the terms have it, a "
+        f"single report may tell the history by leaving it out"
+    )
+
+
+def check_shape(view: ModelView, terms: Terms) -> None:
+    if view.items.shape != (terms.n_items, terms.width):
+        raise MessageError("the model has another shape than the federation's terms say")
+
+
+def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> bytes:
+    """Of what was asked for."""
+    asked = hashlib.blake2b(b"summed" if summed else b"single", digest_size=16)
+    asked.update(np.ascontiguousarray(view.items, dtype="<f4").tobytes())
+    if numbers is not None:
+        asked.update(np.unique(np.asarray(numbers, dtype="<i8")).tobytes())
+    return asked.digest()
+
+
+def explain(devices: Devices, asked: NDArray[np.int64], store: Path) -> None:
+    """Raises where the one device that was asked takes part and can learn, but may send no
+    randomised report: its owner should know why."""
+    cohort = devices.cohort
+    able = cohort.consent.takes_part & devices.algorithm.device_able(cohort)
+    if len(asked) != 1 or not devices.reports_bits or not able[asked[0]]:
+        return
+    row = int(asked[0])
+    if devices.tiers()[row] < 0:
+        raise ConsentError(
+            f"the federation asks for more reports, or for a larger ε of each, than the choice "
+            f"permits; see `sottovoce device agree {store} --look` and `sottovoce device consent "
+            f"{store}`"
+        )
+    raise ConsentError(
+        f"the limit on ε is reached: {cohort.spent[row]:.10g} of "
+        f"{cohort.consent.total_epsilon[row]:.10g} is spent, and another round does not fit; "
+        f"nothing leaves any more, see `sottovoce device status {store}`"
+    )

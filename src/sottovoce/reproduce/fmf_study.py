@@ -1,0 +1,364 @@
+"""Trained cells of the FMF-LDP paper's figures.
+
+A cell is one system with one setting on one split of one world: the rank of each user's held-out
+item among the sampled negatives, after one or more rounds. Cells are kept on disk, so that an
+interrupted study goes on where it was and figures share their runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import config
+from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.baselines import BASELINES, Baseline
+from sottovoce.consent import Choice, Consent
+from sottovoce.data.shaped import ShapeConfig
+from sottovoce.data.splitting import Split
+from sottovoce.engines.base import Moment
+from sottovoce.engines.observers import AtRounds
+from sottovoce.engines.versions import encode_model
+from sottovoce.errors import ConfigError, Diverged
+from sottovoce.evaluation.protocol import Protocol, Sampled, evaluate
+from sottovoce.federation import Federation
+from sottovoce.messages import ModelView
+from sottovoce.privacy.reports import KReports, Tier
+from sottovoce.recommender import Scorer
+from sottovoce.reproduce.fmf_worlds import HoldOut, World, WorldConfig
+from sottovoce.reproduce.study import Part, installed
+from sottovoce.rng import Streams
+from sottovoce.running import Report
+from sottovoce.runs import load_arrays, save_arrays
+
+Ranks = NDArray[np.int16]
+"""Of each user's held-out item among the candidates, from 1."""
+UNRANKED = 32_767
+"""Where the item cannot be ranked, or the model ran off to infinity."""
+FMF = "fmf"
+CHOSEN_BY = 10
+"""Settings are chosen by the hit ratio at this cut-off."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyConfig:
+    worlds: tuple[WorldConfig, ...] = (WorldConfig(),)
+    hold_outs: tuple[HoldOut, ...] = ("random",)
+    """Which interaction of each user is the test item."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each with a training and negatives of its own, and where the hold-out is random, a split of
+    its own; figures are means."""
+    negatives: int = 99
+    cutoffs: tuple[int, ...] = (2, 5, 10)
+    epsilons: tuple[float, ...] = (2.5,)
+    """ε of one report."""
+    reports: tuple[int, ...] = (100,)
+    """k."""
+    rounds: int = 20
+    generated: ShapeConfig = field(default_factory=ShapeConfig)
+    draw_seed: int = 0
+    """For the draws of users and items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One system as trained."""
+
+    kind: str
+    """"fmf", or the name of a baseline."""
+    values: tuple[tuple[str, Any], ...] = ()
+    reports: int = 0
+    epsilon: float = 0.0
+
+    def component(self) -> FMFConfig | Baseline:
+        if self.kind == FMF:
+            return config.build(FMFConfig, dict(self.values), FMF)
+        if self.kind not in BASELINES:
+            raise ConfigError(f"there is no system {self.kind!r}")
+        return config.build(BASELINES[self.kind], dict(self.values), self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A line of a table: a kind, its settings, and those among which validation chooses."""
+
+    label: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    reports: int = 0
+    """k of its own; 0 takes the study's."""
+    sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Other settings and grids for some sources of data."""
+
+    @classmethod
+    def read(cls, key: str, table: Mapping[str, Any]) -> System:
+        known = {"label", "kind", "settings", "grid", "reports", "sources"}
+        unknown = sorted(set(table) - known)
+        if unknown or not isinstance(table.get("label"), str):
+            raise ConfigError(f"[systems.{key}] needs a label and knows no keys {unknown}")
+        return cls(**{"kind": FMF, **table})
+
+    def on(self, source: str) -> System:
+        """As it is run on data of this source."""
+        if source not in self.sources:
+            return self
+        other = self.sources[source]
+        settings = {**self.settings, **other.get("settings", {})}
+        return replace(self, settings=settings, grid=other.get("grid", {}))
+
+    def candidates(self, reports: int, epsilon: float) -> list[Setting]:
+        names = list(self.grid)
+        private = (self.reports or reports, epsilon) if self.kind == FMF else (0, 0.0)
+        return [
+            Setting(self.kind, (*self.settings.items(), *zip(names, v, strict=True)), *private)
+            for v in itertools.product(*self.grid.values())
+        ]
+
+    def varied(self, setting: Setting) -> str:
+        """What validation chose, in words."""
+        chosen = dict(setting.values)
+        known = {"embedding_size": "F", "alpha": "α", "learning_rate": "γ", "reg": "λ"}
+        names = [name for name in self.grid if name in chosen]
+        return ", ".join(f"{known.get(name, name)}={chosen[name]:g}" for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    world: World
+    hold_out: HoldOut
+    part: Part
+    seed: int
+    setting: Setting
+    stops: tuple[int, ...] = ()
+    """Rounds after which ranks are kept; only the end where there are none."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Cell:
+    ranks: Mapping[int, Ranks]
+    """By round; a system that is trained in one go has round 0."""
+    model_bytes: int = 0
+    """Of the last model that devices fetched; 0 where none does."""
+
+    @property
+    def last(self) -> Ranks:
+        return self.ranks[max(self.ranks)]
+
+
+class FMFStudy:
+    """Trained cells of the systems of one figure."""
+
+    def __init__(
+        self,
+        settings: StudyConfig,
+        systems: Mapping[str, System],
+        cells: Path,
+        threads: int,
+        report: Report,
+    ) -> None:
+        self.config = settings
+        self.systems = systems
+        self.threads = threads
+        self._report = report
+        self._folder = cells
+        self._worlds: dict[WorldConfig, World] = {}
+
+    @classmethod
+    def read(cls, name: str, quick: bool, cells: Path, threads: int, report: Report) -> FMFStudy:
+        """The installed file of a figure; `quick` lays its [quick] table over the rest."""
+        table = installed(name)
+        if quick:
+            table = _laid_over(table, table.get("quick", {}))
+        study = config.build(StudyConfig, table.get("study", {}), "study")
+        systems = {key: System.read(key, part) for key, part in table.get("systems", {}).items()}
+        return cls(study, systems, cells, threads, report)
+
+    def world(self, settings: WorldConfig) -> World:
+        if settings not in self._worlds:
+            self._worlds[settings] = World(settings, self.config.generated, self.config.draw_seed)
+        return self._worlds[settings]
+
+    @property
+    def worlds(self) -> list[World]:
+        return [self.world(w) for w in self.config.worlds]
+
+    def describe(self) -> str:
+        c = self.config
+        seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) > 1)}"
+        return (
+            f"leave-one-out ({' and '.join(c.hold_outs)}), each test item among {c.negatives} "
+            f"sampled negatives, ties against the system; {seeds}; settings chosen by "
+            f"HR@{CHOSEN_BY} on another held-out item, with one seed"
+        )
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def cell(self, job: Job) -> Cell:
+        component = job.setting.component()
+        if isinstance(component, FMFConfig):  # a server may plan ahead: the length is a setting
+            component = replace(component, rounds=self.config.rounds)
+        key = [
+            job.world.fingerprint, job.hold_out, job.part, job.seed, self.config.negatives,
+            repr(component), job.setting.reports, job.setting.epsilon,
+        ]  # fmt: skip
+        stops = self._stops(job, component)
+        kept = self._kept(key, [str(s) for s in stops], lambda: self._train(job, component, stops))
+        return Cell({s: kept[str(s)] for s in stops}, int(kept.get("model_bytes", np.array(0))))
+
+    def many(self, what: str, jobs: Sequence[Job]) -> list[Cell]:
+        """Several cells, side by side on the study's threads."""
+        done = 0
+        self._report(what, 0, len(jobs))
+
+        def one(job: Job) -> Cell:
+            nonlocal done
+            found = self.cell(job)
+            done += 1
+            self._report(what, done, len(jobs))
+            return found
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(one, jobs))
+
+    def choose(
+        self,
+        world: World,
+        system: System,
+        hold_out: HoldOut,
+        reports: int | None = None,
+        epsilon: float | None = None,
+    ) -> Setting:
+        """The candidate with the best hit ratio on validation, with the first seed."""
+        study = self.config
+        tried = system.on(world.config.source).candidates(
+            reports or study.reports[0], epsilon or study.epsilons[0]
+        )
+        if len(tried) == 1:
+            return tried[0]
+        jobs = [Job(world, hold_out, "validation", study.seeds[0], s) for s in tried]
+        cells = self.many(f"{system.label} on validation, {world.name}", jobs)
+        scores = [hit_ratio(cell.last, CHOSEN_BY) for cell in cells]
+        return tried[int(np.argmax(scores))]
+
+    def final(
+        self,
+        world: World,
+        label: str,
+        setting: Setting,
+        hold_out: HoldOut,
+        stops: tuple[int, ...] = (),
+    ) -> list[Cell]:
+        """The setting on test with every seed."""
+        seeds = self.config.seeds[: world.config.seeds or None]
+        jobs = [Job(world, hold_out, "test", s, setting, stops) for s in seeds]
+        return self.many(f"{label} on test, {world.name}", jobs)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _stops(self, job: Job, component: FMFConfig | Baseline) -> tuple[int, ...]:
+        if job.stops and (isinstance(component, FMFConfig) or hasattr(component, "fit_steps")):
+            return job.stops
+        return (self.config.rounds,) if isinstance(component, FMFConfig) else (0,)
+
+    def _train(
+        self, job: Job, component: FMFConfig | Baseline, stops: tuple[int, ...]
+    ) -> Mapping[str, NDArray[Any]]:
+        split, rng = job.world.split(job.hold_out, job.part, job.seed), Streams.from_seed(job.seed)
+        try:
+            if isinstance(component, FMFConfig):
+                return self._federated(component, job, split, stops)
+            if stops != (0,):
+                scorers = component.fit_steps(split.train, rng, list(stops))  # type: ignore[attr-defined]
+                return {
+                    str(s): self._ranks(scorer, split, job.seed)
+                    for s, scorer in zip(stops, scorers, strict=True)
+                }
+            return {"0": self._ranks(component.fit(split.train, rng), split, job.seed)}
+        except Diverged:
+            lost = np.full(int((split.test.counts > 0).sum()), UNRANKED, dtype=np.int16)
+            return {str(s): lost for s in stops}
+
+    def _federated(
+        self, settings: FMFConfig, job: Job, split: Split, stops: tuple[int, ...]
+    ) -> dict[str, NDArray[Any]]:
+        k, epsilon = job.setting.reports, job.setting.epsilon
+        users = np.arange(split.train.n_users, dtype=np.int64)
+        federation = Federation.build(
+            settings,
+            split.train,
+            Consent.uniform(users, Choice(epsilon=epsilon, max_reports=k)),
+            KReports(k, (Tier(epsilon),)),
+            Streams.from_seed(job.seed),
+        )
+        found: dict[str, NDArray[Any]] = {}
+
+        def look(moment: Moment) -> None:
+            found[str(moment.round)] = self._ranks(federation.scorer(), split, job.seed)
+
+        federation.devices.ledger.keep_rows = False
+        federation.run([AtRounds(stops, look)])
+        last = encode_model(ModelView(settings.rounds, federation.server.items))
+        return found | {"model_bytes": np.array(len(last))}
+
+    def _ranks(self, scorer: Scorer, split: Split, seed: int) -> Ranks:
+        """Every user's rank: with a cut-off behind the last candidate, AP is its reciprocal."""
+        every = self.config.negatives + 1
+        protocol = Protocol(every, Sampled(self.config.negatives, seed))
+        found = evaluate(scorer, split.train, split.test, protocol, threads=1)
+        precision = found.per_user(f"AP@{every}")
+        ranks = np.full(len(precision), UNRANKED, dtype=np.int16)
+        ranks[precision > 0] = np.rint(1.0 / precision[precision > 0]).astype(np.int16)
+        return ranks
+
+    def _kept(
+        self,
+        key: Sequence[object],
+        names: Sequence[str],
+        train: Callable[[], Mapping[str, NDArray[Any]]],
+    ) -> Mapping[str, NDArray[Any]]:
+        text = json.dumps(list(key), sort_keys=True)
+        digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+        path = self._folder / f"fmf-{digest}.npz"
+        kept = load_arrays(path) if path.exists() else {}
+        if not set(names) <= set(kept):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            kept = {**kept, **train()}
+            save_arrays(path, **kept)
+        return kept
+
+
+def hit_ratio(ranks: Ranks, cutoff: int) -> float:
+    """The share of users whose item is among the first `cutoff` candidates."""
+    return float((ranks <= cutoff).mean())
+
+
+def mean_hit_ratio(cells: Sequence[Cell], cutoff: int, round: int | None = None) -> float:
+    """The mean over seeds."""
+    ranks = [cell.last if round is None else cell.ranks[round] for cell in cells]
+    return float(np.mean([hit_ratio(r, cutoff) for r in ranks]))
+
+
+def spread(cells: Sequence[Cell], cutoff: int) -> float:
+    """Standard deviation over seeds; not a number where there is one."""
+    values = [hit_ratio(cell.last, cutoff) for cell in cells]
+    return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables within tables are laid over each other, everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _laid_over(old, value) if both and old is not None else value
+    return merged

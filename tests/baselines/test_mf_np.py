@@ -1,0 +1,125 @@
+"""MF-NP against dense linear algebra and its own loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sottovoce.baselines import MFNP, TopPop
+from sottovoce.data.interactions import Interactions
+from sottovoce.errors import ConfigError
+from sottovoce.evaluation.protocol import Protocol, Sampled, evaluate
+from sottovoce.recommender import FactorScorer, top_n
+from sottovoce.rng import Streams
+
+RNG = Streams.from_seed(3)
+
+
+def loss(config: MFNP, train: Interactions, model: FactorScorer) -> float:
+    table = np.zeros((train.n_users, train.n_items))
+    table[train.users, train.items] = 1.0
+    error = table - model.user_factors.astype(np.float64) @ model.item_factors.T
+    squares = (model.user_factors**2).sum() + (model.item_factors**2).sum()
+    return float(((1 + config.alpha * table) * error**2).sum() + config.reg * squares)
+
+
+def dense(
+    config: MFNP, factors: NDArray[np.float32], own: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """The best vector for one row, from the definition."""
+    wide = factors.astype(np.float64)
+    weight = np.ones(len(wide))
+    weight[own] += config.alpha
+    left = wide.T @ (weight[:, None] * wide) + config.reg * np.eye(wide.shape[1])
+    return np.linalg.solve(left, (1 + config.alpha) * wide[own].sum(axis=0))
+
+
+def test_users_are_at_their_optimum(sparse: Interactions) -> None:
+    for solver in ("als", "adam"):
+        config = MFNP(4, reg=0.5, epochs=5, solver=solver)
+        model = config.fit(sparse, RNG)
+        for user in (0, 7, 39):
+            best = dense(config, model.item_factors, sparse.row(user))
+            np.testing.assert_allclose(model.user_factors[user], best, atol=1e-4)
+        assert not model.item_bias.any()
+
+
+def test_items_are_solved_from_the_users_before(sparse: Interactions) -> None:
+    config = MFNP(4, reg=0.5, epochs=1)
+    start = MFNP(4, reg=0.5, epochs=1, solver="adam", learning_rate=1e-9).fit(sparse, RNG)
+    model = config.fit(sparse, RNG)
+    users_of = {i: np.flatnonzero([i in sparse.row(u) for u in range(40)]) for i in (0, 3, 29)}
+    for item, users in users_of.items():
+        best = dense(config, start.user_factors, users.astype(np.int32))
+        np.testing.assert_allclose(model.item_factors[item], best, atol=1e-4)
+
+
+def test_the_loss_falls_with_every_pass(sparse: Interactions) -> None:
+    losses = []
+    for epochs in (1, 2, 4, 8, 16):
+        config = MFNP(5, reg=0.3, epochs=epochs)
+        losses.append(loss(config, sparse, config.fit(sparse, RNG)))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_steps_come_near_the_exact_solver(sparse: Interactions) -> None:
+    exact = MFNP(3, reg=1.0, epochs=60)
+    steps = MFNP(3, reg=1.0, epochs=600, solver="adam", learning_rate=0.02)
+    bound = loss(exact, sparse, exact.fit(sparse, RNG))
+    assert loss(steps, sparse, steps.fit(sparse, RNG)) < 1.03 * bound
+
+
+def test_learns_the_checkerboard(checkerboard: Interactions) -> None:
+    users = np.arange(checkerboard.n_users)
+    items, _ = top_n(MFNP(2, reg=0.1).fit(checkerboard, RNG), users, checkerboard, 1)
+    np.testing.assert_array_equal(items[:, 0], users)
+
+
+def test_beats_popularity_where_there_are_tastes() -> None:
+    rng = np.random.default_rng(2)
+    taste, kind = rng.integers(0, 4, 200), rng.integers(0, 4, 120)
+    table = rng.random((200, 120)) < np.where(taste[:, None] == kind, 0.25, 0.03)
+    held = table & (rng.random(table.shape) < 0.2)
+    train = Interactions.from_pairs(*np.nonzero(table & ~held), n_users=200, n_items=120)
+    test = Interactions.from_pairs(*np.nonzero(held), n_users=200, n_items=120)
+    protocol = Protocol(10, Sampled(50))
+    ours, popular = (
+        evaluate(b.fit(train, RNG), train, test, protocol).mean("NDCG@10")
+        for b in (MFNP(4), TopPop())
+    )
+    assert ours > 1.5 * popular
+
+
+@pytest.mark.parametrize("solver", ["als", "adam"])
+def test_threads_do_not_matter(solver: str, sparse: Interactions) -> None:
+    one, two = (MFNP(4, epochs=3, solver=solver, threads=t).fit(sparse, RNG) for t in (1, 2))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(one.user_factors, two.user_factors)
+    np.testing.assert_array_equal(one.item_factors, two.item_factors)
+
+
+@pytest.mark.parametrize(("n_users", "n_items"), [(0, 4), (3, 0), (3, 5)])
+def test_empty_tables_give_zeros(n_users: int, n_items: int) -> None:
+    nothing = Interactions.from_pairs([], [], n_users=n_users, n_items=n_items)
+    scores = MFNP(2, epochs=2).fit(nothing, RNG).scores(np.arange(n_users))
+    assert scores.shape == (n_users, n_items)
+    assert not scores.any()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"embedding_size": 0},
+        {"epochs": 0},
+        {"reg": 0.0},
+        {"reg": float("nan")},
+        {"alpha": -1.0},
+        {"learning_rate": 0.0},
+        {"solver": "sgd"},
+        {"threads": 0},
+    ],
+)
+def test_refuses_what_cannot_work(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        MFNP(**settings)  # type: ignore[arg-type]
