@@ -146,7 +146,7 @@ class BitCounts:
     devices: tuple[int, ...]
     reports: tuple[int, ...]
     sums: NDArray[np.int64]
-    """[tiers, n_items · embedding_size]: reports with bit 1 less those with bit 0."""
+    """[tiers, coordinates]: reports with bit 1 less those with bit 0."""
 
     def __repr__(self) -> str:
         return f"<BitCounts round={self.round} devices={self.devices}>"

@@ -67,7 +67,8 @@ mix = [
   { weight = 3, epsilon = 3.0, max_reports = 50 },
 ]
 """
-WORLDS = {"fpl": FPL, "fcf": FCF, "fmf": FMF}
+ROTATED = FMF.replace('name = "fmf"', 'name = "fmf"\nvariant = "rotated"')
+WORLDS = {"fpl": FPL, "fcf": FCF, "fmf": FMF, "rotated": ROTATED}
 RESIDENTS = generate_town(TownConfig(residents=8, venues=60, districts=2)).interactions
 
 
@@ -129,6 +130,7 @@ def run_once(place, engine, world):
         ("fpl", "flower"),
         ("fcf", "https"),
         ("fmf", "https"),
+        ("rotated", "https"),
         pytest.param("fcf", "flower", marks=pytest.mark.slow),
     ],
 )

@@ -195,6 +195,10 @@ class Reporting(FactorModel, Protocol):
         """How many batches there can be in a round."""
         ...
 
+    def coordinates(self, n_items: int) -> int:
+        """How many coordinates a report can be about."""
+        ...
+
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
         """From the published model alone: the factor by which values are multiplied before they
         are cut to [-1, 1], and the table from which items are drawn (empty: all alike)."""

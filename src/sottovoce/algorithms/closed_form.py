@@ -98,7 +98,7 @@ def solve(
             )
         )  # fmt: skip
 
-    _succeed(_each(part, _spans(len(rows), threads)))
+    _succeed(each(part, spans(len(rows), threads)))
     return out
 
 
@@ -126,7 +126,7 @@ def learn_summed(
         )  # fmt: skip
         return int(status), sums
 
-    parts = _each(part, _spans(len(rows), threads))
+    parts = each(part, spans(len(rows), threads))
     _succeed([status for status, _ in parts])
     total = np.zeros(columns.shape, dtype=np.int64)
     for _, sums in parts:
@@ -186,7 +186,7 @@ def learn_reports(
             )
         )  # fmt: skip
 
-    _succeed(_each(part, _spans(len(rows), threads)))
+    _succeed(each(part, spans(len(rows), threads)))
     return out
 
 
@@ -215,7 +215,7 @@ def summed_gradient(
 
     edges = np.linspace(0, n, min(_PARTS, max(1, n)) + 1).astype(int)
     spans = [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
-    parts = _each(part, spans, threads)
+    parts = each(part, spans, threads)
     squares = sum((s for s, _ in parts[1:]), parts[0][0])
     total = sum((o for _, o in parts[1:]), parts[0][1])
     whole = np.tril(squares) + np.tril(squares, -1).T
@@ -327,14 +327,14 @@ def _read(values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     return view
 
 
-def _spans(n: int, threads: int) -> list[slice]:
+def spans(n: int, threads: int) -> list[slice]:
     """Equal parts of a cohort, one per thread."""
     parts = max(1, min(threads, n // _WORTH_A_THREAD))
     edges = np.linspace(0, n, parts + 1).astype(int)
     return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
 
 
-def _each(part: Callable[[slice], T], spans: list[slice], threads: int | None = None) -> list[T]:
+def each(part: Callable[[slice], T], spans: list[slice], threads: int | None = None) -> list[T]:
     """part(span) of every span, each in a thread."""
     workers = len(spans) if threads is None else max(1, min(threads, len(spans)))
     if workers == 1:

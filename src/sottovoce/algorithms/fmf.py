@@ -11,7 +11,8 @@
 Each round: the server publishes `items`; every device solves for its vector, draws k coordinates
 (item, factor), computes only those entries of its gradient −2 c_ui (p_ui − x_u·v_i) x_u, cuts each
 to [-1, 1] and sends a randomised bit; the proxy mixes; the server estimates the mean of the cut
-gradients and steps along it.
+gradients and steps along it. `variant="rotated"` reports about something else and gets much more
+out of the same reports at the same cost (`rotated`).
 
 Where the paper errs: the printed sign of the update goes uphill; dividing by the number of users
 instead of that of reports estimates k times the mean; the budget is kεT over T rounds, not kε.
@@ -20,15 +21,16 @@ instead of that of reports estimates k times the mean; the budget is kεT over T
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms import closed_form
+from sottovoce.algorithms import closed_form, rotated
 from sottovoce.algorithms.base import Cohort, Schedule, require_devices
 from sottovoce.algorithms.fcf import initial_items, solved
 from sottovoce.config import require_number, require_whole
-from sottovoce.errors import MessageError
+from sottovoce.errors import ConfigError, MessageError
 from sottovoce.messages import Aggregate, BitCounts, ModelView
 from sottovoce.one_bit import ReportRule, contrast, item_probabilities
 from sottovoce.rng import Streams
@@ -36,10 +38,13 @@ from sottovoce.rng import Streams
 
 @dataclass(frozen=True, slots=True)
 class FMFConfig:
+    variant: Literal["published", "rotated"] = "published"
+    """As published, or with reports about rotated histories, which tell more at the same cost."""
     embedding_size: int = 5
     """Length of a user's or item's vector; F in the paper."""
     learning_rate: float = 0.05
-    """Step size on the server; γ in the paper."""
+    """Step size on the server; γ in the paper. Not used by the variant "rotated", like `reg`'s
+    part on the server, `server_steps` and `scale`."""
     alpha: float = 4.0
     """Confidence of a positive is 1 + α, of everything else 1."""
     reg: float = 1e-6
@@ -50,16 +55,21 @@ class FMFConfig:
     """Steps per round, all with the same estimate."""
     scale: float = 1.0
     """Gradients are multiplied by it before they are cut to [-1, 1]."""
+    memory_rounds: float = 1.5
+    """Of the variant "rotated": the estimate of round t counts c/(t + c) beside what was learnt."""
     init_scale: float = 0.1
     """Standard deviation of the initial values."""
 
     def __post_init__(self) -> None:
+        if self.variant not in ("published", "rotated"):
+            raise ConfigError(f'variant must be "published" or "rotated", not {self.variant!r}')
         require_whole("embedding_size", self.embedding_size, 1, closed_form.MOST_FACTORS)
         require_whole("rounds", self.rounds, 1, 1_000_000)
         require_whole("server_steps", self.server_steps, 1, 10_000)
         require_number("learning_rate", self.learning_rate, 0.0, 1e6)
         require_number("alpha", self.alpha, 0.0, 1e6, above=False)
         require_number("reg", self.reg, 0.0, 1e6)
+        require_number("memory_rounds", self.memory_rounds, 0.0, 1e6)
         require_number("scale", self.scale, 0.0, 1e6)
         require_number("init_scale", self.init_scale, 0.0, 1e3)
 
@@ -71,7 +81,7 @@ class FMFConfig:
     @property
     def system(self) -> str:
         """Its name in tables."""
-        return "FMF-LDP"
+        return "FMF-LDP" if self.variant == "published" else "FMF-LDP (rotated)"
 
     def confidence(self) -> closed_form.Confidence:
         return closed_form.Confidence(1.0 + self.alpha, 1.0, self.reg)
@@ -105,10 +115,19 @@ class FMF:
     def tiers(self) -> int:
         return len(self.epsilons)
 
+    @property
+    def _rotated(self) -> bool:
+        return self.config.variant == "rotated"
+
     # --- server -----------------------------------------------------------------------------------
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
-        return initial_items(n_items, self.config.embedding_size, self.config.init_scale, rng)
+        config = self.config
+        items = initial_items(n_items, config.embedding_size, config.init_scale, rng)
+        if self._rotated:
+            items[:, 0] = config.init_scale  # everyone's sum is positive: this becomes popularity
+            items = rotated.orthogonal(items.astype(np.float64)).astype(np.float32)
+        return items
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
         return np.zeros((n_items, 0), dtype=np.float32)
@@ -118,20 +137,23 @@ class FMF:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         estimate = self.estimate(items, aggregate)
         config, after = self.config, items.astype(np.float64)
+        if self._rotated:
+            share = config.memory_rounds / (aggregate.round + config.memory_rounds)
+            return rotated.moved(after, estimate, share).astype(np.float32), memory
         for _ in range(config.server_steps):
             after -= config.learning_rate * (estimate + 2.0 * config.reg * after)
         return after.astype(np.float32), memory
 
     def estimate(self, items: NDArray[np.float32], aggregate: Aggregate) -> NDArray[np.float64]:
-        """The mean of the devices' cut gradients, without bias; of several tiers, the mean of their
-        means, weighed by how precise each is."""
+        """The mean of the devices' cut gradients (of what they report, turned back to items, in the
+        variant "rotated"), without bias; of several tiers, the mean of their means, weighed by how
+        precise each is."""
         if not isinstance(aggregate, BitCounts):
             raise MessageError("FMF-LDP folds randomised reports, not sums of item rows")
-        if aggregate.sums.shape != (len(self.epsilons), items.size):
-            raise MessageError("the counts have another shape than the model and the tiers")
         n_items, size = items.shape
-        scale, cumulative = self.sampling(items)
-        mean, weights = np.zeros(items.size), 0.0
+        if aggregate.sums.shape != (len(self.epsilons), self.coordinates(n_items)):
+            raise MessageError("the counts have another shape than the model and the tiers")
+        mean, weights = np.zeros(self.coordinates(n_items)), 0.0
         for tier, epsilon in enumerate(self.epsilons):
             reports = aggregate.reports[tier]
             if reports:
@@ -141,11 +163,20 @@ class FMF:
                 weights += weight
         if not weights:
             raise MessageError("a round without any batch cannot be folded")
+        values = (mean / weights).reshape(-1, size)
+        if self._rotated:
+            turned: NDArray[np.float64] = size * rotated.turned_back(values, n_items)
+            return turned
+        scale, cumulative = self.sampling(items)
         drawn = item_probabilities(cumulative, n_items) / size
-        estimate: NDArray[np.float64] = (mean / weights).reshape(items.shape) / drawn[:, None]
-        return estimate / scale
+        estimate: NDArray[np.float64] = values / drawn[:, None] / scale
+        return estimate
 
     # --- device -----------------------------------------------------------------------------------
+
+    def coordinates(self, n_items: int) -> int:
+        rows = rotated.order(n_items) if self._rotated else n_items
+        return rows * self.config.embedding_size
 
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
         return self.config.scale, np.zeros(0, dtype=np.uint64)
@@ -170,6 +201,10 @@ class FMF:
         threads: int,
     ) -> NDArray[np.uint32]:
         confidence, history = self.config.confidence(), cohort.history
+        if self._rotated:
+            return rotated.learn_reports(
+                view.items, rows, history.indptr, history.items, rule, threads
+            )
         vectors = solved(confidence, view, cohort, rows, threads)
         cohort.vectors[rows] = vectors
         return closed_form.learn_reports(

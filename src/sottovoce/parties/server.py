@@ -90,7 +90,7 @@ class Server:
         if not isinstance(self.algorithm, Reporting):
             raise MessageError("this federation's devices send no randomised reports")
         tiers = self.algorithm.tiers
-        sums = np.zeros((tiers, self.items.size), dtype=np.int64)
+        sums = np.zeros((tiers, self.algorithm.coordinates(len(self.items))), dtype=np.int64)
         devices, reports = [0] * tiers, [0] * tiers
         for batch in batches:
             if batch.round != self.round:

@@ -29,7 +29,7 @@ from sottovoce.engines.flower.wire import Answer, Content, Question, Task
 from sottovoce.engines.https.coordinator import Plan
 from sottovoce.engines.versions import delta_size, encode_delta, encode_model, full_size
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
-from sottovoce.messages import GRID, LIMIT, SummedReports, cut_sum, decode_sum, message_limit
+from sottovoce.messages import GRID, SummedReports, cut_sum, decode_sum, message_limit
 from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 from sottovoce.terms import Terms

@@ -47,7 +47,7 @@ def count_round(
                 sealed, key.private, federation=federation, round=round, tier=head.tier
             )
             refused["undecryptable"] += bad
-            known = opened >> np.uint32(1) < server.items.size
+            known = opened >> np.uint32(1) < sums.shape[1]
             refused["out_of_range"] += int((~known).sum())
             part = Batch(round, head.tier, head.devices, opened[known])
             sums += server.count([part]).sums
