@@ -87,7 +87,7 @@ def test_beats_popularity_where_there_are_tastes() -> None:
     protocol = Protocol(10, Sampled(50))
     ours, popular = (
         evaluate(b.fit(train, RNG), train, test, protocol).mean("NDCG@10")
-        for b in (MFNP(4), TopPop())
+        for b in (MFNP(4, reg=1.0), TopPop())
     )
     assert ours > 1.5 * popular
 

@@ -42,10 +42,10 @@ class FMFConfig:
     """As published, or with reports about rotated histories, which tell more at the same cost."""
     embedding_size: int = 5
     """Length of a user's or item's vector; F in the paper."""
-    learning_rate: float = 0.05
+    learning_rate: float = 0.004
     """Step size on the server; γ in the paper. Not used by the variant "rotated", like `reg`'s
     part on the server, `server_steps` and `scale`."""
-    alpha: float = 4.0
+    alpha: float = 1.0
     """Confidence of a positive is 1 + α, of everything else 1."""
     reg: float = 1e-6
     """Pull of all vectors to 0; λ in the paper."""

@@ -8,9 +8,8 @@ a value in [-1, 1] about one coordinate that was drawn without looking, so each 
 as before.
 
 Coordinates are (h, f): row h of the matrix, of order D (the power of two from n_items on), and
-factor f. Item j has column j·odd mod D, so that neighbours lie far apart. With z the sum of the
-published rows of the user's items and t_h = Σ_j H[h, j] over them, a device reports the sign of
-z_f · t_h.
+factor f. With z the sum of the published rows of the user's items and t_h = Σ_j H[h, j] over them,
+a device reports the sign of z_f · t_h.
 
 The server turns the counts back (a fast Walsh-Hadamard transform) into an estimate of
 mean_u p_u · sign(z_uf)/√n_u, a step of power iteration towards the leading directions of the users'
@@ -36,8 +35,8 @@ from sottovoce.one_bit import (
 )
 from sottovoce.rng import GAMMA, mix
 
-_SPREAD = 0x9E3779B1
-"""Odd, so that multiplying by it permutes the columns."""
+_SPREADS = (0x9E3779B1, 0x85EBCA6B)
+"""Odd, so that multiplying by them permutes the columns."""
 _TINY = 1e-30
 
 
@@ -47,8 +46,13 @@ def order(n_items: int) -> int:
 
 
 def columns(n_items: int) -> NDArray[np.int64]:
-    """The column of each item."""
-    return np.arange(n_items, dtype=np.int64) * _SPREAD % order(n_items)
+    """The column of each item: a fixed mixture, so that no row of the matrix follows the order in
+    which items are numbered."""
+    found, last = np.arange(n_items, dtype=np.int64), order(n_items) - 1
+    for spread in _SPREADS:
+        found = found * spread & last
+        found ^= found >> (last.bit_length() + 1) // 2
+    return found
 
 
 def learn_reports(
