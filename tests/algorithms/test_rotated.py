@@ -153,4 +153,5 @@ def test_with_little_noise_it_finds_what_users_have_in_common():
     sides = np.sign(made.server.items)
     apart = [set(c[0::2]) == {-d} and set(c[1::2]) == {d} for c in sides.T for d in (-1.0, 1.0)]
     alike = [len(set(c)) == 1 for c in sides.T]
-    assert any(apart) and any(alike)  # one direction for the kinds, one for what all have in common
+    assert any(apart), "no direction tells the kinds apart"
+    assert any(alike), "no direction is what all have in common"
