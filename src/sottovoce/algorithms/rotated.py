@@ -19,7 +19,8 @@ co-occurrence, and averages it with what it has.
 from __future__ import annotations
 
 import numpy as np
-from numba import int64, njit, uint32, uint64
+from numba import int64, njit, types, uint32, uint64
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.closed_form import each, spans
@@ -141,43 +142,60 @@ def _times(table: NDArray[np.float64], turn: NDArray[np.float64]) -> NDArray[np.
     return product
 
 
+@intrinsic
+def _ones(context, word):  # type: ignore[no-untyped-def]
+    """How many bits of a 64-bit word are 1; the processor has an instruction for it."""
+
+    def emit(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), emit
+
+
 @njit(nogil=True, cache=True)
 def _make_reports(  # type: ignore[no-untyped-def]
     items, rows, indptr, history, column, order, keys, noise, words, low, out
 ):
-    size = items.shape[1]
+    size, most, depth = items.shape[1], 0, 0
+    while (1 << depth) < order:
+        depth += 1
+    for n in range(len(rows)):
+        most = max(most, indptr[rows[n] + 1] - indptr[rows[n]])
     coins = np.empty(BLOCK_COINS, dtype=np.uint32)
     z = np.empty(size, dtype=np.float64)
+    planes = np.empty((most // 64 + 1, depth), dtype=np.uint64)
     for n in range(len(rows)):
         start, stop = indptr[rows[n]], indptr[rows[n] + 1]
-        mine = np.empty(stop - start, dtype=np.uint32)
         z[:] = 0.0
         for e in range(start, stop):
-            mine[e - start] = column[history[e]]
             for f in range(size):
                 z[f] += items[history[e], f]
+        used = _lay_out(history[start:stop], column, planes)
         for j in range(out.shape[1]):
             if j % BLOCK_COINS == 0:
                 chacha_words(noise[n], words, j // BLOCK_COINS, coins)
             word = mix(keys[n] + uint64(j + 1) * GAMMA)
             coordinate = int64(scaled(word, order * size))
-            h, f = uint32(coordinate // size), coordinate % size
-            y = np.sign(z[f] * (len(mine) - 2 * _odd(mine, h)))
+            h, f = uint64(coordinate // size), coordinate % size
+            odd = uint64(0)
+            for w in range(used):
+                differ = uint64(0)
+                for p in range(depth):
+                    differ ^= planes[w, p] & (uint64(0) - ((h >> uint64(p)) & uint64(1)))
+                odd += _ones(differ)  # type: ignore[call-arg]
+            y = np.sign(z[f] * (stop - start - 2 * int64(odd)))
             bit = uint64(coins[j % BLOCK_COINS]) < threshold(y, low[n])
             out[n, j] = (uint32(coordinate) << uint32(1)) | uint32(bit)
 
 
 @njit(nogil=True, cache=True)
-def _odd(mine, h):  # type: ignore[no-untyped-def]
-    """How many of the columns have −1 in row h: an odd number of bits in common with it. Without
-    branches, so that the processor takes many columns at once."""
-    odd = uint32(0)
+def _lay_out(mine, column, planes):  # type: ignore[no-untyped-def]
+    """Bit e of planes[·, p] is bit p of the e-th item's column: whether an item has −1 in a row of
+    the matrix is then asked for 64 items at once. Returns how many words are used."""
+    used, depth = (len(mine) + 63) // 64, planes.shape[1]
+    planes[:used] = 0
     for e in range(len(mine)):
-        p = mine[e] & h
-        p ^= p >> uint32(16)
-        p ^= p >> uint32(8)
-        p ^= p >> uint32(4)
-        p ^= p >> uint32(2)
-        p ^= p >> uint32(1)
-        odd += p & uint32(1)
-    return int64(odd)
+        bits, place = column[mine[e]], uint64(e & 63)
+        for p in range(depth):
+            planes[e >> 6, p] |= ((uint64(bits) >> uint64(p)) & uint64(1)) << place
+    return used

@@ -30,11 +30,11 @@ Epoch = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.flo
 
 @dataclass(frozen=True, slots=True)
 class MFNP:
-    embedding_size: int = 32
+    embedding_size: int = 48
     """Length of a user's or item's vector; F in the papers."""
     alpha: float = 4.0
     """Confidence of a positive is 1 + α, of everything else 1."""
-    reg: float = 10.0
+    reg: float = 40.0
     """Pull of all vectors to 0; λ in the papers. Above 0, or users could have no solution."""
     epochs: int = 15
     """Passes over all users and items; "adam" wants some hundreds."""

@@ -97,9 +97,11 @@ class Simulation:
         moment = Moment(
             round, self.rounds, server.items, devices.cohort, devices.ledger, server.memory
         )
-        if not np.isfinite(self.devices.cohort.vectors).all():
-            raise Diverged(
-                f"the users' vectors ran off to infinity by round {round}; lower learning_rate"
-            )
+        for what, numbers in (
+            ("the users' vectors", devices.cohort.vectors),
+            ("the items' vectors", server.items),
+        ):
+            if not np.isfinite(numbers).all():
+                raise Diverged(f"{what} ran off to infinity by round {round}; lower learning_rate")
         for observer in due:
             observer.look(moment)

@@ -109,19 +109,14 @@ def price(line: Line, rounds: int) -> Price:
     return Price(math.inf, math.inf)
 
 
-def submission_bytes(reports: int) -> int | None:
-    """The length of what a device posts in a round, made as a device makes it; nothing where the
-    packages of the services are not installed."""
+def posted_bytes(reports: int) -> int | None:
+    """The length of what a device posts in a round; nothing where the packages of the services are
+    not installed."""
     try:
-        from sottovoce.engines.https.proxy_wire import ACCOUNT_BYTES, encode_submission
-        from sottovoce.engines.https.sealing import KEY_BYTES, key_id, seal_reports
+        from sottovoce.engines.https.proxy_wire import submission_bytes
     except ImportError:
         return None
-    public = bytes([9]) + bytes(KEY_BYTES - 1)  # any point will do: nobody is to open these
-    zeros = np.zeros(reports, dtype=np.uint32)
-    sealed = seal_reports(zeros, public, federation="figure5", round=0, tier=0)
-    account = bytes(ACCOUNT_BYTES)
-    return len(encode_submission(account, bytes(KEY_BYTES), 0, 0, key_id(public), sealed))
+    return submission_bytes(reports)
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -180,7 +175,7 @@ def _traffic(study: FMFStudy, lines: Sequence[Line]) -> Table:
         if line.setting.kind != FMF or line.hold_out != _first(lines, line.world):
             continue
         k = line.setting.reports
-        up, down = submission_bytes(k), max(cell.model_bytes for cell in line.cells)
+        up, down = posted_bytes(k), max(cell.model_bytes for cell in line.cells)
         items = line.world.config.items or line.world.table.n_items
         rows.append(
             {"world": line.world.name, "system": study.systems[line.system].label, "k": k,
@@ -202,9 +197,10 @@ def _traffic(study: FMFStudy, lines: Sequence[Line]) -> Table:
     ]
     notes = [
         "Bytes of the messages as devices post and fetch them. Up: every report is sealed by "
-        "itself to the server's key (52 bytes for a report of 4), behind a head of 69 that names "
-        "the round and is authenticated; the paper's reports are readable by the proxy. Down: the "
-        "item vectors, four bytes a number. TLS and HTTP come on top (`sottovoce bench traffic`)."
+        "itself to the server's key (52 bytes for a report of 4), behind a head that names round, "
+        "terms and key and is authenticated; the paper's reports are readable by the proxy. Down: "
+        "the item vectors, four bytes a number. TLS and HTTP come on top (`sottovoce bench "
+        "traffic`)."
     ]
     return Table("Bytes of one device (§5.3)", columns, rows, notes=notes)
 
@@ -214,7 +210,7 @@ def _pictures(study: FMFStudy, lines: Sequence[Line], out: Path) -> list[FigureB
     places = list(dict.fromkeys((line.world.name, line.hold_out) for line in lines))
     for number, (world, hold_out) in enumerate(places):
         curves = {
-            study.systems[line.system].label: (
+            study.short(line.system): (
                 [float(k) for k in study.config.cutoffs],
                 [line.score(k) for k in study.config.cutoffs],
             )
@@ -257,7 +253,7 @@ def _claims(study: FMFStudy, lines: Sequence[Line]) -> list[dict[str, Any]]:
         f"{label.get(PUBLISHED, PUBLISHED)} reaches the paper's {RATIO:.2f} of MF-NP's HR@10",
         [share(line, BOUND, RATIO - 0.005) for line in published],
     )
-    for text, of in (("MF-NP", BOUND), ("MF-NP with as many factors", NARROW)):
+    for text, of in (("MF-NP", BOUND), ("MF-NP with five factors", NARROW)):
         stated(
             f"{label.get(IMPROVED, IMPROVED)} reaches {WANTED} of the HR@10 of {text}, at the same "
             "ε, k and epochs",

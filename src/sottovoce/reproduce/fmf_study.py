@@ -192,6 +192,11 @@ class FMFStudy:
     def worlds(self) -> list[World]:
         return [self.world(w) for w in self.config.worlds]
 
+    def short(self, key: str) -> str:
+        """A system's name in a legend, where room is scarce."""
+        label = self.systems[key].label
+        return label if len(label) <= 14 else key
+
     def describe(self) -> str:
         c = self.config
         seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) > 1)}"
@@ -348,10 +353,10 @@ def mean_hit_ratio(cells: Sequence[Cell], cutoff: int, round: int | None = None)
     return float(np.mean([hit_ratio(r, cutoff) for r in ranks]))
 
 
-def spread(cells: Sequence[Cell], cutoff: int) -> float:
-    """Standard deviation over seeds; not a number where there is one."""
+def spread(cells: Sequence[Cell], cutoff: int) -> float | None:
+    """Standard deviation over seeds, where there are several."""
     values = [hit_ratio(cell.last, cutoff) for cell in cells]
-    return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
