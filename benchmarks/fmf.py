@@ -129,11 +129,11 @@ class Epoch:
     def turn(self, threads: int) -> Seconds:
         """One epoch: seconds of each phase, and processor seconds of them all."""
         server, devices = self.parties.server, self.parties.devices
-        proxy = Proxy([tier.min_devices for tier in RELEASE.tiers], REPORTS, threads=threads)
+        proxy = Proxy([tier.min_devices for tier in RELEASE.tiers], REPORTS)
         began, worked = time.perf_counter(), time.process_time()
         sent = devices.report_bits(server.publish(), devices.willing(), threads)
         reported = time.perf_counter()
-        batches = proxy.collect(sent)
+        batches = proxy.collect(sent, threads)
         shuffled = time.perf_counter()
         counts = server.count(batches)
         counted = time.perf_counter()

@@ -43,7 +43,7 @@ from sottovoce.engines.https.admissions import Introduction
 from sottovoce.engines.https.keys import authority_pem, device_context
 from sottovoce.engines.https.proxy_folder import ProxyFolder, create_proxy_folder
 from sottovoce.engines.https.proxy_service import Accounts
-from sottovoce.engines.https.proxy_wire import encode_submission
+from sottovoce.engines.https.proxy_wire import encode_submission, terms_name
 from sottovoce.engines.https.sealing import SEALED_BYTES, key_id
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.errors import ServiceError
@@ -176,13 +176,13 @@ class Round:
         accounts = [secrets.token_bytes(16) for _ in range(count)]
         with contextlib.closing(sqlite3.connect(self.folder.path / "proxy.db")) as link, link:
             link.executemany("INSERT INTO accounts VALUES (?, 0)", [(a,) for a in accounts])
-        found, name = [], key_id(self.public)
+        found, name, terms = [], key_id(self.public), terms_name(self.terms)
         with contextlib.closing(self.folder.store()) as store:
             known = Accounts(store, self.folder.account_secret())
             for account in accounts:
                 key = known.key(account) or b""
                 sealed = secrets.token_bytes(REPORTS * SEALED_BYTES)
-                body = encode_submission(account, key, 0, 0, name, sealed)
+                body = encode_submission(account, key, 0, 0, name, sealed, terms=terms)
                 head = (
                     f"POST /v1/submissions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}"
                 )

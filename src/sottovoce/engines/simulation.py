@@ -70,7 +70,7 @@ class Simulation:
     def _mixed_round(self, proxy: Proxy) -> None:
         """A round of everyone whose budget permits it, through the proxy."""
         view, rows = self.server.publish(), self.devices.willing()
-        batches = proxy.collect(self.devices.report_bits(view, rows, self.threads))
+        batches = proxy.collect(self.devices.report_bits(view, rows, self.threads), self.threads)
         if not batches:
             raise Stalled(
                 f"in round {view.round} no tier has its minimum of devices with enough budget "

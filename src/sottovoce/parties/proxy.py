@@ -1,7 +1,12 @@
-"""The proxy: takes k reports of equal size from each device and round, keeps nothing of whose they
+"""The proxy: takes k reports of equal size from each device and round, parts them from whose they
 are, and hands on whole tiers in an order that says nothing. Simulation and the service
 (engines/https) share these rules and the shuffle; one keeps the reports in memory, open, the other
-on disk, sealed."""
+on disk, sealed.
+
+A report hides among those of the batch's honest devices. A proxy cannot tell people from devices
+that the server has made up: where all others are such, only the report's own randomness protects
+it, and the certificate is that without a proxy.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +63,13 @@ class ProxyRules:
 class Proxy:
     """A proxy in memory, for one whole round at a time."""
 
-    def __init__(self, minimum: Sequence[int], reports: int, *, threads: int = 1) -> None:
+    def __init__(self, minimum: Sequence[int], reports: int) -> None:
         self._rules = ProxyRules(reports, tuple(minimum), hold_seconds=0.0)
-        self._threads = threads
         self._last = -1
         self.held: Counter[int] = Counter()
         """Devices per tier whose reports were held back and dropped, over all rounds."""
 
-    def collect(self, bits: BitReports) -> list[Batch]:
+    def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
         """A batch for each tier that reaches its minimum, shuffled with randomness from the
         operating system. Refuses a round that is over and a round in which anyone sent the wrong
         number of reports, named an unknown tier or sent twice."""
@@ -90,7 +94,7 @@ class Proxy:
                 continue
             everyone = devices == len(bits)
             sent = bits.reports if everyone else bits.reports[bits.tier == tier]
-            mixed = shuffling.shuffled(sent.ravel(), shuffling.new_seed(), threads=self._threads)
+            mixed = shuffling.shuffled(sent.ravel(), shuffling.new_seed(), threads=threads)
             batches.append(Batch(bits.round, tier, devices, mixed))
         return batches
 

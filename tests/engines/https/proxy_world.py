@@ -21,7 +21,7 @@ from sottovoce.engines.https.batches import decode_part
 from sottovoce.engines.https.keys import authority_pem, device_context, operator_token
 from sottovoce.engines.https.proxy_folder import create_proxy_folder
 from sottovoce.engines.https.proxy_service import ProxyLimits, ProxyService
-from sottovoce.engines.https.proxy_wire import encode_submission
+from sottovoce.engines.https.proxy_wire import encode_submission, terms_name
 from sottovoce.engines.https.refusals import Tally
 from sottovoce.engines.https.sealing import SEALED_BYTES, key_id
 from sottovoce.links import Proxied
@@ -157,13 +157,16 @@ class Device:
         self.account_key = bytes.fromhex(got.json()["key"])
         return self
 
-    def submission(self, round, tier=0, *, key=None, reports=None, fresh=False):
+    def submission(self, round, tier=0, *, key=None, reports=None, terms=None, fresh=False):
         """What it sends in a round; the same again unless it is `fresh`."""
         count = self.server.terms.release.max_reports if reports is None else reports
         if fresh or (round, tier) not in self.sent:
             sealed = secrets.token_bytes(count * SEALED_BYTES)
             key = self.server.key if key is None else key
-            made = encode_submission(self.account, self.account_key, round, tier, key, sealed)
+            made = encode_submission(
+                self.account, self.account_key, round, tier, key, sealed,
+                terms=terms_name(terms or self.server.terms),
+            )  # fmt: skip
             if fresh:
                 return made
             self.sent[round, tier] = made

@@ -17,7 +17,7 @@ from sottovoce.engines.https import keys
 from sottovoce.engines.https.admissions import admit, is_admitted
 from sottovoce.engines.https.agent import Agent
 from sottovoce.engines.https.client import Busy
-from sottovoce.engines.https.proxy_wire import decode_submission, is_authentic
+from sottovoce.engines.https.proxy_wire import decode_submission, is_authentic, terms_name
 from sottovoce.engines.https.report_keys import ReportKey
 from sottovoce.engines.https.sealing import open_reports
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable
@@ -49,8 +49,8 @@ class FakeProxy:
         special = self.hook(request)
         if special is not None:
             return special
-        if request.path == "/health":
-            return Reply(200, b"ok")
+        if request.path == "/v1/terms":
+            return Reply(200, json.dumps(self.federation.terms.to_table()).encode())
         if request.path == "/v1/enrol":
             return self.enrol(json.loads(request.body))
         return self.submit(request.body)
@@ -73,6 +73,8 @@ class FakeProxy:
             return refusal(401, "unknown_account")
         if not is_authentic(body, self.accounts[found.account]):
             return refusal(401, "bad_mac")
+        if found.terms != terms_name(self.federation.terms):
+            return refusal(409, "other_terms")
         place = found.account, found.round
         if place in self.taken:
             return refusal(409, "replay" if self.taken[place] == body else "second_submission")
@@ -498,3 +500,66 @@ def test_what_the_proxy_sees_differs_in_nothing_but_account_round_and_tier(town)
     assert len(np.unique(whole.reshape(-1, 52), axis=0)) == 3 * K
     for request in town.mixer.requests:
         assert set(request.headers) <= {"host", "content-length"}
+
+
+# --- a server that shows this device something else -----------------------------------------------
+
+
+def test_where_the_proxy_was_told_other_terms_nothing_leaves_and_nothing_is_spent(town):
+    """The batch would be smaller than this device was promised, or its reports stand out in it."""
+    release = KReports(K, (Tier(0.5, 2), Tier(2.0, 3)))
+    terms = town.terms
+    theirs = Terms(terms.federation, terms.n_items, terms.algorithm, release, terms.link)
+
+    def tell(request):
+        if request.path == "/v1/terms":
+            return Reply(200, json.dumps(theirs.to_table()).encode())
+        return None
+
+    town.proxy.hook = tell
+    for _ in range(2):
+        with pytest.raises(MessageError, match="other terms"):
+            town.visit()
+    assert town.sent() == [], "not even an account is asked for"
+    assert town.spent() == 0.0
+    town.proxy.hook = lambda request: None
+    town.visit()
+    assert town.state() == (0, "arrived")
+
+
+def test_a_proxy_that_follows_other_terms_after_all_does_not_count_the_reports(town):
+    town.proxy.hook = lambda request: (
+        refusal(409, "other_terms") if request.path == "/v1/submissions" else None
+    )
+    town.visit(times=2)
+    assert town.state() == (0, "refused")
+    assert town.sent() == ["/v1/enrol", "/v1/submissions"], "once"
+
+
+def test_the_model_of_another_round_is_not_learnt_from(town):
+    def look(request):
+        if request.path != "/v1/round":
+            return None
+        return Reply(200, json.dumps(town.federation.descriptor() | {"model": 1}).encode())
+
+    town.federation.hook = look
+    with pytest.raises(MessageError, match="another round"):
+        town.visit()
+    assert town.mixer.requests == []
+    assert town.hosted().latest() is None
+
+
+def test_a_proxy_that_is_busy_with_this_device_is_asked_again_later(town):
+    busy = [True]
+    town.proxy.hook = lambda request: (
+        Reply(429, json.dumps({"error": "too_often"}).encode(), {"Retry-After": "3"})
+        if request.path == "/v1/submissions" and busy.pop()
+        else None
+    )
+    with pytest.raises(Busy) as told:
+        town.visit()
+    assert told.value.retry_after == 3.0
+    assert town.state() == (0, "left")
+    town.proxy.hook = lambda request: None
+    town.visit()
+    assert town.state() == (0, "arrived")

@@ -18,7 +18,7 @@ from collector_world import (
 from server_world import ITEMS, SEED, quick_rules
 
 from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.engines.https import batches, opening, records, roster
+from sottovoce.engines.https import batches, openers, opening, records, roster
 from sottovoce.engines.https.coordinator import Coordinator, Plan
 from sottovoce.engines.https.database import Database, models
 from sottovoce.engines.https.proxied_rounds import ProxiedCoordinator, coordinator_of
@@ -126,6 +126,15 @@ def world(tmp_path):
         each.database.close()
 
 
+@pytest.fixture(params=[False, True], ids=["here", "by helpers"])
+def who_opens(request, monkeypatch):
+    """Whether helpers open the reports, as they do those of large batches."""
+    if request.param:
+        monkeypatch.setattr(openers, "WORTH_IT", 1)
+        monkeypatch.setattr(openers, "_cores", lambda: range(2))
+        monkeypatch.setattr(openers.Openers, "_here", None)
+
+
 # --- when rounds open and end ---------------------------------------------------------------------
 
 
@@ -148,7 +157,7 @@ def test_a_round_asks_nobody_and_ends_when_every_tier_is_here(world):
     assert here.bodies() == 0, "what was folded is not kept"
 
 
-def test_several_rounds_are_the_servers_own_arithmetic(world):
+def test_several_rounds_are_the_servers_own_arithmetic(world, who_opens):
     here = world(rounds=3)
     here.step()
     rounds = []
@@ -316,7 +325,7 @@ def test_rounds_that_are_not_open_take_nothing(world):
 # --- what is left out -----------------------------------------------------------------------------
 
 
-def test_what_is_no_report_of_the_round_is_left_out_and_counted(world):
+def test_what_is_no_report_of_the_round_is_left_out_and_counted(world, who_opens):
     here = world()
     here.step()
     key, good = here.position().report_key, some_reports(10, 5)

@@ -134,7 +134,7 @@ def test_only_the_proxy_hands_over(open_round, town):
 def test_what_no_honest_proxy_sends_is_refused_and_counted(open_round):
     _, (good,) = open_round.batch(0, 1)
     whole = encode_part(good)
-    head = struct.calcsize("<4sIB8sIIHII16s")
+    head = struct.calcsize("<4sIB32sIIHII16s")
     cases = [
         (replace(good, devices=1, body=good.body[: K * SEALED_BYTES]), (400, "too_few")),
         (replace(good, tier=2), (400, "malformed")),

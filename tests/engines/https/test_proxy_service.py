@@ -13,7 +13,7 @@ from proxy_world import App, Device, proxied, proxy_terms
 
 from sottovoce.engines.https.keys import operator_token
 from sottovoce.engines.https.proxy_service import ProxyLimits
-from sottovoce.engines.https.proxy_wire import encode_submission
+from sottovoce.engines.https.proxy_wire import encode_submission, terms_name
 from sottovoce.engines.https.sealing import SEALED_BYTES
 
 
@@ -119,7 +119,8 @@ def test_every_refusal_has_its_word(world):
         account, key = two.account, two.account_key
 
         def made(round=0, tier=0, name=server.key, body=sealed, account=account, key=key):
-            return encode_submission(account, key, round, tier, name, body)
+            terms = terms_name(server.terms)
+            return encode_submission(account, key, round, tier, name, body, terms=terms)
 
         flipped = bytearray(made())
         flipped[-1] ^= 1
@@ -143,7 +144,7 @@ def test_every_refusal_has_its_word(world):
             (bytes(stolen), 401, "bad_mac"),
             (made(round=1), 409, "early"),
             (made(round=2**32 - 1), 409, "early"),
-            (made(name=bytes(8)), 409, "wrong_key"),
+            (made(name=bytes(32)), 409, "wrong_key"),
         ]:
             got = app.submit(payload)
             assert (got.status, got.error) == (status, error)
@@ -162,7 +163,7 @@ def test_every_refusal_has_its_word(world):
 
 
 def with_size(payload, size):
-    at = struct.calcsize("<4s16sIB8sH")
+    at = struct.calcsize("<4s16sIB32s32sH")
     return payload[:at] + struct.pack("<H", size) + payload[at + 2 :]
 
 
@@ -236,6 +237,7 @@ def test_addresses_and_methods(world):
         assert app.ask("GET", "/health").body == b"ok"
         assert app.ask("GET", "/v1/submissions").status == 405
         assert app.ask("POST", "/metrics").status == 405
+        assert app.ask("POST", "/v1/terms").status == 405
         assert app.ask("GET", "/v1/round").status == 404
         assert app.ask("GET", "/metrics").status == 401
         assert app.ask("GET", "/metrics", headers={"authorization": "Bearer x"}).status == 401

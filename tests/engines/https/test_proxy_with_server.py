@@ -16,7 +16,7 @@ from sottovoce.engines.https.admissions import enrolment_statement
 from sottovoce.engines.https.folder import introduction, invite
 from sottovoce.engines.https.keys import authority_pem, init_keys
 from sottovoce.engines.https.proxy_folder import create_proxy_folder
-from sottovoce.engines.https.proxy_wire import encode_submission
+from sottovoce.engines.https.proxy_wire import encode_submission, terms_name
 from sottovoce.engines.https.sealing import key_id, seal_reports
 from sottovoce.engines.processes import free_port
 from sottovoce.engines.versions import decode_model
@@ -88,7 +88,9 @@ def test_rounds_through_both(tmp_path, kills):
                     sealed = seal_reports(
                         reports[number], public, federation="little-town", round=round, tier=tier
                     )
-                    payload = encode_submission(account, key, round, tier, key_id(public), sealed)
+                    payload = encode_submission(
+                        account, key, round, tier, key_id(public), sealed, terms=terms_name(terms)
+                    )
                     assert submit(link, payload).status == 204
                     if kills and (round, number) == (1, 4):
                         server.kill()

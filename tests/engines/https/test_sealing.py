@@ -61,7 +61,7 @@ def test_the_rfcs_own_vector_and_what_we_seal_are_opened_by_the_same_few_lines()
     assert opened == b"Beauty is truth, truth beauty"
 
     ours = seal_reports(REPORTS[3:4], PUBLIC, **PLACE)
-    info = b"sottovoce report\0little-town\0" + struct.pack("<IB8s", 7, 1, key_id(PUBLIC))
+    info = b"sottovoce report\0little-town\0" + struct.pack("<IB32s", 7, 1, key_id(PUBLIC))
     key, nonce = key_and_nonce(ours[:32], PRIVATE, info)
     assert AESGCM(key).decrypt(nonce, ours[32:], b"") == struct.pack("<I", 81)
     other, _ = key_and_nonce(ours[:32], PRIVATE, info[:-1])
@@ -132,5 +132,6 @@ def test_a_key_that_hides_nothing_is_not_used(public):
         seal_reports(REPORTS, public, **PLACE)
 
 
-def test_a_key_is_named_by_its_hash():
-    assert key_id(PUBLIC) == hashlib.sha256(PUBLIC).digest()[:8]
+def test_a_key_is_named_by_its_whole_hash():
+    """Of eight bytes, 2**32 keys would have two with the same name."""
+    assert key_id(PUBLIC) == hashlib.sha256(PUBLIC).digest()

@@ -164,6 +164,8 @@ class Agent(Reader):
         if willing:
             await self._enrol(admission=True)
         if now.state == "open":
+            if now.model != now.round:
+                raise MessageError("the server shows the model of another round than the open one")
             await self._resolve(now, terms)
             if willing:
                 await self._take_part(now, terms)

@@ -18,6 +18,7 @@ from sottovoce.engines.https.proxy_wire import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,
     encode_submission,
+    terms_name,
 )
 from sottovoce.engines.https.sealing import key_id, seal_reports
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
@@ -98,12 +99,16 @@ class ProxyLink:
         self._sealed: tuple[bytes, bytes] = b"", b""
 
     async def ready(self, key: Ed25519PrivateKey, admission: bytes) -> None:
-        """The proxy answers, and this device has an account there. Raises where not; nothing of a
-        report has left then."""
+        """The proxy answers, follows the terms that this device agreed to, and has an account for
+        it. Raises where not; nothing of a report has left then."""
+        told = _good(await self.client.get("/v1/terms"), self.client.url).table()
+        if Terms.from_table(told) != self._terms:
+            raise MessageError(
+                "the proxy was told other terms by the server than this device, so that nothing is "
+                "sent; tell whoever runs the proxy"
+            )
         if await self._aside(self._account) is None:
             await self._enrol(key, admission)
-        else:
-            _good(await self.client.get("/health"), self.client.url)
 
     async def send(self, prepared: Prepared, report_key: bytes) -> Fate:
         """Seal the reports and post them. Raises where nobody knows yet what becomes of them: the
@@ -139,7 +144,13 @@ class ProxyLink:
             )
             name = key_id(report_key)
             payload = encode_submission(
-                account.account, account.key, bits.round, tier, name, sealed
+                account.account,
+                account.key,
+                bits.round,
+                tier,
+                name,
+                sealed,
+                terms=terms_name(self._terms),
             )
             self._sealed = mark, payload
         return self._sealed[1]

@@ -1,6 +1,7 @@
 """What a device reads of what is published: where the federation is, its terms, catalogue and
-model. Anonymous questions, of which the server keeps nothing; a device that takes no part asks no
-others.
+model. The questions name nobody, and our server keeps nothing of them; a device that takes no part
+asks no others. Whoever runs a server can still see from which address a question comes, and that
+whoever takes part fetches the model of every round, others about one a day.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ import sqlalchemy as sa
 from sottovoce.engines.https.database import batch_parts, batches, rounds
 from sottovoce.engines.https.records import RECEIPT_ROUNDS
 from sottovoce.engines.https.refusals import Refused
-from sottovoce.engines.https.sealing import SEALED_BYTES
+from sottovoce.engines.https.sealing import KEY_ID_BYTES, SEALED_BYTES
 
 PART_BYTES = 8 << 20
 """Most bytes of sealed reports in one part."""
-_HEAD = struct.Struct("<4sIB8sIIHII16s")
+_HEAD = struct.Struct(f"<4sIB{KEY_ID_BYTES}sIIHII16s")
 _MAGIC = b"SVB1"
 LONGEST_PART = _HEAD.size + PART_BYTES
 

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from sottovoce.engines.https import batches
+from sottovoce.engines.https.openers import Openers
 from sottovoce.engines.https.report_keys import ReportKey
-from sottovoce.engines.https.sealing import SEALED_BYTES, open_reports
+from sottovoce.engines.https.sealing import SEALED_BYTES
 from sottovoce.messages import Batch, BitCounts
 from sottovoce.parties.server import Server
 
@@ -42,16 +43,16 @@ def count_round(
             return batches.bodies(link, round, tier, parts)
 
         devices[head.tier] = head.devices
-        for sealed in _once(bodies, head.reports, refused):
-            opened, bad = open_reports(
-                sealed, key.private, federation=federation, round=round, tier=head.tier
-            )
-            refused["undecryptable"] += bad
-            known = opened >> np.uint32(1) < sums.shape[1]
-            refused["out_of_range"] += int((~known).sum())
-            part = Batch(round, head.tier, head.devices, opened[known])
-            sums += server.count([part]).sums
-            reports[head.tier] += len(part.reports)
+        openers = Openers(key.private, federation=federation, round=round, tier=head.tier)
+        with openers.helped(head.reports):
+            for sealed in _once(bodies, head.reports, refused):
+                opened, bad = openers.open(sealed)
+                refused["undecryptable"] += bad
+                known = opened >> np.uint32(1) < sums.shape[1]
+                refused["out_of_range"] += int((~known).sum())
+                part = Batch(round, head.tier, head.devices, opened[known])
+                sums += server.count([part]).sums
+                reports[head.tier] += len(part.reports)
     return BitCounts(round, tuple(devices), tuple(reports), sums), +refused
 
 

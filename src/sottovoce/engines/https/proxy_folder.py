@@ -88,8 +88,11 @@ class ProxyFolder:
             raise ServiceError(f"{place}: {error}; put the right file back") from None
 
     def keep_terms(self, terms: Terms) -> None:
+        """For ever. Whole or not at all, whenever the process is killed."""
         content = json.dumps(terms.to_table(), indent=1) + "\n"
-        write_new_files(self.path, {_TERMS: content.encode()})
+        fresh = f".{_TERMS}.{secrets.token_hex(4)}"
+        write_new_files(self.path, {fresh: content.encode()})
+        os.replace(self.path / fresh, self.path / _TERMS)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

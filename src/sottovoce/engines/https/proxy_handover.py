@@ -17,8 +17,15 @@ from sottovoce.engines.https.descriptor import Descriptor
 from sottovoce.engines.https.pacing import Pace
 from sottovoce.engines.https.proxy_folder import ProxyFolder
 from sottovoce.engines.https.proxy_store import Held, Position, ProxyStore
+from sottovoce.engines.https.proxy_wire import terms_name
 from sottovoce.engines.https.sealing import SEALED_BYTES, key_id
-from sottovoce.errors import ConfigError, MessageError, ServiceError, SottovoceError
+from sottovoce.errors import (
+    ConfigError,
+    MessageError,
+    ServiceError,
+    SottovoceError,
+    Unreachable,
+)
 from sottovoce.parties.proxy import ProxyRules, in_parts
 from sottovoce.terms import Terms
 
@@ -31,6 +38,8 @@ _SHORTEST_LOOK = 0.1
 _TERMS_BYTES = 1 << 20
 _BREATH = 0.005
 """Seconds between deletions, in which others may write."""
+_WIPE_SECONDS = 1.0
+"""After which the log is wiped again where that could not be done."""
 
 _NEVER = 1 << 63
 
@@ -54,7 +63,10 @@ class Courier:
         self._goal, self._hold = goal, hold_seconds
         self.rules: ProxyRules | None = None
         """None until the terms of the federation are known."""
+        self.terms: Terms | None = None
+        self.terms_name = b""
         self._digest = ""
+        self._next_wipe = 0.0  # a process that was killed may have left something
         self._reached: dict[int, float] = {}
         self._etag, self._looked, self._next_look, self._next_try = "", -math.inf, 0.0, 0.0
         near = loopback(self._introduction.server)
@@ -128,7 +140,7 @@ class Courier:
 
     async def _wait(self) -> None:
         now = self._clock()
-        until = [self._next_look]
+        until = [self._next_look, self._next_wipe]
         for held in self._store.held():
             if held.state == "sealed":
                 until.append(self._next_try)
@@ -171,7 +183,7 @@ class Courier:
         if now.federation != self._introduction.federation:
             raise MessageError(f"the server is that of another federation, {now.federation}")
         if self.rules is None:
-            await self._fetch_terms()
+            await self._fetch_terms(now.terms)
         if now.terms != self._digest:
             raise MessageError("the server has changed the terms; batches under others are held")
         if now.round < self._store.position.round:
@@ -191,13 +203,15 @@ class Courier:
                 )
         self._etag = answer.etag
 
-    async def _fetch_terms(self) -> None:
+    async def _fetch_terms(self, digest: str) -> None:
         answer = await self._asking.get("/v1/terms", limit=_TERMS_BYTES)
         if answer.status != 200:
             raise ServiceError(f"the server refused to tell the terms (status {answer.status})")
         terms = Terms.from_table(answer.table())
         if terms.federation != self._introduction.federation:
             raise MessageError(f"the terms are those of another federation, {terms.federation}")
+        if terms.digest() != digest:
+            raise MessageError("the server published other terms than those of its round")
         self._follow(terms)
         self._folder.keep_terms(terms)
 
@@ -212,7 +226,7 @@ class Courier:
         minimum = tuple(tier.min_devices for tier in tiers)
         # A goal below the minimum is reached with it.
         goal = tuple(_NEVER if count is None else count for count in wanted)
-        self._digest = terms.digest()
+        self.terms, self.terms_name, self._digest = terms, terms_name(terms), terms.digest()
         self.rules = ProxyRules(terms.reporting.max_reports, minimum, goal, self._hold)
 
     # --- batches ----------------------------------------------------------------------------------
@@ -263,16 +277,21 @@ class Courier:
             part = Part(
                 held.round, held.tier, held.key, held.devices, number, parts, held.mark, body
             )
-            answer = await self._handing.post(
-                "/v1/batches", encode_part(part), token=self._introduction.token
-            )
-            if answer.reason == "late" and answer.status in (409, 410):
-                self._store.end(held, "dropped")
-                self._log.info(
-                    "batch dropped", round=held.round, tier=held.tier, devices=held.devices
+            try:
+                answer = await self._handing.post(
+                    "/v1/batches", encode_part(part), token=self._introduction.token
                 )
+            except Unreachable:
+                if not self._overtaken(held):
+                    raise
+                self._drop(held)
                 return
-            if answer.status != 204 and not (answer.status == 409 and answer.reason == "replay"):
+            good = answer.status == 204 or (answer.status, answer.reason) == (409, "replay")
+            over = answer.reason == "late" and answer.status in (409, 410)
+            if over or (not good and self._overtaken(held)):
+                self._drop(held)
+                return
+            if not good:
                 raise ServiceError(
                     f"the server refused part {number} of {parts} with status {answer.status}, "
                     f"{answer.reason or 'no reason'}: {answer.detail}"
@@ -280,22 +299,31 @@ class Courier:
             held = self._store.sent(held, number + 1)
             if self._clock() >= self._next_look:
                 await self._look()  # which may find the round over
-            if self._store.position.round != held.round:
+            if number + 1 < parts and self._overtaken(held):
+                self._drop(held)
                 return
         self._store.end(held, "handed_over")
         self._log.info(
             "batch handed over", round=held.round, tier=held.tier, devices=held.devices, parts=parts
         )
 
+    def _overtaken(self, held: Held) -> bool:
+        return self._store.position.round > held.round
+
+    def _drop(self, held: Held) -> None:
+        self._store.end(held, "dropped")
+        self._log.info("batch dropped", round=held.round, tier=held.tier, devices=held.devices)
+
     async def _forget(self) -> None:
-        """Delete what is over."""
-        some = False
+        """Delete what is over, also from the log."""
         try:
             while self._store.forget() and not self._stopping:
-                some = True
+                self._next_wipe = min(self._next_wipe, self._clock())
                 await asyncio.sleep(_BREATH)
-            if some:
-                self._store.wipe_log()
+            if self._clock() >= self._next_wipe:
+                self._next_wipe = self._clock() + _WIPE_SECONDS
+                if self._store.wipe_log():
+                    self._next_wipe = math.inf
         except ServiceError as error:
             self._say("what is over cannot be deleted yet", error)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -86,17 +87,21 @@ class Accounts:
     def __init__(self, store: ProxyStore, secret: bytes) -> None:
         self._store, self._secret = store, secret
         self._known: dict[bytes, bytes] = {}
+        self._turn = threading.Lock()
 
     def enrol(self, public_key: bytes) -> tuple[bytes, bytes]:
         """Account and key of a device. The key is good when this returns, those before no more."""
         account = self._made(b"account", public_key, ACCOUNT_BYTES)
-        key = self._key(account, self._store.enrol(account))
-        self._known[account] = key
-        return account, key
+        generation = self._store.enrol(account)
+        with self._turn:
+            self._known.pop(account, None)
+        return account, self._key(account, generation)
 
     def key(self, account: bytes) -> bytes | None:
         found = self._known.get(account)
-        if found is None:
+        if found is not None:
+            return found
+        with self._turn:  # an enrolment that comes meanwhile takes out what is put in here
             generation = self._store.generation(account)
             if generation is None:
                 return None
@@ -151,6 +156,7 @@ class ProxyService:
         self._aside = Aside(limits.enrolments, threads=1)
         self._operators_aside = Aside(_OPERATORS, threads=1)
         self._in_flight = 0
+        self._sending: set[bytes] = set()
         self._lag = 0.0
         self._loop = asyncio.get_running_loop()
         self._beat_at = self._loop.time() + _BEAT
@@ -159,6 +165,7 @@ class ProxyService:
         self._routes: dict[str, tuple[str, Handler]] = {
             "/v1/submissions": ("POST", self._submit),
             "/v1/enrol": ("POST", self._enrol),
+            "/v1/terms": ("GET", self._terms),
             "/health": ("GET", self._health),
             "/metrics": ("GET", self._metrics),
         }
@@ -221,13 +228,25 @@ class ProxyService:
                 raise Refused("unknown_account", "there is no such account; enrol first")
             if not is_authentic(payload, key):
                 raise Refused("bad_mac", "the submission was not made with the account's key")
+            await self._take(submission)
+        finally:
+            self._in_flight -= room
+        await answer(send, 204, [], b"")
+
+    async def _take(self, submission: Submission) -> None:
+        """One of an account at a time: no device takes the room of many."""
+        if submission.account in self._sending:
+            raise Refused("too_often", "another submission of this account is on its way")
+        self._sending.add(submission.account)
+        try:
+            if submission.terms != self._courier.terms_name:
+                raise Refused("other_terms", "the reports were made under other terms than ours")
             await self._check_round(submission)
             decision = await self._writer.store(submission)
             if decision != "accepted":
                 raise _refused(decision)
         finally:
-            self._in_flight -= room
-        await answer(send, 204, [], b"")
+            self._sending.discard(submission.account)
 
     async def _check_round(self, submission: Submission) -> None:
         """Raises where the submission is not for what is open now."""
@@ -267,6 +286,12 @@ class ProxyService:
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, 200, [(b"content-type", b"text/plain")], b"ok")
+
+    async def _terms(self, scope: Scope, receive: Receive, send: Send) -> None:
+        terms = self._courier.terms
+        if terms is None:
+            raise Refused("unavailable", "the proxy has not heard from the server yet")
+        await answer(send, 200, [_JSON], json.dumps(terms.to_table()).encode())
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not bears(scope, self._token):

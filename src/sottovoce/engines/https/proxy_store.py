@@ -2,8 +2,11 @@
 reports until they are handed over.
 
 What is on the disk on leaving a method survives a crash. A stored submission has a random place
-and no other mark: nothing in its row says whose it is or when it came. Deleted rows are written
-over with zeros.
+and no other mark: nothing in its row says whose it is or when it came, and its place decides where
+it comes in the batch. That does not bind whoever holds the proxy's own disk: until the batch is
+gone, the order in which SQLite filled its pages follows that of arrival, and the mark by which a
+replay is known can be matched with a submission by whoever has the accounts' secret too. Deleted
+rows are written over with zeros, and the log is emptied soon after.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 from sottovoce.engines.https.database import keep_private_file
 from sottovoce.engines.https.proxy_wire import Submission
 from sottovoce.engines.https.sealing import SEALED_BYTES
-from sottovoce.errors import ServiceError
+from sottovoce.errors import MessageError, ServiceError
 from sottovoce.shuffling import new_seed
 
 Decision = Literal["accepted", "replay", "second_submission", "late"]
@@ -197,7 +200,7 @@ class ProxyStore:
                 (number, *where, submission.key),
             )
             held = Held(number, *where, submission.key, 0)
-        elif held.state != "open":
+        elif held.state != "open" or held.key != submission.key:
             return "late"
         run("INSERT INTO seen VALUES (?, ?, ?)",
             (submission.round, submission.account, submission.mark))  # fmt: skip
@@ -223,10 +226,19 @@ class ProxyStore:
         return held is not None and held.state != "open"
 
     def move(self, position: Position) -> list[Held]:
-        """Follow the server. What is held for another round is dropped; returns it. Who has sent is
-        forgotten after a few rounds."""
+        """Follow the server. What is held for an earlier round and was not sealed is dropped;
+        returns it. Who has sent is forgotten after a few rounds. Raises, and stays, where a round
+        would get another key: reports sealed to different keys could be told apart."""
         with self._writing():
-            dropped = [h for h in self.held() if h.round < position.round]
+            now = self.position
+            if position.round == now.round and now.key:
+                if position.key not in (now.key, b""):
+                    raise MessageError(
+                        f"the server shows another key for round {now.round} than before; nothing "
+                        "that is sealed to it is taken"
+                    )
+                position = replace(position, key=now.key)
+            dropped = [h for h in self.held() if h.round < position.round and h.state == "open"]
             self._writer.executemany(
                 "INSERT INTO meta VALUES (?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
@@ -301,11 +313,13 @@ class ProxyStore:
                     del self._held[held.round, held.tier]
         return False
 
-    def wipe_log(self) -> None:
-        """Take what was deleted out of SQLite's log as well, if nobody reads or writes just now."""
+    def wipe_log(self) -> bool:
+        """Take what was deleted out of SQLite's log as well; False where somebody reads or writes
+        just now, and it is still there."""
         with self._in_words(), contextlib.closing(self._connect()) as link:
             link.execute("PRAGMA busy_timeout = 200")
-            link.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            busy = link.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            return not busy
 
     def rows(self, held: Held) -> Iterator[NDArray[np.uint8]]:
         """All sealed reports of a batch, some at a time, by place: a random order of devices."""

@@ -37,6 +37,8 @@ Reason = Literal[
     "bad_mac",
     "bad_admission",
     "early",
+    "other_terms",
+    "too_often",
 ]
 
 STATUS: dict[Reason, int] = {
@@ -59,6 +61,8 @@ STATUS: dict[Reason, int] = {
     "bad_mac": 401,
     "bad_admission": 403,
     "early": 409,
+    "other_terms": 409,
+    "too_often": 429,
 }
 
 

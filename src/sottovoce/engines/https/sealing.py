@@ -21,16 +21,17 @@ from sottovoce.errors import KeyTrouble, MessageError
 REPORT_BYTES = 4
 SEALED_BYTES = 32 + REPORT_BYTES + 16
 """Of one sealed report: an ephemeral key, the report, and the tag."""
-KEY_BYTES, KEY_ID_BYTES = 32, 8
+KEY_BYTES, KEY_ID_BYTES = 32, 32
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
-_PLACE = struct.Struct("<IB8s")
+_PLACE = struct.Struct(f"<IB{KEY_ID_BYTES}s")
 _PURPOSE = b"sottovoce report\0"
 
 
 def key_id(public: bytes) -> bytes:
-    """The name of a public key."""
-    return hashlib.sha256(public).digest()[:KEY_ID_BYTES]
+    """The name of a public key. All of the hash: with two keys of the same name, a server could
+    give a device one that nobody else has, and know its reports by it."""
+    return hashlib.sha256(public).digest()
 
 
 def seal_reports(
