@@ -24,7 +24,7 @@ LAYERS = [
     {"experiment", "federation"},
     {"trials"},
     {"running"},
-    {"run_views", "run_tables"},
+    {"run_views", "run_tables", "run_privacy"},
     {"reproduce", "run_report", "run_comparison", "experiment_files", "demo"},
     {"cli", "cli_output"},
 ]

@@ -122,8 +122,9 @@ def test_words_say_what_leaves():
     assert "30 %" in Choice(share_positives=0.3).words()
     assert "0.4 %" in Choice(share_positives=0.004).words()  # little is not nothing
     reporting = Choice(epsilon=0.5, max_reports=10)
-    assert "at most 10 reports a round at ε ≤ 0.5 each" in reporting.words()
+    assert "at most 10 randomised reports a round at ε ≤ 0.5 each" in reporting.words()
     assert "over all rounds" not in reporting.words()
+    assert "shares" not in reporting.words()
     limited = Choice(epsilon=0.5, max_reports=10, total_epsilon=250)
     assert "no more than ε = 250 over all rounds together" in limited.words()
     assert "share_positives" not in repr(Consent.uniform(USERS[:2], Choice()))

@@ -100,7 +100,8 @@ def _words(hint: Any) -> str:
         if typing.get_origin(option) is typing.Literal:
             words += [repr(choice) for choice in typing.get_args(option)]
         elif typing.get_origin(option) is tuple:
-            words.append("a list")
+            inner = typing.get_args(option)[0]
+            words.append("a list of tables" if is_dataclass(inner) else "a list")
         elif option is not type(None):
             words.append(names.get(option, str(getattr(option, "__name__", option))))
     return " or ".join(words)

@@ -59,15 +59,17 @@ class Choice:
         """The settings as a device owner would read them."""
         if not self.takes_part:
             return "does not take part: learns at home, sends nothing"
-        share = f"{100 * self.share_positives:.6g} %"
-        parts = [f"takes part, shares {share} of positive-item updates"]
+        parts = []
+        if self.share_positives or not self.max_reports:
+            parts.append(f"shares {100 * self.share_positives:.6g} % of positive-item updates")
         if self.max_reports:
-            parts.append(f"at most {self.max_reports} reports a round at ε ≤ {self.epsilon:g} each")
+            each = f"at ε ≤ {self.epsilon:g} each"
+            parts.append(f"at most {self.max_reports} randomised reports a round {each}")
             if math.isfinite(self.total_epsilon):
                 parts.append(f"no more than ε = {self.total_epsilon:.10g} over all rounds together")
         if self.hidden_attributes:
             parts.append("hides " + ", ".join(self.hidden_attributes))
-        return "; ".join(parts)
+        return "takes part, " + "; ".join(parts)
 
 
 _COLUMNS = (

@@ -12,7 +12,7 @@ from sottovoce.evaluation.protocol import Evaluation, evaluate
 from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table
-from sottovoce.run_report import HONEST_NOTE
+from sottovoce.run_privacy import honest_notes
 from sottovoce.run_tables import MARKS, NAMES, Row, metric_columns, name_of, shown_metrics
 from sottovoce.run_views import FinishedRun, item_categories
 from sottovoce.runs import new_figures
@@ -98,7 +98,10 @@ def _write(
                 )
             ],
             Section(tables[-1].title, [tables[-1]]),
-            Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
+            Section(
+                "What this does not protect",
+                [honest_notes(run.experiment.release for run in runs.values())],
+            ),
         ]
         write_report(report, "Runs side by side", sections)
 
@@ -206,6 +209,7 @@ def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:
                 "releases": left["releases"],
                 "positive": left["positive_rows"],
                 "negative": left["negative_rows"],
+                "reports": left.get("reports", 0),
                 "mega": left["bytes"] / 1e6,
             }
         )
@@ -216,6 +220,15 @@ def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:
         Column("releases", format=","),
         Column("positive", "positive rows", ","),
         Column("negative", "negative rows", ","),
+        Column("reports", format=","),
         Column("mega", "MB", ",.1f"),
     ]
+    said = {key: any(row[key] for row in rows) for key in ("share", "positive", "reports")}
+    if said["reports"]:
+        rowless = () if said["positive"] else ("positive", "negative")
+        hidden = {*rowless, *(() if said["share"] else ("share",))}
+    else:
+        hidden = {"reports"}
+    columns = [column for column in columns if column.key not in hidden]
+    rows = [{column.key: row[column.key] for column in columns} for row in rows]
     return Table("What left the devices", columns, rows)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from sottovoce.algorithms.base import Schedule
 from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
@@ -28,7 +31,9 @@ from sottovoce.evaluation.report import (
 )
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.messages import row_bytes
+from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import KReports
+from sottovoce.run_privacy import budget_sections, honest_notes
 from sottovoce.run_tables import (
     REFERENCES,
     Row,
@@ -43,14 +48,7 @@ from sottovoce.run_tables import (
 from sottovoce.run_views import FinishedRun, Sums, item_categories
 from sottovoce.running import Outcome, run_experiment
 from sottovoce.runs import new_figures
-
-HONEST_NOTE = (
-    "The share π decides which rows for positive items are sent. It does not hide the others from "
-    "a server that does the algebra: one negative row gives away the device's vector and, with it, "
-    "the positive item behind the draw. The ledger therefore books an unbounded privacy cost for "
-    "every release. Who must not be read should not take part: such a device sends nothing and is "
-    "still served from the published model. See docs/privacy.md."
-)
+from sottovoce.terms import AlgorithmConfig
 
 
 def write_run_report(
@@ -76,11 +74,12 @@ def write_run_report(
             Section("What was run", _facts(outcome)),
             Section("What people chose", [consent_table(finished)]),
             Section("Results", _results(outcome, also or {}, figures)),
-            Section("Does sharing more serve a user better?", _service(outcome, finished)),
+            Section("Does permitting more serve a user better?", _service(outcome, finished)),
             Section("What left the devices", _sent(finished, sums, figures)),
+            *budget_sections(outcome.experiment.release, finished.ledger(), figures),
             Section("Cost of communication", [_cost(outcome, sums)]),
             *_bias(outcome, figures),
-            Section("What this does not protect", [TextBlock(HONEST_NOTE)]),
+            Section("What this does not protect", [honest_notes([outcome.experiment.release])]),
         ]
         return write_report(page, f"{outcome.experiment.name}: {outcome.system}", sections)
 
@@ -109,8 +108,7 @@ def _facts(outcome: Outcome) -> list[Block]:
     }[data.split]
     story = (
         f"In each of {plan.rounds:,} rounds {plan.cohort_size:,} of {plan.devices:,} devices that "
-        f"take part {_DEEDS[type(experiment.algorithm)].format(plan=plan)}. The server adds up "
-        "what it gets and publishes the item table. No message carries a user's vector."
+        f"take part {_deed(experiment.algorithm).format(plan=plan)}"
     )
     versions, hardware = manifest.get("versions", {}), manifest.get("hardware", {})
     algorithm = experiment.algorithm
@@ -120,9 +118,8 @@ def _facts(outcome: Outcome) -> list[Block]:
         f"{train.n_interactions:,} training interactions",
         "held out": f"{held_out}, {data.part} part",
         "protocol": outcome.evaluations[outcome.system].describe(),
-        "learning": f"embedding size {algorithm.embedding_size}, "
-        f"learning rate {algorithm.learning_rate:g}",
-        "schedule": f"{plan.rounds_per_epoch:,} rounds an epoch, {plan.rounds:,} rounds in all",
+        "learning": _learning(algorithm),
+        "schedule": _rounds(plan),
         "release": _words(experiment.release),
         "seed": experiment.seed,
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
@@ -134,20 +131,46 @@ def _facts(outcome: Outcome) -> list[Block]:
     return [TextBlock(story), KeyValues(facts)]
 
 
+def _deed(algorithm: AlgorithmConfig) -> str:
+    deed = _DEEDS[type(algorithm)]
+    if isinstance(algorithm, FCFConfig) and algorithm.variant == "fpl":
+        deed = deed.replace("a row for every item", "a row for each of their positive items")
+    return deed
+
+
 _DEEDS: Mapping[type, str] = {
     FPLConfig: "draw {plan.triples:,} pairs of items each, learn from them at home, and send what "
-    "their owners permit",
-    FCFConfig: "solve for their vectors at home and send a row for every item, from which all "
-    "their positives can be read",
+    "their owners permit. The server adds up what it gets and publishes the item table. No message "
+    "carries a user's vector.",
+    FCFConfig: "solve for their vectors at home and send a row for every item, from which "
+    "their vectors and all their positives can be read. The server adds up what it gets and "
+    "publishes the item table.",
     FMFConfig: "solve for their vectors at home and send randomised one-bit reports through a "
-    "proxy that mixes everybody's",
+    "proxy that mixes everybody's, as long as their owners' limits have room. The server counts "
+    "the bits of a batch and publishes the item table.",
 }
+
+
+def _learning(algorithm: AlgorithmConfig) -> str:
+    rate = f", learning rate {algorithm.learning_rate:g}"
+    if isinstance(algorithm, FMFConfig) and algorithm.variant == "rotated":
+        rate = ""  # it has no part there
+    return f"embedding size {algorithm.embedding_size}{rate}"
+
+
+def _rounds(plan: Schedule) -> str:
+    whole = f"{plan.rounds:,} {'round' if plan.rounds == 1 else 'rounds'}"
+    if plan.rounds_per_epoch == 1:
+        return f"{whole}, each of them an epoch"
+    return f"{plan.rounds_per_epoch:,} rounds an epoch, {whole} in all"
 
 
 def _words(release: object) -> str:
     if isinstance(release, KReports):
-        tiers = ", ".join(f"{t.epsilon:g} (at least {t.min_devices:,})" for t in release.tiers)
-        return f"{release.max_reports} randomised reports a round at ε = {tiers} devices"
+        tiers = ", ".join(f"{t.epsilon:g} (≥ {t.min_devices:,} devices)" for t in release.tiers)
+        return f"{release.max_reports:,} randomised reports a round at ε = {tiers}"
+    if isinstance(release, Everything):
+        return "everything that is learnt"
     per = getattr(release, "per", None)
     if per == "item":
         return "a subset of positives fixed once per device (per item)"
@@ -187,20 +210,29 @@ def _service(outcome: Outcome, run: FinishedRun) -> list[Block]:
 def _sent(run: FinishedRun, sums: Sums, figures: Path) -> list[Block]:
     total = sums.total(np.ones(len(sums.releases), dtype=bool))
     senders = sums.releases > 0
-    facts = {
-        "releases": f"{total.releases:,}",
-        "rows for positive items": f"{total.positive_rows:,}",
-        "rows for negative items": f"{total.negative_rows:,}",
+    facts = {"releases": f"{total.releases:,}"}
+    if total.reports:
+        facts["randomised reports"] = f"{total.reports:,}"
+    if total.positive_rows or total.negative_rows or not total.reports:
+        facts["rows for positive items"] = f"{total.positive_rows:,}"
+        facts["rows for negative items"] = f"{total.negative_rows:,}"
+    most = float(sums.epsilon.max()) if len(sums.epsilon) else 0.0
+    facts |= {
         "bytes": readable_bytes(total.bytes),
         "devices that sent something": f"{int(senders.sum()):,} of {len(senders):,}",
-        "guaranteed bound on ε": "none" if math.isinf(total.epsilon) else f"{total.epsilon:g}",
+        "guaranteed bound on a user's ε": "none" if math.isinf(most) else f"{most:,.10g}",
     }
     blocks: list[Block] = [KeyValues(facts), sent_table(run, sums)]
+    shown: list[tuple[str, NDArray[Any], str]] = [
+        ("bytes", sums.bytes[senders] / 1000, "kB sent in the whole run")
+    ]
+    if total.reports:
+        shown.insert(0, ("reports", sums.reports[senders], "randomised reports sent"))
+    if total.positive_rows or total.negative_rows:
+        rows = "rows for positive items sent"
+        shown.insert(0, ("positive-rows", sums.positive_rows[senders], rows))
     if senders.any():
-        for stem, values, label in (
-            ("positive-rows", sums.positive_rows[senders], "rows for positive items sent"),
-            ("bytes", sums.bytes[senders] / 1000, "kB sent in the whole run"),
-        ):
+        for stem, values, label in shown:
             figure = plots.histogram(figures / stem, values, x_label=label)
             words = f"How many of {int(senders.sum()):,} sending devices: {label}"
             blocks.append(FigureBlock(figure.png, words, f"{words}."))

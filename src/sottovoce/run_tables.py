@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from sottovoce.algorithms.fcf import FCFConfig
+from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.baselines import TopPop
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
+from sottovoce.privacy.accountant import rounded_up
 from sottovoce.run_views import FinishedRun, LedgerLine, Sums, choice_groups
 from sottovoce.running import Outcome
 
@@ -25,6 +28,8 @@ NAMES = {
     "item-knn": "Item-kNN",
     "bpr-mf": "BPR-MF",
     "mult-vae": "Mult-VAE",
+    "mf-np": "MF-NP",
+    "dplcf": "DPLCF",
 }
 REFERENCES = ("top-pop", "bpr-mf")
 MARKS = "†‡"
@@ -48,8 +53,7 @@ def hints(outcome: Outcome) -> list[str]:
     popularity, and what to try."""
     own = outcome.evaluations[outcome.system]
     metric = own_metric(own)
-    rate, size = outcome.experiment.algorithm.learning_rate, outcome.federation.schedule.cohort_size
-    why = f", since a round adds up the steps of {size:,} devices" if size > 1 else ""
+    advice = _advice(outcome)
     found = []
     for label, baseline in outcome.experiment.baselines:
         if not isinstance(baseline, TopPop):
@@ -57,12 +61,29 @@ def hints(outcome: Outcome) -> list[str]:
         pair = {label: outcome.evaluations[label], outcome.system: own}
         found += [
             f"{outcome.system} ends below {name_of(label)} ({metric} {test.mean:.4f} against "
-            f"{test.reference_mean:.4f}); try a smaller algorithm.learning_rate, such as "
-            f"{rate / 5:.2g} instead of {rate:g}{why}"
+            f"{test.reference_mean:.4f}); {advice}"
             for test in compare(pair, metric, label)
             if test.significant() and test.mean < test.reference_mean
         ]
     return found
+
+
+def _advice(outcome: Outcome) -> str:
+    """What to try, by what the algorithm suffers from."""
+    algorithm, size = outcome.experiment.algorithm, outcome.federation.schedule.cohort_size
+    if isinstance(algorithm, FMFConfig):
+        least = 'try algorithm.variant="rotated", which gets more out of the same reports'
+        if algorithm.variant == "rotated":
+            least = "more users would help"
+        return (
+            f"the noise of the reports of {size:,} devices may be larger than what they tell: "
+            f"{least}; more reports, a larger ε and more rounds help, too, and cost every user more"
+        )
+    rate = algorithm.learning_rate
+    if isinstance(algorithm, FCFConfig):
+        return f"try another algorithm.learning_rate than {rate:g}, or more rounds"
+    why = f", since a round adds up the steps of {size:,} devices" if size > 1 else ""
+    return f"try a smaller algorithm.learning_rate, such as {rate / 5:.2g} instead of {rate:g}{why}"
 
 
 def own_metric(evaluation: Evaluation) -> str:
@@ -160,7 +181,7 @@ def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
         Column(metric, format=".4f"),
         Column("±", "± (95 %)", ".4f"),
     ]
-    note = "Choices are drawn at random in simulation: groups differ by what they share alone."
+    note = "Choices are drawn at random in simulation: groups differ by what they permit alone."
     return Table("Accuracy by consent choice", columns, rows, evaluation.describe(), [note])
 
 
@@ -176,6 +197,8 @@ def sent_table(run: FinishedRun, sums: Sums) -> Table:
                 "releases": total.releases,
                 "positive": total.positive_rows,
                 "negative": total.negative_rows,
+                "reports": total.reports,
+                "epsilon": rounded_up(total.epsilon / devices),
                 "each": total.bytes / devices / 1000,
             }
         )
@@ -183,18 +206,59 @@ def sent_table(run: FinishedRun, sums: Sums) -> Table:
         Column("choice"),
         Column("devices", format=","),
         Column("releases", format=","),
-        Column("positive", "positive rows", ","),
-        Column("negative", "negative rows", ","),
+        *_kinds(rows, "positive", "negative", "ε per device"),
         Column("each", "kB per device", ",.1f"),
     ]
     note = "A device that does not take part sends nothing; the ledger has no row of it."
-    return Table("Sent, by consent choice", columns, rows, notes=[note])
+    return Table("Sent, by consent choice", columns, _only(rows, columns), notes=[note])
+
+
+def _kinds(rows: Sequence[Row], positive: str, negative: str, cost: str) -> list[Column]:
+    """Columns for what left: item rows, randomised reports with what they cost, or both."""
+    reports = any(row["reports"] for row in rows)
+    columns = []
+    if not reports or any(row[positive] or row[negative] for row in rows):
+        columns = [Column(positive, "positive rows", ","), Column(negative, "negative rows", ",")]
+    if reports:
+        columns += [Column("reports", format=","), Column("epsilon", cost, ",.10g")]
+    return columns
+
+
+def _only(rows: Sequence[Row], columns: Sequence[Column]) -> list[Row]:
+    """The rows with what these columns show."""
+    keys = [column.key for column in columns]
+    return [{key: row[key] for key in keys} for row in rows]
 
 
 def ledger_table(lines: Sequence[LedgerLine], grouping: str, most: int | None = None) -> Table:
-    """Ledger sums, a row each; the first `most` where there are more."""
+    """Ledger sums, a row each, with the columns that say something; or, with `most`, the first so
+    many. `ledger_csv` has all columns."""
     shown = lines if most is None else lines[:most]
-    rows: list[Row] = [
+    rows = _ledger_rows(shown, grouping)
+    columns = [
+        Column(grouping),
+        Column("devices", format=","),
+        Column("releases", format=","),
+        *_kinds(rows, "positive_rows", "negative_rows", "ε of each"),
+        Column("bytes", format=","),
+    ]
+    left = len(lines) - len(shown)
+    notes = [f"{left:,} more lines; --csv and --json have them all."] if left else []
+    if any(row["reports"] for row in rows):
+        notes.insert(0, "ε of each: what the reports cost one device, in plain sum and on average.")
+    each: list[Row] = [{**row, "epsilon": _mean_cost(row)} for row in rows]
+    return Table(f"What left, by {grouping}", columns, _only(each, columns), notes=notes)
+
+
+def ledger_csv(lines: Sequence[LedgerLine], grouping: str) -> str:
+    """Every line and every column of it; ε is summed over a line's devices."""
+    names = ("releases", "positive_rows", "negative_rows", "bytes", "reports", "epsilon")
+    columns = [Column(grouping), Column("devices"), *map(Column, names)]
+    return Table("", columns, _ledger_rows(lines, grouping)).to_csv()
+
+
+def _ledger_rows(lines: Sequence[LedgerLine], grouping: str) -> list[dict[str, Value | Cell]]:
+    return [
         {
             grouping: line.label,
             "devices": line.devices,
@@ -202,20 +266,17 @@ def ledger_table(lines: Sequence[LedgerLine], grouping: str, most: int | None = 
             "positive_rows": line.totals.positive_rows,
             "negative_rows": line.totals.negative_rows,
             "bytes": line.totals.bytes,
+            "reports": line.totals.reports,
+            "epsilon": line.totals.epsilon,
         }
-        for line in shown
+        for line in lines
     ]
-    columns = [
-        Column(grouping),
-        Column("devices", format=","),
-        Column("releases", format=","),
-        Column("positive_rows", "positive rows", ","),
-        Column("negative_rows", "negative rows", ","),
-        Column("bytes", format=","),
-    ]
-    left = len(lines) - len(shown)
-    notes = [f"{left:,} more lines; --csv and --json have them all."] if left else []
-    return Table(f"What left, by {grouping}", columns, rows, notes=notes)
+
+
+def _mean_cost(row: Row) -> float:
+    cost, devices = row["epsilon"], row["devices"]
+    number = isinstance(cost, float) and isinstance(devices, int) and devices > 0
+    return rounded_up(cost / devices) if number else 0.0  # type: ignore[operator]
 
 
 def _half_width(values: NDArray[np.float64]) -> float:

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -44,7 +45,7 @@ def fenced_commands(text: str) -> list[str]:
     found = []
     for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
-            called = re.search(r"(?:^|bin/|exec |server-1 )(sottovoce [^'>]+)", line)
+            called = re.search(r"(?:^|bin/|exec |server-1 |proxy )(sottovoce [^'>]+)", line)
             if called and not line.startswith("{"):
                 found.append(called[1].strip())
     return found
@@ -77,6 +78,8 @@ def test_no_command_is_overlooked():
     for words in ("keys show", "keys renew", "keys node", "device init", "device import"):
         assert f"sottovoce {words}" in found
     for words in ("device consent", "device recommend", "device ledger", "device export"):
+        assert f"sottovoce {words}" in found
+    for words in ("serve proxy", "serve introduce", "keys rotate", "device agree", "budget"):
         assert f"sottovoce {words}" in found
     assert len(commands()) > 30
 
@@ -111,11 +114,15 @@ def test_the_experiment_file_is_accepted():
     experiment = Experiment.from_table(tomllib.loads(experiment_text()))
     assert isinstance(experiment.algorithm.triples, int)
     assert experiment.algorithm.rounds > 0
+    experiment = Experiment.from_table(tomllib.loads(experiment_text(1)))
+    assert experiment.system.startswith("FMF-LDP")
+    assert len(experiment.release.tiers) == 2
 
 
-def experiment_text() -> str:
-    [text] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    return text
+def experiment_text(place: int = 0) -> str:
+    """Of the federation with item rows, or (1) of that with randomised reports."""
+    first, second = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    return (first, second)[place]
 
 
 # --- the walk through the document ----------------------------------------------------------------
@@ -124,11 +131,11 @@ def experiment_text() -> str:
 class Machines:
     """A folder for each machine, and what runs on them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, names: tuple[str, ...] = ("server", "anna", "bruno")) -> None:
         self.root = root
         self.staying: list[tuple[str, subprocess.Popen]] = []
         self.url = ""
-        for name in ("server", "anna", "bruno"):
+        for name in names:
             (root / name).mkdir()
 
     def words(self, line: str) -> str:
@@ -167,8 +174,8 @@ class Machines:
                 start_new_session=True,
             )
         self.staying.append((machine, child))
-        if machine == "server":
-            ready = self.root / "server" / "town" / "server.json"
+        if machine in ("server", "operator"):
+            ready = self.root / machine / "town" / "server.json"
             wait_for(ready.exists, child, self.root / machine / "log")
             self.url = json.loads(ready.read_text())["url"]
 
@@ -204,16 +211,20 @@ def wait_for(condition, child: subprocess.Popen, log: Path, seconds: float = 90.
         time.sleep(0.05)
 
 
-def tried() -> list[tuple[str, bool, str]]:
+def tried(mark: str = "tried") -> list[tuple[str, bool, str]]:
     """Machine, whether it stays, and the lines of every block that the document says was tried."""
-    found = re.findall(r"<!-- tried: (\w+)(, stays)? -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    found = re.findall(rf"<!-- {mark}: (\w+)(, stays)? -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
     return [(machine, bool(stays), block) for machine, stays, block in found]
 
 
-def write_inputs(root: Path) -> None:
+def write_places(folder: Path) -> None:
     kinds = ("Museum", "Bakery", "Bookshop", "Park", "Theatre", "Cafe", "Market", "Gallery")
     places = "".join(f"p{n:03d},{kinds[n % 8]} {n // 8 + 1}\n" for n in range(240))
-    (root / "server" / "places.csv").write_text(f"item,title\n{places}")
+    (folder / "places.csv").write_text(f"item,title\n{places}")
+
+
+def write_inputs(root: Path) -> None:
+    write_places(root / "server")
     text = experiment_text().replace("rounds = 100", f"rounds = {ROUNDS}")
     quick = text.replace("poll_seconds = 60", "poll_seconds = 0.2")
     assert quick.count("0.2") == 1
@@ -293,6 +304,148 @@ def _check_operator(root: Path, said: str) -> None:
         assert (root / "server" / "town-backup.db").stat().st_size > 0
 
 
+# --- with a proxy ---------------------------------------------------------------------------------
+
+OWNERS = ("carla", "dario", "elena", "fabio", "gaia", "hugo")
+"""The first three permit ε = 1, the others 2.5; every limit has room for three rounds."""
+
+
+class ProxyMachines(Machines):
+    """The machines of a federation with a proxy, whose address is in the terms before it runs."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ("operator", "mixer", *OWNERS))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def on(self, machine: str, block: str) -> str:
+        """A block as this machine types it."""
+        block = block.replace("proxy.example.net:8444", f"127.0.0.1:{self.port}")
+        if machine == "mixer":
+            block = block.replace("--host 0.0.0.0", f"--port {self.port} --goal 3")
+        if machine in OWNERS[3:]:
+            block = block.replace(
+                "--epsilon 1 --total-epsilon 60", "--epsilon 2.5 --total-epsilon 150"
+            )
+        return block.replace("Carla", machine.title())
+
+    def ledger(self, owner: str) -> dict:
+        return json.loads(self.run(owner, "sottovoce device ledger ~/sottovoce --json"))
+
+
+@pytest.mark.slow
+def test_the_document_from_nothing_to_a_federation_with_a_proxy(tmp_path):
+    """Every block of the section, in order, by a server, a proxy and six devices; then budgets
+    that are used up stay so when agents are started again, with the clock moved."""
+    machines = ProxyMachines(tmp_path)
+    write_report_inputs(tmp_path)
+    said: dict[str, str] = dict.fromkeys(("operator", "mixer", *OWNERS), "")
+    try:
+        for machine, stays, block in tried("reports"):
+            if machine == "mixer" and "--introduction" in block:
+                shutil.move(tmp_path / "operator" / "introduction.json", tmp_path / "mixer")
+            if "device status" in block:
+                _wait_for_budgets(machines)
+            for one in OWNERS if machine == "carla" else (machine,):
+                if "device init" in block:
+                    invitation = tmp_path / "operator" / "invitations"
+                    invitation /= f"device-{OWNERS.index(one)}.json"
+                    shutil.move(invitation, tmp_path / one / "invitation.json")
+                if stays:
+                    machines.leave_running(one, machines.on(one, block))
+                else:
+                    said[one] += machines.run(one, machines.on(one, block))
+            if "keys init" in block:
+                ca = tmp_path / "mixer" / "mixer" / "keys" / "ca.crt"
+                shutil.copy(ca, tmp_path / "operator" / "proxy.crt")
+        _check_reports(machines, said)
+        _check_moved_clocks(machines)
+        codes = machines.stop()
+        assert set(codes.values()) == {0}, codes
+    finally:
+        machines.kill()
+
+
+def write_report_inputs(root: Path) -> None:
+    write_places(root / "operator")
+    text = experiment_text(1).replace("min_devices = 100", "min_devices = 3")
+    text = text.replace("min_devices = 200", "min_devices = 6").replace("= 600\n", "= 0.3\n")
+    assert text.count("= 0.3") == 1
+    (root / "operator" / "reports.toml").write_text(text)
+    for place, owner in enumerate(OWNERS):
+        visits = "".join(f"p{(place + 8 * k):03d},{1760000000 + k}\n" for k in range(12))
+        (root / owner / "visits.csv").write_text(f"item,timestamp\n{visits}")
+
+
+def _wait_for_budgets(machines: ProxyMachines) -> None:
+    def used_up() -> bool:
+        return all(
+            sum(e.get("event") == "counted" for e in machines.log(owner)) == 3 for owner in OWNERS
+        )
+
+    wait_for(used_up, machines.staying[0][1], machines.root / "operator" / "log")
+
+
+def _check_reports(machines: ProxyMachines, said: dict[str, str]) -> None:
+    assert "release.max_reports = 20" in said["carla"]
+    assert "The limit of 60 in all lasts for 3 rounds." in said["carla"]
+    assert "ε = 60 of 60 spent, 100 %, no further round fits" in said["carla"]
+    assert "Recommended to Carla" in said["carla"]
+    assert "devices in batches" in said["operator"]
+    assert "missing" not in said["operator"]
+    assert re.search(r"The next round uses the report key [0-9a-f]+", said["operator"])
+    if shutil.which("curl"):
+        assert "sottovoce_proxy_accounts 6.0" in said["mixer"]
+        handed = re.findall(r'_devices_total\{[^}]*"handed[^}]*\} ([\d.]+)', said["mixer"])
+        assert sum(map(float, handed)) == 18.0
+    names = "|".join(OWNERS)
+    for machine in ("operator", "mixer"):
+        log = (machines.root / machine / "log").read_text()
+        assert not re.search(rf"{names}|sender|account", log, re.IGNORECASE)
+    for place, owner in enumerate(OWNERS):
+        each = 1.0 if place < 3 else 2.5
+        told = machines.ledger(owner)
+        # What the ledger sums up is what left, and both certificates are the accountant's.
+        assert told["totals"]["reports"] == 60
+        assert told["totals"]["epsilon"] == sum(line["epsilon"] for line in told["lines"])
+        budget = machines.run(
+            owner, f"sottovoce budget --epsilon {each} --reports 20 --rounds 3 --users 3 --json"
+        )
+        expected = json.loads(budget)["certificate"]
+        proved = told["budget"]["certificates"]
+        assert proved["without_proxy"]["epsilon"] == expected["without_proxy"] == 60 * each
+        assert proved["with_proxy"]["epsilon"] == pytest.approx(expected["with_proxy"], rel=1e-9)
+
+
+def _check_moved_clocks(machines: ProxyMachines) -> None:
+    """A round is open and everyone's budget is used up: agents that start anew send nothing, a day
+    ago or in a year."""
+    status = machines.run("operator", "sottovoce serve status town --json")
+    assert (json.loads(status)["state"], json.loads(status)["round"]) == ("open", 3)
+    for machine, child in list(machines.staying):
+        if machine in OWNERS:
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(timeout=30) == 0
+            machines.staying.remove((machine, child))
+    before = machines.ledger("carla")
+    clocks = [""]
+    if shutil.which("faketime"):
+        clocks += ["faketime -f -20h ", "faketime -f +365d "]
+    for clock in clocks:
+        machines.run("carla", f"{clock}sottovoce serve device ~/sottovoce --once")
+        assert machines.ledger("carla") == before
+    held = machines.run("mixer", machines.on("mixer", tried("reports")[-1][2]))
+    assert not re.findall(r"_held\{[^}]*\} [1-9]", held)
+    # The agent goes on as soon as she permits more, and not before.
+    machines.run("carla", "sottovoce device consent ~/sottovoce --total-epsilon 79")
+    machines.run("carla", "sottovoce serve device ~/sottovoce --once")
+    assert machines.ledger("carla")["totals"] == before["totals"]
+    machines.run("carla", "sottovoce device consent ~/sottovoce --total-epsilon 80")
+    machines.run("carla", "sottovoce serve device ~/sottovoce --once")
+    assert machines.ledger("carla")["totals"]["epsilon"] == 80.0
+
+
 # --- units ----------------------------------------------------------------------------------------
 
 
@@ -308,7 +461,7 @@ def read_unit(path: Path) -> dict[str, list[str]]:
 
 def test_there_is_a_unit_for_every_service():
     assert [path.stem for path in UNITS] == [
-        f"sottovoce-{name}" for name in ("device", "server", "superlink", "supernode")
+        f"sottovoce-{name}" for name in ("device", "proxy", "server", "superlink", "supernode")
     ]
 
 
@@ -399,15 +552,17 @@ SERVICE_KEYS = {
 MADE_BY_THE_OPERATOR = ("./secrets/database_password", "./setup")
 
 
-def compose() -> dict:
+def compose(file: str = "compose.yaml") -> dict:
     yaml = pytest.importorskip("yaml")
-    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return yaml.safe_load((DEPLOY / file).read_text())
 
 
-def test_compose_has_no_loose_ends():
-    table = compose()
+@pytest.mark.parametrize("file", ["compose.yaml", "compose-proxy.yaml"])
+def test_compose_has_no_loose_ends(file):
+    table = compose(file)
     extra = {name for name in table if name.startswith("x-")}
-    assert set(table) - extra == {"name", "services", "networks", "volumes", "secrets"}
+    known = {"name", "services", "networks", "volumes", "secrets"}
+    assert {"name", "services"} < set(table) - extra <= known
     used: dict[str, set[str]] = {"networks": set(), "volumes": set(), "secrets": set()}
     for name, service in table["services"].items():
         assert set(service) <= SERVICE_KEYS, name
@@ -425,11 +580,14 @@ def test_compose_has_no_loose_ends():
         for other, how in service.get("depends_on", {}).items():
             assert how == {"condition": "service_healthy"}
             assert "healthcheck" in table["services"][other]
-    assert used == {kind: set(table[kind]) for kind in used}
-    for secret in table["secrets"].values():
+    assert used == {kind: set(table.get(kind, ())) for kind in used}
+    for secret in table.get("secrets", {}).values():
         assert secret["file"] in MADE_BY_THE_OPERATOR
+
+
+def test_the_load_balancer_has_the_servers_of_compose():
     balanced = re.findall(r"server ([\w-]+):8443;", (DEPLOY / "nginx-https.conf").read_text())
-    assert set(balanced) <= set(table["services"])
+    assert set(balanced) <= set(compose()["services"])
 
 
 def test_compose_starts_what_there_is_without_secrets_in_sight():
@@ -448,6 +606,17 @@ def test_compose_starts_what_there_is_without_secrets_in_sight():
             assert "PASSWORD" not in name or value.startswith("/run/secrets/")
     published = [port for s in table["services"].values() for port in s.get("ports", [])]
     assert published == ["8443:8443"]
+
+
+def test_compose_starts_a_proxy_apart_from_any_server():
+    [proxy] = compose("compose-proxy.yaml")["services"].values()
+    program, *words = proxy["command"]
+    assert program == "sottovoce"
+    assert words[:2] == ["serve", "proxy"]
+    parse(words)
+    assert proxy["ports"] == ["8444:8444"]
+    compile(proxy["healthcheck"]["test"][-1], "healthcheck", "exec")
+    assert "proxy" not in compose()["services"]
 
 
 def test_the_container_runs_what_there_is_as_a_user_of_its_own():

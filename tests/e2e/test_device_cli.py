@@ -11,18 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.cli import call, output
 from sottovoce.consent import Choice
 from sottovoce.engines.https.invitations import Invitation, kept_invitation, write_invitation
 from sottovoce.errors import ConsentError
-from sottovoce.links import Proxied
+from sottovoce.links import Direct, Proxied
 from sottovoce.messages import ModelView
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.accountant import certify
-from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.terms import Terms
 
@@ -408,7 +409,7 @@ def test_a_choice_says_what_it_costs_and_how_long_it_lasts(tmp_path, ask, say):
     say("init", path)
     options = ("--take-part", "--reports", "10", "--epsilon", "2.5", "--total-epsilon", "100")
     told = say("consent", path, *options)
-    assert "at most 10 reports a round at ε ≤ 2.5 each" in told
+    assert "at most 10 randomised reports a round at ε ≤ 2.5 each" in told
     assert "no more than ε = 100 over all rounds together" in told
     assert "A round costs at most 10 × ε 2.5 = 25" in told  # the terms may ask for less
     assert "lasts for 4 rounds" in told
@@ -513,3 +514,72 @@ def test_an_export_has_what_was_spent(tmp_path, ask):
     (spent,) = [line for line in lines if line["kind"] == "spent"]
     assert spent == {"kind": "spent", "number": 7, "epsilon": 2.5, "batch": 200, "reports": 20}
     assert sum(line["reports"] for line in lines if line["kind"] == "report") == 20
+
+
+def test_the_bytes_on_the_wire_are_those_of_sealed_reports(tmp_path, ask):
+    reporting(tmp_path / "phone", 1)
+    (line,) = ask("ledger", tmp_path / "phone")["lines"]
+    assert line["bytes"] == 10 * 52
+    assert line["wire_bytes"] >= line["bytes"]
+
+
+def test_a_choice_that_the_terms_cannot_keep_to_is_told_and_nothing_leaves(tmp_path, ask, say):
+    path = tmp_path / "phone"
+    reporting(path)
+    told = say("consent", path, "--share-positives", "0.3")
+    assert "nothing leaves until the share is 0" in told
+    assert "lasts for" not in told
+    assert ask("consent", path)["round_cost"] is None
+    assert "rounds left" not in say("status", path)
+    with CohortStore.open(path) as store, pytest.raises(ConsentError, match="share_positives"):
+        Hosted(store).prepare(model(0), 0, summed=False)
+    assert "lasts for 4 rounds" in say("consent", path, "--share-positives", "0")
+
+
+def test_a_federation_without_noise_cannot_keep_to_an_epsilon(tmp_path, say):
+    path = tmp_path / "phone"
+    joined(path)
+    told = say("consent", path, "--reports", "10", "--epsilon", "1")
+    assert "cannot keep to an ε: nothing leaves" in told
+    assert "nothing leaves" not in say("consent", path, "--reports", "0", "--epsilon", "0")
+
+
+def test_fcf_needs_every_positive(tmp_path, say):
+    path = tmp_path / "phone"
+    with CohortStore.create(path, [(7, "anna")]) as store:
+        store.set_catalogue(ITEMS)
+        store.set_choice(7, Choice(share_positives=0.5))
+        Hosted(store).agree(Terms("village", len(ITEMS), FCFConfig(), Everything(), Direct()))
+    assert "Only --share-positives 1 permits it" in say("consent", path)
+    assert "a single report tells the history" in say("agree", path, "--look")
+    with CohortStore.create(tmp_path / "other", [(7, "anna")]) as store:
+        store.set_catalogue(ITEMS)
+        worse = FCFConfig(variant="fpl")
+        Hosted(store).agree(Terms("village", len(ITEMS), worse, Everything(), Direct()))
+    assert "a report is the history" in say("agree", tmp_path / "other", "--look")
+    assert "Only --share-positives" not in say("consent", path, "--share-positives", "1")
+
+
+@pytest.mark.parametrize("epsilon", ["inf", "1000"])
+def test_an_absurd_epsilon_is_no_limit(tmp_path, ask, say, epsilon):
+    reporting(tmp_path / "phone")
+    assert "is no limit" in say("consent", tmp_path / "phone", "--epsilon", epsilon, code=2)
+    assert ask("consent", tmp_path / "phone")["choice"]["epsilon"] == 2.5
+
+
+def test_a_crowd_that_hides_nobody_is_said_to(tmp_path, say):
+    path = tmp_path / "phone"
+    terms = Terms("hamlet", len(ITEMS), FMFConfig(embedding_size=4), KReports(10, (Tier(2.5, 2),)),
+                  Proxied("https://proxy.example", "x"))  # fmt: skip
+    with CohortStore.create(path, [(7, "anna")]) as store:
+        store.set_catalogue(ITEMS)
+        store.set_choice(7, Choice(epsilon=2.5, max_reports=10))
+        Hosted(store).agree(terms)
+    more_rounds(path, 1)
+    assert "So few users hide nobody at this ε" in say("status", path)
+
+
+def test_a_new_store_names_no_choice_before_the_terms_are_seen(tmp_path, say):
+    told = say("init", tmp_path / "phone")
+    assert "--share-positives" not in told
+    assert "--look" in told

@@ -25,7 +25,8 @@ ASSUMED = (
     "Every figure compares all your data with any others in their place, among the same users.",
 )
 _WEAK = math.log(100)
-_NOTHING = 10.0
+NOTHING = 10.0
+"""ε above which nothing is protected."""
 
 
 def budget(
@@ -111,7 +112,7 @@ def odds(epsilon: float) -> str:
     compared = "with your data as with any other in their place"
     if epsilon <= 0:
         return f"is exactly as likely {compared}"
-    if epsilon > _NOTHING:
+    if epsilon > NOTHING:
         shown = f"{math.ceil(epsilon * 10) / 10:,.10g}"
         digits = math.floor(epsilon / math.log(10)) + 1
         return (
@@ -128,7 +129,7 @@ def odds(epsilon: float) -> str:
 def sentences(asked: Certificate) -> dict[str, str]:
     """One sentence for each figure."""
     crowd = "1 user" if asked.users == 1 else f"{asked.users:,} honest users"
-    but = f", but for a chance of {_chance(asked.delta)}" if asked.with_proxy <= _NOTHING else ""
+    but = f", but for a chance of {_chance(asked.delta)}" if asked.with_proxy <= NOTHING else ""
     gain = asked.with_proxy < 0.99 * asked.without_proxy
     return {
         "without_proxy": (
@@ -147,14 +148,11 @@ def sentences(asked: Certificate) -> dict[str, str]:
     }
 
 
-def _up(epsilon: float) -> float:
-    """Rounded up to three digits, so that what is shown is still a bound."""
-    return math.ceil(round(epsilon * 1000, 6)) / 1000
-
-
 def bound_text(epsilon: float) -> str:
     """ε as text, rounded up."""
-    return f"{_up(epsilon):,.10g}"
+    from sottovoce.privacy.accountant import rounded_up
+
+    return f"{rounded_up(epsilon):,.10g}"
 
 
 def count_of(number: int, what: str) -> str:
@@ -186,6 +184,7 @@ def _fitting(found: RoundsWithin, reports: int) -> str:
 
 def _table(rows: Sequence[Certificate], asked: Certificate) -> Table:
     from sottovoce.evaluation.tables import Cell, Column, Table, Value
+    from sottovoce.privacy.accountant import rounded_up
 
     columns = [
         Column("rounds", format=","),
@@ -199,8 +198,8 @@ def _table(rows: Sequence[Certificate], asked: Certificate) -> Table:
             "rounds": Cell(row.rounds, " (asked)" if row.rounds == asked.rounds else ""),
             "reports": row.reports * row.rounds,
             "without": row.without_proxy,
-            "with": _up(row.with_proxy),
-            "optimistic": _up(row.optimistic),
+            "with": rounded_up(row.with_proxy),
+            "optimistic": rounded_up(row.optimistic),
         }
         for row in rows
     ]

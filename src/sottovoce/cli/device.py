@@ -76,8 +76,9 @@ def init(
     server = f", invited to {card.federation}" if card else ""
     output.show(
         f"{path}: a store for {_people(len(numbers))}{server}.",
-        "Nothing leaves it until its owner takes part: "
-        f"sottovoce device consent {path} --take-part --share-positives 0.3",
+        "Nothing leaves it until its owner takes part, by sottovoce device consent "
+        f"{path} --take-part and what she permits; first see what the federation asks for: "
+        f"sottovoce serve device {path} --once, then sottovoce device agree {path} --look",
     )
 
 
@@ -179,6 +180,8 @@ def consent(
         "max_reports": reports,
         "total_epsilon": total_epsilon,
     }
+    if epsilon is not None:
+        spent.require_sane(epsilon)
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     changing = bool(changes)
     with CohortStore.open(path, readonly=not changing) as store:
@@ -258,8 +261,8 @@ def ledger(
 ) -> None:
     """What has left this device, or may have: every report, with its rows, bytes and cost.
 
-    The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL
-    release. For randomised reports there are two certificates: the plain sum, which assumes
+    The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL or
+    FCF release. For randomised reports there are two certificates: the plain sum, which assumes
     nothing, and the one with a proxy that does not collude with the server.
 
     \b

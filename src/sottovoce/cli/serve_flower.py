@@ -54,9 +54,11 @@ def superlink(
     from sottovoce.engines.https.folder import open_folder
 
     if experiment is not None:
-        from sottovoce.cli.serve_server import make_federation
+        from sottovoce.cli.making import make_federation
 
-        make_federation(folder, experiment, settings or [], catalogue, names or [], rounds)
+        make_federation(
+            folder, experiment, settings or [], catalogue, names or [], rounds, gateways=True
+        )
     elif catalogue is not None or settings or names or rounds is not None:
         raise UsageError("--catalogue, --set, --name and --rounds go with --experiment")
     open_folder(folder)
@@ -171,7 +173,7 @@ def cohort(
     if catalogue is not None and catalogue.suffix == ".json":
         known = read_server_catalogue(catalogue)
     elif catalogue is not None:
-        from sottovoce.cli.serve_server import read_catalogue
+        from sottovoce.cli.making import read_catalogue
 
         known = read_catalogue(catalogue)
     choices = {} if consent is None else read_choices(consent)

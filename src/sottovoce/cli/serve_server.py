@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
+from sottovoce.cli.making import make_federation
 from sottovoce.cli.options import CatalogueFile, ExperimentFile, HostNames, Json, Settings
-from sottovoce.errors import ConfigError, CorruptData, DataNotFound, UsageError
+from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.engines.https.folder import ServerFolder
-    from sottovoce.experiment import Experiment
-    from sottovoce.links import Link
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the federation's server.")]
 DatabaseUrl = Annotated[
@@ -70,10 +68,11 @@ def server(
 ) -> None:
     """Serve a federation: publish rounds and models, take reports, fold them.
 
-    The first start makes DIR from an experiment file, in which algorithm.triples is a number; later
-    starts need DIR only. Everything that was acknowledged survives a crash, and the next start goes
-    on where the last one was. DIR/server.json says where a running server listens. Logs are JSON
-    lines on standard error. SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
+    The first start makes DIR from an experiment file, in which algorithm.triples is a number where
+    the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too.
+    Everything that was acknowledged survives a crash, and the next start goes on where the last one
+    was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
+    SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
 
     Several servers can share one federation: give each a copy of DIR (without server.db) and the
     same --database, and put any load balancer in front.
@@ -232,8 +231,10 @@ def status(
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
         f"{content['state']}"
     )
+    # Through a proxy nobody is asked by name, and the server does not know who is missing.
+    asked = bool(content["asked"]) or any(past["asked"] for past in content["rounds"])
     if content["state"] == "open":
-        words += f", {content['reported']} of {content['goal']} reports"
+        words += f", {content['reported']} of {content['goal']} reports" if asked else ""
     lines = [words, f"Devices: {content['enrolled']} enrolled, {content['active']} active"]
     for batch in content.get("batches", ()):
         lines.append(
@@ -244,12 +245,14 @@ def status(
         lines.append(f"Shut out: {', '.join(map(str, content['shut_out']))}")
     lines.append(f"Refused: {output.words(content['refused'])}")
     for past in content["rounds"][-10:]:
-        silent = ", ".join(map(str, past["missing"][:20])) or "nobody"
-        lines.append(
-            f"  round {past['round']}.{past['attempt']}: {past['outcome']} after "
-            f"{past['seconds']:.1f} s, {past['reported']} of {past['asked']} reported; "
-            f"missing: {silent}{', …' if len(past['missing']) > 20 else ''}"
-        )
+        ended = f"{past['outcome']} after {past['seconds']:.1f} s, {past['reported']}"
+        if past["asked"]:
+            silent = ", ".join(map(str, past["missing"][:20])) or "nobody"
+            more = ", …" if len(past["missing"]) > 20 else ""
+            ended += f" of {past['asked']} reported; missing: {silent}{more}"
+        else:
+            ended += " devices in batches"
+        lines.append(f"  round {past['round']}.{past['attempt']}: {ended}")
     output.show(*lines)
 
 
@@ -333,115 +336,3 @@ def _status_in(folder: Path, database: str | None) -> Mapping[str, Any]:
 
     with contextlib.closing(open_folder(folder).database(database)) as store:
         return status_of(store)
-
-
-def make_federation(
-    folder: Path,
-    file: str,
-    settings: list[str],
-    catalogue: Path | None,
-    names: list[str],
-    rounds: int | None,
-    proxy: tuple[str, Path] | None = None,
-) -> ServerFolder:
-    """The folder of a new federation, from an experiment file; `proxy` is the address of its proxy
-    and the file with the proxy's authority."""
-    import secrets
-
-    from sottovoce import experiment_files
-    from sottovoce.algorithms.fpl import FPLConfig
-    from sottovoce.engines.https.folder import create_folder
-    from sottovoce.experiment import Experiment
-    from sottovoce.terms import Terms
-
-    experiment = Experiment.from_file(experiment_files.find(file), settings)
-    algorithm = experiment.algorithm
-    drawing = algorithm if isinstance(algorithm, FPLConfig) else None
-    if drawing is not None and not isinstance(drawing.triples, int):
-        # A configuration would set it to the mean again.
-        instead = f"algorithm.configuration= --set algorithm.cohort_size={drawing.cohort_size}"
-        instead = f"--set {instead} " if drawing.configuration else ""
-        raise ConfigError(
-            "algorithm.triples must be a number in a real federation, where nobody knows how many "
-            f"items the others have; use {instead}--set algorithm.triples=50, say"
-        )
-    to_run = algorithm.rounds if rounds is None else rounds
-    if not to_run:
-        raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
-    items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
-    federation = f"{experiment.name}-{secrets.token_hex(4)}"
-    link = _link(experiment.link, proxy)
-    triples = drawing.triples if drawing is not None and isinstance(drawing.triples, int) else 0
-    terms = Terms.of(federation, len(items), algorithm, triples, experiment.release, link)
-    return create_folder(
-        folder,
-        terms,
-        items,
-        cohort_size=drawing.cohort_size if drawing is not None else "all",
-        rounds=to_run,
-        rules=experiment.service,
-        hosts=names,
-    )
-
-
-def _link(link: Link, proxy: tuple[str, Path] | None) -> Link:
-    """The link of an experiment file, with the proxy of a real federation."""
-    from sottovoce.engines.https.folder import require_address
-    from sottovoce.engines.https.keys import device_context
-    from sottovoce.links import Proxied
-
-    if not isinstance(link, Proxied):
-        if proxy is not None:
-            raise ConfigError("--proxy is for an algorithm whose reports go through one, like fmf")
-        return link
-    if proxy is not None:
-        url, file = proxy
-        try:
-            link = Proxied(url, file.read_text("ascii"))
-        except (OSError, ValueError):
-            raise DataNotFound(f"the proxy's certificate authority {file} cannot be read") from None
-    if not link.url or not link.authority:
-        raise ConfigError(
-            "the federation needs a proxy: say where it is with --proxy URL and --proxy-ca FILE"
-        )
-    require_address(link.url, "--proxy")
-    device_context(link.authority)
-    return link
-
-
-def _items_of(experiment: Experiment) -> list[tuple[str, str]]:
-    dataset = experiment.dataset()
-    names = dataset.interactions.items_vocabulary()
-    return [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
-
-
-def read_catalogue(path: Path) -> list[tuple[str, str]]:
-    """Ids and titles from a CSV or Parquet file with the columns item and, optionally, title."""
-    if not path.is_file():
-        raise DataNotFound(f"the catalogue {path} is not there")
-    if path.suffix == ".parquet":
-        rows = _parquet_rows(path)
-    else:
-        try:
-            with path.open(newline="", encoding="utf-8") as source:
-                rows = list(csv.DictReader(source))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise CorruptData(f"{path} is not a CSV file in UTF-8: {error}") from None
-    if not rows or "item" not in rows[0]:
-        raise CorruptData(f"{path} needs a column called item, with a row for every item")
-    items = [(str(row["item"]), str(row.get("title") or row["item"])) for row in rows]
-    if len({item for item, _ in items}) < len(items):
-        raise CorruptData(f"{path} names an item more than once")
-    return items
-
-
-def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorruptData(f"{path} is not a Parquet file: {error}") from None
-    wanted = [name for name in ("item", "title") if name in table.column_names]
-    return list(table.select(wanted).to_pylist())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sottovoce.cli.budget import bound_text, count_of, odds
+from sottovoce.cli.budget import NOTHING, bound_text, count_of, odds
+from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,11 +87,16 @@ class Budget:
     def _with_proxy(self) -> str:
         if self.smallest_batch < 2:
             return "Some reports went through no proxy, which hides them in no crowd."
+        proved, weak = self.account.with_proxy, ""
+        if proved > NOTHING:
+            weak = " This protects nothing either."
+        if proved >= 0.99 * self.account.without_proxy:
+            weak = " So few users hide nobody at this ε: shuffling gains nothing."
         return (
-            f"With a proxy that does not collude with the server: ε = "
-            f"{bound_text(self.account.with_proxy)} but for a chance of {self.account.delta:g} "
-            f"(clone bound of 2021; assumes that all of a batch report with the same ε and that "
-            f"no batch had fewer than {self.smallest_batch:,} honest users)."
+            f"With a proxy that does not collude with the server: ε = {bound_text(proved)} but for "
+            f"a chance of {self.account.delta:g} (clone bound of 2021; assumes that all of a batch "
+            f"report with the same ε and that no batch had fewer than {self.smallest_batch:,} "
+            f"honest users).{weak}"
         )
 
 
@@ -152,21 +158,29 @@ def _tier(choice: Choice, terms: Terms | None) -> Tier | None:
     release = None if terms is None else terms.reporting
     if release is None or not choice.takes_part:
         return None
-    bare = replace(choice, hidden_attributes=())  # their names are the data's business
-    tier = int(release.tier_of(Consent.uniform(np.zeros(1, np.int64), bare))[0])
+    records = Consent.uniform(np.zeros(1, np.int64), choice, choice.hidden_attributes)
+    tier = int(release.tier_of(records)[0])
     return None if tier < 0 else release.tiers[tier]
 
 
 def choice_lines(choice: Choice, terms: Terms | None, spent: float) -> list[str]:
-    """What a choice means for the budget: the cost of a round, and how many rounds it lasts."""
+    """What a choice means: whether anything leaves under these terms, the cost of a round, and how
+    many rounds it lasts."""
     from sottovoce.privacy.accountant import rounds_left
 
-    if not choice.takes_part or (terms is not None and terms.reporting is None):
+    if not choice.takes_part:
         return []
+    if terms is not None and terms.reporting is None:
+        return _rows_lines(choice, terms)
     release = None if terms is None else terms.reporting
     k, each = choice.max_reports, choice.epsilon
     if release is not None:
         k, tier, least = release.max_reports, _tier(choice, terms), release.tiers[0].epsilon
+        if tier is None and choice.share_positives:
+            return [
+                "The federation asks for randomised reports and takes no share of positive-item "
+                "updates: nothing leaves until the share is 0. Choose --share-positives 0."
+            ]
         if tier is None:
             return [
                 f"The federation asks for {count_of(k, 'report')} a round at an ε of {least:g} or "
@@ -192,6 +206,34 @@ def choice_lines(choice: Choice, terms: Terms | None, spent: float) -> list[str]
     return [*told, f"The limit of {choice.total_epsilon:.10g} in all{rest} {lasts}."]
 
 
+def _rows_lines(choice: Choice, terms: Terms) -> list[str]:
+    """The same where item rows leave: no ε bounds what they tell."""
+    from sottovoce.privacy.mechanisms import Everything
+
+    if choice.max_reports or choice.epsilon:
+        return [
+            "The federation asks for item rows and adds no noise, so that it cannot keep to an ε: "
+            "nothing leaves. Choose --reports 0 --epsilon 0."
+        ]
+    if isinstance(terms.release, Everything) and choice.share_positives < 1:
+        return [
+            "The federation asks for the rows of all positive items, which this choice does not "
+            "permit: nothing leaves. Only --share-positives 1 permits it."
+        ]
+    return []
+
+
+def require_sane(epsilon: float) -> None:
+    """Raises where this is no limit on what a report may cost."""
+    from sottovoce.one_bit import LARGEST_EPSILON
+
+    if epsilon > LARGEST_EPSILON:
+        raise UsageError(
+            f"--epsilon {epsilon:g} is no limit: no report costs more than {LARGEST_EPSILON:g}, "
+            "and long before that nothing is protected"
+        )
+
+
 def meter(spent: float, limit: float) -> str:
     """A bar of text, never shown full before it is."""
     share = 1.0 if limit <= 0 else min(1.0, spent / (limit * (1 - 1e-12)))
@@ -215,10 +257,14 @@ def what_left(who: str, totals: Totals) -> str:
     return f"What left {who}: {', '.join(parts)}, {readable_bytes(totals.bytes)}."
 
 
-def bound_line(totals: Totals, *, everyone: bool = False) -> str:
-    """The bound that the releases can vouch for; of all users' it is a sum that bounds nobody's."""
-    whose = ", summed over all users" if everyone and totals.reports else ""
-    cost = "none, see docs/privacy.md"
-    if math.isfinite(totals.epsilon):
-        cost = f"{totals.epsilon:.10g}"
-    return f"Guaranteed bound on the privacy cost ε{whose}: {cost}."
+def bound_line(totals: Totals, most: float | None = None) -> str:
+    """The bound that the releases can vouch for; `most`, of all users' releases, is what the one
+    who spent most has spent: a sum over users bounds nobody's."""
+    if math.isinf(totals.epsilon):
+        return "Guaranteed bound on the privacy cost ε: none, see docs/privacy.md."
+    if most is not None and totals.reports:
+        return (
+            f"No user has spent more than ε = {bound_text(most)}, in plain sum; --user has both "
+            "certificates of one."
+        )
+    return f"Guaranteed bound on the privacy cost ε: {totals.epsilon:.10g}."

@@ -70,13 +70,13 @@ def ledger(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What left the devices: releases, rows for positive and negative items, bytes, privacy cost.
+    """What left the devices: releases, rows or randomised reports, bytes, privacy cost.
 
     RUN is the folder of a finished run.
 
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL
-    release, 0 where nothing was sent. With --user, randomised reports have two certificates: the
-    plain sum, which assumes nothing, and the one with a proxy that does not collude.
+    or FCF release, 0 where nothing was sent. With --user, randomised reports have two certificates:
+    the plain sum, which assumes nothing, and the one with a proxy that does not collude.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def ledger(
     """
     from sottovoce import ledger as ledgers
     from sottovoce.cli import spent
-    from sottovoce.run_tables import ledger_table
+    from sottovoce.run_tables import ledger_csv, ledger_table
     from sottovoce.run_views import FinishedRun
 
     if csv and as_json:
@@ -108,12 +108,13 @@ def ledger(
         output.emit({**head, "totals": output.totals_json(totals), "by": grouping, "lines": rows})
         return
     if csv:
-        print(ledger_table(lines, grouping).to_csv(), end="")
+        print(ledger_csv(lines, grouping), end="")
         return
     who = "all devices" if number is None else f"the device of {user}"
     if number is not None:
         output.show(f"{user}: {opened.consent.row(number).words()}.")
-    output.show(spent.what_left(who, totals), spent.bound_line(totals, everyone=number is None))
+    most = None if number is not None else float(opened.ledger_per_user().epsilon.max(initial=0.0))
+    output.show(spent.what_left(who, totals), spent.bound_line(totals, most))
     output.show(*(budget.lines() if budget else ()))
     if lines:
         output.show(ledger_table(lines, grouping, most=20))

@@ -66,6 +66,10 @@ def space(terms: Terms) -> tuple[object, ...]:
 
 def how_revealing(terms: Terms) -> str:
     """Why a single round may give a history away under terms that are `revealing`."""
+    if getattr(terms.algorithm, "variant", "") == "fpl":
+        return (
+            "with an update for each positive item, as the terms have it, a report is the history"
+        )
     if not terms.triples:
         return (
             f"with an update for each of {terms.n_items:,} items, as the terms have it, a single "

@@ -178,6 +178,11 @@ def rounds_left(limit: float, spent: float, epsilon: float, reports: int) -> flo
     return float(max(0, math.floor(room / (reports * epsilon) * (1.0 + 1e-12))))
 
 
+def rounded_up(epsilon: float) -> float:
+    """To three digits behind the point, so that what is shown is still a bound."""
+    return math.ceil(round(epsilon * 1000, 6)) / 1000 if math.isfinite(epsilon) else epsilon
+
+
 def rounds_within(
     limit: float, epsilon: float, reports: int, users: int, delta: float = DELTA
 ) -> RoundsWithin:

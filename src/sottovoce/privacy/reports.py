@@ -81,11 +81,14 @@ class KReports:
         return np.array([tier.epsilon for tier in self.tiers])
 
     def tier_of(self, consent: Consent) -> NDArray[np.int32]:
-        """The tier of each device: the largest ε that its owner accepts; -1 where there is none, or
-        where she accepts fewer than k reports."""
+        """The tier of each device: the largest ε that its owner accepts; -1 where there is none,
+        where she accepts fewer than k reports, or where she has chosen what this release cannot
+        give."""
         # Single precision rounds 0.7 up; nobody's choice is exceeded by more than that.
         tier = np.searchsorted(self.epsilons.astype(np.float32), consent.epsilon, side="right") - 1
-        return np.where(consent.max_reports >= self.max_reports, tier, -1).astype(np.int32)
+        fits = consent.max_reports >= self.max_reports
+        fits &= (consent.share_positives == 0) & ~consent.hidden_attributes.any(axis=1)
+        return np.where(fits, tier, -1).astype(np.int32)
 
     def bind(
         self, users: NDArray[np.int64], consent: Consent, rng: Streams, noise: bytes

@@ -169,6 +169,9 @@ class Agent(Reader):
             await self._resolve(now, terms)
             if willing:
                 await self._take_part(now, terms)
+            elif await self._aside(self._takes_part):
+                why = "the owner's choice or limit permits no report; see `sottovoce device status`"
+                self._say_once("nothing sent", now.key, why=why)
 
     async def _guarded_visit(self) -> Descriptor:
         """Visit; a fault of ours is this store's trouble, like any other, and not its

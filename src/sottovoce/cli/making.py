@@ -1,0 +1,158 @@
+"""Making the folder of a new federation from an experiment file and a catalogue."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sottovoce.errors import ConfigError, CorruptData, DataNotFound, KeyTrouble, UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.engines.https.folder import ServerFolder
+    from sottovoce.experiment import Experiment
+    from sottovoce.links import Link
+
+
+def make_federation(
+    folder: Path,
+    file: str,
+    settings: list[str],
+    catalogue: Path | None,
+    names: list[str],
+    rounds: int | None,
+    proxy: tuple[str, Path] | None = None,
+    *,
+    gateways: bool = False,
+) -> ServerFolder:
+    """The folder of a new federation, from an experiment file; `proxy` is the address of its proxy
+    and the file with the proxy's authority. `gateways`: it will run on Flower."""
+    import secrets
+
+    from sottovoce import experiment_files
+    from sottovoce.algorithms.fpl import FPLConfig
+    from sottovoce.engines.https.folder import create_folder
+    from sottovoce.experiment import Experiment
+    from sottovoce.links import Proxied
+    from sottovoce.terms import Terms
+
+    experiment = Experiment.from_file(experiment_files.find(file), settings)
+    algorithm = experiment.algorithm
+    if gateways and isinstance(experiment.link, Proxied):
+        raise ConfigError(
+            "randomised reports go through a proxy to a server that must not know whose they are, "
+            "and Flower's gateways say who sends; use `sottovoce serve server`"
+        )
+    drawing = algorithm if isinstance(algorithm, FPLConfig) else None
+    if drawing is not None and not isinstance(drawing.triples, int):
+        # A configuration would set it to the mean again.
+        instead = f"algorithm.configuration= --set algorithm.cohort_size={drawing.cohort_size}"
+        instead = f"--set {instead} " if drawing.configuration else ""
+        raise ConfigError(
+            "algorithm.triples must be a number in a real federation, where nobody knows how many "
+            f"items the others have; use {instead}--set algorithm.triples=50, say"
+        )
+    to_run = algorithm.rounds if rounds is None else rounds
+    if not to_run:
+        raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
+    items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
+    federation = f"{experiment.name}-{secrets.token_hex(4)}"
+    link = _link(experiment.link, proxy)
+    triples = drawing.triples if drawing is not None and isinstance(drawing.triples, int) else 0
+    terms = Terms.of(federation, len(items), algorithm, triples, experiment.release, link)
+    return create_folder(
+        folder,
+        terms,
+        items,
+        cohort_size=drawing.cohort_size if drawing is not None else "all",
+        rounds=to_run,
+        rules=experiment.service,
+        hosts=names,
+    )
+
+
+def _link(link: Link, proxy: tuple[str, Path] | None) -> Link:
+    """The link of an experiment file, with the proxy of a real federation."""
+    from sottovoce.engines.https.client import loopback
+    from sottovoce.engines.https.folder import require_address
+    from sottovoce.links import Proxied
+
+    if not isinstance(link, Proxied):
+        if proxy is not None:
+            raise ConfigError("--proxy is for an algorithm whose reports go through one, like fmf")
+        return link
+    if proxy is not None:
+        url, file = proxy
+        try:
+            link = Proxied(url, file.read_text("ascii"))
+        except (OSError, ValueError):
+            raise DataNotFound(f"the proxy's certificate authority {file} cannot be read") from None
+    if not link.url or not link.authority:
+        raise ConfigError(
+            "the federation needs a proxy: say where it is with --proxy URL and --proxy-ca FILE"
+        )
+    require_address(link.url, "--proxy")
+    if link.url.startswith("http:") and not loopback(link.url):
+        raise UsageError(
+            f"--proxy must be an https:// address, not {link.url}: without TLS devices would send "
+            "to nobody, and the terms of a federation do not change"
+        )
+    _require_authority(link.authority)
+    return link
+
+
+def _require_authority(text: str) -> None:
+    """Raises where this is no certificate authority: no device would ever trust the proxy then, and
+    the terms of a federation do not change."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificates(text.encode())
+        signs = all(
+            one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca for one in found
+        )
+    except (ValueError, x509.ExtensionNotFound):
+        found, signs = [], False
+    if not found or not signs or "PRIVATE KEY" in text:
+        raise KeyTrouble(
+            "--proxy-ca must be the certificate of the proxy's authority, the file ca.crt of its "
+            "keys, and nothing else"
+        )
+
+
+def _items_of(experiment: Experiment) -> list[tuple[str, str]]:
+    dataset = experiment.dataset()
+    names = dataset.interactions.items_vocabulary()
+    return [(names.name(n), dataset.title(n)) for n in range(dataset.interactions.n_items)]
+
+
+def read_catalogue(path: Path) -> list[tuple[str, str]]:
+    """Ids and titles from a CSV or Parquet file with the columns item and, optionally, title."""
+    if not path.is_file():
+        raise DataNotFound(f"the catalogue {path} is not there")
+    if path.suffix == ".parquet":
+        rows = _parquet_rows(path)
+    else:
+        try:
+            with path.open(newline="", encoding="utf-8") as source:
+                rows = list(csv.DictReader(source))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise CorruptData(f"{path} is not a CSV file in UTF-8: {error}") from None
+    if not rows or "item" not in rows[0]:
+        raise CorruptData(f"{path} needs a column called item, with a row for every item")
+    items = [(str(row["item"]), str(row.get("title") or row["item"])) for row in rows]
+    if len({item for item, _ in items}) < len(items):
+        raise CorruptData(f"{path} names an item more than once")
+    return items
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptData(f"{path} is not a Parquet file: {error}") from None
+    wanted = [name for name in ("item", "title") if name in table.column_names]
+    return list(table.select(wanted).to_pylist())

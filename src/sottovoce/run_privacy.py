@@ -1,0 +1,170 @@
+"""What a run's report says of privacy: what is not protected, and what randomised reports cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sottovoce.evaluation import plots
+from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock
+from sottovoce.evaluation.tables import Column, Table
+from sottovoce.privacy.accountant import DELTA, Account, Sent, account, rounded_up
+from sottovoce.privacy.mechanisms import Everything
+from sottovoce.privacy.reports import KReports
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHARES = (
+    "The share π decides which rows for positive items are sent. It does not hide the others from "
+    "a server that does the algebra: one negative row gives away the device's vector and, with it, "
+    "the positive item behind the draw. The ledger therefore books an unbounded privacy cost for "
+    "every release. Who must not be read should not take part: such a device sends nothing and is "
+    "still served from the published model. See docs/privacy.md."
+)
+EVERYTHING = (
+    "A device sends rows that are multiples of its vector, for every item or for its positives "
+    "alone: whoever sees one upload reads every positive item from it, and much of the vector. "
+    "Nothing is protected, and the ledger books an unbounded privacy cost for every release. Who "
+    "must not be read should not take part: such a device sends nothing and is still served from "
+    "the published model. See docs/privacy.md."
+)
+REPORTS = (
+    "Each randomised report is protected by its ε alone, and the costs of all reports of all "
+    "rounds add up. Towards whoever knows which reports are a user's own, because proxy and server "
+    "collude or because the proxy is broken into, only the plain sum holds, and above ε = 10 that "
+    "protects nothing. The smaller figure needs a proxy that keeps its word and honest others in "
+    "the batch. That a device takes part, and in which tier, is not hidden from the proxy. See "
+    "docs/privacy.md."
+)
+ASSUMED = (
+    "With a proxy: at δ = {delta:g}, by the clone bound of 2021, if the proxy does not collude "
+    "with the server and no batch has fewer honest users than the smallest batch. Without: the "
+    "plain sum of all reports, δ = 0, which assumes nothing."
+)
+_PLACES = 12
+
+
+def honest_notes(releases: Iterable[object]) -> TextBlock:
+    """What these releases do not protect, each kind once."""
+    notes = {_note(release): None for release in releases}
+    return TextBlock("\n\n".join(notes))
+
+
+def _note(release: object) -> str:
+    if isinstance(release, KReports):
+        return REPORTS
+    return EVERYTHING if isinstance(release, Everything) else SHARES
+
+
+@dataclass(frozen=True, slots=True)
+class TierCost:
+    """What the reports of a tier cost the one of its users who sent most."""
+
+    epsilon: float
+    batch: int
+    devices: int
+    """How many sent in this tier."""
+    rounds: int
+    reports: int
+    account: Account
+
+
+def tier_costs(table: pa.Table) -> list[TierCost]:
+    """By ascending ε, from the rows of a run's ledger."""
+    columns = {name: table[name].to_numpy() for name in ("user", "report_epsilon", "batch")}
+    reports = table["reports"].to_numpy().astype(np.int64)
+    keys = {*zip(columns["report_epsilon"].tolist(), columns["batch"].tolist(), strict=True)}
+    found = []
+    for epsilon, batch in sorted(keys):
+        mine = (columns["report_epsilon"] == epsilon) & (columns["batch"] == batch) & (reports > 0)
+        if not mine.any():
+            continue
+        users = columns["user"][mine]
+        most = int(np.bincount(users, reports[mine]).max())
+        sent = Sent(most, float(epsilon), int(batch))
+        devices, rounds = len(np.unique(users)), int(np.bincount(users).max())
+        found.append(TierCost(sent.epsilon, sent.batch, devices, rounds, most, account([sent])))
+    return found
+
+
+def budget_sections(release: object, table: pa.Table, figures: Path) -> list[Section]:
+    """Both certificates by tier, and how they grow with the rounds; nothing where no randomised
+    report has left."""
+    costs = tier_costs(table) if isinstance(release, KReports) else []
+    if not costs:
+        return []
+    rows = [
+        {
+            "epsilon": cost.epsilon,
+            "batch": cost.batch,
+            "devices": cost.devices,
+            "rounds": cost.rounds,
+            "reports": cost.reports,
+            "without": rounded_up(cost.account.without_proxy),
+            "with": rounded_up(cost.account.with_proxy),
+        }
+        for cost in costs
+    ]
+    columns = [
+        Column("epsilon", "ε of a report", "g"),
+        Column("batch", "smallest batch", ","),
+        Column("devices", format=","),
+        Column("rounds", format=","),
+        Column("reports", "reports of a user", ","),
+        Column("without", "total ε without a trusted proxy", ",.10g"),
+        Column("with", "total ε with a proxy", ",.10g"),
+    ]
+    shown = Table(
+        "Certificates by tier, for the user who sent most",
+        columns,
+        rows,
+        notes=[ASSUMED.format(delta=DELTA)],
+    )
+    blocks: list[Block] = [shown]
+    if any(cost.rounds > 1 for cost in costs):
+        words = "Total ε of a user against the rounds in which she has reported, by tier"
+        figure = _draw(figures / "certificate", costs)
+        blocks.append(FigureBlock(figure.png, words, f"{words}; both axes are logarithmic."))
+    return [Section("What it costs a user", blocks)]
+
+
+def _draw(path: Path, costs: list[TierCost]) -> plots.Figures:
+    """Solid with a proxy, dashed without; a colour for each tier."""
+    with plots.drawing(path, "Cost of all reports so far", (6.4, 4.2)) as (figure, axes):
+        for number, cost in enumerate(costs[: len(plots.PALETTE)]):
+            places = _places(cost.rounds)
+            each = cost.reports / cost.rounds
+            sent = [Sent(round(each * t), cost.epsilon, cost.batch) for t in places]
+            found = [account([one]) for one in sent]
+            colour, marker = plots.PALETTE[number], plots.MARKERS[number]
+            tier = f"ε = {cost.epsilon:g}"
+            for values, style, how in (
+                ([one.without_proxy for one in found], "--", "without a trusted proxy"),
+                (
+                    [one.with_proxy for one in found],
+                    "-",
+                    f"with a proxy, batches of {cost.batch:,}",
+                ),
+            ):
+                positive = [value if value > 0 else math.nan for value in values]
+                axes.plot(places, positive, color=colour, linestyle=style, linewidth=1.6,
+                          marker=marker, markersize=4, label=f"{tier}, {how}")  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel=f"total ε, δ = {DELTA:g}")
+        most = max(cost.rounds for cost in costs)
+        ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000) if t <= most]
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:,g}")
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return plots.figure_files(path)
+
+
+def _places(most: int) -> list[int]:
+    """Numbers of rounds, evenly spread on a logarithmic axis."""
+    return sorted({round(most ** (step / _PLACES)) for step in range(_PLACES + 1)} | {1, most})
