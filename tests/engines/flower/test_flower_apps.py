@@ -20,6 +20,7 @@ from sottovoce.errors import (
 )
 from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
+from sottovoce.terms import PROTOCOL
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,7 @@ def test_what_arrives_is_checked_field_by_field(town):
         with pytest.raises(MessageError):
             Answer.from_content({**whole, name: 1.5})
     with pytest.raises(VersionMismatch, match="same release"):
-        Answer.from_content({**whole, "protocol": 2})
+        Answer.from_content({**whole, "protocol": PROTOCOL + 1})
     task = first_task(town, [1, 2]).to_content()
     assert Task.from_content(task).to_content() == task
     for name in task:

@@ -1,0 +1,586 @@
+"""DRIFT: the parties, the same model by messages and at once, and who may come and go."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sottovoce.algorithms.blocks import Block, BlockStep, Events, Model, first_rows, gradient, learn
+from sottovoce.algorithms.blocks import Blocks as BlockTable
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift_replay import DRIFT, exchange, plan, replay
+from sottovoce.baselines.saros import SAROS
+from sottovoce.data.interactions import Interactions
+from sottovoce.errors import ConfigError, DataError, MessageError, RunError
+from sottovoce.rng import Streams
+
+RNG = Streams.from_seed(12)
+SEVERAL = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1]], dtype=bool)
+"""Six items, three owners; items 1, 3 and 4 belong to several."""
+
+
+def world(n_users, n_items, n, seed):
+    draw = np.random.default_rng(seed)
+    return Interactions.from_pairs(
+        draw.integers(0, n_users, n), draw.integers(0, n_items, n), n_users=n_users,
+        n_items=n_items, timestamps=draw.integers(0, n, n), ratings=draw.integers(1, 6, n),
+    )  # fmt: skip
+
+
+def membership(n_items, n_owners, seed):
+    member = np.random.default_rng(seed).random((n_items, n_owners)) < 0.4
+    member[np.arange(n_items), np.arange(n_items) % n_owners] = True
+    return member
+
+
+def parties(config, member, n_users):
+    """Everybody has joined; the owners and users of a fixed federation."""
+    orchestrator = Orchestrator(config, RNG)
+    owners = {}
+    for k in range(member.shape[1]):
+        items = np.flatnonzero(member[:, k]).tolist()
+        orchestrator.add_items(k, items)
+        owners[k] = Owner(k, items, config)
+    users = {u: User(u, orchestrator.table) for u in range(n_users)}
+    for u in users:
+        orchestrator.join_user(u)
+        for owner in owners.values():
+            owner.admit(u)
+    return users, owners, orchestrator
+
+
+def by_messages(config, train, member, epochs=1):
+    users, owners, orchestrator = parties(config, member, train.n_users)
+    events = Events.of(train, config.positive_from, config.order)
+    epoch_by_epoch = [replay(events, users, owners, orchestrator) for _ in range(epochs)]
+    updates = sum(done.updates for done in epoch_by_epoch)
+    return orchestrator.model, updates
+
+
+def same(one, other):
+    return np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)
+
+
+# --- the same model ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ridge", ["rows", "pairs"])
+def test_one_owner_theta_one_user_by_user_is_saros(ridge):
+    train = world(30, 25, 600, seed=1)
+    settings_ = {"learning_rate": 0.05, "ridge": ridge}
+    saros = SAROS(lower=0.0, upper=1.0, **settings_).fit_steps(train, RNG, [1, 4])
+    config = DRIFTConfig(theta=1, order="user", **settings_)
+    whole = np.ones((25, 1), dtype=bool)
+    drift = DRIFT(config).fit_steps(train, OwnerTable.of_membership(whole), RNG, [1, 4])
+    assert same(saros[0], drift[0])
+    assert same(saros[1], drift[1])
+    assert not same(saros[0], saros[1])
+    sent, updates = by_messages(config, train, whole, epochs=4)
+    assert same(saros[1], sent)
+    assert updates == 4 * len(SAROS(lower=0.0, upper=1.0).blocks(train, RNG))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(0, 80),
+    n_owners=st.integers(1, 4),
+    theta=st.integers(1, 7),
+    order=st.sampled_from(["user", "time"]),
+)
+def test_messages_and_the_plan_give_the_same_model(seed, n, n_owners, theta, order):
+    train, member = world(5, 9, n, seed), membership(9, n_owners, seed)
+    config = DRIFTConfig(theta=theta, order=order, learning_rate=0.1)
+    sent, updates = by_messages(config, train, member, epochs=2)
+    blocks = plan(Events.of(train, 4.0, order), OwnerTable.of_membership(member), theta)
+    (planned,) = DRIFT(config).fit_steps(train, OwnerTable.of_membership(member), RNG, [2])
+    assert updates == 2 * blocks.steps
+    assert same(sent, planned)
+
+
+def test_owners_need_not_be_numbered_without_gaps():
+    train, member = world(9, 6, 90, seed=8), SEVERAL
+    dense, sparse = OwnerTable.of_membership(member), OwnerTable()
+    for k in range(3):
+        sparse.add(1000 * k + 7, dense.items(k))
+    one, other = (DRIFT(DRIFTConfig()).fit_steps(train, t, RNG, [1])[0] for t in (dense, sparse))
+    assert same(one, other)
+
+
+def test_the_two_orders_differ():
+    train, table = world(20, 12, 200, seed=3), OwnerTable.of_membership(membership(12, 3, 0))
+    by_user, by_time = (
+        DRIFT(DRIFTConfig(order=order, learning_rate=0.1)).fit_steps(train, table, RNG, [1])[0]
+        for order in ("user", "time")
+    )
+    assert not same(by_user, by_time)
+
+
+def test_every_round_has_theta_blocks_of_one_owner_but_for_the_rest_at_the_end():
+    train, member = world(20, 12, 200, seed=4), membership(12, 3, 1)
+    table = OwnerTable.of_membership(member)
+    blocks = plan(Events.of(train, 4.0, "time"), table, 4)
+    sizes = np.diff(blocks.rounds)
+    assert (sizes <= 4).all()
+    assert (sizes < 4).sum() <= 3
+    assert (sizes[:-3] == 4).all()
+    for first, stop in zip(blocks.rounds[:-1], blocks.rounds[1:], strict=True):
+        items = [blocks.entries[a:b].tolist() for a, _, _, b in blocks.spans[first:stop]]
+        owned = member[np.concatenate(items).astype(int)].all(axis=0)
+        assert owned.any()
+
+
+def test_an_item_in_several_genres_takes_part_several_times():
+    events = Events.of(world(20, 6, 100, seed=5), 4.0, "time")
+    one, two = (plan(events, OwnerTable.of_membership(np.ones((6, n), bool)), 1) for n in (1, 2))
+    assert len(two) == 2 * len(one) > 0
+
+
+def test_a_plan_of_nothing_has_no_rounds():
+    nothing = Events.of(world(3, 6, 0, seed=0), 4.0, "time")
+    blocks = plan(nothing, OwnerTable.of_membership(SEVERAL), 2)
+    assert (len(blocks), blocks.steps) == (0, 0)
+    assert learn(Model.start(3, 6, 4, RNG), blocks, BlockStep()) == (0, 0)
+
+
+def test_an_epoch_goes_on_without_an_owner_that_does_not_answer():
+    train, member = world(9, 6, 60, seed=6), SEVERAL
+    events = Events.of(train, 4.0, "time")
+    users, owners, orchestrator = parties(DRIFTConfig(), member, train.n_users)
+    del owners[1]
+    done = replay(events, users, owners, orchestrator)
+    assert done.undelivered == member[train.items, 1].sum() > 0
+    others = OwnerTable()
+    for k in (0, 2):
+        others.add(k, np.flatnonzero(member[:, k]).tolist())
+    known = train.select(member[train.items][:, [0, 2]].any(axis=1))
+    (alone,) = DRIFT(DRIFTConfig()).fit_steps(known, others, RNG, [1])
+    assert same(orchestrator.model, alone)
+
+
+def test_events_of_somebody_who_has_not_joined_are_refused():
+    users, owners, orchestrator = parties(DRIFTConfig(), SEVERAL, 2)
+    with pytest.raises(DataError, match="has not joined"):
+        replay(Events.of(world(9, 6, 60, seed=7), 4.0, "user"), users, owners, orchestrator)
+
+
+# --- the owner -----------------------------------------------------------------------------------
+
+CONFIG = DRIFTConfig(theta=2, learning_rate=0.1)
+
+
+def small(config=CONFIG):
+    return parties(config, SEVERAL, 3)
+
+
+def send(users, owners, user, item, positive, time=0):
+    return [owners[m.owner].receive(m) for m in users[user].interact(item, positive, time)]
+
+
+def fill(users, owners, user, first=0):
+    """Events that end one block at owner 0, with η = {0} and Π = {1}."""
+    for k, (item, positive) in enumerate([(0, False), (1, True), (0, False)]):
+        send(users, owners, user, item, positive, first + k)
+
+
+def test_a_user_addresses_every_owner_of_the_item():
+    users, _, _ = small()
+    assert [m.owner for m in users[0].interact(4, True, 9)] == [0, 1, 2]
+    assert [m.owner for m in users[0].interact(0, True, 9)] == [0]
+    with pytest.raises(DataError, match="no data owner holds"):
+        users[0].interact(77, True, 9)
+
+
+def test_an_update_is_due_with_theta_blocks_of_anybody():
+    users, owners, _ = small()
+    fill(users, owners, 0)
+    assert not owners[0].due
+    fill(users, owners, 1)
+    assert owners[0].due
+    request = owners[0].request()
+    assert (request.users.tolist(), request.items.tolist()) == ([0, 1], [0, 1])
+    assert not owners[0].due
+    assert owners[1].request() is None
+
+
+def test_gradients_are_those_of_the_sum_of_the_blocks():
+    users, owners, orchestrator = small()
+    fill(users, owners, 0)
+    fill(users, owners, 2)
+    found = owners[0].gradients(orchestrator.answer(owners[0].request()))
+    blocks = BlockTable.one_by_one(
+        np.array([0, 2]), np.array([[0, 1, 1, 2]] * 2), np.array([0, 1], np.int32)
+    )
+    by_users, by_items = gradient(orchestrator.model, blocks, CONFIG.step())
+    np.testing.assert_array_equal(found.users, [0, 2])
+    np.testing.assert_array_equal(found.user_rows, by_users[[0, 2]].astype(np.float32))
+    np.testing.assert_array_equal(found.item_rows, by_items[[0, 1]].astype(np.float32))
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_users_of_one_kind_alone_finish_no_block(flag):
+    users, owners, orchestrator = small()
+    for k in range(6):
+        assert not any(send(users, owners, 0, k, flag, k))
+    assert not any(owner.end_stream(0) for owner in owners.values())
+    assert not any(exchange(owner, orchestrator) for owner in owners.values())
+    assert orchestrator.version == 0
+
+
+def test_the_end_of_a_stream_ends_its_block_and_its_clock():
+    users, owners, orchestrator = small(replace(CONFIG, theta=1))
+    send(users, owners, 0, 0, False, 10)
+    send(users, owners, 0, 1, True, 11)
+    assert owners[0].end_stream(0)
+    assert not owners[1].end_stream(0)
+    assert exchange(owners[0], orchestrator)
+    send(users, owners, 0, 0, False, 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (Interaction(1, 0, 1, True, 0), "addressed to another"),
+        (Interaction(0, 9, 0, True, 0), "has not joined"),
+        (Interaction(0, 0, 5, True, 0), "does not hold"),
+        (Interaction(0, 0, 99, True, 0), "does not hold"),
+        (Interaction(0, 0, 0, True, 4), "older than"),
+    ],
+)
+def test_bad_interactions_are_refused_and_change_nothing(message, why):
+    users, owners, _ = small()
+    fill(users, owners, 0, first=3)
+    before = state(owners[0])
+    with pytest.raises(MessageError, match=why) as refusal:
+        owners[0].receive(message)
+    assert state(owners[0]) == before
+    assert str(message.item) not in str(refusal.value)
+
+
+def state(owner):
+    """All that an owner keeps, down to the values."""
+    plain = {name: value for name, value in vars(owner).items() if name != "_config"}
+    plain["_open"] = {u: (b.negatives[:], b.positives[:]) for u, b in owner._open.items()}
+    return {name: repr_of(value) for name, value in plain.items()}
+
+
+def repr_of(value):
+    if isinstance(value, Block):
+        return (value.negatives, value.positives)
+    if isinstance(value, dict):
+        return sorted((k, repr_of(v)) for k, v in value.items())
+    if isinstance(value, list | tuple | set):
+        return [repr_of(v) for v in (sorted(value) if isinstance(value, set) else value)]
+    return value
+
+
+def test_equal_times_are_in_order():
+    users, owners, _ = small()
+    send(users, owners, 0, 0, False, 5)
+    assert send(users, owners, 0, 1, True, 5) == [False, False]
+
+
+# --- the orchestrator ----------------------------------------------------------------------------
+
+
+def ready(config=CONFIG):
+    """An owner whose gradients wait to be sent."""
+    users, owners, orchestrator = small(config)
+    fill(users, owners, 0)
+    fill(users, owners, 1)
+    return owners[0], orchestrator, owners[0].gradients(orchestrator.answer(owners[0].request()))
+
+
+def test_a_fold_moves_the_named_rows_alone():
+    _, orchestrator, gradients = ready()
+    before = orchestrator.model
+    orchestrator.fold(gradients)
+    after = orchestrator.model
+    assert orchestrator.version == 1
+    assert np.flatnonzero((after.users != before.users).any(axis=1)).tolist() == [0, 1]
+    assert np.flatnonzero((after.items != before.items).any(axis=1)).tolist() == [0, 1]
+    step = before.users[0] - 0.1 * gradients.user_rows[0].astype(np.float64)
+    np.testing.assert_array_equal(after.users[0], step.astype(np.float32))
+
+
+def test_stale_rows_are_refused_and_the_blocks_are_kept():
+    owner, orchestrator, gradients = ready(replace(CONFIG, max_age=1))
+    orchestrator.fold(gradients)
+    orchestrator.fold(gradients)
+    kept = orchestrator.model
+    with pytest.raises(MessageError, match=r"version 0, the model is at 2 .* ask again"):
+        orchestrator.fold(gradients)
+    with pytest.raises(MessageError, match="version 9"):
+        orchestrator.fold(replace(gradients, version=9))
+    assert same(orchestrator.model, kept)
+    owner.settle(accepted=False)
+    assert owner.due
+    assert exchange(owner, orchestrator)
+    assert orchestrator.version == 3
+    assert not exchange(owner, orchestrator)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"owner": 7}, "owner 7 has not joined"),
+        ({"users": np.array([0, 9])}, "cannot have"),
+        ({"users": np.array([-1, 0])}, "cannot have"),
+        ({"items": np.array([0, 5])}, "cannot have"),
+        ({"users": np.array([1, 0])}, "ascend"),
+        ({"users": np.array([1, 1])}, "ascend"),
+        ({"users": np.array([0])}, "single precision"),
+        ({"user_rows": np.zeros((2, 3), np.float32)}, "4 numbers"),
+        ({"user_rows": np.zeros((2, 4))}, "single precision"),
+        ({"item_rows": np.full((2, 4), np.nan, np.float32)}, "not finite"),
+    ],
+)
+def test_bad_gradients_are_refused_whole(change, why):
+    _, orchestrator, gradients = ready()
+    before = orchestrator.model
+    with pytest.raises(MessageError, match=why):
+        orchestrator.fold(replace(gradients, **change))
+    assert same(orchestrator.model, before)
+    assert orchestrator.version == 0
+
+
+def test_refused_blocks_go_before_those_that_ended_since():
+    users, owners, orchestrator = small()
+    fill(users, owners, 0)
+    fill(users, owners, 2)
+    waiting, without_request = state(owners[0])["_saved"], small()
+    owners[0].request()
+    fill(users, owners, 1)
+    owners[0].settle(accepted=False)
+    for user in (0, 2, 1):
+        fill(without_request[0], without_request[1], user)
+    assert state(owners[0]) == state(without_request[1][0])
+    assert state(owners[0])["_saved"][:2] == waiting
+    assert exchange(owners[0], orchestrator)
+    assert orchestrator.version == 1
+
+
+def test_an_owner_asks_for_its_own_items_alone():
+    _, _, orchestrator = small()
+    with pytest.raises(MessageError, match="cannot have"):
+        orchestrator.answer(RowRequest(0, np.array([0]), np.array([5])))
+    with pytest.raises(MessageError, match="cannot have"):
+        orchestrator.answer(RowRequest(0, np.array([8]), np.array([0])))
+
+
+def test_a_wrong_answer_is_refused_by_the_owner():
+    users, owners, orchestrator = small()
+    fill(users, owners, 0)
+    fill(users, owners, 1)
+    rows = orchestrator.answer(owners[0].request())
+    for wrong, why in [
+        (replace(rows, users=np.array([0, 2])), "lacks rows"),
+        (replace(rows, user_rows=rows.user_rows[:, :2]), "4 numbers"),
+        (replace(rows, item_rows=rows.item_rows * np.float32(np.inf)), "not finite"),
+    ]:
+        with pytest.raises(MessageError, match=why):
+            owners[0].gradients(wrong)
+    with pytest.raises(RunError, match="waits for the answer"):
+        owners[0].request()
+    assert owners[0].gradients(rows) is not None
+
+
+def test_recommendations_leave_out_what_is_seen_and_what_nobody_holds():
+    _, _, orchestrator = small()
+    every, scores = orchestrator.recommend(1, [], 10)
+    assert sorted(every.tolist()) == list(range(6))
+    model = orchestrator.model
+    np.testing.assert_allclose(scores, (model.items @ model.users[1])[every], rtol=1e-6)
+    assert orchestrator.recommend(1, every[:2].tolist(), 3)[0].tolist() == every[2:5].tolist()
+    orchestrator.withdraw_items(0, [0])
+    orchestrator.withdraw_items(0, [1])
+    left = orchestrator.recommend(1, [], 10)[0].tolist()
+    assert 0 not in left
+    assert 1 in left, "owner 1 still holds it"
+    with pytest.raises(DataError, match="joined"):
+        orchestrator.recommend(44, [], 3)
+
+
+# --- coming and going ----------------------------------------------------------------------------
+
+
+def test_nothing_of_a_departed_user_remains_at_the_owner():
+    users, owners, _ = small()
+    for user in (0, 2):
+        fill(users, owners, user)
+    owners[0].request()
+    for user in (0, 2):
+        fill(users, owners, user, first=5)
+    with_both = state(owners[0])
+    for owner in owners.values():
+        owner.forget(2)
+    lone_users, lone, _ = small()
+    for owner in lone.values():
+        owner.forget(2)
+    fill(lone_users, lone, 0)
+    lone[0].request()
+    fill(lone_users, lone, 0, first=5)
+    assert state(owners[0]) == state(lone[0]) != with_both
+    with pytest.raises(MessageError, match="has not joined"):
+        send(users, owners, 2, 0, True, 99)
+
+
+def test_a_departed_users_row_is_erased_and_the_update_goes_on_without_her():
+    users, owners, orchestrator = small()
+    for user in (0, 1):
+        fill(users, owners, user)
+    rows = orchestrator.answer(owners[0].request())
+    whole = owners[0].gradients(rows)
+    owners[0].forget(1)
+    orchestrator.leave_user(1)
+    assert not orchestrator.model.users[1].any()
+    with pytest.raises(MessageError, match="cannot have"):
+        orchestrator.fold(whole)
+    gradients = owners[0].gradients(rows)
+    assert gradients.users.tolist() == [0]
+    orchestrator.fold(gradients)
+    owners[0].forget(0)
+    assert owners[0].gradients(rows) is None
+    with pytest.raises(DataError, match="joined"):
+        orchestrator.recommend(1, [], 3)
+    orchestrator.join_user(1)
+    np.testing.assert_array_equal(orchestrator.model.users[1], first_rows("users", [1], 4, RNG)[0])
+
+
+def test_withdrawn_items_leave_every_block():
+    users, owners, orchestrator = small()
+    fill(users, owners, 0)
+    send(users, owners, 1, 1, False, 0)
+    send(users, owners, 1, 0, False, 1)
+    send(users, owners, 1, 4, True, 2)
+    owners[0].withdraw_items([0])
+    orchestrator.withdraw_items(0, [0])
+    assert not owners[0].end_stream(0), "a block without negatives is none"
+    owners[0].end_stream(1)
+    request = owners[0].request()
+    assert (request.users.tolist(), request.items.tolist()) == ([1], [1, 4])
+    orchestrator.answer(request)
+    with pytest.raises(MessageError, match="does not hold"):
+        owners[0].receive(Interaction(0, 0, 0, True, 9))
+    with pytest.raises(DataError, match="no data owner holds"):
+        users[0].interact(0, True, 9)
+
+
+def test_owners_and_items_join_in_the_middle_and_the_model_goes_on():
+    users, owners, orchestrator = small()
+    fill(users, owners, 0)
+    before = orchestrator.model
+    orchestrator.add_items(3, [2, 40])
+    owners[3] = Owner(3, [2, 40], CONFIG)
+    for user in users:
+        owners[3].admit(user)
+    after = orchestrator.model
+    np.testing.assert_array_equal(after.items[:6], before.items)
+    np.testing.assert_array_equal(after.items[40], first_rows("items", [40], 4, RNG)[0])
+    assert 40 in orchestrator.recommend(0, [], 99)[0]
+    assert 20 not in orchestrator.recommend(0, [], 99)[0]
+    assert [m.owner for m in users[0].interact(2, False, 9)] == [1, 3]
+    for user in (0, 1):
+        send(users, owners, user, 2, False, 20)
+        send(users, owners, user, 40, True, 21)
+        owners[3].end_stream(user)
+    assert exchange(owners[3], orchestrator)
+    assert (orchestrator.model.items[40] != after.items[40]).all()
+
+
+def test_an_owner_that_leaves_takes_its_items_and_the_others_go_on():
+    users, owners, orchestrator = small()
+    fill(users, owners, 0)
+    fill(users, owners, 1)
+    orchestrator.leave_owner(0)
+    with pytest.raises(MessageError, match="owner 0 has not joined"):
+        exchange(owners[0], orchestrator)
+    assert owners[0].due, "what was refused is still there"
+    assert orchestrator.table.all_owners() == [1, 2]
+    assert 0 not in orchestrator.recommend(0, [], 10)[0]
+    assert [m.owner for m in users[0].interact(4, True, 30)] == [1, 2]
+    rows = orchestrator.model.items
+    orchestrator.add_items(0, [0])
+    np.testing.assert_array_equal(orchestrator.model.items, rows)
+    assert 0 in orchestrator.recommend(0, [], 10)[0]
+
+
+def test_an_owner_without_items_does_nothing():
+    orchestrator = Orchestrator(CONFIG, RNG)
+    orchestrator.add_items(0, [])
+    assert orchestrator.table.all_owners() == []
+    empty = Owner(0, [], CONFIG)
+    assert not exchange(empty, orchestrator)
+    assert not empty.end_stream(4)
+
+
+# --- the table, and settings ---------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.sets(st.integers(0, 5))), max_size=12)
+)
+def test_the_table_is_what_was_added_less_what_was_withdrawn(changes):
+    table, held = OwnerTable(), {k: set() for k in range(4)}
+    for added, owner, items in changes:
+        if added:
+            table.add(owner, items)
+            held[owner] |= items
+        else:
+            table.withdraw(owner, items & held[owner])
+            held[owner] -= items
+    assert table.all_owners() == [k for k in held if held[k]]
+    for k, items in held.items():
+        assert table.items(k) == items
+    for item in range(6):
+        expected = tuple(k for k in held if item in held[k])
+        if expected:
+            assert table.owners(item) == expected
+        else:
+            with pytest.raises(DataError):
+                table.owners(item)
+    assert sorted(table) == sorted(set().union(*held.values()))
+    pointer, holders, count = table.arrays(7)
+    assert count == len(table.all_owners())
+    for item in range(7):
+        row = [table.all_owners()[h] for h in holders[pointer[item] : pointer[item + 1]]]
+        assert row == [k for k in held if item in held[k]]
+
+
+def test_the_table_refuses_what_cannot_be():
+    table = OwnerTable.of_membership(SEVERAL)
+    with pytest.raises(DataError, match="does not hold"):
+        table.withdraw(0, [5])
+    with pytest.raises(DataError, match="numbered from 0"):
+        table.add(0, [-1])
+    with pytest.raises(DataError, match="no data owner holds"):
+        DRIFT(CONFIG).fit(world(4, 30, 60, seed=0), table, RNG)
+    with pytest.raises(DataError, match="numbered from 0 to"):
+        Orchestrator(CONFIG, RNG).join_user(1 << 40)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"theta": 0}, {"theta": -3}, {"epochs": 0}, {"order": "x"}, {"max_age": -1},
+     {"embedding_size": 0}, {"learning_rate": 0.0}, {"reg": -1.0}, {"ridge": "x"}],
+)  # fmt: skip
+def test_settings_are_checked(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        DRIFTConfig(**wrong)
+
+
+def test_nothing_private_is_shown():
+    users, owners, orchestrator = small()
+    fill(users, owners, 2)
+    message = Interaction(0, 987654, 987655, True, 987656)
+    numbers = np.array([987654])
+    rows = np.full((1, 4), 987.0, np.float32)
+    shown = [
+        message, users[2], owners[0], orchestrator, orchestrator.table,
+        RowRequest(0, numbers, numbers), Rows(1, numbers, numbers, rows, rows),
+        Gradients(0, 1, numbers, numbers, rows, rows),
+    ]  # fmt: skip
+    assert "987" not in " ".join(map(repr, shown))
