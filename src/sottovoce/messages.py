@@ -256,13 +256,6 @@ def decode_bits(payload: bytes, *, sender: int = 0) -> BitReports:
     return BitReports(round, np.array([sender]), np.array([tier], np.int32), values[None, :])
 
 
-def message_round(payload: bytes) -> int:
-    """The round that a message says it is for; everything else of it is checked by `decode`."""
-    if len(payload) < _HEADER.size:
-        raise MessageError("message too short")
-    return int(_HEADER.unpack_from(payload)[4])
-
-
 def other_version(payload: bytes) -> bool:
     """Whether this is a device's report, but of another release."""
     return payload[:3] == _MAGIC[:3] and payload[:4] != _MAGIC

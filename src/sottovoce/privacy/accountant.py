@@ -132,7 +132,7 @@ def certificates(
             number,
             users,
             delta,
-            without_proxy=reports * epsilon * number,
+            without_proxy=plain_composition(epsilon, reports, number),
             with_proxy=composed_epsilon(clones, reports * number, delta),
             optimistic=composed_epsilon(stronger, reports * number, delta),
         )

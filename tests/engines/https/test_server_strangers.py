@@ -153,7 +153,8 @@ def test_too_many_requests_at_once_are_refused(quick):
         got = b""
         while got.count(b"HTTP/1.1 200") < 5:
             got += link.recv(65536)
-        link.sendall(head("/health") * 2000)
+        with contextlib.suppress(OSError):  # the server may cut before all is sent
+            link.sendall(head("/health") * 2000)
         got, _ = read_until_cut(link)
     assert got.count(b"HTTP/1.1 200") < 100
     assert client.get("/health").status == 200
