@@ -13,7 +13,7 @@ from sottovoce.errors import ConfigError, ConsentError, MessageError, Stalled
 from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger
 from sottovoce.messages import Batch, BitCounts, ModelView, SummedReports
-from sottovoce.one_bit import bits, coordinates
+from sottovoce.one_bit import bits, coordinates, item_probabilities
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.reports import KReports, Tier
@@ -163,9 +163,10 @@ def off_by(found, wanted):
     return np.abs((found.mean(axis=0) - wanted) / error).max()
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.3, 4.0])
-def test_the_estimate_is_the_mean_of_the_cut_gradients(scale):
-    config = FMFConfig(embedding_size=3, scale=scale)
+@pytest.mark.parametrize(("scale", "favour"), [(1.0, 0.0), (0.3, 0.0), (4.0, 0.0), (1.0, 0.6)])
+def test_the_estimate_is_the_mean_of_the_cut_gradients(scale, favour):
+    """Also where some items are drawn more often than others."""
+    config = FMFConfig(embedding_size=3, scale=scale, favour=favour)
     items = (3.0 * config.build(np.array([2.0])).server_init(25, RNG)).astype(np.float32)
     wanted = cut_gradients(config, items).mean(axis=0) / scale
     found = list(estimates(config, items, 150))
@@ -342,3 +343,17 @@ def test_a_report_names_a_coordinate_and_a_bit():
 def test_settings_out_of_range_are_refused(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         FMFConfig(**bad)
+
+
+def test_items_with_long_vectors_are_drawn_more_often_and_known_to_be():
+    config = FMFConfig(embedding_size=2, favour=0.5)
+    items = np.zeros((20, 2), np.float32)
+    items[3] = 5.0
+    _, table = config.build(np.array([2.0])).sampling(items)
+    drawn = item_probabilities(table, 20)
+    assert drawn[3] == pytest.approx(0.5 / 20 + 0.5)
+    assert np.delete(drawn, 3) == pytest.approx(0.5 / 20)
+    alike = config.build(np.array([2.0])).sampling(np.zeros((20, 2), np.float32))
+    assert not len(alike[1]), "before anything is learnt all items are alike"
+    with pytest.raises(ConfigError, match="favour"):
+        FMFConfig("rotated", favour=0.5)

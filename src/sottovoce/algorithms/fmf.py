@@ -32,7 +32,7 @@ from sottovoce.algorithms.fcf import initial_items, solved
 from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.messages import Aggregate, BitCounts, ModelView
-from sottovoce.one_bit import ReportRule, contrast, item_probabilities
+from sottovoce.one_bit import ReportRule, contrast, item_probabilities, item_table
 from sottovoce.rng import Streams
 
 
@@ -55,6 +55,9 @@ class FMFConfig:
     """Steps per round, all with the same estimate."""
     scale: float = 1.0
     """Gradients are multiplied by it before they are cut to [-1, 1]."""
+    favour: float = 0.0
+    """Share of the draws that go to items by the length of their published vectors, the others to
+    all alike. Only for the variant "published"."""
     memory_rounds: float = 1.5
     """Of the variant "rotated": the estimate of round t counts c/(t + c) beside what was learnt."""
     init_scale: float = 0.1
@@ -69,6 +72,11 @@ class FMFConfig:
         require_number("learning_rate", self.learning_rate, 0.0, 1e6)
         require_number("alpha", self.alpha, 0.0, 1e6, above=False)
         require_number("reg", self.reg, 0.0, 1e6)
+        require_number("favour", self.favour, 0.0, 0.9, above=False)
+        if self.favour and self.variant == "rotated":
+            raise ConfigError(
+                'favour is for the variant "published"; rotated reports have no items'
+            )
         require_number("memory_rounds", self.memory_rounds, 0.0, 1e6)
         require_number("scale", self.scale, 0.0, 1e6)
         require_number("init_scale", self.init_scale, 0.0, 1e3)
@@ -180,7 +188,14 @@ class FMF:
         return rows * self.config.embedding_size
 
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
-        return self.config.scale, np.zeros(0, dtype=np.uint64)
+        """Known to everyone, since it follows from the published model alone."""
+        lengths = np.sqrt((items.astype(np.float64) ** 2).sum(axis=1))
+        if not self.config.favour or not lengths.any():
+            return self.config.scale, np.zeros(0, dtype=np.uint64)
+        share = self.config.favour
+        return self.config.scale, item_table(
+            (1.0 - share) / len(items) + share * lengths / lengths.sum()
+        )
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)
