@@ -30,6 +30,7 @@ NAMES = {
     "mult-vae": "Mult-VAE",
     "mf-np": "MF-NP",
     "dplcf": "DPLCF",
+    "saros": "SAROS",
 }
 REFERENCES = ("top-pop", "bpr-mf")
 MARKS = "†‡"

@@ -19,8 +19,13 @@ def checkerboard() -> Interactions:
 
 @pytest.fixture(scope="session")
 def sparse() -> Interactions:
-    """40 users, 30 items, about 6 items each; user 7 and item 3 have nothing."""
+    """40 users, 30 items, about 6 items each, with ratings and times; user 7 and item 3 have
+    nothing."""
     table = np.random.default_rng(5).random((40, 30)) < 0.2
     table[7] = False
     table[:, 3] = False
-    return Interactions.from_pairs(*np.nonzero(table), n_users=40, n_items=30)
+    users, items = np.nonzero(table)
+    return Interactions.from_pairs(
+        users, items, n_users=40, n_items=30,
+        ratings=1.0 + (7 * users + 3 * items) % 5, timestamps=(11 * users + 5 * items) % 97,
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from sottovoce.baselines.knn import ItemKNN, UserKNN
 from sottovoce.baselines.mf_np import MFNP
 from sottovoce.baselines.mult_vae import MultVAE
 from sottovoce.baselines.popular import TopPop
+from sottovoce.baselines.saros import SAROS
 from sottovoce.baselines.uniform import Random
 
 BASELINES: Mapping[str, type[Baseline]] = MappingProxyType(
@@ -26,6 +27,7 @@ BASELINES: Mapping[str, type[Baseline]] = MappingProxyType(
         "item-knn": ItemKNN,
         "bpr-mf": BPRMF,
         "mult-vae": MultVAE,
+        "saros": SAROS,
         "mf-np": MFNP,
         "dplcf": DPLCF,
     }
@@ -36,6 +38,7 @@ __all__ = [
     "BPRMF",
     "DPLCF",
     "MFNP",
+    "SAROS",
     "Baseline",
     "ItemKNN",
     "MultVAE",
