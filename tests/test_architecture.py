@@ -13,7 +13,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Each layer may import from itself and from the layers before it.
 LAYERS = [
     {"errors"},
-    {"rng", "resources", "config", "sums"},
+    {"rng", "resources", "config", "sums", "parallel"},
     {"messages", "consent", "data", "links", "one_bit", "shuffling"},
     {"ledger", "recommender", "_ranking"},
     {"privacy", "algorithms", "evaluation"},

@@ -9,8 +9,6 @@ same seed gives the same order, whatever the threads.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numba import int64, njit, uint16, uint32, uint64
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import UsageError
 from sottovoce.one_bit import chacha_words
+from sottovoce.parallel import each
 
 SEED_BYTES = 32
 MOST_BITS = 16
@@ -64,13 +63,13 @@ def shuffled(values: NDArray[np.uint32], seed: bytes, *, threads: int = 1) -> ND
     def order(bucket: int) -> None:
         _order(out[ends[bucket] : ends[bucket + 1]], key, bucket)
 
-    _each(label, len(starts), threads)
+    each(label, range(len(starts)), threads)
     # Bucket by bucket, and within a bucket chunk by chunk.
     flat = np.cumsum(counts.T.ravel())
     places = np.ascontiguousarray((flat - counts.T.ravel()).reshape(buckets, -1).T)
     ends = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
-    _each(scatter, len(starts), threads)
-    _each(order, buckets, threads)
+    each(scatter, range(len(starts)), threads)
+    each(order, range(buckets), threads)
     return out
 
 
@@ -101,15 +100,6 @@ def _key(seed: bytes) -> NDArray[np.uint32]:
     if len(seed) != SEED_BYTES:
         raise UsageError(f"a seed has {SEED_BYTES} bytes")
     return np.frombuffer(seed, dtype="<u4").astype(np.uint32)
-
-
-def _each(work: Callable[[int], None], count: int, threads: int) -> None:
-    if threads == 1 or count == 1:
-        for number in range(count):
-            work(number)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(count)))
 
 
 @njit(nogil=True, cache=True)

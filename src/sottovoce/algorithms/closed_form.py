@@ -20,19 +20,17 @@ them, in the same order. A device's history ascends and names no item twice.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from sottovoce.algorithms import closed_form_kernels as kernels
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.one_bit import MOST_COORDINATES, ReportRule, check_table, nonce
+from sottovoce.parallel import each, equal_spans, read_only
 
 MOST_FACTORS = 128
 """Largest embedding size."""
@@ -44,7 +42,7 @@ _WORTH_A_THREAD = 256
 """Devices below which a thread costs more than it brings."""
 _PARTS = 16
 """Parts of a cohort that `summed_gradient` adds up one by one, however many threads there are."""
-_LARGEST = 1e6
+LARGEST = 1e6
 """Factors beyond this are taken for a model that has diverged."""
 
 T = TypeVar("T")
@@ -71,7 +69,7 @@ class Confidence:
 def gram(items: NDArray[np.float32]) -> NDArray[np.float64]:
     """V'V, items added up in order: the same bits on every machine."""
     out = np.zeros((items.shape[1], items.shape[1]))
-    kernels.add_gram(_read(items, np.float32), out)
+    kernels.add_gram(read_only(items, np.float32), out)
     return out
 
 
@@ -98,7 +96,7 @@ def solve(
             )
         )  # fmt: skip
 
-    _succeed(each(part, spans(len(rows), threads)))
+    _succeed(each(part, spans(len(rows), threads), threads))
     return out
 
 
@@ -126,7 +124,7 @@ def learn_summed(
         )  # fmt: skip
         return int(status), sums
 
-    parts = each(part, spans(len(rows), threads))
+    parts = each(part, spans(len(rows), threads), threads)
     _succeed([status for status, _ in parts])
     total = np.zeros(columns.shape, dtype=np.int64)
     for _, sums in parts:
@@ -168,11 +166,12 @@ def learn_reports(
         raise DataError("a rule must have one row per device")
     if items.size > MOST_COORDINATES:
         raise ConfigError("a model for one-bit reports may have 2**31 numbers at most")
-    cumulative = _read(rule.cumulative, np.uint64)
+    cumulative = read_only(rule.cumulative, np.uint64)
     guide = _guide(cumulative, len(items))
     report = kernels.reporter(items.shape[1])
     per_device = (
-        _read(rule.keys, np.uint64), _read(rule.noise, np.uint32), _read(rule.low, np.uint64),
+        read_only(rule.keys, np.uint64), read_only(rule.noise, np.uint32),
+        read_only(rule.low, np.uint64),
     )  # fmt: skip
     out = np.empty((len(rows), rule.reports), dtype=np.uint32)
 
@@ -186,7 +185,7 @@ def learn_reports(
             )
         )  # fmt: skip
 
-    _succeed(each(part, spans(len(rows), threads)))
+    _succeed(each(part, spans(len(rows), threads), threads))
     return out
 
 
@@ -213,9 +212,7 @@ def summed_gradient(
         )  # fmt: skip
         return squares, out
 
-    edges = np.linspace(0, n, min(_PARTS, max(1, n)) + 1).astype(int)
-    spans = [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
-    parts = each(part, spans, threads)
+    parts = each(part, equal_spans(n, min(_PARTS, max(1, n))), threads)
     squares = sum((s for s, _ in parts[1:]), parts[0][0])
     total = sum((o for _, o in parts[1:]), parts[0][1])
     whole = np.tril(squares) + np.tril(squares, -1).T
@@ -241,8 +238,8 @@ def _checked(
     _refuse_wild("item", items)
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(indptr) - 1:
         raise DataError("a row number lies outside the histories")
-    world = (_read(rows, np.int64), _read(indptr, np.int64), _read(history, np.int32))
-    return _read(items, np.float32), world
+    world = (read_only(rows, np.int64), read_only(indptr, np.int64), read_only(history, np.int32))
+    return read_only(items, np.float32), world
 
 
 def _vectors(
@@ -251,13 +248,13 @@ def _vectors(
     if vectors.shape != (n, items.shape[1]):
         raise DataError("there must be one vector per device, as long as an item's row")
     _refuse_wild("user", vectors)
-    return _read(vectors, np.float32)
+    return read_only(vectors, np.float32)
 
 
 def _refuse_wild(what: str, table: NDArray[np.float32]) -> None:
     """No sum or product of what this lets pass leaves the range of single precision."""
-    if table.size and not max(-float(table.min()), float(table.max())) <= _LARGEST:
-        raise Diverged(f"the {what} vectors are not finite, or beyond {_LARGEST:g}; step less")
+    if table.size and not max(-float(table.min()), float(table.max())) <= LARGEST:
+        raise Diverged(f"the {what} vectors are not finite, or beyond {LARGEST:g}; step less")
 
 
 def _check_history(indptr: NDArray[np.int64], history: NDArray[np.int32], n_items: int) -> None:
@@ -320,24 +317,6 @@ def _guide(cumulative: NDArray[np.uint64], n_items: int) -> NDArray[np.int32]:
     return np.minimum(first, n_items - 1).astype(np.int32)
 
 
-def _read(values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """A read-only, contiguous view, so that a kernel is compiled for one kind of array only."""
-    view = np.ascontiguousarray(values, dtype=dtype).view()
-    view.flags.writeable = False
-    return view
-
-
 def spans(n: int, threads: int) -> list[slice]:
     """Equal parts of a cohort, one per thread."""
-    parts = max(1, min(threads, n // _WORTH_A_THREAD))
-    edges = np.linspace(0, n, parts + 1).astype(int)
-    return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
-
-
-def each(part: Callable[[slice], T], spans: list[slice], threads: int | None = None) -> list[T]:
-    """part(span) of every span, each in a thread."""
-    workers = len(spans) if threads is None else max(1, min(threads, len(spans)))
-    if workers == 1:
-        return [part(span) for span in spans]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(part, spans))
+    return equal_spans(n, max(1, min(threads, n // _WORTH_A_THREAD)))

@@ -43,7 +43,7 @@ GUIDE_BITS = 14
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 _ROOM = np.int64((1 << 31) - 1)
-_TINY = 2.0**-50
+TINY = 2.0**-50
 
 
 # --- a device's vector ---------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def _factored(matrix, size):
         s = whole
         for c in range(a):
             s -= matrix[a, c] * matrix[a, c]
-        if not s > size * _TINY * whole:
+        if not s > size * TINY * whole:
             return False
         matrix[a, a] = np.sqrt(s)
     return True

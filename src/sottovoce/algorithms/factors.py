@@ -18,8 +18,6 @@ computed anywhere, in any order.
 
 from __future__ import annotations
 
-import itertools
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +30,7 @@ from sottovoce.algorithms.pair_kernels import GROUP, add_rows, fold_sums, kernel
 from sottovoce.consent import ShareRule
 from sottovoce.errors import DataError
 from sottovoce.messages import GRID
+from sottovoce.parallel import each, equal_spans, read_only
 
 _LINE = 64
 _WORTH_A_THREAD = 20_000
@@ -90,9 +89,9 @@ def learn_rows(
     item = np.empty(2 * len(entry), dtype=np.int32)
     values = np.empty((2 * len(entry), size + 1), dtype=np.int32)
     kernels(size).learn_rows(
-        vectors, _read(rows, np.int64), *world, _read(model, np.float32), _read(keys, np.uint64),
-        triples, step.numbers(), _bitset(len(model)), _zeros((2, model.shape[1]), np.int32),
-        entry, item, values,
+        vectors, read_only(rows, np.int64), *world, read_only(model, np.float32),
+        read_only(keys, np.uint64), triples, step.numbers(), _bitset(len(model)),
+        _zeros((2, model.shape[1]), np.int32), entry, item, values,
     )  # fmt: skip
     return entry, item, values
 
@@ -114,10 +113,10 @@ def learn_summed(
     _check(model, vectors, rows, indptr, items, keys, triples, rule)
     learn = kernels(vectors.shape[1]).learn_summed
     world = _world(indptr, items)
-    frozen = _read(model if model.ctypes.data % _LINE == 0 else _line_up(model), np.float32)
-    draws = (_read(rows, np.int64), _read(keys, np.uint64))
-    coins = (_read(rule.keys, np.uint64), _read(rule.threshold, np.uint64))
-    allowed = _read(rule.allowed, np.bool_)
+    frozen = read_only(model if model.ctypes.data % _LINE == 0 else _line_up(model), np.float32)
+    draws = (read_only(rows, np.int64), read_only(keys, np.uint64))
+    coins = (read_only(rule.keys, np.uint64), read_only(rule.threshold, np.uint64))
+    allowed = read_only(rule.allowed, np.bool_)
     n_items, width = model.shape
     positives = np.empty(len(rows), dtype=np.int32)
     negatives = np.empty(len(rows), dtype=np.int32)
@@ -135,11 +134,7 @@ def learn_summed(
         return low[:n_items], high, carried
 
     spans = _spans(len(rows), triples, threads, model.size)
-    if len(spans) == 1:
-        parts = [part(spans[0])]
-    else:
-        with ThreadPoolExecutor(len(spans)) as pool:
-            parts = list(pool.map(part, spans))
+    parts = each(part, spans, len(spans))
     sums = np.empty((n_items, width), dtype=np.int64)
     widen(parts[0][0], sums)
     for low, _, _ in parts[1:]:
@@ -167,11 +162,11 @@ def learn_rounds(
     _check(model, vectors, rows, indptr, items, keys, triples, rule)
     learn = kernels(vectors.shape[1])
     world = _world(indptr, items)
-    rounds = (_read(rows, np.int64), *world, model, _read(keys, np.uint64))
+    rounds = (read_only(rows, np.int64), *world, model, read_only(keys, np.uint64))
     share = (
-        _read(rule.keys, np.uint64),
-        _read(rule.threshold, np.uint64),
-        _read(rule.allowed, np.bool_),
+        read_only(rule.keys, np.uint64),
+        read_only(rule.threshold, np.uint64),
+        read_only(rule.allowed, np.bool_),
     )
     n_items, width = model.shape
     positives = np.empty(len(rows), dtype=np.int32)
@@ -183,7 +178,7 @@ def learn_rounds(
         if len(sieve) not in (0, len(items) * SIEVE // 8):
             raise DataError("the sieve was made for other interactions")
         learn.learn_single(
-            vectors, *rounds, step.numbers(), *share, fold_rate(step), _read(sieve, np.uint8),
+            vectors, *rounds, step.numbers(), *share, fold_rate(step), read_only(sieve, np.uint8),
             positives, negatives,
         )  # fmt: skip
     else:
@@ -207,7 +202,7 @@ def fold(step: PairStep, model: NDArray[np.float32], sums: NDArray[np.int64]) ->
     """model += α · sums, in place; both padded, or neither."""
     if model.shape != sums.shape:
         raise DataError(f"sums of shape {sums.shape} do not fit a model of shape {model.shape}")
-    fold_sums(model, _read(sums, np.int64), fold_rate(step))
+    fold_sums(model, read_only(sums, np.int64), fold_rate(step))
 
 
 def fold_rows(
@@ -223,7 +218,7 @@ def fold_rows(
         raise DataError("sums name an item that the model does not have")
     if len(item) == len(model):
         return fold(step, model, sums)
-    add_rows(model, _read(item, np.int32), _read(sums, np.int64), fold_rate(step))
+    add_rows(model, read_only(item, np.int32), read_only(sums, np.int64), fold_rate(step))
 
 
 def fold_rate(step: PairStep) -> np.float32:
@@ -274,17 +269,10 @@ def _line_up(table: NDArray[np.float32]) -> NDArray[np.float32]:
     return copy
 
 
-def _read(values: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """A read-only, contiguous view, so that a kernel is compiled for one kind of array only."""
-    view = np.ascontiguousarray(values, dtype=dtype).view()
-    view.flags.writeable = False
-    return view
-
-
 def _world(
     indptr: NDArray[np.int64], items: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    return _read(indptr, np.int64), _read(items, np.int32)
+    return read_only(indptr, np.int64), read_only(items, np.int32)
 
 
 def _bitset(n_items: int) -> NDArray[np.uint64]:
@@ -296,5 +284,4 @@ def _spans(n: int, triples: int, threads: int, table: int) -> list[slice]:
     has a table of sums of its own to clear and to add up, and must be worth that too."""
     worth = max(_WORTH_A_THREAD, table // _CELLS_PER_DRAW)
     parts = max(1, min(threads, n, n * triples // worth))
-    edges = np.linspace(0, n, parts + 1).astype(int)
-    return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
+    return equal_spans(n, parts)

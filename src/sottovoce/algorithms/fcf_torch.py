@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms import closed_form
 from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.closed_form import LARGEST
+from sottovoce.algorithms.closed_form_kernels import TINY
 from sottovoce.algorithms.fcf import FCF
 from sottovoce.algorithms.fpl_cuda import require
 from sottovoce.errors import DataError, Diverged, UsageError
@@ -32,9 +34,6 @@ _CHUNK_BYTES = {"cuda": 512 << 20, "cpu": 1 << 20}
 """Memory for scores, and for updates, at a time: on a core what its cache holds."""
 _COLUMNS = 16
 """Columns that one step of a factorisation takes at a time, so that there are fewer steps."""
-_LARGEST = 1e6
-_TINY = 2.0**-50
-"""As in closed_form.py: what is taken for a model that has diverged, and for a singular system."""
 
 
 @dataclass(slots=True, repr=False)
@@ -248,7 +247,7 @@ def _factor(matrix: Tensor) -> bool:
         for b in range(c + 1, size, _COLUMNS):
             row = matrix[b : b + _COLUMNS, c]
             matrix[b:, b : b + _COLUMNS] -= matrix[b:, c, None] * row
-    return bool((left > size * _TINY * whole).all())
+    return bool((left > size * TINY * whole).all())
 
 
 def _substitute(factor: Tensor, right: Tensor) -> None:
@@ -264,5 +263,5 @@ def _substitute(factor: Tensor, right: Tensor) -> None:
 
 
 def _refuse_wild(what: str, table: Tensor) -> None:
-    if table.numel() and not float(table.abs().max()) <= _LARGEST:
-        raise Diverged(f"the {what} vectors are not finite, or beyond {_LARGEST:g}; step less")
+    if table.numel() and not float(table.abs().max()) <= LARGEST:
+        raise Diverged(f"the {what} vectors are not finite, or beyond {LARGEST:g}; step less")

@@ -189,13 +189,14 @@ class FMF:
 
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
         """Known to everyone, since it follows from the published model alone."""
+        share, alike = self.config.favour, np.zeros(0, dtype=np.uint64)
+        if not share:
+            return self.config.scale, alike
         lengths = np.sqrt((items.astype(np.float64) ** 2).sum(axis=1))
-        if not self.config.favour or not lengths.any():
-            return self.config.scale, np.zeros(0, dtype=np.uint64)
-        share = self.config.favour
-        return self.config.scale, item_table(
-            (1.0 - share) / len(items) + share * lengths / lengths.sum()
-        )
+        if not lengths.any():
+            return self.config.scale, alike
+        weights = (1.0 - share) / len(items) + share * lengths / lengths.sum()
+        return self.config.scale, item_table(weights)
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)

@@ -23,7 +23,7 @@ from numba import int64, njit, types, uint32, uint64
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.closed_form import each, spans
+from sottovoce.algorithms.closed_form import spans
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.one_bit import (
     BLOCK_COINS,
@@ -34,6 +34,7 @@ from sottovoce.one_bit import (
     scaled,
     threshold,
 )
+from sottovoce.parallel import each
 from sottovoce.rng import GAMMA, mix
 
 _SPREADS = (0x9E3779B1, 0x85EBCA6B)
@@ -84,7 +85,7 @@ def learn_reports(
             rule.noise[span], nonce(rule.round), rule.low[span], out[span],
         )  # fmt: skip
 
-    each(part, spans(len(rows), threads))
+    each(part, spans(len(rows), threads), threads)
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -25,7 +26,7 @@ D = TypeVar("D")
 """What was decided about it; "accepted" where it was."""
 
 
-class GroupWriter(Generic[S, D]):
+class GroupWriter(ABC, Generic[S, D]):
     def __init__(
         self,
         tally: Tally,
@@ -51,10 +52,10 @@ class GroupWriter(Generic[S, D]):
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
+    @abstractmethod
     def _commit(self, batch: Sequence[S], counts: Mapping[str, int], seen: set[int]) -> list[D]:
         """Decide and store in one transaction, with new counts of refusals; it is on the disk on
         return."""
-        raise NotImplementedError
 
     def store(self, submission: S) -> asyncio.Future[D]:
         """Decided when it is on the disk. Raises where too many wait."""
