@@ -277,8 +277,8 @@ def test_blocks_with_an_empty_side_or_outside_their_entries_are_refused(span):
 
 
 @pytest.mark.parametrize("rounds", [[0], [1], [0, 2, 1], [0, 2], []])
-def test_rounds_that_do_not_take_every_block_are_refused(rounds):
-    with pytest.raises(DataError, match="rounds"):
+def test_updates_that_do_not_take_every_block_are_refused(rounds):
+    with pytest.raises(DataError, match="updates"):
         Blocks(
             np.array([0]), np.array([[0, 1, 1, 2]]), np.array([0, 1], np.int32),
             np.array(rounds, dtype=np.int64),

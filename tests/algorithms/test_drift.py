@@ -36,7 +36,7 @@ def membership(n_items, n_owners, seed):
     return member
 
 
-def parties(config, member, n_users):
+def parties(config, member, n_users, refused=None):
     """Everybody has joined; the owners and users of a fixed federation."""
     orchestrator = Orchestrator(config, RNG)
     owners = {}
@@ -44,7 +44,15 @@ def parties(config, member, n_users):
         items = np.flatnonzero(member[:, k]).tolist()
         orchestrator.add_items(k, items)
         owners[k] = Owner(k, items, config)
-    users = {u: User(u, orchestrator.table) for u in range(n_users)}
+    present = orchestrator.table.all_owners()
+    users = {
+        u: User(
+            u,
+            orchestrator.table,
+            [] if refused is None else [k for n, k in enumerate(present) if refused[u, n]],
+        )
+        for u in range(n_users)
+    }
     for u in users:
         orchestrator.join_user(u)
         for owner in owners.values():
@@ -52,10 +60,11 @@ def parties(config, member, n_users):
     return users, owners, orchestrator
 
 
-def by_messages(config, train, member, epochs=1):
-    users, owners, orchestrator = parties(config, member, train.n_users)
+def by_messages(config, train, member, epochs=1, refused=None):
+    users, owners, orchestrator = parties(config, member, train.n_users, refused)
     events = Events.of(train, config.positive_from, config.order)
-    epoch_by_epoch = [replay(events, users, owners, orchestrator) for _ in range(epochs)]
+    window = config.window
+    epoch_by_epoch = [replay(events, users, owners, orchestrator, window) for _ in range(epochs)]
     updates = sum(done.updates for done in epoch_by_epoch)
     return orchestrator.model, updates
 
@@ -90,15 +99,80 @@ def test_one_owner_theta_one_user_by_user_is_saros(ridge):
     n_owners=st.integers(1, 4),
     theta=st.integers(1, 7),
     order=st.sampled_from(["user", "time"]),
+    window=st.sampled_from([0, 1, 2, 5, 20, 100]),
+    refusals=st.booleans(),
 )
-def test_messages_and_the_plan_give_the_same_model(seed, n, n_owners, theta, order):
+def test_messages_and_the_plan_give_the_same_model(
+    seed, n, n_owners, theta, order, window, refusals
+):
     train, member = world(5, 9, n, seed), membership(9, n_owners, seed)
-    config = DRIFTConfig(theta=theta, order=order, learning_rate=0.1)
-    sent, updates = by_messages(config, train, member, epochs=2)
-    blocks = plan(Events.of(train, 4.0, order), OwnerTable.of_membership(member), theta)
-    (planned,) = DRIFT(config).fit_steps(train, OwnerTable.of_membership(member), RNG, [2])
+    table = OwnerTable.of_membership(member)
+    refused = None
+    if refusals:
+        refused = np.random.default_rng(seed).random((5, len(table.all_owners()))) < 0.4
+    config = DRIFTConfig(theta=theta, order=order, learning_rate=0.1, window=window)
+    sent, updates = by_messages(config, train, member, epochs=2, refused=refused)
+    blocks = plan(Events.of(train, 4.0, order), table, theta, window, refused)
+    (planned,) = DRIFT(config).fit_steps(train, table, RNG, [2], refused=refused)
     assert updates == 2 * blocks.steps
     assert same(sent, planned)
+
+
+def test_owners_of_a_round_start_from_the_same_rows():
+    """Both owners hold the item, so that serving them in turn would give another model."""
+    train, table = world(9, 6, 90, seed=8), OwnerTable.of_membership(np.ones((6, 2), dtype=bool))
+    together, in_turn = (
+        DRIFT(DRIFTConfig(window=w, learning_rate=0.5)).fit_steps(train, table, RNG, [1])[0]
+        for w in (30, 0)
+    )
+    assert not same(together, in_turn)
+    blocks = plan(Events.of(train, 4.0, "time"), table, 2, 30)
+    assert blocks.rounds is not None
+    assert np.diff(blocks.rounds).tolist() == [2, 2]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), late=st.permutations(range(5)))
+def test_an_update_does_not_depend_on_whose_message_came_first(seed, late):
+    """One user's messages stay in their order; those of others may overtake them."""
+    events = Events.of(world(5, 9, 60, seed), 4.0, "time")
+    first, second = (Owner(0, range(9), DRIFTConfig(theta=1)) for _ in range(2))
+    turns = np.argsort(np.argsort(late)[events.user], kind="stable")
+    for owner, turn in ((first, np.arange(len(events))), (second, turns)):
+        for user in range(5):
+            owner.admit(user)
+        for k in turn.tolist():
+            user, item = int(events.user[k]), int(events.item[k])
+            owner.receive(Interaction(0, user, item, bool(events.positive[k]), int(events.time[k])))
+    assert (first.request() is None) == (second.request() is None)
+    assert [(u, b.negatives, b.positives) for u, b in first.asked] == [
+        (u, b.negatives, b.positives) for u, b in second.asked
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), stop=st.integers(0, 60))
+def test_a_restored_owner_goes_on_as_if_nothing_had_happened(seed, stop):
+    events = Events.of(world(5, 9, 60, seed), 4.0, "time")
+    config = DRIFTConfig(theta=2)
+    owner, other = (Owner(0, range(9), config) for _ in range(2))
+    for user in range(5):
+        owner.admit(user)
+        other.admit(user)
+    for k in range(len(events)):
+        if k == stop:
+            streams = {u: s for u in owner.users if (s := owner.stream(u)) is not None}
+            owner = Owner.restore(
+                0, owner.items, config, owner.users, streams, owner.saved, owner.asked
+            )
+        message = Interaction(
+            0, int(events.user[k]), int(events.item[k]), bool(events.positive[k]), k
+        )
+        assert owner.receive(message) == other.receive(message)
+    for user in range(5):
+        assert owner.stream(user) == other.stream(user)
+        assert owner.end_stream(user) == other.end_stream(user)
+    assert owner.saved == other.saved
 
 
 def test_owners_need_not_be_numbered_without_gaps():
@@ -123,11 +197,11 @@ def test_every_round_has_theta_blocks_of_one_owner_but_for_the_rest_at_the_end()
     train, member = world(20, 12, 200, seed=4), membership(12, 3, 1)
     table = OwnerTable.of_membership(member)
     blocks = plan(Events.of(train, 4.0, "time"), table, 4)
-    sizes = np.diff(blocks.rounds)
+    sizes = np.diff(blocks.updates)
     assert (sizes <= 4).all()
     assert (sizes < 4).sum() <= 3
     assert (sizes[:-3] == 4).all()
-    for first, stop in zip(blocks.rounds[:-1], blocks.rounds[1:], strict=True):
+    for first, stop in zip(blocks.updates[:-1], blocks.updates[1:], strict=True):
         items = [blocks.entries[a:b].tolist() for a, _, _, b in blocks.spans[first:stop]]
         owned = member[np.concatenate(items).astype(int)].all(axis=0)
         assert owned.any()
@@ -159,6 +233,22 @@ def test_an_epoch_goes_on_without_an_owner_that_does_not_answer():
     known = train.select(member[train.items][:, [0, 2]].any(axis=1))
     (alone,) = DRIFT(DRIFTConfig()).fit_steps(known, others, RNG, [1])
     assert same(orchestrator.model, alone)
+
+
+def test_an_owner_that_is_silent_for_a_round_keeps_its_blocks_for_the_next():
+    train, member = world(9, 12, 120, seed=8), membership(12, 3, 8)
+    config = DRIFTConfig(window=30, learning_rate=0.3)
+    events, n = Events.of(train, 4.0, "time"), 0
+    models = []
+    for silent in ({}, {0: [1], 1: [1]}, {0: [1], 1: [1, 2], (len(events) - 1) // 30: [0, 1, 2]}):
+        users, owners, orchestrator = parties(config, member, 9)
+        replay(events, users, owners, orchestrator, 30, silent)
+        models.append(orchestrator.model)
+        n = sum(len(owner.saved) for owner in owners.values())
+        assert n == 0 or len(silent) == 3
+    assert n > 0  # of the last round, in which nobody answered
+    assert not same(models[0], models[1])
+    assert not same(models[1], models[2])
 
 
 def test_events_of_somebody_who_has_not_joined_are_refused():

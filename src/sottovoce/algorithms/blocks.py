@@ -62,8 +62,8 @@ class Events:
         user, time = table.users, table.timestamps
         if order not in ("user", "time"):
             raise ConfigError(f'order must be "user" or "time", not {order!r}')
-        keys = (time, user) if order == "user" else (user, time)
-        at = np.lexsort((table.items, *keys))
+        # Entries are stored by (user, item), which settles ties.
+        at = np.lexsort((time, user)) if order == "user" else np.argsort(time, kind="stable")
         return cls(user[at], table.items[at], table.ratings[at] >= positive_from, time[at], order)
 
 
@@ -163,8 +163,11 @@ class Blocks:
     """[n, 4]: the negatives are entries[a:b], the positives entries[c:d]."""
     entries: NDArray[np.int32]
     """Item numbers."""
-    rounds: Ints
-    """Round r learns from the blocks rounds[r]..rounds[r + 1], at once."""
+    updates: Ints
+    """Update k is one step on the blocks updates[k]..updates[k + 1], at once."""
+    rounds: Ints | None = None
+    """The updates rounds[r]..rounds[r + 1] all start from the same rows, and are then applied in
+    their order. None where every update starts from what the one before it left."""
 
     def __post_init__(self) -> None:
         # The kernels check nothing.
@@ -172,24 +175,24 @@ class Blocks:
         inside = (a >= 0) & (a < b) & (b <= len(self.entries)) & (c >= 0) & (c < d)
         if len(self.spans) != len(self.user) or not (inside & (d <= len(self.entries))).all():
             raise DataError("every block needs a user, negatives and positives")
-        ends = len(self.rounds) and (self.rounds[0], self.rounds[-1]) == (0, len(self.user))
-        if not ends or (np.diff(self.rounds) < 0).any():
-            raise DataError("rounds must take every block once, in order")
+        _check_edges(self.updates, len(self.user), "updates must take every block")
+        if self.rounds is not None:
+            _check_edges(self.rounds, self.steps, "rounds must take every update")
 
     def __len__(self) -> int:
         return len(self.user)
 
     def __repr__(self) -> str:
-        return f"<Blocks n={len(self):,} in {self.steps:,} rounds, redacted>"
+        return f"<Blocks n={len(self):,} in {self.steps:,} updates, redacted>"
 
     @property
     def steps(self) -> int:
-        """Rounds, each of which is one step."""
-        return len(self.rounds) - 1
+        """Updates, each of which is one step."""
+        return len(self.updates) - 1
 
     @classmethod
     def one_by_one(cls, user: Ints, spans: Ints, entries: NDArray[np.int32]) -> Blocks:
-        """A round for every block."""
+        """An update for every block."""
         return cls(user, spans, entries, np.arange(len(user) + 1, dtype=np.int64))
 
     @classmethod
@@ -205,6 +208,12 @@ class Blocks:
     def take(self, chosen: Ints) -> Blocks:
         """These blocks, one by one."""
         return Blocks.one_by_one(self.user[chosen], self.spans[chosen], self.entries)
+
+
+def _check_edges(edges: Ints, n: int, what: str) -> None:
+    whole = len(edges) and (edges[0], edges[-1]) == (0, n)
+    if not whole or (np.diff(edges) < 0).any():
+        raise DataError(f"{what} once, in order")
 
 
 # --- learning ------------------------------------------------------------------------------------
@@ -264,14 +273,17 @@ def first_rows(
 
 
 def learn(model: Model, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
-    """All rounds, one step each. Returns how many rows were moved in all, of users and items."""
+    """All updates, one step each. Returns how many rows were moved in all, of users and items."""
     _check(model, blocks)
-    users, items = kernels.learn(
-        model.users, model.items, blocks.user, blocks.entries, blocks.spans, blocks.rounds,
+    work = (
         step.learning_rate, step.reg, step.ridge == "pairs", _scratch(blocks.spans),
-        np.zeros(model.users.shape), np.zeros(model.items.shape),
-        np.zeros(len(model.users), dtype=bool), np.zeros(len(model.items), dtype=bool),
+        np.zeros(model.items.shape), np.zeros(len(model.items), dtype=bool), _lanes(model),
     )  # fmt: skip
+    what = model.users, model.items, blocks.user, blocks.entries, blocks.spans, blocks.updates
+    if blocks.rounds is None:
+        users, items = kernels.learn(*what, *work)
+    else:
+        users, items = kernels.learn_together(*what, blocks.rounds, *work)
     return int(users), int(items)
 
 
@@ -282,8 +294,7 @@ def learn_momentum(model: Model, blocks: Blocks, step: BlockStep, momentum: floa
     kernels.learn_momentum(
         model.users, model.items, blocks.user, blocks.entries, blocks.spans,
         step.learning_rate, momentum, step.reg, step.ridge == "pairs", _scratch(blocks.spans),
-        np.zeros(model.users.shape), np.zeros(model.items.shape),
-        np.zeros(len(model.items), dtype=bool),
+        np.zeros(model.items.shape), np.zeros(len(model.items), dtype=bool), _lanes(model),
     )  # fmt: skip
 
 
@@ -295,7 +306,7 @@ def gradient(
     users, items = np.zeros(model.users.shape), np.zeros(model.items.shape)
     kernels.add_blocks(
         model.users, blocks.user, model.items, blocks.entries, blocks.spans, step.reg,
-        step.ridge == "pairs", _scratch(blocks.spans), users, items,
+        step.ridge == "pairs", _scratch(blocks.spans), users, items, _lanes(model),
     )  # fmt: skip
     return users, items
 
@@ -304,8 +315,16 @@ def losses(model: Model, blocks: Blocks) -> NDArray[np.float64]:
     """The ranking loss of each block, without the ridge."""
     _check(model, blocks)
     out = np.empty(len(blocks))
-    kernels.losses(model.users, model.items, blocks.user, blocks.entries, blocks.spans, out)
+    kernels.losses(
+        model.users, model.items, blocks.user, blocks.entries, blocks.spans, out, _lanes(model)
+    )
     return out
+
+
+def _lanes(model: Model) -> tuple[int, ...] | None:
+    """For rows so short that a kernel of their own pays."""
+    size = model.users.shape[1]
+    return (0,) * size if size <= 16 else None
 
 
 def _scratch(spans: Ints) -> NDArray[np.float64]:

@@ -4,9 +4,10 @@
     data owner ──(which rows?)──▶ orchestrator ──(rows)──▶ data owner ──(gradients)──▶ orchestrator
 
 The table of who holds which item is public, so that a user finds the owners alone and the
-orchestrator sees no interaction. An owner asks for rows as soon as it has Θ finished blocks,
-whoever they belong to; the gradients are those of the sum of the blocks' losses (blocks.py), one
-row for each user and item in them.
+orchestrator sees no interaction. An owner asks for rows when it has Θ finished blocks, whoever
+they belong to; the gradients are those of the sum of the blocks' losses (blocks.py), one row for
+each user and item in them. Owners are served at once, or, with a `window`, together after every so
+many interactions, as organisations far apart are.
 
 What each party sees: an owner the interactions with its own items; the orchestrator the users and
 items of each request, and gradients. An item's gradient is a multiple of the vectors of the users
@@ -18,8 +19,9 @@ The loop over events is in drift_replay.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +40,11 @@ from sottovoce.algorithms.blocks import (
     gradient,
 )
 from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.known_rows import KnownRows, Row
 from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError, DataError, MessageError, RunError
 from sottovoce.recommender import FactorScorer, recommend
 from sottovoce.rng import Streams
-
-LARGEST = 1 << 27
-"""Users and items have smaller numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,9 @@ class DRIFTConfig:
     """A pass goes through all interactions in the order of time, or user by user."""
     positive_from: float = 4.0
     """Interactions with at least this rating are positive, the others negative."""
+    window: int = 0
+    """0: an owner is served as soon as an update is due, as in the thesis. Otherwise all owners
+    with a due update are served together after every so many interactions, from the same rows."""
     max_age: int = 100
     """Gradients of rows that are more versions old than this are refused."""
 
@@ -72,11 +75,22 @@ class DRIFTConfig:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
         require_whole("theta", self.theta, 1)
         require_whole("epochs", self.epochs, 1, 1_000_000)
+        require_whole("window", self.window, 0)
         require_whole("max_age", self.max_age, 0)
         require_number("positive_from", self.positive_from, -1e9, 1e9)
         if self.order not in ("user", "time"):
             raise ConfigError(f'order must be "user" or "time", not {self.order!r}')
         self.step()
+
+    @property
+    def system(self) -> str:
+        """Its name in tables."""
+        return "DRIFT"
+
+    @property
+    def width(self) -> int:
+        """Numbers per item."""
+        return self.embedding_size
 
     def step(self) -> BlockStep:
         return BlockStep(self.learning_rate, self.reg, self.ridge)
@@ -86,28 +100,47 @@ class DRIFTConfig:
 
 
 class User:
-    """Whoever interacts. Knows the public table, and addresses the owners herself."""
+    """Whoever interacts. Knows the public table, and addresses the owners herself, but for those
+    that she refuses."""
 
-    def __init__(self, number: int, table: OwnerTable) -> None:
+    def __init__(self, number: int, table: OwnerTable, refused: Iterable[int] = ()) -> None:
         self.number = number
+        self.refused = frozenset(refused)
         self._table = table
 
     def __repr__(self) -> str:
         return "<User, redacted>"
 
     def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
-        """A message to each owner of the item, in the order of their numbers."""
+        """A message to each owner of the item that may see it, in the order of their numbers."""
         return [
             Interaction(owner, self.number, item, positive, time)
             for owner in self._table.owners(item)
+            if owner not in self.refused
         ]
 
 
 # --- the data owner's half -----------------------------------------------------------------------
 
 
+class Stream(NamedTuple):
+    """What an owner keeps of a user's stream: the time of the last event, and the open block."""
+
+    clock: int
+    negatives: tuple[int, ...]
+    positives: tuple[int, ...]
+
+
+Saved = tuple[int, Block]
+"""A finished block and its user."""
+
+
 class Owner:
-    """One organisation: its items, and the blocks of the users who touched them."""
+    """One organisation: its items, and the blocks of the users who touched them.
+
+    The blocks of an update are in the order of their users, one user's in the order in which they
+    ended; so an update does not depend on whose message came first.
+    """
 
     def __init__(self, number: int, items: Iterable[int], config: DRIFTConfig) -> None:
         self.number = number
@@ -115,9 +148,31 @@ class Owner:
         self._config = config
         self._open: dict[int, OpenBlock] = {}
         self._clock: dict[int, int] = {}
-        self._saved: list[tuple[int, Block]] = []
-        self._asked: list[tuple[int, Block]] = []
+        self._saved: list[Saved] = []
+        self._asked: list[Saved] = []
         self._users: set[int] = set()
+
+    @classmethod
+    def restore(
+        cls,
+        number: int,
+        items: Iterable[int],
+        config: DRIFTConfig,
+        users: Iterable[int],
+        streams: Mapping[int, Stream],
+        saved: Sequence[Saved],
+        asked: Sequence[Saved],
+    ) -> Owner:
+        """An owner as `users`, `stream`, `saved` and `asked` showed it."""
+        owner = cls(number, items, config)
+        owner._users = set(users)
+        owner._clock = {user: stream.clock for user, stream in streams.items()}
+        owner._open = {
+            user: OpenBlock(list(stream.negatives), list(stream.positives))
+            for user, stream in streams.items()
+        }
+        owner._saved, owner._asked = list(saved), list(asked)
+        return owner
 
     def __repr__(self) -> str:
         return f"<Owner {self.number}, {len(self._items):,} items, redacted>"
@@ -131,6 +186,27 @@ class Owner:
     def users(self) -> frozenset[int]:
         """Of whom it may hold anything."""
         return frozenset(self._users)
+
+    @property
+    def items(self) -> frozenset[int]:
+        return frozenset(self._items)
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        """Finished blocks that wait, oldest first."""
+        return tuple(self._saved)
+
+    @property
+    def asked(self) -> tuple[Saved, ...]:
+        """Finished blocks whose rows were asked for, until `settle`."""
+        return tuple(self._asked)
+
+    def stream(self, user: int) -> Stream | None:
+        """What is kept of the user's stream; nothing where there is none."""
+        if user not in self._clock:
+            return None
+        block = self._open[user]
+        return Stream(self._clock[user], tuple(block.negatives), tuple(block.positives))
 
     def admit(self, user: int) -> None:
         """From here on this user's interactions are taken."""
@@ -184,10 +260,12 @@ class Owner:
         """Asks for the rows of all finished blocks; nothing where there are none."""
         if self._asked:
             raise RunError("the owner waits for the answer to a request; settle that one first")
-        self._asked, self._saved = self._saved, []
-        if not self._asked:
-            return None
-        return RowRequest(self.number, *_named(self._asked))
+        self._asked, self._saved = sorted(self._saved, key=_user_of), []
+        return self.request_again()
+
+    def request_again(self) -> RowRequest | None:
+        """The request that was made last, less whatever has left since; nothing where none is."""
+        return RowRequest(self.number, *_named(self._asked)) if self._asked else None
 
     def gradients(self, rows: Rows) -> Gradients | None:
         """From the rows that were asked for. Nothing where everybody concerned has left since."""
@@ -225,14 +303,18 @@ class Owner:
             self._saved.append((user, ended))
 
 
-def _named(blocks: list[tuple[int, Block]]) -> tuple[Ints, Ints]:
+def _user_of(saved: Saved) -> int:
+    return saved[0]
+
+
+def _named(blocks: list[Saved]) -> tuple[Ints, Ints]:
     """The users and the items of blocks, ascending, each once."""
     users = np.unique(np.array([user for user, _ in blocks], dtype=np.int64))
     items = np.array([i for _, b in blocks for i in b.negatives + b.positives], dtype=np.int64)
     return users, np.unique(items)
 
 
-def _numbered(blocks: list[tuple[int, Block]], users: Ints, items: Ints) -> Blocks:
+def _numbered(blocks: list[Saved], users: Ints, items: Ints) -> Blocks:
     """The blocks in the numbering of these users and items."""
     user = np.searchsorted(users, np.array([u for u, _ in blocks]))
     entries = np.array([i for _, b in blocks for i in b.negatives + b.positives])
@@ -255,8 +337,26 @@ class Orchestrator:
         self._config = config
         self._rng = rng
         self._size = config.embedding_size
-        self._users = _Known(self._size)
-        self._items = _Known(self._size)
+        self._users = KnownRows(self._size)
+        self._items = KnownRows(self._size)
+
+    @classmethod
+    def restore(
+        cls,
+        config: DRIFTConfig,
+        rng: Streams,
+        version: int,
+        table: OwnerTable,
+        users: Mapping[int, Row],
+        items: Mapping[int, Row],
+    ) -> Orchestrator:
+        """An orchestrator as its table and `known_rows` showed it at that version."""
+        orchestrator = cls(config, rng)
+        orchestrator.version, orchestrator.table = version, table
+        for known, rows in ((orchestrator._users, users), (orchestrator._items, items)):
+            for number, row in rows.items():
+                known.put(number, row)
+        return orchestrator
 
     def __repr__(self) -> str:
         return f"<Orchestrator version={self.version}, redacted>"
@@ -265,6 +365,10 @@ class Orchestrator:
     def model(self) -> Model:
         """A copy; rows of numbers that nobody has are 0."""
         return Model(self._users.table.copy(), self._items.table.copy())
+
+    def known_rows(self, kind: Literal["users", "items"]) -> Iterator[tuple[int, Row]]:
+        """The number and the row of everybody who has joined, or of every item that ever did."""
+        yield from (self._users if kind == "users" else self._items)
 
     def join_user(self, user: int) -> None:
         """A user who comes back starts anew."""
@@ -333,36 +437,3 @@ class Orchestrator:
             raise MessageError(f"data owner {owner} has not joined")
         if not self._users.has(users) or not self.table.holds(owner, items.tolist()):
             raise MessageError("the message names a user or an item that the owner cannot have")
-
-
-class _Known:
-    """Rows by number, for those who have joined."""
-
-    def __init__(self, size: int) -> None:
-        self._rows = np.zeros((16, size), dtype=np.float32)
-        self._joined = np.zeros(16, dtype=bool)
-        self._end = 0
-
-    @property
-    def table(self) -> NDArray[np.float32]:
-        """A row for every number up to the largest that ever joined."""
-        return self._rows[: self._end]
-
-    def has(self, numbers: Ints | list[int]) -> bool:
-        """Whether all of them have joined."""
-        asked = np.asarray(numbers, dtype=np.int64)
-        inside = (asked >= 0) & (asked < self._end)
-        return bool(inside.all() and self._joined[asked].all())
-
-    def put(self, number: int, row: NDArray[np.float32]) -> None:
-        if not 0 <= number < LARGEST:
-            raise DataError(f"users and items are numbered from 0 to {LARGEST - 1:,}")
-        while number >= len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._joined = np.concatenate([self._joined, np.zeros_like(self._joined)])
-        self._rows[number], self._joined[number] = row, True
-        self._end = max(self._end, number + 1)
-
-    def erase(self, number: int) -> None:
-        if self.has([number]):
-            self._rows[number], self._joined[number] = 0.0, False

@@ -7,16 +7,17 @@ is the same, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sottovoce.algorithms import drift_kernels as kernels
+from sottovoce.algorithms import plan_kernels as kernels
 from sottovoce.algorithms.blocks import Blocks, Events, Ints, Model, learn
 from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
-from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.algorithms.drift_messages import Gradients, OwnerTable
 from sottovoce.config import require_whole
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import DataError
@@ -30,18 +31,28 @@ Progress = Callable[[int, int], None]
 def exchange(owner: Owner, orchestrator: Orchestrator) -> bool:
     """One update: the owner asks, computes and sends. Whether there was anything to send. Where the
     orchestrator refuses, the blocks stay with the owner and the error is passed on."""
-    request = owner.request()
-    if request is None:
-        return False
-    accepted = False
+    return exchange_together([owner], orchestrator) == 1
+
+
+def exchange_together(owners: Sequence[Owner], orchestrator: Orchestrator) -> int:
+    """A round: all owners that have finished blocks compute from the same rows; their gradients are
+    folded in the order given. Returns how many had any. Where the orchestrator refuses, the blocks
+    that were not folded stay with their owners and the error is passed on."""
+    waiting: list[tuple[Owner, Gradients | None]] = []
+    asking = [(owner, request) for owner in owners if (request := owner.request()) is not None]
+    unsettled = [owner for owner, _ in asking]
     try:
-        gradients = owner.gradients(orchestrator.answer(request))
-        if gradients is not None:
-            orchestrator.fold(gradients)
-        accepted = True
+        for owner, request in asking:
+            waiting.append((owner, owner.gradients(orchestrator.answer(request))))
+        for owner, gradients in waiting:
+            if gradients is not None:
+                orchestrator.fold(gradients)
+            owner.settle(True)
+            unsettled.remove(owner)
     finally:
-        owner.settle(accepted)
-    return True
+        for owner in unsettled:
+            owner.settle(False)
+    return len(asking)
 
 
 class Replayed(NamedTuple):
@@ -57,11 +68,16 @@ def replay(
     users: Mapping[int, User],
     owners: Mapping[int, Owner],
     orchestrator: Orchestrator,
+    window: int = 0,
+    silent: Mapping[int, Collection[int]] | None = None,
 ) -> Replayed:
     """One epoch, message by message. Streams end with each user, or with the epoch where it goes by
-    time (owner by owner, then user by user); what falls short of Θ is sent at the very end. Owners
-    that are missing are left out, and counted."""
+    time (owner by owner, then user by user); what falls short of Θ is sent at the very end. With a
+    window there is a round after every so many events, and what ends with the epoch is in the last.
+    Owners that are missing are left out, and counted. Where there are windows, `silent` says by
+    round which owners do not answer in it; they keep their blocks for the next one."""
     updates = undelivered = 0
+    absent = silent or {}
     present = [owner for _, owner in sorted(owners.items())]
     last = np.r_[events.user[1:] != events.user[:-1], True] if len(events) else np.zeros(0, bool)
     for k, user in enumerate(events.user.tolist()):
@@ -72,56 +88,110 @@ def replay(
             owner = owners.get(message.owner)
             if owner is None:
                 undelivered += 1
-            elif owner.receive(message):
+            elif owner.receive(message) and not window:
                 updates += exchange(owner, orchestrator)
         if events.order == "user" and last[k]:
-            updates += _end(user, present, orchestrator)
+            due = [owner for owner in present if owner.end_stream(user)]
+            updates += 0 if window else sum(exchange(owner, orchestrator) for owner in due)
+        if window and (k + 1) % window == 0 and k + 1 < len(events):
+            there = [o for o in present if o.number not in absent.get(k // window, ())]
+            updates += exchange_together([o for o in there if o.due], orchestrator)
     for owner in present:
         for user in sorted(owner.users):
-            updates += _end(user, [owner], orchestrator)
+            if owner.end_stream(user) and not window:
+                updates += exchange(owner, orchestrator)
+    if window:
+        final = max(len(events) - 1, 0) // window
+        there = [o for o in present if o.number not in absent.get(final, ())]
+        return Replayed(updates + exchange_together(there, orchestrator), undelivered)
     rest = sum(exchange(owner, orchestrator) for owner in present)
     return Replayed(updates + rest, undelivered)
 
 
-def _end(user: int, owners: list[Owner], orchestrator: Orchestrator) -> int:
-    due = [owner for owner in owners if owner.end_stream(user)]
-    return sum(exchange(owner, orchestrator) for owner in due)
-
-
-def plan(events: Events, table: OwnerTable, theta: int) -> Blocks:
-    """The blocks and rounds of `replay`, found at once and in linear time: neither depends on the
-    model."""
+def plan(
+    events: Events,
+    table: OwnerTable,
+    theta: int,
+    window: int = 0,
+    refused: NDArray[np.bool_] | None = None,
+) -> Blocks:
+    """The blocks and updates of `replay`, found at once and in linear time: neither depends on the
+    model. Where refused[u, k], the k-th owner of the table gets nothing of user u."""
     require_whole("theta", theta, 1)
+    require_whole("window", window, 0)
     pointer, holders, owners = table.arrays(int(events.item.max(initial=-1)) + 1)
-    counts = np.diff(pointer)[events.item]
-    if not counts.all():
+    if refused is None:
+        refused = np.zeros((0, owners), dtype=bool)
+    elif refused.shape[1] != owners or len(refused) <= events.user.max(initial=-1):
+        raise DataError("there must be a row for every user and a column for every data owner")
+    facts, entries = _cut(events, pointer, holders, owners, refused)
+    if window:
+        owner = facts[:, kernels.OWNER].astype(np.int64)
+        rounds = np.minimum(facts[:, kernels.END] // 2, len(events) - 1) // window
+        counts = np.zeros((-(-len(events) // window), owners), dtype=np.int64)
+        np.add.at(counts, (rounds, owner), 1)
+        turn, when = _in_windows(owner, rounds, counts, theta)
+        new_round = np.diff(when, prepend=-1) != 0
+        starts = np.flatnonzero(new_round | (np.diff(owner[turn], prepend=-1) != 0))
+        updates = np.r_[starts, len(turn)].astype(np.int64)
+        together = np.r_[np.flatnonzero(new_round[starts]), len(starts)].astype(np.int64)
+        return Blocks(*_laid_out(facts, turn, entries), updates, together)
+    n = len(facts)
+    ordered = np.empty_like(facts)
+    bits = (2 * len(events) + owners).bit_length()
+    kernels.by_end(facts, bits, np.empty(n, np.int64), np.empty(n, np.int64), ordered)
+    turn, updates = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
+    count = kernels.group(ordered, theta, owners, turn, updates)
+    return Blocks(*_laid_out(ordered, turn, entries), updates[: count + 1].copy())
+
+
+def _cut(
+    events: Events, pointer: Ints, holders: Ints, owners: int, refused: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The facts of all blocks, by user, then owner, then time, and the items that they refer to."""
+    users = int(events.user.max(initial=-1)) + 1
+    start, sent = np.zeros(users + 1, dtype=np.int64), np.zeros(users, dtype=np.int64)
+    if kernels.count_messages(events.user, events.item, pointer, start, sent):
         raise DataError("there are interactions with items that no data owner holds")
-    messages = int(counts.sum())
-    entries, spans, user, owner, ends = kernels.cut_streams(
-        kernels.stable_order(events.user, int(events.user.max(initial=-1)) + 1),
-        events.user, events.item, events.positive, np.cumsum(counts) - counts, messages,
-        pointer, holders, owners, events.order == "user",
+    total = int(sent.sum())
+    if 2 * max(len(events), total) + owners >= 1 << 31:
+        raise DataError("so many interactions cannot be planned at once; take them in parts")
+    words = np.empty(len(events), dtype=np.int64)
+    kernels.by_user(events.user, events.item, events.positive, start, words)
+    entries = np.empty(total, dtype=np.int32)
+    facts = np.empty((total // 2, 6), dtype=np.int32)
+    blocks, items = kernels.cut_streams(
+        start, words, pointer, holders, owners, events.order == "user", refused, entries, facts,
+        int(sent.max(initial=0)),
     )  # fmt: skip
-    # Blocks come by user, then owner, so those that end together are in their order already.
-    turn = kernels.stable_order(ends, 2 * messages + owners)
-    rounds, inner = _grouped(owner[turn], theta)
-    turn = turn[inner]
-    return Blocks(user[turn], spans[turn], entries, rounds)
+    return facts[:blocks], entries[:items]
 
 
-def _grouped(owner: Ints, theta: int) -> tuple[Ints, Ints]:
-    """Blocks by the order in which they ended; their rounds, and the order within those. Θ blocks
-    of an owner make a round, when the last of them ends; the rest come last, owner by owner."""
-    n, counts = len(owner), np.bincount(owner)
-    by_owner = kernels.stable_order(owner, len(counts))
-    rank = np.arange(n) - np.repeat(np.cumsum(counts) - counts, counts)
-    full = rank // theta * theta + theta <= np.repeat(counts, counts)
-    closing = np.minimum(np.arange(n) - rank % theta + theta - 1, n - 1)
-    when = np.empty(n, dtype=np.int64)
-    when[by_owner] = np.where(full, by_owner[closing], n + owner[by_owner])
-    turn = kernels.stable_order(when, n + len(counts))
-    edges = np.flatnonzero(np.diff(when[turn])) + 1
-    return np.r_[0, edges, n][0 if n else 1 :].astype(np.int64), turn
+def _laid_out(
+    facts: NDArray[np.int32], turn: Ints, entries: NDArray[np.int32]
+) -> tuple[Ints, Ints, NDArray[np.int32]]:
+    """Users, spans and entries of blocks in this order."""
+    user, spans = np.empty(len(turn), dtype=np.int64), np.empty((len(turn), 4), dtype=np.int64)
+    laid = np.empty_like(entries)
+    kernels.lay_out(facts, turn, entries, user, spans, laid)
+    return user, spans, laid
+
+
+def _in_windows(owner: Ints, window: Ints, counts: Ints, theta: int) -> tuple[Ints, Ints]:
+    """Blocks by user, then owner, then time, and the windows that they ended in; the order in which
+    they are learnt from, and the round of each in that order. An owner is served after a window
+    that leaves it with Θ blocks, and after the last."""
+    served = np.empty_like(counts)
+    for k in range(counts.shape[1]):
+        begun = waiting = 0
+        for w, more in enumerate(counts[:, k].tolist()):
+            waiting += more
+            if waiting >= theta or w + 1 == len(counts):
+                served[begun : w + 1, k] = w
+                begun, waiting = w + 1, 0
+    when = served[window, owner]
+    turn = np.lexsort((owner, when))
+    return turn, when[turn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +206,9 @@ class DRIFT:
         table: OwnerTable,
         rng: Streams,
         progress: Progress | None = None,
+        refused: NDArray[np.bool_] | None = None,
     ) -> FactorScorer:
-        (model,) = self.fit_steps(train, table, rng, [self.config.epochs], progress)
+        (model,) = self.fit_steps(train, table, rng, [self.config.epochs], progress, refused)
         return FactorScorer.of(model.users, model.items)
 
     def fit_steps(
@@ -147,11 +218,13 @@ class DRIFT:
         rng: Streams,
         epochs: list[int],
         progress: Progress | None = None,
+        refused: NDArray[np.bool_] | None = None,
     ) -> list[Model]:
-        """The model after each of these epochs (ascending), from one training run."""
+        """The model after each of these epochs (ascending), from one training run. `refused` as in
+        `plan`."""
         config, kept = self.config, []
         events = Events.of(train, config.positive_from, config.order)
-        blocks = plan(events, table, config.theta)
+        blocks = plan(events, table, config.theta, config.window, refused)
         model = Model.start(train.n_users, train.n_items, config.embedding_size, rng)
         for epoch in range(1, max(epochs) + 1):
             learn(model, blocks, config.step())

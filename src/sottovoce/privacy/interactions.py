@@ -5,7 +5,11 @@
 - Nobody else can read an interaction, not even whether it was positive, or change a bit of it.
 - A message belongs to its owner and its place in the session: given to another owner, or a second
   time, or after a later one, it is refused. A lost message stops nothing.
-- Nonces are the counter of the messages, so none is used twice under a key.
+- Nonces are the counter of the messages, so none is used twice under a key. A session lives in
+  memory alone: who starts again begins another one.
+- Inside is a sequence number of the user's, by which the owner knows an interaction that was sent
+  again in a later session.
+- That a stream ends, or that a user leaves, looks like an interaction from outside.
 - Both sides are known to each other by their long-term keys, and who learns those keys later cannot
   read what was sent before (three X25519 agreements into HKDF-SHA256; each session adds a one-time
   key of both sides, so that a session cannot be replayed either).
@@ -23,6 +27,7 @@ import hashlib
 import os
 import struct
 from dataclasses import dataclass
+from typing import Literal
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -36,7 +41,10 @@ KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 MOST_MESSAGES = 1 << 32
 """Under one key; far below what GCM bears."""
 
-_PLAIN = struct.Struct("<IIq?")
+Kind = Literal["negative", "positive", "end", "leave"]
+"""An interaction, or: the stream ends, which closes its block; the user leaves."""
+_KINDS: tuple[Kind, ...] = ("negative", "positive", "end", "leave")
+_PLAIN = struct.Struct("<IIqBQ")
 _PAIR = struct.Struct("<II")
 _PURPOSE = b"sottovoce interaction 1\0"
 SEALED_BYTES = NONCE_BYTES + _PLAIN.size + TAG_BYTES
@@ -45,12 +53,15 @@ SHARED_BYTES = NONCE_BYTES + _PAIR.size + TAG_BYTES + 1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Opened:
-    """An interaction as the owner reads it. Private."""
+    """A message as the owner reads it. Private."""
 
     user: int
     item: int
-    positive: bool
+    """0 where the message is no interaction; so is the time."""
+    kind: Kind
     time: int
+    sequence: int
+    """The user's own count of what she said to this owner, over all sessions."""
 
     def __repr__(self) -> str:
         return "<Opened, redacted>"
@@ -154,11 +165,11 @@ class Sender:
     def __repr__(self) -> str:
         return "<Sender, redacted>"
 
-    def seal(self, item: int, positive: bool, time: int) -> bytes:
+    def seal(self, sequence: int, kind: Kind, item: int = 0, time: int = 0) -> bytes:
         if self._next >= MOST_MESSAGES:
             raise KeyTrouble("the session's key is used up; begin another session")
         try:
-            plain = _PLAIN.pack(self._user, item, time, positive)
+            plain = _PLAIN.pack(self._user, item, time, _KINDS.index(kind), sequence)
         except struct.error:
             raise MessageError("an interaction has a number that does not fit a message") from None
         nonce = self._next.to_bytes(NONCE_BYTES, "big")
@@ -171,12 +182,11 @@ class Receiver:
 
     __slots__ = ("_cipher", "_owner", "_user", "last")
 
-    def __init__(self, key: bytes, user: int, owner: int, last: int = -1) -> None:
-        """`last` is the counter of the newest message that was opened, where a session goes on
-        after a restart."""
+    def __init__(self, key: bytes, user: int, owner: int) -> None:
         self._cipher = _cipher(key)
         self._user, self._owner = user, _owner_bytes(owner)
-        self.last = last
+        self.last = -1
+        """The counter of the newest message that was opened."""
 
     def __repr__(self) -> str:
         return "<Receiver, redacted>"
@@ -194,11 +204,11 @@ class Receiver:
             plain = self._cipher.decrypt(nonce, body, self._owner + nonce)
         except InvalidTag:
             raise MessageError("the interaction was not sealed for this session") from None
-        user, item, time, positive = _PLAIN.unpack(plain)
-        if user != self._user:
-            raise MessageError("the interaction names another user than the session's")
+        user, item, time, kind, sequence = _PLAIN.unpack(plain)
+        if user != self._user or kind >= len(_KINDS):
+            raise MessageError("the interaction names another user than the session's, or no kind")
         self.last = counter
-        return Opened(user, item, positive, time)
+        return Opened(user, item, _KINDS[kind], time, sequence)
 
 
 # --- the thesis's variant ------------------------------------------------------------------------
