@@ -37,6 +37,8 @@ def test_the_default_shares_no_positive_and_permits_no_report():
         {"total_epsilon": "much"},
         {"total_epsilon": True},
         {"hidden_attributes": "gender"},
+        {"refused_owners": "shop"},
+        {"refused_owners": [3]},
     ],
 )
 def test_out_of_range_choices_raise(fields):
@@ -91,12 +93,36 @@ def test_hidden_attributes_must_exist():
         Consent.uniform(USERS[:3], Choice(hidden_attributes=("shoe size",)), ("age",))
 
 
+def test_refused_owners_must_exist():
+    choice = Choice(refused_owners=["bank"])
+    consent = Consent.uniform(USERS[:3], choice, owners=("shop", "bank"))
+    assert consent.refused_owners.tolist() == [[False, True]] * 3
+    assert (consent.row(0), consent.owners) == (choice, ("shop", "bank"))
+    with pytest.raises(ConfigError, match=r"'bank'.*not among the data owners \['shop'\]"):
+        Consent.uniform(USERS[:3], choice, owners=("shop",))
+    with pytest.raises(ConfigError, match="no data owners in this system"):
+        Consent.uniform(USERS[:3], choice)
+    mixed = ConsentPolicy((Choice(), choice, Choice(takes_part=False)), (1, 1, 2))
+    drawn = mixed.draw(USERS, Streams.from_seed(2), owners=("shop", "bank"))
+    assert 0.2 < drawn.refused_owners[:, 1].mean() < 0.3
+    lines = mixed.words(owners=True)
+    assert "reads what she does" in lines[0]
+    assert "sends nothing to bank" in lines[1]
+    assert "sends nothing to anybody" in lines[2]
+
+
 def test_rows_come_back_as_they_went_in():
     choices = [
-        Choice(share_positives=0.5, epsilon=1.0, max_reports=4, hidden_attributes=("age",)),
+        Choice(
+            share_positives=0.5,
+            epsilon=1.0,
+            max_reports=4,
+            hidden_attributes=("age",),
+            refused_owners=("shop",),
+        ),
         Choice(takes_part=False, strength=0.75, total_epsilon=0.7),
     ]
-    consent = Consent.of(USERS[:4], choices, np.array([1, 0, 0, 1]), ("age",))
+    consent = Consent.of(USERS[:4], choices, np.array([1, 0, 0, 1]), ("age",), ("shop",))
     assert [consent.row(k) for k in range(4)] == [choices[k] for k in (1, 0, 0, 1)]
     assert consent.take(np.array([2])).row(0) == choices[0]
 
@@ -107,6 +133,7 @@ def test_records_of_the_wrong_shape_or_range_are_refused():
         ("share_positives", np.full(3, 1.5, np.float32)),
         ("takes_part", [True]),
         ("total_epsilon", [1.0]),
+        ("refused_owners", [[True]] * 3),
         ("total_epsilon", [1.0, math.nan, 1.0]),
         ("epsilon", [1.0, -1.0, 1.0]),
     ]:

@@ -36,12 +36,15 @@ class Choice:
     """Attributes that must not be learnt."""
     strength: float = 0.5
     """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
+    refused_owners: tuple[str, ...] = ()
+    """Data owners, by name, that must see nothing of hers."""
 
     def __post_init__(self) -> None:
-        hidden: object = self.hidden_attributes
-        if not isinstance(hidden, list | tuple) or not all(isinstance(a, str) for a in hidden):
-            raise ConfigError("hidden_attributes must be a list of names")
-        object.__setattr__(self, "hidden_attributes", tuple(hidden))
+        for name in ("hidden_attributes", "refused_owners"):
+            names: object = getattr(self, name)
+            if not isinstance(names, list | tuple) or not all(isinstance(a, str) for a in names):
+                raise ConfigError(f"{name} must be a list of names")
+            object.__setattr__(self, name, tuple(names))
         if not isinstance(self.takes_part, bool):
             raise ConfigError("takes_part must be true or false")
         _within("share_positives", self.share_positives, 0.0, 1.0)
@@ -69,7 +72,16 @@ class Choice:
                 parts.append(f"no more than ε = {self.total_epsilon:.10g} over all rounds together")
         if self.hidden_attributes:
             parts.append("hides " + ", ".join(self.hidden_attributes))
+        if self.refused_owners:
+            parts.append("sends nothing to " + ", ".join(self.refused_owners))
         return "takes part, " + "; ".join(parts)
+
+    def owner_words(self) -> str:
+        """The same for a system of data owners, who read what they get."""
+        if not self.takes_part:
+            return "does not take part: sends nothing to anybody"
+        but = f"; sends nothing to {', '.join(self.refused_owners)}" if self.refused_owners else ""
+        return "takes part: every owner of an item reads what she does with it" + but
 
 
 _COLUMNS = (
@@ -91,7 +103,10 @@ class Consent:
     """[n, attributes], columns named by `attributes`."""
     strength: NDArray[np.float32]
     total_epsilon: NDArray[np.float64]
+    refused_owners: NDArray[np.bool_]
+    """[n, owners], columns named by `owners`."""
     attributes: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.users)
@@ -100,6 +115,8 @@ class Consent:
                 raise ConsentError(f"{name} must have one value per device")
         if self.hidden_attributes.shape != (n, len(self.attributes)):
             raise ConsentError("hidden_attributes must have one row per device")
+        if self.refused_owners.shape != (n, len(self.owners)):
+            raise ConsentError("refused_owners must have one row per device")
         share = self.share_positives
         if n and not bool(np.all((share >= 0.0) & (share <= 1.0))):
             raise ConsentError("share_positives must lie in [0, 1]")
@@ -115,10 +132,14 @@ class Consent:
 
     @classmethod
     def uniform(
-        cls, users: NDArray[np.int64], choice: Choice, attributes: Sequence[str] = ()
+        cls,
+        users: NDArray[np.int64],
+        choice: Choice,
+        attributes: Sequence[str] = (),
+        owners: Sequence[str] = (),
     ) -> Consent:
         """The same choice for every user."""
-        return cls.of(users, [choice], np.zeros(len(users), dtype=np.int64), attributes)
+        return cls.of(users, [choice], np.zeros(len(users), dtype=np.int64), attributes, owners)
 
     @classmethod
     def of(
@@ -127,18 +148,26 @@ class Consent:
         choices: Sequence[Choice],
         which: NDArray[np.int64],
         attributes: Sequence[str] = (),
+        owners: Sequence[str] = (),
     ) -> Consent:
         """choices[which[n]] for the n-th user."""
-        known = tuple(attributes)
+        known, holders = tuple(attributes), tuple(owners)
         for choice in choices:
             for name in choice.hidden_attributes:
                 if name not in known:
                     raise ConfigError(
                         f"hidden attribute {name!r} is not among the data's {list(known)}"
                     )
-        hidden = np.array(
-            [[a in c.hidden_attributes for a in known] for c in choices], dtype=bool
-        ).reshape(len(choices), len(known))
+            for name in choice.refused_owners:
+                if name not in holders:
+                    raise ConfigError(
+                        f"refused_owners names {name!r}, who is not among the data owners "
+                        f"{list(holders)}"
+                        if holders
+                        else "refused_owners is set, but there are no data owners in this system"
+                    )
+        hidden = _table([[a in c.hidden_attributes for a in known] for c in choices], known)
+        refused = _table([[o in c.refused_owners for o in holders] for c in choices], holders)
         return cls(
             users=np.asarray(users, dtype=np.int64),
             takes_part=np.array([c.takes_part for c in choices], dtype=bool)[which],
@@ -148,7 +177,9 @@ class Consent:
             hidden_attributes=hidden[which],
             strength=np.array([c.strength for c in choices], dtype=np.float32)[which],
             total_epsilon=np.array([c.total_epsilon for c in choices], dtype=np.float64)[which],
+            refused_owners=refused[which],
             attributes=known,
+            owners=holders,
         )
 
     def take(self, rows: NDArray[np.int64]) -> Consent:
@@ -156,12 +187,13 @@ class Consent:
             self,
             users=self.users[rows],
             hidden_attributes=self.hidden_attributes[rows],
+            refused_owners=self.refused_owners[rows],
             **{name: getattr(self, name)[rows] for name in _COLUMNS},
         )
 
     def row(self, index: int) -> Choice:
         """One device's record."""
-        hidden = self.hidden_attributes[index]
+        hidden, refused = self.hidden_attributes[index], self.refused_owners[index]
         return Choice(
             takes_part=bool(self.takes_part[index]),
             share_positives=float(self.share_positives[index]),
@@ -170,6 +202,7 @@ class Consent:
             total_epsilon=float(self.total_epsilon[index]),
             hidden_attributes=tuple(a for a, h in zip(self.attributes, hidden, strict=True) if h),
             strength=float(self.strength[index]),
+            refused_owners=tuple(o for o, r in zip(self.owners, refused, strict=True) if r),
         )
 
 
@@ -253,18 +286,23 @@ class ConsentPolicy:
         return cls(tuple(choices), tuple(weights))
 
     def draw(
-        self, users: NDArray[np.int64], rng: Streams, attributes: Sequence[str] = ()
+        self,
+        users: NDArray[np.int64],
+        rng: Streams,
+        attributes: Sequence[str] = (),
+        owners: Sequence[str] = (),
     ) -> Consent:
         edges = np.cumsum(self.weights) / sum(self.weights)
         where = rng.child("consent").uniform(np.asarray(users, dtype=np.int64), 1)[:, 0]
         which = np.minimum(np.searchsorted(edges, where, side="right"), len(edges) - 1)
-        return Consent.of(users, self.choices, which.astype(np.int64), attributes)
+        return Consent.of(users, self.choices, which.astype(np.int64), attributes, owners)
 
-    def words(self) -> list[str]:
-        """One line per choice: its share of the users and what it means."""
+    def words(self, *, owners: bool = False) -> list[str]:
+        """One line per choice: its share of the users and what it means, for data owners or for
+        devices."""
         total = sum(self.weights)
         return [
-            f"{100 * weight / total:3.4g}%  {choice.words()}"
+            f"{100 * weight / total:3.4g}%  {choice.owner_words() if owners else choice.words()}"
             for choice, weight in zip(self.choices, self.weights, strict=True)
         ]
 
@@ -272,6 +310,10 @@ class ConsentPolicy:
 @dataclass(frozen=True, slots=True)
 class _Weight:
     weight: float
+
+
+def _table(rows: list[list[bool]], columns: tuple[str, ...]) -> NDArray[np.bool_]:
+    return np.array(rows, dtype=bool).reshape(len(rows), len(columns))
 
 
 def _within(name: str, value: object, low: float, high: float) -> None:

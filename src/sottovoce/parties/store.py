@@ -347,6 +347,7 @@ class CohortStore:
             known,
             np.array([place[text] for _, text in rows], dtype=np.int64),
             sorted({name for choice in known for name in choice.hidden_attributes}),
+            sorted({name for choice in known for name in choice.refused_owners}),
         )
 
     def records(self, number: int) -> list[Record]:
@@ -412,10 +413,11 @@ def _check_users(users: Sequence[tuple[int, str]]) -> None:
 
 def _to_text(choice: Choice) -> str:
     table = asdict(choice)
-    if math.isinf(
-        choice.total_epsilon
-    ):  # as former releases wrote it: the same mind, the same text
+    # As former releases wrote it: the same mind, the same text.
+    if math.isinf(choice.total_epsilon):
         del table["total_epsilon"]
+    if not choice.refused_owners:
+        del table["refused_owners"]
     return json.dumps(table, sort_keys=True)
 
 

@@ -16,7 +16,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import apsw
 
@@ -48,7 +49,14 @@ _WORDS: tuple[tuple[type[apsw.Error], str], ...] = (
 
 
 class StoreFile:
-    """One connection to a store. May be used by several threads, one at a time."""
+    """One connection to a store. May be used by several threads, one at a time. A kind of store is
+    a subclass with a content of its own."""
+
+    schema: ClassVar[ModuleType] = store_schema
+    """Has `MIGRATIONS` and `APPLICATION_ID`."""
+    made_by: ClassVar[str] = "sottovoce device init {folder}"
+    """The commands that make such a store, and that open it for writing."""
+    written_by: ClassVar[str] = "sottovoce serve device"
 
     def __init__(
         self, folder: Path, *, readonly: bool = False, agent: bool = False, new: bool = False
@@ -60,7 +68,8 @@ class StoreFile:
         path = folder / DATABASE
         if not path.is_file():
             raise StoreError(
-                f"there is no store in {folder}; make one with `sottovoce device init {folder}`"
+                f"there is no store in {folder}; make one with "
+                f"`{self.made_by.format(folder=folder)}`"
             )
         key = _read_key(folder / KEY)
         if agent:
@@ -198,26 +207,26 @@ class StoreFile:
 
     def _check_version(self, new: bool) -> None:
         """Bring an older store up to date; refuse a newer one, and other programs' files."""
-        known, version = len(store_schema.MIGRATIONS), self._connection.pragma("user_version")
+        known, version = len(self.schema.MIGRATIONS), self._connection.pragma("user_version")
         if version == known and self._ours():
             return
         if self.readonly:
             self._refuse_unknown(version, known, new)
             raise StoreError(
                 f"the store in {self.folder} was written by an older release of Sottovoce; open it "
-                f"once for writing, for example with `sottovoce serve device`"
+                f"once for writing, for example with `{self.written_by}`"
             )
         with self.transaction():
             # Once more, now that no other process can be at it.
             version = self._connection.pragma("user_version")
             self._refuse_unknown(version, known, new)
             for number in range(version, known):
-                self._connection.execute(store_schema.MIGRATIONS[number])
+                self._connection.execute(self.schema.MIGRATIONS[number])
             self._connection.pragma("user_version", known)
-            self._connection.pragma("application_id", store_schema.APPLICATION_ID)
+            self._connection.pragma("application_id", self.schema.APPLICATION_ID)
 
     def _ours(self) -> bool:
-        return bool(self._connection.pragma("application_id") == store_schema.APPLICATION_ID)
+        return bool(self._connection.pragma("application_id") == self.schema.APPLICATION_ID)
 
     def _refuse_unknown(self, version: int, known: int, new: bool) -> None:
         empty = self._connection.pragma("schema_version") == 0

@@ -1,0 +1,406 @@
+"""All that the orchestrator of a DRIFT federation keeps: the model, users, owners and rounds.
+
+A folder with `orchestrator.db`. Two processes share it: the conductor, which folds rounds, and the
+users' service, which lets people in and out. Every change is one transaction, on the disk when the
+method returns, and a round is one change: the rows it moved, whose updates are in them and its
+record are there together or not at all. What a user who leaves had here is overwritten in the file
+and in its log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import config
+from sottovoce.algorithms.blocks import first_rows
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator
+from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.algorithms.known_rows import LARGEST, Row
+from sottovoce.errors import DataError, KeyTrouble, StoreError, UsageError
+from sottovoce.parties.directory import Directory, OwnerEntry
+from sottovoce.parties.orchestrator_file import DATABASE, OrchestratorFile
+from sottovoce.parties.orchestrator_rounds import RoundStore
+from sottovoce.parties.silo_files import (
+    TOKEN_BYTES,
+    Application,
+    node_identity,
+    require_catalogue,
+    require_name,
+)
+from sottovoce.privacy.interactions import KEY_BYTES
+from sottovoce.rng import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedOwner:
+    """A data owner of the federation."""
+
+    entry: OwnerEntry
+    """As the directory has it."""
+    node_key: str
+    """The public key of its Flower node."""
+    counted: int
+    """The last round in which its update was folded; -1 where none was."""
+
+    @property
+    def number(self) -> int:
+        return self.entry.number
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def items(self) -> tuple[int, ...]:
+        return self.entry.items
+
+    @property
+    def identity(self) -> str:
+        """The name of its node."""
+        return node_identity(self.node_key)
+
+
+class OrchestratorStore(RoundStore):
+    """May be used by several threads."""
+
+    def __init__(self, file: OrchestratorFile) -> None:
+        super().__init__(file)
+        self._cached: tuple[tuple[int, int], Orchestrator] | None = None
+        self._caching = threading.Lock()
+        self.federation = str(self._meta("federation"))
+        """A name that no other federation has."""
+        table = json.loads(self._meta("settings"))
+        self.settings = config.build(DRIFTConfig, table, "settings")
+        self.root_key = int(self._meta("root_key"))
+        """Of the streams that first rows are drawn from."""
+        if self._meta("erasing"):
+            self._erase()
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        federation: str,
+        settings: DRIFTConfig,
+        catalogue: Sequence[str],
+        root_key: int | None = None,
+    ) -> OrchestratorStore:
+        """The store of a new federation in the folder `path`. The root key is drawn from the
+        operating system unless a trial sets it."""
+        require_name("federation", federation)
+        require_catalogue(catalogue)
+        key = secrets.randbits(64) if root_key is None else root_key
+        if not 0 <= key < 2**64:
+            raise UsageError("a root key is a whole number of 64 bits")
+        file = OrchestratorFile(path, new=True)
+        try:
+            with file.transaction():
+                file.make_tables()
+                texts = {
+                    "federation": federation,
+                    "settings": json.dumps(asdict(settings)),
+                    "root_key": str(key),
+                }
+                names = ("version", "directory", "membership", "next_user", "next_owner", "round")
+                counters = dict.fromkeys((*names, "target", "flush", "flushed", "erasing"), 0)
+                file.write_many("INSERT INTO meta VALUES (?, ?)", (texts | counters).items())
+                file.write_many("INSERT INTO catalogue VALUES (?, ?)", enumerate(catalogue))
+            return cls(file)
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def open(cls, path: Path) -> OrchestratorStore:
+        file = OrchestratorFile(path)
+        try:
+            return cls(file)
+        except BaseException:
+            file.close()
+            raise
+
+    @staticmethod
+    def exists(path: Path) -> bool:
+        return (path / DATABASE).exists()
+
+    @property
+    def folder(self) -> Path:
+        return self._file.path.parent
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> OrchestratorStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<OrchestratorStore {self._file.path}, redacted>"
+
+    # --- users -----------------------------------------------------------------------------------
+
+    def invite(self, n: int) -> list[bytes]:
+        """Secrets that let n users in, once each. Only their hashes are kept."""
+        if n < 1:
+            raise UsageError("invite at least one user")
+        tokens = [secrets.token_bytes(TOKEN_BYTES) for _ in range(n)]
+        rows = [(_hash(token),) for token in tokens]
+        with self._file.transaction():
+            self._file.write_many("INSERT INTO invitations VALUES (?, NULL)", rows)
+        return tokens
+
+    def enrol(self, token: bytes, public: bytes) -> int:
+        """The number of the user who was invited with this token and has this long-term key. The
+        same again gives the same number."""
+        with self._file.transaction():
+            found = self._file.rows(
+                "SELECT invitations.user, public FROM invitations LEFT JOIN users "
+                "ON users.number = invitations.user WHERE token = ?",
+                [_hash(token)],
+            )
+            if not found:
+                raise KeyTrouble("nobody was invited with this token, or whoever was has left")
+            user, before = found[0]
+            if user is not None:
+                if before != public:
+                    raise KeyTrouble("the invitation was used before, with another key")
+                return int(user)
+            (number,) = self.add_users([public])
+            self._file.write(
+                "UPDATE invitations SET user = ? WHERE token = ?", [number, _hash(token)]
+            )
+            return number
+
+    def add_users(self, publics: Sequence[bytes]) -> list[int]:
+        """Users with these long-term keys join; their numbers."""
+        if any(len(public) != KEY_BYTES for public in publics):
+            raise KeyTrouble(f"a public key has {KEY_BYTES} bytes")
+        with self._file.transaction():
+            first = self._count("next_user", len(publics))
+            numbers = list(range(first, first + len(publics)))
+            if numbers and numbers[-1] >= LARGEST:
+                raise UsageError(f"a federation has {LARGEST:,} users at most")
+            rows = self._first("users", numbers)
+            self._file.write_many(
+                "INSERT INTO users VALUES (?, ?, ?)", zip(numbers, publics, rows, strict=True)
+            )
+            self._count("membership", 1)
+        return numbers
+
+    def leave_user(self, user: int) -> None:
+        """Erases all that is here of the user but her number, which owners are told and nobody gets
+        again. Doing it twice does no harm."""
+        with self._file.transaction():
+            if not self._file.write("DELETE FROM users WHERE number = ?", [user]):
+                if user in self.departed():
+                    return
+                raise DataError("nobody of that number has joined")
+            self._file.write("DELETE FROM invitations WHERE user = ?", [user])
+            self._file.write("INSERT INTO departed VALUES (?)", [user])
+            self._count("membership", 1)
+            self._count("erasing", 1)
+        self._erase()
+
+    def departed(self) -> list[int]:
+        """Numbers of users who have left, ascending."""
+        return [n for (n,) in self._file.rows("SELECT number FROM departed ORDER BY number")]
+
+    def public(self, user: int) -> bytes | None:
+        """Her long-term key; None where nobody of that number is there."""
+        found = self._file.value("SELECT public FROM users WHERE number = ?", [user])
+        return None if found is None else bytes(found)
+
+    @property
+    def n_users(self) -> int:
+        return int(self._file.value("SELECT count(*) FROM users"))
+
+    # --- owners and items ------------------------------------------------------------------------
+
+    @property
+    def catalogue(self) -> tuple[str, ...]:
+        """The items' names; an item's number is its place."""
+        rows = self._file.rows("SELECT name FROM catalogue ORDER BY item")
+        return tuple(name for (name,) in rows)
+
+    @property
+    def n_items(self) -> int:
+        return int(self._file.value("SELECT count(*) FROM catalogue"))
+
+    def set_catalogue(self, catalogue: Sequence[str]) -> None:
+        """Items can be added behind those that are there."""
+        require_catalogue(catalogue)
+        with self._file.transaction():
+            before = self.catalogue
+            if tuple(catalogue[: len(before)]) != before:
+                raise UsageError(
+                    "a catalogue can only become longer: what is in it keeps its place and name"
+                )
+            new = list(enumerate(catalogue))[len(before) :]
+            if new:
+                self._file.write_many("INSERT INTO catalogue VALUES (?, ?)", new)
+                self._changed_directory()
+
+    def admit_owner(self, application: Application) -> int:
+        """The owner's number. The same owner (name, keys) again gives the same number, and its
+        address and items are those of the new application."""
+        wanted = application.entry(0)
+        key = " ".join(application.node_key.split()[:2])
+        with self._file.transaction():
+            for owner in self.owners():
+                same = owner.name == wanted.name, owner.node_key == key
+                if all(same) and owner.entry.public == wanted.public:
+                    self._file.write(
+                        "UPDATE owners SET url = ?, authority = ? WHERE number = ?",
+                        [wanted.url, wanted.authority, owner.number],
+                    )
+                    self._changed_directory()
+                    self._hold(owner.number, wanted.items)
+                    return owner.number
+                if any(same):
+                    what = "the name" if same[0] else "the node's key"
+                    raise UsageError(f"{what} is that of the data owner {owner.name}")
+            number = self._count("next_owner", 1)
+            self._file.write(
+                "INSERT INTO owners VALUES (?, ?, ?, ?, ?, ?, -1)",
+                [number, wanted.name, wanted.url, wanted.public, wanted.authority, key],
+            )
+            self._changed_directory()
+            self._hold(number, wanted.items)
+        return number
+
+    def remove_owner(self, number: int) -> None:
+        """What nobody else holds is not recommended any more. The number is not given again."""
+        with self._file.transaction():
+            if not self._file.write("DELETE FROM owners WHERE number = ?", [number]):
+                raise DataError(f"there is no data owner {number}")
+            self._file.write("DELETE FROM holdings WHERE owner = ?", [number])
+            self._changed_directory()
+
+    def set_items(self, owner: int, items: Iterable[int]) -> None:
+        """From now on the owner holds these. An item that was there before has the row it had."""
+        listed = sorted(set(items))
+        with self._file.transaction():
+            if self._file.value("SELECT 1 FROM owners WHERE number = ?", [owner]) is None:
+                raise DataError(f"there is no data owner {owner}")
+            if listed != self._items(owner):
+                self._hold(owner, listed)
+                self._changed_directory()
+
+    def _hold(self, owner: int, items: Sequence[int]) -> None:
+        if items and not 0 <= items[0] <= items[-1] < self.n_items:
+            raise DataError("there are items that are not in the federation's catalogue")
+        self._file.write("DELETE FROM holdings WHERE owner = ?", [owner])
+        rows = ((owner, item) for item in items)
+        self._file.write_many("INSERT INTO holdings VALUES (?, ?)", rows)
+        known = {n for (n,) in self._file.rows("SELECT number FROM items")}
+        new = [item for item in items if item not in known]
+        self._file.write_many(
+            "INSERT INTO items VALUES (?, ?)", zip(new, self._first("items", new), strict=True)
+        )
+
+    def _items(self, owner: int) -> list[int]:
+        sql = "SELECT item FROM holdings WHERE owner = ? ORDER BY item"
+        return [item for (item,) in self._file.rows(sql, [owner])]
+
+    def owners(self) -> list[AdmittedOwner]:
+        """Those that are part of the federation, by number."""
+        with self._file.snapshot():
+            rows = self._file.rows("SELECT * FROM owners ORDER BY number")
+            return [
+                AdmittedOwner(
+                    OwnerEntry(number, name, url, public, authority, tuple(self._items(number))),
+                    node_key,
+                    counted,
+                )
+                for number, name, url, public, authority, node_key, counted in rows
+            ]
+
+    @property
+    def directory_version(self) -> int:
+        return int(self._meta("directory"))
+
+    def directory(self, issuer: bytes) -> Directory:
+        """To be signed with the key whose public half this is."""
+        with self._file.snapshot():
+            return Directory(
+                self.federation,
+                issuer,
+                self.directory_version,
+                self.settings,
+                self.catalogue,
+                tuple(owner.entry for owner in self.owners()),
+            )
+
+    # --- the model -------------------------------------------------------------------------------
+
+    @property
+    def membership(self) -> int:
+        """Grows whenever a user, an owner or an item comes or goes."""
+        return int(self._meta("membership"))
+
+    def load(self) -> Orchestrator:
+        """The orchestrator as the last round left it, with everybody who is there now."""
+        with self._file.snapshot():
+            table = OwnerTable()
+            for owner in self.owners():
+                table.add(owner.number, owner.items)
+            return Orchestrator.restore(
+                self.settings,
+                Streams(self.root_key),
+                int(self._meta("version")),
+                table,
+                self._rows("users"),
+                self._rows("items"),
+            )
+
+    def model(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The users' rows and the items'; rows of numbers that nobody has are 0."""
+        model = self._current().model
+        return model.users, model.items
+
+    def recommend(
+        self, user: int, n: int, seen: Iterable[int] = ()
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The n best items that some owner holds, and their scores, as of the last round."""
+        return self._current().recommend(user, seen, n)
+
+    def _current(self) -> Orchestrator:
+        """To be read only; loaded anew when anything has changed."""
+        with self._caching:
+            with self._file.snapshot():
+                at = int(self._meta("version")), self.membership
+                if self._cached is None or self._cached[0] != at:
+                    self._cached = at, self.load()
+            return self._cached[1]
+
+    def _rows(self, kind: str) -> Mapping[int, Row]:
+        found = self._file.rows(f"SELECT number, row FROM {kind}")
+        flat = np.frombuffer(b"".join(row for _, row in found), "<f4").astype(np.float32)
+        size = self.settings.embedding_size
+        if len(flat) != len(found) * size:
+            raise StoreError(f"{self._file.path} is damaged; put back a copy")
+        return dict(zip((n for n, _ in found), flat.reshape(-1, size), strict=True))
+
+    def _changed_directory(self) -> None:
+        self._count("directory", 1)
+        self._count("membership", 1)
+
+    def _first(self, kind: Literal["users", "items"], numbers: Sequence[int]) -> list[bytes]:
+        rows = first_rows(kind, numbers, self.settings.embedding_size, Streams(self.root_key))
+        return [row.tobytes() for row in rows.astype("<f4")]
+
+
+def _hash(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()

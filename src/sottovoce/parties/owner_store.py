@@ -1,0 +1,417 @@
+"""What a data owner keeps on its disk: `owner.db` (SQLite) in a folder, and a lock beside it.
+
+What a transaction has committed survives a crash; what it has not is gone as if it had never been.
+A user who is forgotten is gone from the files as well once `erase_traces` returns; where a crash
+comes before it, opening the store does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sottovoce import config
+from sottovoce.algorithms.blocks import Block
+from sottovoce.algorithms.drift import DRIFTConfig, Saved, Stream
+from sottovoce.errors import ConfigError, StoreError
+
+DATABASE, LOCK = "owner.db", "owner.lock"
+SCHEMA = 1
+NONE = -1
+"""In the place of a round that has not been."""
+_NO_SPACE = 13
+
+_TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE items (item INTEGER PRIMARY KEY);
+CREATE TABLE users (user INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, clock INTEGER);
+CREATE TABLE parts (
+    user INTEGER, part INTEGER, negatives BLOB NOT NULL, positives BLOB NOT NULL,
+    PRIMARY KEY (user, part)) WITHOUT ROWID;
+CREATE TABLE blocks (
+    user INTEGER, place INTEGER, negatives BLOB NOT NULL, positives BLOB NOT NULL,
+    PRIMARY KEY (user, place)) WITHOUT ROWID;
+CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+# An open block is stored in parts, each appended once, so that a long one is not written over and
+# over. Blocks have ascending places; those before the place `asked_until` have been asked for.
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerFacts:
+    """What does not change while an owner is in a federation."""
+
+    number: int
+    name: str
+    federation: str
+    issuer: bytes
+    settings: DRIFTConfig
+    public: bytes
+    """The owner's long-term key."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Kept:
+    """All that an owner's store holds of its items and users. Private."""
+
+    items: frozenset[int]
+    sequences: dict[int, int]
+    """By user: the last number of hers."""
+    streams: dict[int, Stream]
+    saved: list[Saved]
+    asked: list[Saved]
+    asked_round: int
+    flushed_round: int
+    last_round: int
+    """The newest that the orchestrator asked in."""
+    counts: Counter[str]
+
+    def __repr__(self) -> str:
+        return "<Kept, redacted>"
+
+
+class OwnerStore:
+    """One connection, of the one process that may have it. Threads must take turns."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        """With the lock of that folder, which is given back by `close`."""
+        self._path, self._lock = folder / DATABASE, lock
+        self._next_place = self._next_part = 0
+        self._link: sqlite3.Connection | None = None
+        try:
+            with self._in_words():
+                self._link = _connect(self._path)
+            self.facts = self._read_facts()
+            if self._value("unclean"):
+                self.erase_traces()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return "<OwnerStore, redacted>"
+
+    @classmethod
+    def create(cls, folder: Path, facts: OwnerFacts, items: Iterable[int]) -> OwnerStore:
+        """A new owner's store; it is there whole, or not at all."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"no data owner can be made in {folder}: {error.strerror}") from None
+        lock = _take_lock(folder)
+        try:
+            if (folder / DATABASE).exists():
+                raise StoreError(f"there is a data owner in {folder} already")
+            _write_new(folder, facts, items)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(folder, lock)
+
+    @classmethod
+    def open(cls, folder: Path) -> OwnerStore:
+        """A store that is there. Raises where another process has it."""
+        if not (folder / DATABASE).is_file():
+            raise StoreError(f"there is no data owner in {folder}")
+        return cls(folder, _take_lock(folder))
+
+    def close(self) -> None:
+        """Closing twice does no harm."""
+        link, self._link = self._link, None
+        lock, self._lock = self._lock, -1
+        if link is not None:
+            link.close()
+        if lock >= 0:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is written within is on the disk on leaving, or nothing of it is."""
+        with self._in_words():
+            self._run("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._commit()
+            except BaseException:
+                # A full disk may have rolled it back already.
+                if self._link is not None and self._link.in_transaction:
+                    self._run("ROLLBACK")
+                raise
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def load(self) -> Kept:
+        with self._in_words():
+            users = self._run("SELECT user, sequence, clock FROM users").fetchall()
+            opened: dict[int, tuple[list[int], list[int]]] = {
+                user: ([], []) for user, _, clock in users if clock is not None
+            }
+            self._next_part = 0
+            parts = self._run("SELECT * FROM parts ORDER BY user, part")
+            for user, part, negatives, positives in parts:
+                opened[user][0].extend(_unpacked(negatives))
+                opened[user][1].extend(_unpacked(positives))
+                self._next_part = max(self._next_part, part + 1)
+            streams = {
+                user: Stream(clock, *map(tuple, opened[user]))
+                for user, _, clock in users
+                if clock is not None
+            }
+            until = self._value("asked_until")
+            # By user, then by place, as an update goes; what waits is in the order of places.
+            rows = self._run("SELECT * FROM blocks ORDER BY user, place").fetchall()
+            blocks = [(p, (u, Block(_unpacked(neg), _unpacked(pos)))) for u, p, neg, pos in rows]
+            self._next_place = max([until, *(place + 1 for place, _ in blocks)])
+            waiting = sorted(((p, b) for p, b in blocks if p >= until), key=_place_of)
+            return Kept(
+                frozenset(item for (item,) in self._run("SELECT item FROM items")),
+                {user: sequence for user, sequence, _ in users},
+                streams,
+                [block for _, block in waiting],
+                [block for place, block in blocks if place < until],
+                self._value("asked_round"),
+                self._value("flushed_round"),
+                self._value("last_round"),
+                Counter(dict(self._run("SELECT name, value FROM counts").fetchall())),
+            )
+
+    # --- writing, within a transaction ------------------------------------------------------------
+
+    def put_users(self, users: Sequence[tuple[int, int, int | None]]) -> None:
+        """Each with her last sequence number, and the time of her last event in an open stream."""
+        self._run_many("INSERT OR REPLACE INTO users VALUES (?, ?, ?)", users)
+
+    def add_parts(self, parts: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
+        """More negatives and positives of users' open blocks."""
+        rows = [
+            (user, number, _packed(negatives), _packed(positives))
+            for number, (user, negatives, positives) in enumerate(parts, self._next_part)
+        ]
+        self._next_part += len(rows)
+        self._run_many("INSERT INTO parts VALUES (?, ?, ?, ?)", rows)
+
+    def drop_parts(self, users: Iterable[int]) -> None:
+        """Their open blocks are over."""
+        self._run_many("DELETE FROM parts WHERE user = ?", [(user,) for user in users])
+
+    def end_streams(self) -> None:
+        """All of them."""
+        self._run("DELETE FROM parts")
+        self._run("UPDATE users SET clock = NULL WHERE clock IS NOT NULL")
+
+    def add_blocks(self, blocks: Sequence[Saved]) -> None:
+        rows = [
+            (user, place, _packed(block.negatives), _packed(block.positives))
+            for place, (user, block) in enumerate(blocks, self._next_place)
+        ]
+        self._next_place += len(rows)
+        self._run_many("INSERT INTO blocks VALUES (?, ?, ?, ?)", rows)
+
+    def ask(self, round: int) -> None:
+        """All blocks there are were asked for in this round."""
+        self._set(asked_round=round, asked_until=self._next_place)
+
+    def settle(self, accepted: bool) -> None:
+        """The blocks that were asked for are done with, or wait again."""
+        if accepted:
+            self._run("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
+        self._set(asked_round=NONE, asked_until=0)
+
+    def flushed(self, round: int) -> None:
+        self._set(flushed_round=round)
+
+    def reached(self, round: int) -> None:
+        self._set(last_round=round)
+
+    def forget(self, user: int) -> None:
+        """To be followed by `erase_traces` when the transaction is over."""
+        for table in ("users", "parts", "blocks"):
+            self._run(f"DELETE FROM {table} WHERE user = ?", (user,))
+        self._set(unclean=1)
+
+    def add_items(self, items: Iterable[int]) -> None:
+        self._run_many("INSERT OR IGNORE INTO items VALUES (?)", [(item,) for item in items])
+
+    def withdraw_items(
+        self,
+        items: Iterable[int],
+        streams: Mapping[int, Stream],
+        asked: Sequence[Saved],
+        saved: Sequence[Saved],
+    ) -> None:
+        """Items go; these are the streams and blocks without them."""
+        self._run_many("DELETE FROM items WHERE item = ?", [(item,) for item in items])
+        self._run("DELETE FROM parts")
+        self._run("DELETE FROM blocks")
+        self.add_parts([(u, s.negatives, s.positives) for u, s in streams.items()])
+        self.add_blocks(asked)
+        self._set(asked_until=self._next_place)
+        self.add_blocks(saved)
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        self._run_many(
+            "INSERT INTO counts VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            list(counts.items()),
+        )
+
+    # --- erasing ----------------------------------------------------------------------------------
+
+    def erase_traces(self) -> None:
+        """No byte of what was deleted remains in the files. Takes time with the size of the store.
+
+        Deleted rows are zeroed, but SQLite moves rows about within its pages and leaves copies, and
+        its log has older pages; so the database is written anew and the log emptied."""
+        with self._in_words():
+            self._run("VACUUM")
+            busy, *_ = self._run("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                raise StoreError(
+                    f"{self._path} is being read by another program; what was deleted stays in "
+                    "its log until that is closed"
+                )
+            self._set(unclean=0)
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _read_facts(self) -> OwnerFacts:
+        with self._in_words():
+            meta = dict(self._run("SELECT name, value FROM meta").fetchall())
+        if meta.get("schema") != SCHEMA:
+            raise StoreError(
+                f"{self._path} was written by another release of Sottovoce (version "
+                f"{meta.get('schema')} of the tables, this release knows {SCHEMA}); use the "
+                "release that wrote it"
+            )
+        try:
+            settings = config.build(DRIFTConfig, json.loads(meta["settings"]), "settings")
+            return OwnerFacts(
+                int(meta["number"]),
+                str(meta["name"]),
+                str(meta["federation"]),
+                bytes(meta["issuer"]),
+                settings,
+                bytes(meta["public"]),
+            )
+        except (KeyError, ValueError, TypeError, ConfigError):
+            raise StoreError(f"{self._path} is damaged; put back a copy of it") from None
+
+    def _value(self, name: str) -> int:
+        with self._in_words():
+            found = self._run("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return int(found[0])
+
+    def _set(self, **values: int) -> None:
+        rows = [(value, name) for name, value in values.items()]
+        self._run_many("UPDATE meta SET value = ? WHERE name = ?", rows)
+
+    def _commit(self) -> None:
+        self._run("COMMIT")
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        return self._open_link().execute(statement, values)
+
+    def _run_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        if rows:
+            self._open_link().executemany(statement, rows)
+
+    def _open_link(self) -> sqlite3.Connection:
+        if self._link is None:
+            raise StoreError(f"the store {self._path} was closed")
+        return self._link
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == _NO_SPACE
+            why = "there is no space left; free some" if full else str(error)
+            raise StoreError(
+                f"the store {self._path} cannot be used: {why}; what was stored before is still "
+                "there"
+            ) from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    link = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in (
+            *("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"),
+            # What SQLite puts aside while it works must not lie about in other files.
+            *("temp_store=MEMORY", "wal_autocheckpoint=4000", "cache_size=-16000"),
+        ):
+            link.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error:
+        link.close()
+        raise
+    return link
+
+
+def _take_lock(folder: Path) -> int:
+    place = folder / LOCK
+    try:
+        handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{place} cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise StoreError(
+            f"the data owner in {folder} is in use by another process; stop that one first"
+        ) from None
+    return handle
+
+
+def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
+    table = asdict(facts)
+    table["settings"] = json.dumps(table["settings"])
+    meta = {
+        **table,
+        **{"schema": SCHEMA, "unclean": 0},
+        **{"asked_round": NONE, "asked_until": 0, "flushed_round": NONE},
+        "last_round": NONE,
+    }
+    partial = folder / f".{DATABASE}-{secrets.token_hex(4)}"
+    try:
+        # SQLite gives the files beside it the mode of this one.
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(_connect(partial)) as link:
+            link.executescript(f"BEGIN;{_TABLES}")
+            link.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+            link.executemany("INSERT INTO items VALUES (?)", [(i,) for i in sorted(set(items))])
+            link.execute("COMMIT")
+        partial.rename(folder / DATABASE)
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"no data owner could be made in {folder}: {error}") from None
+    finally:
+        for left in folder.glob(f"{partial.name}*"):
+            left.unlink(missing_ok=True)
+
+
+def _place_of(placed: tuple[int, Saved]) -> int:
+    return placed[0]
+
+
+def _packed(items: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(items)}I", *items)
+
+
+def _unpacked(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(packed) // 4}I", packed)

@@ -1,0 +1,410 @@
+"""The store of a user of a DRIFT federation, or of many users: keys, choices, what waits to be sent
+and what has left.
+
+A folder with an encrypted database and its key, for the owner's eyes alone. Every change is durable
+when the method returns. Several processes may have a store open, so that a user can change her mind
+while another process sends; only one of them may be the one that sends. What is to leave goes
+through `user.UserDoor`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import ClassVar
+
+from sottovoce.consent import Choice
+from sottovoce.errors import DataError, MessageError, StoreError, UsageError
+from sottovoce.parties import user_schema
+from sottovoce.parties.directory import Directory, OwnerEntry
+from sottovoce.parties.silo_files import UserInvitation
+from sottovoce.parties.store_file import DATABASE, StoreFile
+from sottovoce.privacy.interactions import Identity
+from sottovoce.privacy.passes import Pass
+
+ALONE = 0
+"""The user of a store that was made with an invitation."""
+AT_HOME = Choice(takes_part=False)
+"""What holds for a user until she chooses."""
+_SIGNED, _VERSION, _TAG = "directory", "directory-version", "directory-tag"
+_TOKEN, _ORCHESTRATOR = "token", "orchestrator"
+
+
+class UserFile(StoreFile):
+    schema: ClassVar[ModuleType] = user_schema
+    made_by = "sottovoce user join {folder} INVITATION"
+    written_by = "sottovoce user send"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Person:
+    """A user of this store."""
+
+    user: int
+    """Her number in this store; the federation's is in her pass."""
+    name: str
+    identity: Identity
+    given: Pass | None
+    """None before she is enrolled."""
+    departure: str
+    """Of the whole federation: empty, asked or done."""
+
+    def __repr__(self) -> str:
+        return "<Person, redacted>"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A choice as it was made."""
+
+    choice: Choice
+    changed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A request that left with something of a user's in it: a row of the ledger."""
+
+    user: int
+    owner: int | None
+    """None for the orchestrator."""
+    party: str
+    """Its name then."""
+    what: str
+    """enrolment, introduction, interactions, recommendation or departure."""
+    interactions: int
+    """Those that left for the first time."""
+    messages: int
+    """All sealed messages in it."""
+    bytes: int
+    """Of the request's body."""
+    epsilon: float
+    """Infinite where whoever gets it reads it."""
+    at: int
+
+
+class World:
+    """A directory, in the form in which the door asks it."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self.table = directory.table()
+        self.owners = {owner.number: owner for owner in directory.owners}
+        self._items = {owner.number: frozenset(owner.items) for owner in directory.owners}
+
+    def holds(self, owner: int, item: int) -> bool:
+        return item in self._items.get(owner, ())
+
+
+class UserStore:
+    """Users with their keys, choices, outbox and ledger. A phone has one user."""
+
+    def __init__(self, file: StoreFile, clock: Callable[[], float] = time.time) -> None:
+        self.file = file
+        self._clock = clock
+        self._world: tuple[int, World] | None = None
+        self.federation = self._text("federation")
+        self.issuer = self._meta("issuer") or b""
+        self.url = self._text("url")
+        """Of the orchestrator's service for users."""
+        self.authority = self._text("authority")
+        """The certificate that it is trusted by."""
+
+    @classmethod
+    def create(
+        cls, path: Path, federation: str, issuer: bytes, url: str, authority: str
+    ) -> UserStore:
+        """A store without users yet, for `add_users`."""
+        UserFile.create(path, lambda file: _found(file, federation, issuer, url, authority))
+        return cls.open(path)
+
+    @classmethod
+    def join(cls, path: Path, invitation: UserInvitation) -> UserStore:
+        """A store for whoever was invited; the one that is there already where it was made with the
+        same invitation. Nothing has left, and nothing will before she takes part."""
+        if (Path(path) / DATABASE).exists():
+            store = cls.open(path)
+            if (store.federation, store.issuer) != (invitation.federation, invitation.issuer):
+                store.close()
+                raise UsageError(
+                    f"the store in {path} belongs to another federation; choose another place"
+                )
+            store._renew(invitation)
+            return store
+
+        def fill(file: StoreFile) -> None:
+            with file.transaction():
+                _found(
+                    file,
+                    invitation.federation,
+                    invitation.issuer,
+                    invitation.url,
+                    invitation.ca,
+                )
+                file.write("INSERT INTO meta VALUES (?, ?)", [_TOKEN, invitation.token])
+                key = Identity().private_bytes()
+                file.write(
+                    "INSERT INTO users (id, name, private) VALUES (?, 'me', ?)", [ALONE, key]
+                )
+
+        UserFile.create(path, fill)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> UserStore:
+        """`agent=True` is for the one process that sends; a second one is refused. Others, readers
+        and writers, may come and go meanwhile."""
+        file = UserFile(Path(path), readonly=readonly, agent=agent)
+        try:
+            return cls(file)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        self.file.close()
+
+    def __enter__(self) -> UserStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<UserStore {self.file.folder}, redacted>"
+
+    @property
+    def path(self) -> Path:
+        return self.file.folder
+
+    def now(self) -> int:
+        return int(self._clock())
+
+    # --- users -----------------------------------------------------------------------------------
+
+    def add_users(self, people: Iterable[tuple[Identity, Pass]], orchestrator: bytes) -> None:
+        """Users who are enrolled already, each under her number in the federation."""
+        rows = [
+            (given.user, str(given.user), identity.private_bytes(), given.encode())
+            for identity, given in people
+        ]
+        with self.file.transaction():
+            self._set_meta(_ORCHESTRATOR, orchestrator)
+            self.file.write_many(
+                "INSERT INTO users (id, name, private, pass) VALUES (?, ?, ?, ?)", rows
+            )
+
+    @property
+    def users(self) -> list[int]:
+        """Their numbers in this store, ascending."""
+        return [user for (user,) in self.file.rows("SELECT id FROM users ORDER BY id")]
+
+    def person(self, user: int) -> Person:
+        row = self.file.row("SELECT * FROM users WHERE id = ?", [user])
+        if row is None:
+            raise DataError(f"there is no user {user} in the store {self.path}")
+        number, name, private, given, departure = row
+        known = None if given is None else Pass.decode(given)
+        return Person(number, name, Identity(private), known, departure)
+
+    @property
+    def token(self) -> bytes | None:
+        """The invitation's, until it was used."""
+        return self._meta(_TOKEN) or None
+
+    @property
+    def orchestrator(self) -> bytes | None:
+        """The key with which users prove themselves to the orchestrator; None before enrolment."""
+        return self._meta(_ORCHESTRATOR)
+
+    def enrolled(self, user: int, given: Pass, orchestrator: bytes) -> None:
+        """Keep a user's pass, which must be for her key. The invitation is used up."""
+        given.check(self.issuer, self.federation)
+        with self.file.transaction():
+            if given.public != self.person(user).identity.public:
+                raise MessageError("the pass is for another key than this user's")
+            self.file.write("UPDATE users SET pass = ? WHERE id = ?", [given.encode(), user])
+            self._set_meta(_ORCHESTRATOR, orchestrator)
+            self.file.write("DELETE FROM meta WHERE name = ?", [_TOKEN])
+
+    def set_departure(self, user: int, state: str) -> None:
+        self.file.write("UPDATE users SET departure = ? WHERE id = ?", [state, user])
+
+    def strangers(self) -> list[int]:
+        """Users who are not enrolled yet."""
+        return [user for (user,) in self.file.rows("SELECT id FROM users WHERE pass IS NULL")]
+
+    def departing(self) -> list[int]:
+        """Users who leave the federation and have not been told yet that it is done."""
+        rows = self.file.rows("SELECT id FROM users WHERE departure = 'asked' ORDER BY id")
+        return [user for (user,) in rows]
+
+    # --- the directory ---------------------------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        """The directory that was kept last."""
+        version = int(self._meta(_VERSION) or b"-1")
+        if version < 0:
+            raise StoreError(
+                f"the store in {self.path} has no directory of the federation yet; let it fetch "
+                f"one with `sottovoce user send {self.path}`"
+            )
+        if self._world is None or self._world[0] != version:
+            signed = self._meta(_SIGNED) or b""
+            found = World(Directory.read(signed, self.federation, self.issuer))
+            self._world = version, found
+        return self._world[1]
+
+    @property
+    def has_directory(self) -> bool:
+        return self._meta(_VERSION) is not None
+
+    @property
+    def directory_tag(self) -> str:
+        """The mark under which the orchestrator gave the directory that is kept; empty where there
+        is none."""
+        return self._text(_TAG)
+
+    def keep_directory(self, signed: bytes, tag: str = "") -> bool:
+        """Whether it is a newer one. Raises, and keeps what is there, where it is older, where it
+        says otherwise under the same version, or where the issuer has not signed it."""
+        new = Directory.read(signed, self.federation, self.issuer)
+        with self.file.transaction():
+            if self.has_directory:
+                kept = self.world.directory
+                if new == kept:
+                    self._set_meta(_TAG, tag.encode())
+                    return False
+                if new.version <= kept.version:
+                    raise MessageError(
+                        f"the orchestrator shows version {new.version} of the directory, and this "
+                        f"store has seen version {kept.version}; it keeps what it has"
+                    )
+                if new.catalogue[: len(kept.catalogue)] != kept.catalogue:
+                    raise MessageError(
+                        "the orchestrator has given numbers of items to others; the directory is "
+                        "not taken"
+                    )
+            self._set_meta(_SIGNED, signed)
+            self._set_meta(_VERSION, str(new.version).encode())
+            self._set_meta(_TAG, tag.encode())
+        self._world = new.version, World(new)
+        return True
+
+    # --- choices ---------------------------------------------------------------------------------
+
+    def choice(self, user: int) -> Choice:
+        """The one in force; who has not chosen takes no part."""
+        row = self.file.row(
+            "SELECT choice FROM consent WHERE user = ? ORDER BY version DESC LIMIT 1", [user]
+        )
+        return AT_HOME if row is None else _choice(row[0])
+
+    def record_choice(self, user: int, choice: Choice) -> None:
+        """Put it on record; the door makes it hold (`UserDoor.choose`)."""
+        text = json.dumps(asdict(choice), sort_keys=True)
+        self.file.write(
+            "INSERT INTO consent (user, choice, changed_at) SELECT ?1, ?2, ?3 WHERE ?2 IS NOT "
+            "(SELECT choice FROM consent WHERE user = ?1 ORDER BY version DESC LIMIT 1)",
+            [user, text, self.now()],
+        )
+
+    def records(self, user: int) -> list[Record]:
+        """Every choice that a user has made, oldest first."""
+        sql = "SELECT choice, changed_at FROM consent WHERE user = ? ORDER BY version"
+        return [Record(_choice(text), at) for text, at in self.file.rows(sql, [user])]
+
+    # --- what she has seen, what waits, what has left ------------------------------------------
+
+    def seen(self, user: int) -> frozenset[int]:
+        rows = self.file.rows("SELECT item FROM seen WHERE user = ?", [user])
+        return frozenset(item for (item,) in rows)
+
+    def counts(self, user: int) -> dict[int, dict[str, int]]:
+        """By owner, how many messages are in which state."""
+        found: dict[int, dict[str, int]] = {}
+        sql = "SELECT owner, state, count(*) FROM messages WHERE user = ? GROUP BY 1, 2"
+        for owner, state, count in self.file.rows(sql, [user]):
+            found.setdefault(owner, {})[state] = count
+        return found
+
+    def reasons(self, user: int) -> dict[int, dict[str, int]]:
+        """By owner, how many messages were refused or dropped, and why."""
+        found: dict[int, dict[str, int]] = {}
+        sql = (
+            "SELECT owner, reason, count(*) FROM messages WHERE user = ? AND reason <> '' "
+            "GROUP BY 1, 2"
+        )
+        for owner, reason, count in self.file.rows(sql, [user]):
+            found.setdefault(owner, {})[reason] = count
+        return found
+
+    def ledger(self, user: int | None = None) -> list[Release]:
+        """What has left, oldest first; of one user or of all."""
+        where, values = ("", []) if user is None else ("WHERE user = ?", [user])
+        sql = (
+            "SELECT user, owner, party, what, interactions, messages, bytes, epsilon, at "
+            f"FROM ledger {where} ORDER BY id"
+        )
+        return [Release(*row) for row in self.file.rows(sql, values)]
+
+    def note_release(self, release: Release) -> None:
+        """A row of the ledger. To be written before the request leaves."""
+        self.file.write(
+            "INSERT INTO ledger (user, owner, party, what, interactions, messages, bytes, "
+            "epsilon, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [getattr(release, name) for name in Release.__slots__],
+        )
+
+    def owner_named(self, number: int) -> OwnerEntry | None:
+        """The owner of this number, if it is still there."""
+        return self.world.owners.get(number) if self.has_directory else None
+
+    # --- helpers ---------------------------------------------------------------------------------
+
+    def _renew(self, invitation: UserInvitation) -> None:
+        """Follow an invitation that is newer than what the store knows of the way."""
+        with self.file.transaction():
+            self._set_meta("url", invitation.url.encode())
+            self._set_meta("authority", invitation.ca.encode())
+            row = self.file.row("SELECT 1 FROM users WHERE id = ? AND pass IS NULL", [ALONE])
+            if row is not None:
+                self._set_meta(_TOKEN, invitation.token)
+        self.url, self.authority = invitation.url, invitation.ca
+
+    def _text(self, name: str) -> str:
+        return (self._meta(name) or b"").decode()
+
+    def _meta(self, name: str) -> bytes | None:
+        row = self.file.row("SELECT value FROM meta WHERE name = ?", [name])
+        return None if row is None else bytes(row[0])
+
+    def _set_meta(self, name: str, value: bytes) -> None:
+        self.file.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", [name, value])
+
+
+def _found(file: StoreFile, federation: str, issuer: bytes, url: str, authority: str) -> None:
+    rows = {
+        "federation": federation.encode(),
+        "issuer": issuer,
+        "url": url.encode(),
+        "authority": authority.encode(),
+    }
+    with file.transaction():
+        file.write_many("INSERT INTO meta VALUES (?, ?)", list(rows.items()))
+
+
+@lru_cache(maxsize=256)
+def _choice(text: str) -> Choice:
+    return Choice(**json.loads(text))
