@@ -24,9 +24,12 @@ from sottovoce.cli import (
     published,
     serve_device,
     serve_flower,
+    serve_orchestrator,
+    serve_owner,
     serve_proxy,
     serve_server,
     training,
+    user,
     views,
 )
 from sottovoce.errors import RunError, SottovoceError, UsageError
@@ -167,6 +170,8 @@ serve_app.command("target")(serve_server.target)
 serve_app.command("shut-out")(serve_server.shut_out)
 serve_app.command("device")(serve_device.device)
 serve_app.command("proxy")(serve_proxy.proxy)
+serve_app.command("owner")(serve_owner.owner)
+serve_app.command("orchestrator")(serve_orchestrator.orchestrator)
 serve_app.command("superlink")(serve_flower.superlink)
 serve_app.command("supernode")(serve_flower.supernode)
 serve_app.command("cohort")(serve_flower.cohort)
@@ -190,3 +195,14 @@ device_app.command("ledger")(device.ledger)
 device_app.command("status")(device.status)
 device_app.command("export")(device.export)
 app.add_typer(device_app, name="device", help="What a device owner does: her data and choices.")
+user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+user_app.command("join")(user.join)
+user_app.command("consent")(user.consent)
+user_app.command("send")(user.send)
+user_app.command("interact")(user.interact)
+user_app.command("show")(user.show)
+user_app.command("recommend")(user.recommend)
+user_app.command("leave")(user.leave)
+app.add_typer(
+    user_app, name="user", help="What a user of a federation of data owners does and permits."
+)

@@ -23,8 +23,8 @@ History = tuple[list[str], list[int] | None]
 def read_users(path: Path) -> list[tuple[int, str]]:
     """Numbers and names of a gateway's users."""
     found = []
-    for line, row in _rows(path, "number"):
-        number = _whole(path, line, "number", row["number"])
+    for line, row in csv_rows(path, "number"):
+        number = whole_number(path, line, "number", row["number"])
         found.append((number, row.get("name") or str(number)))
     numbers = {str(number): number for number, _ in found}
     for number, name in found:
@@ -40,13 +40,13 @@ def read_history(path: Path, store: CohortStore, alone: int | None) -> dict[int,
     """Items and times by user: all of `alone`, or (None) of whom the column `user` names."""
     items: dict[int, list[str]] = {}
     times: dict[int, list[int]] = {}
-    for line, row in _rows(path, *(["item"] if alone is not None else ["user", "item"])):
+    for line, row in csv_rows(path, *(["item"] if alone is not None else ["user", "item"])):
         if not row["item"]:
             raise DataError(f"{path}, line {line}: the item is missing")
         number = alone if alone is not None else _number(path, line, store, row["user"])
         items.setdefault(number, []).append(row["item"])
         if "timestamp" in row:
-            stamp = _whole(path, line, "timestamp", row["timestamp"])
+            stamp = whole_number(path, line, "timestamp", row["timestamp"])
             times.setdefault(number, []).append(stamp)
     return {number: (own, times.get(number)) for number, own in items.items()}
 
@@ -132,7 +132,7 @@ def _renamed(entry: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     return {new if key == old else key: value for key, value in entry.items()}
 
 
-def _rows(path: Path, *required: str) -> Iterator[tuple[int, dict[str, str]]]:
+def csv_rows(path: Path, *required: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields of each row of a CSV file with a header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as source:
@@ -157,7 +157,7 @@ def _rows(path: Path, *required: str) -> Iterator[tuple[int, dict[str, str]]]:
         raise DataError(f"{path} is no CSV file in UTF-8: {error}") from None
 
 
-def _whole(path: Path, line: int, what: str, text: str) -> int:
+def whole_number(path: Path, line: int, what: str, text: str) -> int:
     try:
         value = int(text.removesuffix(".0"))
     except ValueError:

@@ -37,8 +37,8 @@ def make_federation(
     from sottovoce.terms import Terms
 
     experiment = Experiment.from_file(experiment_files.find(file), settings)
-    algorithm = experiment.algorithm
-    if gateways and isinstance(experiment.link, Proxied):
+    algorithm, release, chosen = experiment.cross_device()
+    if gateways and isinstance(chosen, Proxied):
         raise ConfigError(
             "randomised reports go through a proxy to a server that must not know whose they are, "
             "and Flower's gateways say who sends; use `sottovoce serve server`"
@@ -57,9 +57,9 @@ def make_federation(
         raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
     items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
     federation = f"{experiment.name}-{secrets.token_hex(4)}"
-    link = _link(experiment.link, proxy)
+    link = _link(chosen, proxy)
     triples = drawing.triples if drawing is not None and isinstance(drawing.triples, int) else 0
-    terms = Terms.of(federation, len(items), algorithm, triples, experiment.release, link)
+    terms = Terms.of(federation, len(items), algorithm, triples, release, link)
     return create_folder(
         folder,
         terms,

@@ -158,7 +158,9 @@ def _tier(choice: Choice, terms: Terms | None) -> Tier | None:
     release = None if terms is None else terms.reporting
     if release is None or not choice.takes_part:
         return None
-    records = Consent.uniform(np.zeros(1, np.int64), choice, choice.hidden_attributes)
+    records = Consent.uniform(
+        np.zeros(1, np.int64), choice, choice.hidden_attributes, choice.refused_owners
+    )
     tier = int(release.tier_of(records)[0])
     return None if tier < 0 else release.tiers[tier]
 
@@ -255,6 +257,17 @@ def what_left(who: str, totals: Totals) -> str:
         parts.append(f"{totals.positive_rows:,} positive rows")
         parts.append(f"{totals.negative_rows:,} negative rows")
     return f"What left {who}: {', '.join(parts)}, {readable_bytes(totals.bytes)}."
+
+
+def what_owners_read(who: str, totals: Totals) -> str:
+    """The same where interactions went to data owners."""
+    from sottovoce.run_tables import readable_bytes
+
+    return (
+        f"What data owners have read of {who}: {totals.positive_rows:,} positive and "
+        f"{totals.negative_rows:,} negative interactions, those of every epoch counted; "
+        f"{readable_bytes(totals.bytes)}."
+    )
 
 
 def bound_line(totals: Totals, most: float | None = None) -> str:

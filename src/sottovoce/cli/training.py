@@ -58,17 +58,25 @@ def run(
     Model, ledger and recommendations are the same. Their state and logs are in the run's folder,
     under services/. Meant for a trial with some dozen users; simulation is made for more.
 
+    With algorithm.name = "drift" users send their interactions to data owners, by default one for
+    each category of the items ([owners] by = "categories" or "one"), and an orchestrator holds the
+    model. The data need ratings and times. Users can refuse owners (consent.refused_owners) or
+    take no part; owners read the rest in full, and the orchestrator can work it out. --engine
+    flower needs algorithm.window; there is no --engine https.
+
     \b
     Examples:
       sottovoce run presets/pfpl-plus
       sottovoce run my.toml --set algorithm.epochs=5 --set consent.share_positives=0.1
       sottovoce run my.toml --out runs/mine --resume
       sottovoce run presets/pfpl-plus --set town.residents=8 --engine https
+      sottovoce run drift/movielens-100k --set algorithm.theta=8
     """
     from sottovoce import experiment_files
     from sottovoce.experiment import Experiment
     from sottovoce.recommender import default_threads
-    from sottovoce.run_report import write_run_report
+    from sottovoce.run_privacy import OWNERS
+    from sottovoce.run_report import notes, write_run_report
     from sottovoce.run_tables import hints, results_table
     from sottovoce.running import run_experiment
 
@@ -98,7 +106,8 @@ def run(
     if as_json:
         manifest = outcome.folder.manifest() if outcome.folder is not None else {}
         output.emit(
-            {
+            ({} if experiment.silo is None else {"not_protected": OWNERS})
+            | {
                 "run": place,
                 "name": experiment.name,
                 "system": outcome.system,
@@ -114,7 +123,8 @@ def run(
     else:
         title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}"
         output.show(
-            results_table(outcome.evaluations, title, advice),
+            results_table(outcome.evaluations, title, notes(outcome)),
+            *([] if experiment.silo is None else [OWNERS]),
             f"Run:    {place}",
             f"Report: {page}",
         )

@@ -23,7 +23,8 @@ def recommend(
     RUN is the folder of a finished run.
 
     Uses the user's own vector and history, which a simulation keeps in the run folder, and the
-    published model. Scores order one user's items; they mean nothing across users.
+    published model. In DRIFT it is the orchestrator that holds her vector and recommends, if she
+    takes part. Scores order one user's items; they mean nothing across users.
 
     \b
     Example:
@@ -62,10 +63,11 @@ def ledger(
     folder: Run,
     user: Annotated[
         str | None,
-        typer.Option("--user", metavar="ID", help="One user's releases, round by round."),
+        typer.Option("--user", metavar="ID", help="One user's releases, by round or data owner."),
     ] = None,
     by: Annotated[
-        Literal["choice", "user", "round"], typer.Option(help="How to sum all users' releases.")
+        Literal["choice", "user", "round", "owner"],
+        typer.Option(help="How to sum all users' releases."),
     ] = "choice",
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
     as_json: Json = False,
@@ -78,14 +80,19 @@ def ledger(
     or FCF release, 0 where nothing was sent. With --user, randomised reports have two certificates:
     the plain sum, which assumes nothing, and the one with a proxy that does not collude.
 
+    In DRIFT, interactions go to data owners, who read them: there is no bound either. Every epoch
+    sends them again, and each message is counted. --by owner says who read how many.
+
     \b
     Examples:
       sottovoce ledger runs/demo
       sottovoce ledger runs/demo --by round --csv
       sottovoce ledger runs/demo --user r0003
+      sottovoce ledger runs/movielens-100k-drift --by owner
     """
     from sottovoce import ledger as ledgers
     from sottovoce.cli import spent
+    from sottovoce.run_privacy import OWNERS
     from sottovoce.run_tables import ledger_csv, ledger_table
     from sottovoce.run_views import FinishedRun
 
@@ -94,15 +101,16 @@ def ledger(
     opened = FinishedRun.open(folder)
     number = None if user is None else opened.user(user)
     totals = ledgers.totals_of(opened.ledger(number))
-    lines = opened.ledger_by(by) if number is None else opened.ledger_of(number)
-    grouping = by if number is None else "round"
+    grouping, lines = (by, opened.ledger_by(by)) if number is None else opened.ledger_of(number)
     budget = None
     if number is not None:
         budget = spent.of_ledger(opened.ledger(number), opened.consent.row(number))
     if as_json:
         head: dict[str, object] = {"run": folder}
+        if opened.experiment.silo is not None:
+            head["not_protected"] = OWNERS
         if number is not None:
-            head |= {"user": user, "choice": opened.consent.row(number).words()}
+            head |= {"user": user, "choice": opened.words(opened.consent.row(number))}
             head |= {"budget": budget and budget.to_table()}
         rows = [{grouping: x.label, "devices": x.devices, **output.plain(x.totals)} for x in lines]
         output.emit({**head, "totals": output.totals_json(totals), "by": grouping, "lines": rows})
@@ -110,14 +118,19 @@ def ledger(
     if csv:
         print(ledger_csv(lines, grouping), end="")
         return
-    who = "all devices" if number is None else f"the device of {user}"
     if number is not None:
-        output.show(f"{user}: {opened.consent.row(number).words()}.")
+        output.show(f"{user}: {opened.words(opened.consent.row(number))}.")
     most = None if number is not None else float(opened.ledger_per_user().epsilon.max(initial=0.0))
-    output.show(spent.what_left(who, totals), spent.bound_line(totals, most))
+    if opened.experiment.silo is None:
+        who = "all devices" if number is None else f"the device of {user}"
+        output.show(spent.what_left(who, totals), spent.bound_line(totals, most))
+    else:
+        who = "all users" if number is None else str(user)
+        output.show(spent.what_owners_read(who, totals), spent.bound_line(totals, most), OWNERS)
     output.show(*(budget.lines() if budget else ()))
     if lines:
-        output.show(ledger_table(lines, grouping, most=20))
+        what: Literal["rows", "interactions"] = "interactions" if opened.experiment.silo else "rows"
+        output.show(ledger_table(lines, grouping, most=20, what=what))
 
 
 def report(

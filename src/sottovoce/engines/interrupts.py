@@ -20,20 +20,10 @@ from sottovoce.engines.observers import every
 
 
 @dataclass(slots=True)
-class Interrupts:
-    """An observer, to be the last one: saves, then raises KeyboardInterrupt, once one was noted."""
+class Ears:
+    """Hears Ctrl-C for whoever asks between two steps."""
 
-    step: int
-    save: Callable[[Moment], None]
-    _asked: bool = field(default=False, init=False)
-
-    def next_stop(self, round: int) -> int:
-        return every(round, self.step)
-
-    def look(self, moment: Moment) -> None:
-        if self._asked:
-            self.save(moment)
-            raise KeyboardInterrupt
+    asked: bool = field(default=False, init=False)
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
@@ -50,6 +40,22 @@ class Interrupts:
             signal.signal(signal.SIGINT, before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if self.asked:
             raise KeyboardInterrupt
-        self._asked = True
+        self.asked = True
+
+
+@dataclass(slots=True)
+class Interrupts(Ears):
+    """An observer, to be the last one: saves, then raises KeyboardInterrupt, once one was noted."""
+
+    step: int
+    save: Callable[[Moment], None]
+
+    def next_stop(self, round: int) -> int:
+        return every(round, self.step)
+
+    def look(self, moment: Moment) -> None:
+        if self.asked:
+            self.save(moment)
+            raise KeyboardInterrupt

@@ -27,11 +27,12 @@ from sottovoce.engines.flower.superlink import (
 )
 from sottovoce.engines.processes import Child, free_port, stop_all
 from sottovoce.errors import RunError, ServiceError
+from sottovoce.parties.orchestrator_store import OrchestratorStore
 from sottovoce.parties.store import CohortStore
 
 Security = Literal["full", "plaintext"]
 Progress = Callable[[dict[str, Any]], None]
-Settings = dict[str, str | int | bool]
+Settings = dict[str, str | int | float | bool]
 
 _STATUS_SECONDS = 0.2
 _LIST_SECONDS = 5.0
@@ -47,6 +48,8 @@ class Node:
     name: str
     store: Path
     key: Path | None
+    command: tuple[str | Path, ...] = ()
+    """What serves it, to which --superlink, --ca and --key are added; else our SuperNode."""
 
     @property
     def public_key(self) -> Path | None:
@@ -54,7 +57,7 @@ class Node:
 
     def absolute(self) -> Node:
         key = None if self.key is None else self.key.absolute()
-        return Node(self.name, self.store.absolute(), key)
+        return Node(self.name, self.store.absolute(), key, self.command)
 
 
 class LocalFlower:
@@ -123,10 +126,8 @@ class LocalFlower:
 
     def start_node(self, name: str) -> Child:
         node = next(node for node in self.nodes if node.name == name)
-        command: list[str | Path] = [
-            *(sys.executable, "-m", "sottovoce.engines.flower.supernode", node.store),
-            *("--superlink", self.entrance),
-        ]
+        ours = sys.executable, "-m", "sottovoce.engines.flower.supernode", node.store
+        command: list[str | Path] = [*(node.command or ours), "--superlink", self.entrance]
         if self.keys is not None and node.key is not None:
             command += ["--ca", self.keys / "ca.crt", "--key", node.key]
         self.running[name] = Child(
@@ -147,6 +148,29 @@ class LocalFlower:
             checkpoint.raise_target(rounds)
         self._allot(folder)
         settings = self._settings(folder, rounds, hold)
+        return go_on(self.place, folder, settings, progress, self._require_alive)
+
+    def conduct_owners(
+        self,
+        folder: Path,
+        rounds: int,
+        progress: Progress | None = None,
+        *,
+        hold: bool = False,
+        deadline_seconds: float = 60.0,
+        patience_seconds: float = 0.0,
+    ) -> dict[str, Any]:
+        """As `train`, where the nodes are data owners and the folder is the orchestrator's."""
+        with OrchestratorStore.open(folder) as store:
+            store.raise_target(rounds)
+        settings = owner_settings(
+            folder,
+            rounds,
+            len(self.nodes),
+            hold=hold,
+            deadline_seconds=deadline_seconds,
+            patience_seconds=patience_seconds,
+        )
         return go_on(self.place, folder, settings, progress, self._require_alive)
 
     def _allot(self, folder: Path) -> None:
@@ -212,6 +236,30 @@ def run_settings(
     }
 
 
+def owner_settings(
+    folder: Path,
+    rounds: int | None,
+    owners: int = 1,
+    *,
+    hold: bool = False,
+    every_seconds: float = 0.0,
+    deadline_seconds: float = 60.0,
+    patience_seconds: float = 0.0,
+) -> Settings:
+    """The settings of a run with data owners; without `rounds` it has no end."""
+    end: Settings = {} if rounds is None else {"rounds": rounds}
+    return {
+        "kind": "drift",
+        "folder": str(folder.absolute()),
+        "nodes": owners,
+        "hold": hold,
+        "every_seconds": every_seconds,
+        "deadline_seconds": deadline_seconds,
+        "patience_seconds": patience_seconds,
+        **end,
+    }
+
+
 def go_on(
     place: SuperLinkPlace,
     folder: Path,
@@ -221,7 +269,7 @@ def go_on(
 ) -> dict[str, Any]:
     """Watch the run that goes on for this folder, or start one from its checkpoint; the last
     status. A run that is cut off is followed by another one, a few times."""
-    rounds = int(settings["rounds"])
+    rounds = int(settings.get("rounds", sys.maxsize))
     run = _current_run(folder)
     for left in reversed(range(_TRIES)):
         if run is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,9 +17,11 @@ from sottovoce.engines.flower.checkpoint import Checkpoint, only_one, write_stat
 from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.conductor import Conductor
 from sottovoce.engines.flower.members import Kind, Reply, Seen
+from sottovoce.engines.flower.silo_conductor import SiloConductor
 from sottovoce.engines.flower.wire import Content
 from sottovoce.engines.https.folder import open_folder
 from sottovoce.errors import ConfigError, MessageError, SottovoceError
+from sottovoce.parties.orchestrator_store import OrchestratorStore
 
 
 class GridPost:
@@ -63,22 +68,55 @@ def conduct(grid: Grid, context: Context) -> None:
     settings = context.run_config
     folder = Path(str(settings["folder"]))
     try:
-        with only_one(folder), Checkpoint(folder) as checkpoint:
-            Conductor(
-                folder,
-                open_folder(folder).plan,
-                checkpoint,
-                GridPost(grid),
-                target=_whole(settings.get("rounds")),
-                nodes=_whole(settings.get("nodes")) or 1,
-                pinned=settings.get("pinned") is not False,
-                hold=settings.get("hold") is True,
-                run=str(context.run_id),
-            ).run()
+        with only_one(folder):
+            if settings.get("kind") == "drift":
+                _conduct_owners(folder, grid, context)
+            else:
+                _conduct_cohorts(folder, grid, context)
     except SottovoceError as error:
         status = {"state": "failed", "error": str(error), "kind": type(error).__name__}
         write_status(folder, {"run": str(context.run_id), **status})
         raise
+
+
+def _conduct_cohorts(folder: Path, grid: Grid, context: Context) -> None:
+    settings = context.run_config
+    with Checkpoint(folder) as checkpoint:
+        Conductor(
+            folder,
+            open_folder(folder).plan,
+            checkpoint,
+            GridPost(grid),
+            target=_whole(settings.get("rounds")),
+            nodes=_whole(settings.get("nodes")) or 1,
+            pinned=settings.get("pinned") is not False,
+            hold=settings.get("hold") is True,
+            run=str(context.run_id),
+        ).run()
+
+
+def _conduct_owners(folder: Path, grid: Grid, context: Context) -> None:
+    settings = context.run_config
+    with OrchestratorStore.open(folder) as store:
+        SiloConductor(
+            store,
+            GridPost(grid),
+            target=_whole(settings.get("rounds")),
+            owners=_whole(settings.get("nodes")) or 1,
+            hold=settings.get("hold") is True,
+            every_seconds=_seconds(settings.get("every_seconds"), 0.0),
+            deadline_seconds=_seconds(settings.get("deadline_seconds"), 60.0),
+            patience_seconds=_seconds(settings.get("patience_seconds"), 0.0),
+            run=str(context.run_id),
+        ).run()
+
+
+def _seconds(value: object, otherwise: float) -> float:
+    if value is None:
+        return otherwise
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise ConfigError(f"a run's times must be seconds, not {value!r}")
 
 
 def _whole(value: object) -> int | None:
@@ -92,4 +130,19 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    _end_with_executor()
     conduct(grid, context)
+
+
+def _end_with_executor(seconds: float = 5.0) -> None:
+    """Where the executor is gone, this process ends too, so that another conductor can go on.
+    Flower's own way out waits for a SuperLink, which may be gone as well."""
+    executor = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == executor:
+            time.sleep(0.5)
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="executor", daemon=True).start()

@@ -211,7 +211,7 @@ def count_unknown_nodes(place: SuperLinkPlace) -> int:
         return 0
 
 
-def start_run(place: SuperLinkPlace, settings: Mapping[str, str | int | bool]) -> int:
+def start_run(place: SuperLinkPlace, settings: Mapping[str, str | float | bool]) -> int:
     """Start a training run with these settings; its number at the SuperLink. The app is made on the
     fly and only imports what is installed."""
     folder = private_folder(place.work / "app")
@@ -251,7 +251,7 @@ def _required(path: Path) -> Path:
     return path
 
 
-def _toml(value: str | int | bool) -> str:
+def _toml(value: str | float | bool) -> str:
     if isinstance(value, str) and not value.isprintable():
         raise UsageError(f"a setting of the run cannot hold {value!r}")
     return json.dumps(value)

@@ -80,27 +80,45 @@ def serve_node(store: Path, connection: Connection, stop: threading.Event) -> No
         def devices(context: Any) -> Iterator[Hosted]:
             yield hosted
 
-        app = build_client_app(devices)
-        pause, signed_off = _FIRST_PAUSE, False
-        while not stop.is_set():
-            began = time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="sottovoce-node-") as folder:
-                trouble = _serve_once(Path(folder), connection, app, opened, stop)
-            if trouble is None:
-                return
-            if isinstance(trouble, NotLetIn) and not signed_off:
-                # A node that was killed counts as connected for a minute, and as long as that the
-                # SuperLink lets nobody in with its key.
-                signed_off = True
-                if _sign_off(connection, opened):
-                    continue
-            if isinstance(trouble, KeyTrouble):
-                raise trouble
-            steady = time.monotonic() - began > _STEADY
-            pause = _FIRST_PAUSE if steady else min(2 * pause, _LONGEST_PAUSE)
-            signed_off = signed_off and not steady
-            print(f"{trouble}; trying again in {pause:g} seconds", file=sys.stderr, flush=True)
-            stop.wait(pause)
+        serve_app(
+            build_client_app(devices),
+            connection,
+            lambda node: opened.set_secret(_NODE, node),
+            lambda: opened.secret(_NODE),
+            stop,
+        )
+
+
+def serve_app(
+    app: Any,
+    connection: Connection,
+    keep_node: Callable[[bytes], None],
+    node: Callable[[], bytes | None],
+    stop: threading.Event,
+) -> None:
+    """Serve with this ClientApp until `stop` is set. `keep_node` stores the name under which the
+    SuperLink knows the node, `node` gives the one stored last. Raises where the SuperLink does not
+    let the node in; one that is away is waited for."""
+    pause, signed_off = _FIRST_PAUSE, False
+    while not stop.is_set():
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="sottovoce-node-") as folder:
+            trouble = _serve_once(Path(folder), connection, app, keep_node, stop)
+        if trouble is None:
+            return
+        if isinstance(trouble, NotLetIn) and not signed_off:
+            # A node that was killed counts as connected for a minute, and as long as that the
+            # SuperLink lets nobody in with its key.
+            signed_off = True
+            if _sign_off(connection, node()):
+                continue
+        if isinstance(trouble, KeyTrouble):
+            raise trouble
+        steady = time.monotonic() - began > _STEADY
+        pause = _FIRST_PAUSE if steady else min(2 * pause, _LONGEST_PAUSE)
+        signed_off = signed_off and not steady
+        print(f"{trouble}; trying again in {pause:g} seconds", file=sys.stderr, flush=True)
+        stop.wait(pause)
 
 
 class NotLetIn(KeyTrouble):
@@ -108,7 +126,11 @@ class NotLetIn(KeyTrouble):
 
 
 def _serve_once(
-    work: Path, connection: Connection, app: Any, store: CohortStore, stop: threading.Event
+    work: Path,
+    connection: Connection,
+    app: Any,
+    keep_node: Callable[[bytes], None],
+    stop: threading.Event,
 ) -> ServiceError | None:
     """One SuperNode, until it ends or is told to stop; why it ended by itself."""
     from sottovoce.engines.flower.worker import Worker
@@ -123,14 +145,13 @@ def _serve_once(
     ]
     environment = flower_environment(work)
     with Child("the SuperNode", command, log=None, environment=environment) as child:
-        told = _Teller(child, lambda node: store.set_secret(_NODE, node.encode()))
+        told = _Teller(child, lambda node: keep_node(node.encode()))
         Worker(f"127.0.0.1:{port}", secret, app).run(_Either(stop, child))
         return None if stop.is_set() else told.trouble(connection)
 
 
-def _sign_off(connection: Connection, store: CohortStore) -> bool:
+def _sign_off(connection: Connection, node: bytes | None) -> bool:
     """End the connection that this node had before it was killed; whether there was one."""
-    node = store.secret(_NODE)
     if node is None or connection.authority is None or connection.key is None:
         return False
     from sottovoce.engines.flower.worker import sign_off

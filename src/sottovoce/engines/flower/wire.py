@@ -69,7 +69,9 @@ class Task(Question):
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Task:
-        return cls(**_question(content), numbers=unpack_numbers(_field(content, "numbers", bytes)))
+        return cls(
+            **_question(content), numbers=unpack_numbers(field_of(content, "numbers", bytes))
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,63 +105,63 @@ class Answer:
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Answer:
-        _check_protocol(content)
+        check_protocol(content)
         return cls(
-            unpack_numbers(_field(content, "willing", bytes)),
-            _field(content, "kept", int),
-            _field(content, "round", int),
-            _field(content, "attempt", int),
-            _field(content, "sum", bytes),
-            _field(content, "devices", int),
-            _printable(_field(content, "problem", str)[:500]),
+            unpack_numbers(field_of(content, "willing", bytes)),
+            field_of(content, "kept", int),
+            field_of(content, "round", int),
+            field_of(content, "attempt", int),
+            field_of(content, "sum", bytes),
+            field_of(content, "devices", int),
+            printable(field_of(content, "problem", str)[:500]),
         )
 
 
 def pack_numbers(numbers: NDArray[np.int64]) -> bytes:
-    """Devices' numbers, ascending, four bytes each."""
+    """Numbers of devices (or of users, or items), ascending, four bytes each."""
     return np.asarray(numbers, dtype=np.int64).astype("<u4").tobytes()
 
 
 def unpack_numbers(payload: bytes) -> NDArray[np.int64]:
     if len(payload) % 4:
-        raise MessageError("a list of device numbers has a broken length")
+        raise MessageError("a list of numbers has a broken length")
     numbers = np.frombuffer(payload, "<u4").astype(np.int64)
     if np.any(np.diff(numbers) <= 0):
-        raise MessageError("device numbers must be ascending and there once each")
+        raise MessageError("numbers must be ascending and there once each")
     return numbers
 
 
 def _question(content: Mapping[str, Any]) -> dict[str, Any]:
-    _check_protocol(content)
+    check_protocol(content)
     try:
-        table = json.loads(_field(content, "terms", str))
+        table = json.loads(field_of(content, "terms", str))
     except ValueError:
         raise MessageError("the terms of the federation cannot be read") from None
-    counted = _field(content, "counted_round", int), _field(content, "counted_attempt", int)
+    counted = field_of(content, "counted_round", int), field_of(content, "counted_attempt", int)
     return {
         "terms": Terms.from_table(table),
-        "round": _field(content, "round", int),
-        "attempt": _field(content, "attempt", int),
+        "round": field_of(content, "round", int),
+        "attempt": field_of(content, "attempt", int),
         "counted": None if counted[0] == NOTHING else counted,
-        "model": _field(content, "model", bytes),
+        "model": field_of(content, "model", bytes),
     }
 
 
-def _check_protocol(content: Mapping[str, Any]) -> None:
+def check_protocol(content: Mapping[str, Any], known: int = PROTOCOL) -> None:
     spoken = content.get("protocol")
-    if spoken != PROTOCOL:
+    if spoken != known or isinstance(spoken, bool):
         raise VersionMismatch(
             f"the other side speaks version {spoken!r} of the protocol, this program version "
-            f"{PROTOCOL}; install the same release of Sottovoce on both sides"
+            f"{known}; install the same release of Sottovoce on both sides"
         )
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """It will be shown to an operator, whose terminal must not be told anything by it."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-def _field(content: Mapping[str, Any], name: str, kind: type[T]) -> T:
+def field_of(content: Mapping[str, Any], name: str, kind: type[T]) -> T:
     value = content.get(name)
     if isinstance(value, bool) or not isinstance(value, kind):
         raise MessageError(f"the message's field {name} is missing or of the wrong type")

@@ -143,11 +143,14 @@ class Client:
             headers["accept-encoding"] = "zstd"
         return await self._twice("GET", path, headers, None, limit)
 
-    async def post(self, path: str, body: bytes, *, token: str = "") -> Answer:
+    async def post(
+        self, path: str, body: bytes, *, token: str = "", limit: int = SMALL, once: bool = False
+    ) -> Answer:
         """The answer to `body`, sent in the name of whoever has the token. Sent again where the
-        connection was lost before there was one, so it must be something that counts once."""
+        connection was lost before there was one, so it must be something that counts once; with
+        `once` never."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        return await self._twice("POST", path, headers, body, SMALL)
+        return await self._twice("POST", path, headers, body, limit, once=once)
 
     async def download(self, path: str, limit: int) -> Answer:
         """Something large that never changes. What an interrupted download has brought is kept, in
@@ -176,7 +179,14 @@ class Client:
         raise Unreachable(f"the server at {self.url} does not give the rest of a download")
 
     async def _twice(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, limit: int
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        limit: int,
+        *,
+        once: bool = False,
     ) -> Answer:
         """A connection that was kept may be closed by the server just then: once more on a new
         one."""
@@ -184,7 +194,7 @@ class Client:
         try:
             status, told, content = await self._exchange(method, path, headers, body, limit)
         except _CutOff:
-            if not kept:
+            if once or not kept:
                 raise
             status, told, content = await self._exchange(method, path, headers, body, limit)
         return self._answer(status, told, content, limit)

@@ -39,6 +39,9 @@ Reason = Literal[
     "early",
     "other_terms",
     "too_often",
+    "bad_pass",
+    "session",
+    "tag",
 ]
 
 STATUS: dict[Reason, int] = {
@@ -63,6 +66,9 @@ STATUS: dict[Reason, int] = {
     "early": 409,
     "other_terms": 409,
     "too_often": 429,
+    "bad_pass": 403,
+    "session": 401,
+    "tag": 401,
 }
 
 

@@ -1,0 +1,418 @@
+"""`sottovoce serve orchestrator`: who holds the model of a DRIFT federation."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.engines.https.orchestrator_folder import OrchestratorFolder
+    from sottovoce.parties.orchestrator_store import OrchestratorStore
+
+_LONGEST = 30 * 86400.0
+Said = tuple[dict[str, Any], list[str]]
+"""What a command did, as JSON and in words."""
+
+
+def orchestrator(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the orchestrator.")],
+    make: Annotated[
+        bool, typer.Option("--make", help="Make a new federation in DIR, and do no more.")
+    ] = False,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --make: the items, as CSV or Parquet with the column item. Alone: append "
+            "those that are new, and do no more.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a=b", help="With --make: a setting of DRIFT; repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="With --make: what the federation's name begins with; DIR's by default."),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help="With --make: a name of this machine, for its certificate; repeatable.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="With --make: draw the first model from this seed, as a simulation does.",
+        ),
+    ] = None,
+    admit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Let a data owner in, by its application.json, and do no more."
+        ),
+    ] = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="With --admit: where its node comes in; at the running gateway by default.",
+        ),
+    ] = None,
+    remove: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take a data owner out, and do no more.")
+    ] = None,
+    invite: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Invite N users, and do no more.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="With --invite: where users reach the orchestrator, as https://HOST:PORT; the "
+            "running one by default."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --admit: the admission to write, admission.json by default. With --invite: "
+            "the folder for invitations, by default invitations.",
+        ),
+    ] = None,
+    flush: Annotated[
+        bool,
+        typer.Option(
+            "--flush", help="Let the next round end all streams of interactions; no more."
+        ),
+    ] = False,
+    only_status: Annotated[
+        bool, typer.Option("--status", help="Say where the federation stands; no more.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at, for users and for nodes.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port for users; 0 takes a free one.")
+    ] = 8446,
+    superlink_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The SuperLink's port, on loopback only.")
+    ] = 9091,
+    gateway_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where data owners' nodes come in.")
+    ] = 9092,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**31 - 1,
+            help="Rounds to run in all; without end by default, and with 0 none before more are "
+            "asked for.",
+        ),
+    ] = None,
+    every: Annotated[
+        float,
+        typer.Option(min=0.0, max=_LONGEST, help="Seconds from one round to the next."),
+    ] = 60.0,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            min=1.0, max=_LONGEST, help="Seconds in which data owners answer, twice in a round."
+        ),
+    ] = 60.0,
+    wait_for: Annotated[
+        int, typer.Option(min=1, help="Data owners that must be there before the first round.")
+    ] = 1,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=_LONGEST, help="Seconds for which a round waits for those that are away."
+        ),
+    ] = 0.0,
+    users_only: Annotated[
+        bool, typer.Option("--users-only", help="Serve users, but hold no rounds.")
+    ] = False,
+    plaintext: Annotated[
+        bool,
+        typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve an orchestrator: hold rounds with data owners, recommend to users.
+
+    Data owners hold items and what users did with them; the orchestrator holds the model, with a
+    vector for everybody. No interaction is sent to it, but it is not kept from knowing them: a data
+    owner's request names the users and items of an update, and the gradients tell who liked what.
+    Users come to it for a pass, the directory of owners and recommendations.
+
+    --make writes DIR with new keys and a federation whose settings do not change afterwards; its
+    catalogue can grow. DIR/federation.json is public and goes to those who want to
+    join as data owners; each answers with an application (`sottovoce serve owner --make`), which
+    --admit turns into an admission. Users need an invitation each, which is a secret. All of this
+    may be done while the orchestrator runs.
+
+    A plain start serves. It starts a SuperLink, whose port stays on loopback, and an nginx through
+    which nodes come in, where nginx is installed; a round is held every so many seconds. A data
+    owner that does not answer is left out of a round, and --status names it. Everything that was
+    acknowledged survives a crash, and the next start goes on with the round that was open.
+
+    DIR/orchestrator.json says where it listens. Logs are JSON lines on standard error and name no
+    user. /health says whether it runs; /metrics counts for Prometheus and needs the token in
+    DIR/keys/operator.token. SIGTERM and Ctrl-C stop it and all that it started; SIGHUP takes up a
+    renewed certificate.
+
+    \b
+    Examples:
+      sottovoce serve orchestrator town --make --catalogue items.csv --set theta=2 \\
+          --alias town.example.org
+      sottovoce serve orchestrator town --admit application.json \\
+          --gateway town.example.org:9092 --out bakery-admission.json
+      sottovoce serve orchestrator town --invite 20 --url https://town.example.org:8446
+      sottovoce serve orchestrator town --host 0.0.0.0 --every 300
+      sottovoce serve orchestrator town --remove Bakery
+      sottovoce serve orchestrator town --status
+    """
+    acts = {
+        "--make": make,
+        "--admit": admit is not None,
+        "--remove": remove is not None,
+        "--invite": invite is not None,
+        "--flush": flush,
+        "--status": only_status,
+        "--catalogue": catalogue is not None and not make,
+    }
+    chosen = [option for option, given in acts.items() if given]
+    if len(chosen) > 1:
+        raise UsageError(f"choose one of {' and '.join(chosen)}")
+    if not make and (settings, name, alias, seed) != (None, None, None, None):
+        raise UsageError("--set, --name, --alias and --seed go with --make")
+    if gateway is not None and admit is None:
+        raise UsageError("--gateway goes with --admit")
+    if url is not None and invite is None:
+        raise UsageError("--url goes with --invite")
+    if out is not None and admit is None and invite is None:
+        raise UsageError("--out goes with --admit or --invite")
+    if make:
+        if catalogue is None:
+            raise UsageError("--make needs --catalogue, the items of the federation")
+        _say(folder, _make(folder, catalogue, settings, name, alias, seed), as_json)
+    elif chosen:
+        with _opened(folder) as (found, store):
+            if admit is not None:
+                said = _admit(found, store, admit, gateway, out or Path("admission.json"))
+            elif remove is not None:
+                said = _remove(store, remove)
+            elif invite is not None:
+                said = _invite(found, store, invite, url, out or Path("invitations"))
+            elif catalogue is not None:
+                said = _extend(found, store, catalogue)
+            elif flush:
+                from sottovoce.engines.https.orchestrator_folder import request_flush
+
+                request_flush(store)
+                said = {"flush_requested": True}, ["The next round ends all streams."]
+            else:
+                said = _status(found, store)
+        _say(folder, said, as_json)
+    else:
+        from sottovoce.engines.https.orchestrator_serve import run_orchestrator
+        from sottovoce.engines.https.orchestrator_training import TrainingPlan
+
+        if users_only and rounds is not None:
+            raise UsageError("--users-only goes without --rounds")
+        plan = TrainingPlan(
+            superlink_port, host, gateway_port, rounds, every, deadline, wait_for, patience
+        )
+        run_orchestrator(
+            folder,
+            host,
+            port,
+            plan=None if users_only else plan,
+            plaintext=plaintext,
+            ready=None if as_json else lambda url: output.show(f"Users are served at {url}"),
+        )
+        if as_json:
+            output.emit({"folder": folder, "stopped": True})
+
+
+def _say(folder: Path, said: Said, as_json: bool) -> None:
+    content, words = said
+    if as_json:
+        output.emit({"folder": folder, **content})
+    else:
+        output.show(*words)
+
+
+@contextlib.contextmanager
+def _opened(place: Path) -> Iterator[tuple[OrchestratorFolder, OrchestratorStore]]:
+    from sottovoce.engines.https.orchestrator_folder import open_orchestrator_folder
+
+    folder = open_orchestrator_folder(place)
+    with contextlib.closing(folder.store()) as store:
+        yield folder, store
+
+
+def _make(
+    folder: Path,
+    catalogue: Path,
+    settings: list[str] | None,
+    name: str | None,
+    alias: list[str] | None,
+    seed: int | None,
+) -> Said:
+    from sottovoce import config
+    from sottovoce.algorithms.drift import DRIFTConfig
+    from sottovoce.cli.making import read_catalogue
+    from sottovoce.engines.https.orchestrator_folder import create_orchestrator_folder
+    from sottovoce.rng import Streams
+
+    table: dict[str, Any] = {}
+    for setting in settings or []:
+        config.assign(table, setting)
+    chosen = config.build(DRIFTConfig, table, "settings")
+    items = [item for item, _ in read_catalogue(catalogue)]
+    made = create_orchestrator_folder(
+        folder,
+        items,
+        chosen,
+        name=name,
+        hosts=alias or [],
+        root_key=None if seed is None else Streams.from_seed(seed).key,
+    )
+    about = made.federation_file
+    return (
+        {"federation": made.federation, "items": len(items), "file": about},
+        [
+            f"{folder} holds the federation {made.federation}, {len(items):,} items.",
+            f"Give {about} to those who want to join as data owners; nothing in it is secret.",
+        ],
+    )
+
+
+def _admit(
+    folder: OrchestratorFolder,
+    store: OrchestratorStore,
+    file: Path,
+    gateway: str | None,
+    out: Path,
+) -> Said:
+    from sottovoce.engines.https.orchestrator_folder import admit
+    from sottovoce.parties.silo_files import Application
+
+    place = gateway or (folder.running() or {}).get("gateway")
+    if not place:
+        raise UsageError("say where the data owner's node comes in, with --gateway HOST:PORT")
+    application = Application.read(file)
+    if out.exists():
+        raise UsageError(f"{out} is there already and is not overwritten; use --out")
+    admission = admit(folder, store, application, str(place))
+    admission.write(out)
+    content = {"number": admission.number, "name": admission.name, "file": out}
+    words = f"{admission.name} is data owner {admission.number}, with "
+    return content, [
+        f"{words}{len(application.items):,} items; give {out} to its operator: it is no secret."
+    ]
+
+
+def _remove(store: OrchestratorStore, name: str) -> Said:
+    from sottovoce.engines.https.orchestrator_folder import remove
+
+    number = remove(store, name)
+    return {"removed": name, "number": number}, [
+        f"{name} is not part of the federation any more; from the next round on it is not asked."
+    ]
+
+
+def _invite(
+    folder: OrchestratorFolder, store: OrchestratorStore, count: int, url: str | None, out: Path
+) -> Said:
+    from sottovoce.engines.https.orchestrator_folder import invite
+
+    address = url or (folder.running() or {}).get("url")
+    if not address:
+        raise UsageError("no orchestrator runs from this folder; say where it will be with --url")
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    taken = [
+        int(match[1])
+        for path in out.iterdir()
+        if (match := re.fullmatch(r"invitation-(\d{1,9})\.json", path.name))
+    ]
+    first = max(taken, default=0) + 1
+    invitations = invite(folder, store, count, str(address))
+    files = [out / f"invitation-{number}.json" for number in range(first, first + count)]
+    for file, invitation in zip(files, invitations, strict=True):
+        invitation.write(file)
+    return {"url": address, "files": files}, [
+        f"{count:,} invitation(s) to {address} in {out}; each is a secret."
+    ]
+
+
+def _extend(folder: OrchestratorFolder, store: OrchestratorStore, file: Path) -> Said:
+    from sottovoce.cli.making import read_catalogue
+    from sottovoce.engines.https.orchestrator_folder import extend_catalogue
+
+    new = extend_catalogue(folder, store, [item for item, _ in read_catalogue(file)])
+    total = store.n_items
+    return {"new": new, "items": total}, [
+        f"{new:,} new item(s), {total:,} in all; {folder.federation_file} is up to date."
+    ]
+
+
+def _status(folder: OrchestratorFolder, store: OrchestratorStore) -> Said:
+    from sottovoce.engines.https.orchestrator_status import figures
+
+    running = folder.running()
+    found = {**figures(store), "running": running is not None}
+    return {**found, **({"url": running["url"]} if running else {})}, _status_words(found)
+
+
+def _status_words(found: Mapping[str, Any]) -> list[str]:
+    target = f" of {found['target']:,}" if found["target"] else ""
+    lines = [
+        f"{found['federation']}: the orchestrator {'runs' if found['running'] else 'does not run'}",
+        f"Round {found['round']:,}{target}"
+        + ("; the next one ends all streams" if found["flush_requested"] else ""),
+        f"Users: {found['users']:,} enrolled, {found['left']:,} have left",
+        f"Items: {found['items']:,}, of which somebody holds {found['held']:,}",
+        "Data owners:" if found["owners"] else "Data owners: none",
+    ]
+    training = found["training"]
+    lines.insert(2, f"Rounds with data owners: {training['state']}" + _online(training))
+    for owner in found["owners"]:
+        counted = owner["counted"]
+        last = "no update yet" if counted < 0 else f"last update in round {counted:,}"
+        lines.append(f"  {owner['number']} {owner['name']}: {owner['items']:,} items, {last}")
+    for name, problem in training.get("problems", {}).items():
+        lines.append(f"  {name} says: {problem}")
+    lines.append(f"Refused: {output.words(found['refused'])}")
+    for past in found["rounds"][-10:]:
+        silent = ", ".join(past["silent"]) or "nobody"
+        lines.append(
+            f"  round {past['round']:,}{' (end of streams)' if past['flush'] else ''}: "
+            f"{len(past['updated'])} of {len(past['asked'])} updated after "
+            f"{past['seconds']:.1f} s; silent: {silent}"
+            + (f"; refused: {', '.join(past['refused'])}" if past["refused"] else "")
+        )
+    return lines
+
+
+def _online(training: Mapping[str, Any]) -> str:
+    words = f"; there are {', '.join(training['online'])}" if training.get("online") else ""
+    if training.get("waiting_for"):
+        words += f"; waiting for {', '.join(training['waiting_for'])}"
+    if training.get("not_admitted"):
+        words += f"; {training['not_admitted']} not admitted, and not asked"
+    return words

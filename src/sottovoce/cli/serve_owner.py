@@ -1,0 +1,260 @@
+"""`sottovoce serve owner`: a data owner of a DRIFT federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.engines.https.owner_folder import OwnerFolder
+
+
+def owner(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the data owner.")],
+    make: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Make the folder and an application to the federation of this federation.json, "
+            "and do no more; with --name, --items and --url.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="With --make: the name that everybody will know.")
+    ] = None,
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --make: the items that it holds, one name or number in a line, or a CSV "
+            "file with the column item.",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="With --make: where users will reach it, as https://HOST:PORT."),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="With --make: another name of this machine; repeatable."),
+    ] = None,
+    admission: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Keep the orchestrator's answer to the application, and no more."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
+    ] = 8445,
+    plaintext: Annotated[
+        bool,
+        typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
+    ] = False,
+    users_only: Annotated[
+        bool,
+        typer.Option(
+            "--users-only", help="Take users' messages, but no part in the orchestrator's rounds."
+        ),
+    ] = False,
+    add_items: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Hold these items too; no more.")
+    ] = None,
+    withdraw_items: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Hold these items no longer; no more.")
+    ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --add-items: a newer federation.json, whose catalogue has more items.",
+        ),
+    ] = None,
+    forget: Annotated[
+        int | None,
+        typer.Option(
+            metavar="USER",
+            min=0,
+            max=2**32 - 1,
+            help="Erase all of this user, by the number that `sottovoce user show` tells her; no "
+            "more.",
+        ),
+    ] = None,
+    only_status: Annotated[
+        bool, typer.Option("--status", help="Say what it holds and how it is doing; no more.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a data owner: take users' sealed interactions, take part in the orchestrator's rounds.
+
+    An owner holds items. Users who interact with them send it what they did, sealed for it alone;
+    it reads that in full, keeps their blocks on its own disk and computes gradients from them. The
+    orchestrator, which holds the model, gets requests and gradients in place of interactions; from
+    these it can tell who touched and who liked which items, so choose one that users may trust.
+
+    It joins in two steps. --make writes DIR with new keys, and DIR/application.json in it, which
+    goes to the orchestrator's operator (`sottovoce serve orchestrator` admits it). The answer is
+    kept with --admission. From then on DIR is all that a start needs.
+
+    What was acknowledged to a user survives a crash, and is counted once. An orchestrator that is
+    away is waited for, and so is one that does not let the owner in. --add-items, --withdraw-items,
+    --forget and --status work whether or not the service runs.
+
+    DIR/owner.json says where a running service listens. Logs go to standard error, as JSON lines
+    but for those of Flower's part, and name no user and no item. /health says whether it runs;
+    /metrics counts for Prometheus and needs the token in DIR/keys/operator.token. SIGTERM and
+    Ctrl-C stop it; SIGHUP takes up a renewed certificate.
+
+    \b
+    Examples:
+      sottovoce serve owner bakery --make federation.json --name Bakery --items bread.csv \\
+          --url https://bakery.example.net:8445
+      sottovoce serve owner bakery --admission admission.json
+      sottovoce serve owner bakery --host 0.0.0.0
+      sottovoce serve owner bakery --add-items cakes.txt
+      sottovoce serve owner bakery --status
+    """
+    acts = {
+        "--make": make is not None,
+        "--admission": admission is not None,
+        "--add-items": add_items is not None,
+        "--withdraw-items": withdraw_items is not None,
+        "--forget": forget is not None,
+        "--status": only_status,
+    }
+    chosen = [option for option, given in acts.items() if given]
+    if len(chosen) > 1:
+        raise UsageError(f"choose one of {' and '.join(chosen)}")
+    if make is None and (name, items, url, alias) != (None, None, None, None):
+        raise UsageError("--name, --items, --url and --alias go with --make")
+    if federation is not None and add_items is None:
+        raise UsageError("--federation goes with --add-items")
+    if make is not None:
+        if name is None or items is None or url is None:
+            raise UsageError("--make needs --name, --items and --url")
+        _make(folder, make, name, items, url, alias or [], as_json)
+        return
+    if chosen:
+        _act(folder, admission, add_items, withdraw_items, federation, forget, as_json)
+        return
+    from sottovoce.engines.https.owner_serve import run_owner
+
+    run_owner(
+        folder,
+        host,
+        port,
+        plaintext=plaintext,
+        users_only=users_only,
+        ready=None if as_json else lambda url: output.show(f"The data owner listens at {url}"),
+    )
+    if as_json:
+        output.emit({"folder": folder, "stopped": True})
+
+
+def _make(
+    folder: Path, make: Path, name: str, items: Path, url: str, alias: list[str], as_json: bool
+) -> None:
+    from sottovoce.engines.https.owner_folder import (
+        APPLICATION,
+        create_owner_folder,
+        read_items,
+    )
+    from sottovoce.parties.silo_files import FederationFile
+
+    described = FederationFile.read(make)
+    numbers = read_items(items, described.catalogue)
+    create_owner_folder(folder, described, name, url, numbers, alias)
+    application = folder / APPLICATION
+    if as_json:
+        output.emit({"folder": folder, "application": application, "items": len(numbers)})
+        return
+    output.show(
+        f"{folder} holds the data owner {name} with {len(numbers):,} of "
+        f"{len(described.catalogue):,} items.",
+        f"Send {application} to the orchestrator's operator; nothing in it is secret.",
+    )
+
+
+def _act(
+    place: Path,
+    admission: Path | None,
+    add_items: Path | None,
+    withdraw_items: Path | None,
+    federation: Path | None,
+    forget: int | None,
+    as_json: bool,
+) -> None:
+    from sottovoce.engines.https.owner_folder import open_owner_folder
+
+    folder = open_owner_folder(place)
+    if admission is not None:
+        content, words = _keep(folder, admission)
+    elif add_items is not None or withdraw_items is not None:
+        content, words = _change(folder, add_items, withdraw_items, federation)
+    else:
+        content, words = _ask(folder, forget)
+    if as_json:
+        output.emit({"folder": place, **content})
+    else:
+        output.show(*words)
+
+
+def _keep(folder: OwnerFolder, file: Path) -> tuple[dict[str, Any], list[str]]:
+    from sottovoce.engines.https.owner_folder import keep_admission
+    from sottovoce.parties.silo_files import Admission
+
+    given = Admission.read(file)
+    first = keep_admission(folder, given)
+    words = f"{given.name} is data owner {given.number} of the federation {given.federation}"
+    if not first:
+        words += f"; from its next start on it joins by {given.gateway}"
+    content = {"number": given.number, "name": given.name, "gateway": given.gateway}
+    return {**content, "first": first}, [words + "."]
+
+
+def _change(
+    folder: OwnerFolder, add: Path | None, withdraw: Path | None, newer: Path | None
+) -> tuple[dict[str, Any], list[str]]:
+    from sottovoce.engines.https.owner_folder import keep_federation, read_items
+    from sottovoce.engines.https.owner_operator import desk
+    from sottovoce.parties.silo_files import FederationFile
+
+    if newer is not None:
+        folder = keep_federation(folder, FederationFile.read(newer))
+    catalogue = folder.federation.catalogue
+    adding = [] if add is None else read_items(add, catalogue)
+    leaving = [] if withdraw is None else read_items(withdraw, catalogue)
+    with desk(folder) as owner:
+        left = owner.change_items(add=adding, withdraw=leaving)
+    words = f"{folder.application.name} holds {left:,} items now; users and the orchestrator learn "
+    return {"items": left}, [words + "it in the next round."]
+
+
+def _ask(folder: OwnerFolder, forget: int | None) -> tuple[dict[str, Any], list[str]]:
+    from sottovoce.engines.https.owner_operator import desk
+
+    with desk(folder) as owner:
+        if forget is not None:
+            owner.forget(forget)
+            return {"forgotten": True}, ["Nothing of this user remains here."]
+        found = dict(owner.status())
+    service = "runs" if found["running"] else "does not run"
+    words = [
+        f"{found['name']}, data owner {found['number']} of {found['federation']}: its service "
+        f"{service}",
+        f"Items: {found['items']:,}",
+        f"Held: {output.words(found['held'])}",
+        f"Messages so far: {output.words(found['messages'])}",
+        f"Updates so far: {output.words(found['updates'])}",
+    ]
+    if found["running"]:
+        words.append(f"Part in the orchestrator's rounds: {found['node']}")
+        words.append(f"Requests refused since its start: {output.words(found['refused'])}")
+    return found, words

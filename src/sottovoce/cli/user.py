@@ -1,0 +1,424 @@
+"""`sottovoce user ...`: what a user of data owners permits, what she sends and what she gets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.cli.user_views import (
+    changed_choice,
+    choice_words,
+    consent_views,
+    delivery_words,
+    messages_text,
+    owner_table,
+    user_view,
+)
+from sottovoce.errors import ConsentError, MessageError, ServiceError, UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.engines.https.user_agent import Delivery
+    from sottovoce.parties.user_store import UserStore
+
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a user's store.")]
+Number = Annotated[
+    int | None,
+    typer.Option("--user", metavar="N", help="Number; needed where a store has several users."),
+]
+
+
+def join(
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
+    invitation: Annotated[
+        Path, typer.Argument(metavar="INVITATION", help="File that the operator gave you.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Join a federation of data owners: make a store, and read who holds what.
+
+    The store is encrypted, with its key beside it in a file that only you can read. INVITATION is a
+    secret: whoever uses it first is let in, and nobody else. It is used when you take part
+    (`sottovoce user consent`); until then only the public directory is read, and nothing of yours
+    leaves the store but the address that every connection shows. Where the orchestrator did not
+    answer, call this again; where it has moved, with another invitation.
+
+    \b
+    Examples:
+      sottovoce user join ~/films invitation.json
+      sottovoce user consent ~/films
+      sottovoce user consent ~/films --takes-part
+    """
+    from sottovoce.engines.https.user_agent import UserAgent
+    from sottovoce.parties.silo_files import UserInvitation
+    from sottovoce.parties.user_store import UserStore
+
+    card = UserInvitation.read(invitation)
+    with UserStore.join(path, card) as store:
+        try:
+            with UserAgent(store) as agent:
+                agent.refresh_directory()
+        except (MessageError, ServiceError) as error:
+            raise ServiceError(
+                f"the store {path} is made, but has no directory of the federation yet, so call "
+                f"this again: {error}"
+            ) from None
+        directory = store.world.directory
+    if as_json:
+        output.emit(
+            {
+                "store": path,
+                "federation": directory.federation,
+                "owners": [owner.name for owner in directory.owners],
+                "items": len(directory.catalogue),
+            }
+        )
+        return
+    names = ", ".join(owner.name for owner in directory.owners) or "none yet"
+    output.show(
+        f"{path}: a store for the federation {directory.federation}, with "
+        f"{len(directory.catalogue):,} items.",
+        f"Its data owners: {names}.",
+        "Nothing leaves the store until you take part. See what each of them would read: "
+        f"sottovoce user consent {path}",
+    )
+
+
+def consent(
+    path: Store,
+    takes_part: Annotated[
+        bool | None,
+        typer.Option("--takes-part/--no-takes-part", help="Whether anything may leave at all."),
+    ] = None,
+    refuse: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OWNER", help="A data owner that must see nothing; repeatable."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OWNER", help="A data owner that is not refused any more."),
+    ] = None,
+    user: Number = None,
+    as_json: Json = False,
+) -> None:
+    """Show what leaves and who reads it, or change that. A change holds at once.
+
+    Whoever has not chosen takes no part, and nothing leaves. Who takes part is read in full by the
+    data owners that hold the items and are not refused; an item may have several. The orchestrator
+    gets no interaction, but can work out from what owners ask and answer which items you came
+    across and liked.
+
+    A change also holds for what waits to be sent, and while another process sends. What a data
+    owner has been told already it keeps, unless you leave it (`sottovoce user leave`). Earlier
+    choices stay on record.
+
+    \b
+    Examples:
+      sottovoce user consent ~/films
+      sottovoce user consent ~/films --takes-part --refuse Horror
+      sottovoce user consent ~/films --allow Horror
+      sottovoce user consent ~/films --no-takes-part
+    """
+    from sottovoce.parties.user import UserDoor
+    from sottovoce.parties.user_store import UserStore
+
+    changing = takes_part is not None or bool(refuse) or bool(allow)
+    with UserStore.open(path, readonly=not changing) as store:
+        number, dropped = _user(store, user), 0
+        choice = store.choice(number)
+        if changing:
+            choice = changed_choice(store, choice, takes_part, refuse or [], allow or [])
+            dropped = UserDoor(store).choose(number, choice)
+        owners, records = consent_views(store, choice), store.records(number)
+        told = {k for k, states in store.counts(number).items() if set(states) - {"dropped"}}
+    if as_json:
+        output.emit(
+            {
+                "store": path,
+                "changed": changing,
+                "takes_part": choice.takes_part,
+                "refused_owners": choice.refused_owners,
+                "dropped": dropped,
+                "owners": owners,
+                "records": [
+                    {
+                        "time": r.changed_at,
+                        "takes_part": r.choice.takes_part,
+                        "refused_owners": r.choice.refused_owners,
+                    }
+                    for r in records
+                ],
+            }
+        )
+        return
+    output.show(*choice_words(choice, owners, path))
+    if dropped:
+        output.show(f"{messages_text(dropped)} that waited will not be sent.")
+    kept = [o["name"] for o in owners if not o["reads"] and o["number"] in told]
+    if changing and kept:
+        output.show(
+            f"What was told before is still with {', '.join(kept)}; to have it deleted there, use "
+            "sottovoce user leave."
+        )
+
+
+def send(
+    path: Store,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="A CSV file; without it, only what waits is sent."),
+    ] = None,
+    end: Annotated[
+        bool,
+        typer.Option(
+            "--end",
+            help="Also say that nothing more comes for now, so that owners need not wait for your "
+            "next dislike to learn from the last likes.",
+        ),
+    ] = False,
+    user: Number = None,
+    as_json: Json = False,
+) -> None:
+    """Tell the data owners what you liked and what not, as far as you permit it.
+
+    FILE has a header and the columns item, timestamp (seconds since 1970), and rating or positive
+    (1 or 0); ratings count as liked from the federation's own limit on. Each line goes, sealed, to
+    the data owners that hold the item and that you do not refuse. Everything is taken, or nothing
+    where a line is wrong. The same line is told once, however often you send it. Who does not
+    answer is told later: call this again without FILE.
+
+    \b
+    Examples:
+      sottovoce user send ~/films ratings.csv
+      sottovoce user send ~/films
+    """
+    from sottovoce.cli.user_files import read_events
+    from sottovoce.parties.user import UserDoor
+    from sottovoce.parties.user_store import UserStore
+
+    said = None
+    with UserStore.open(path, agent=True) as store:
+        number, door = _user(store, user), UserDoor(store)
+        if file is not None:
+            if not store.choice(number).takes_part:
+                raise ConsentError(
+                    f"you do not take part, so nothing of {file} was read; to take part: "
+                    f"sottovoce user consent {path} --takes-part"
+                )
+            said = door.interact_many(read_events(file, store.world.directory, number))
+        if end:
+            door.end_stream(number)
+        with output.interruptible("what was not sent yet waits; run `sottovoce user send` again"):
+            delivery = _deliver(store)
+    if as_json:
+        output.emit({"store": path, "said": said, **output.plain(delivery)})
+        return
+    if said is not None:
+        output.show(
+            f"{messages_text(said.messages)} for data owners; {said.known:,} were told before, "
+            f"and of {said.at_home:,} interactions nothing leaves."
+        )
+    output.show(*delivery_words(delivery))
+
+
+def interact(
+    path: Store,
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="Its name in the catalogue.")],
+    liked: Annotated[
+        bool | None, typer.Option("--liked/--disliked", help="Whether you liked it.")
+    ] = None,
+    time: Annotated[
+        int | None, typer.Option(metavar="SECONDS", help="When, in seconds since 1970; now.")
+    ] = None,
+    user: Number = None,
+    as_json: Json = False,
+) -> None:
+    """You liked one item, or did not. Sent at once where somebody may read it and answers.
+
+    Where you take no part, or refuse every data owner that holds the item, it is noted at home as
+    seen, and nothing leaves.
+
+    \b
+    Examples:
+      sottovoce user interact ~/films "Alien (1979)" --liked
+      sottovoce user interact ~/films "Alien (1979)" --disliked
+    """
+    from sottovoce.parties.user import UserDoor
+    from sottovoce.parties.user_store import UserStore
+
+    if liked is None:
+        raise UsageError("say whether you liked it: --liked or --disliked")
+    delivery = None
+    with UserStore.open(path) as store:
+        number = _user(store, user)
+        place = store.world.directory.item(item)
+        when = store.now() if time is None else time
+        said = UserDoor(store).interact(number, place, liked, when)
+        busy = store.file.served()
+    if said.messages and not busy:
+        with (
+            UserStore.open(path, agent=True) as store,
+            output.interruptible("it waits; run `sottovoce user send` to send it"),
+        ):
+            delivery = _deliver(store)
+    if as_json:
+        output.emit({"store": path, "item": item, "said": said, "delivery": delivery})
+    elif said.at_home:
+        output.show(f"{item}: noted here, and nothing leaves.")
+    elif said.known:
+        output.show(f"{item}: the data owners know already.")
+    elif delivery is None:
+        output.show(f"{item}: waits for the process that is sending from this store now.")
+    else:
+        output.show(*delivery_words(delivery))
+
+
+def show(path: Store, user: Number = None, as_json: Json = False) -> None:
+    """What waits, what has left and who reads it, by data owner; and the number they know you by.
+
+    Bytes are those of requests with anything of yours in them. What data owners get they read in
+    full, so that no ε bounds what it tells them.
+
+    \b
+    Example:
+      sottovoce user show ~/films
+    """
+    from sottovoce.parties.user_store import UserStore
+
+    with UserStore.open(path, readonly=True) as store:
+        number = _user(store, user)
+        choice, found = store.choice(number), user_view(store, number)
+    if as_json:
+        output.emit({"store": path, **found})
+        return
+    requests, size = found["orchestrator"]["requests"], found["orchestrator"]["bytes"]
+    output.show(
+        f"{store.federation}: {choice.owner_words()}. {found['seen']:,} items seen.",
+        owner_table(found["owners"]),
+        f"To the orchestrator: {requests:,} request{'' if requests == 1 else 's'}, {size:,} bytes.",
+    )
+    if found["enrolled"]:
+        output.show(f"In this federation you are number {found['number']}.")
+    if found["left_federation"]:
+        done = "You have left" if found["left_federation"] == "done" else "You are leaving"
+        output.show(f"{done} this federation.")
+
+
+def recommend(
+    path: Store,
+    n: Annotated[int, typer.Option("-n", help="How many.")] = 10,
+    user: Number = None,
+    as_json: Json = False,
+) -> None:
+    """Recommendations from the orchestrator's model, without what you have seen.
+
+    The question does not say what you have seen: it asks for more than you want, and what you know
+    is taken out here. From data owners' updates the orchestrator can work much of it out all the
+    same.
+
+    \b
+    Example:
+      sottovoce user recommend ~/films -n 5
+    """
+    from sottovoce.engines.https.user_agent import UserAgent
+    from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.parties.user_store import UserStore
+
+    if n < 1:
+        raise UsageError(f"-n must be at least 1, not {n}")
+    with UserStore.open(path) as store, UserAgent(store) as agent:
+        number = _user(store, user)
+        with output.interruptible("nothing was changed"):
+            found = agent.recommend(number, n)
+    rows: list[dict[str, Any]] = [
+        {"rank": rank, "item": one.name, "score": one.score}
+        for rank, one in enumerate(found, start=1)
+    ]
+    if as_json:
+        output.emit({"store": path, "recommendations": rows})
+        return
+    columns = [Column("rank", "#"), Column("item"), Column("score", format=".3f")]
+    shown = [row | {"item": output.one_line(row["item"])} for row in rows]
+    output.show(Table("Recommended to you", columns, shown))
+
+
+def leave(
+    path: Store,
+    owner: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Leave this data owner alone.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether you are sure.")] = False,
+    user: Number = None,
+    as_json: Json = False,
+) -> None:
+    """Leave a data owner, or all of them and the federation: they delete what they hold of you.
+
+    Nothing more goes there; what waits is dropped. Who does not answer is told later, by
+    `sottovoce user send`. Your store stays with you. Your own row of the model is deleted when you
+    leave the federation; what items' rows have learnt from you cannot be taken out of them. That
+    nobody kept a copy, or a backup, cannot be shown.
+
+    \b
+    Examples:
+      sottovoce user leave ~/films --owner Horror
+      sottovoce user leave ~/films --yes
+    """
+    from sottovoce.parties.user import UserDoor
+    from sottovoce.parties.user_store import UserStore
+
+    with UserStore.open(path, agent=True) as store:
+        number, door = _user(store, user), UserDoor(store)
+        if owner is not None:
+            store.world.directory.owner(owner)
+        whom = f"data owner {owner}" if owner else f"the federation {store.federation}"
+        _require_sure(yes, f"Leave {whom} for good?", as_json)
+        asked = door.leave(number, owner)
+        with output.interruptible("who was not told yet is told by `sottovoce user send`"):
+            delivery = _deliver(store)
+        departure = store.person(number).departure
+    if as_json:
+        output.emit(
+            {
+                "store": path,
+                "asked_to_forget": asked,
+                "left_federation": departure or None,
+                **output.plain(delivery),
+            }
+        )
+        return
+    told = ", ".join(asked) or "nobody, as nobody has anything of you"
+    output.show(f"Asked to forget you: {told}.", *delivery_words(delivery))
+    if departure == "done":
+        output.show("You have left the federation; the store stays with you.")
+
+
+# --- helpers -------------------------------------------------------------------------------------
+
+
+def _user(store: UserStore, user: int | None) -> int:
+    users = store.users
+    if user is None:
+        if len(users) != 1:
+            raise UsageError(f"the store {store.path} has {len(users):,} users; choose by --user")
+        return users[0]
+    return store.person(user).user
+
+
+def _deliver(store: UserStore) -> Delivery:
+    from sottovoce.engines.https.user_agent import UserAgent
+
+    with UserAgent(store) as agent:
+        return agent.send_all()
+
+
+def _require_sure(yes: bool, question: str, as_json: bool) -> None:
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise UsageError("leaving cannot be undone; say --yes to leave without being asked")
+    if not typer.confirm(question):
+        raise UsageError("nothing was changed")

@@ -1,0 +1,423 @@
+"""The orchestrator's side of a round with data owners: asks, folds, and writes down who was silent.
+
+A round has two phases. All owners that are there are asked which rows they want; those that want
+any get them, all of the same model, and answer with gradients, which are folded by owner number. An
+owner that does not answer in time is left out and named; what it holds is asked for again.
+
+Knows no transport (that is `Post`). Whatever is killed and whenever: a conductor on the same folder
+goes on, and every update counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
+from sottovoce.engines.flower.checkpoint import write_status
+from sottovoce.engines.flower.members import Kind, Post, Seen
+from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
+from sottovoce.engines.flower.wire import Content
+from sottovoce.errors import ConfigError, DataError, MessageError, VersionMismatch
+from sottovoce.parties.orchestrator_rounds import OpenRound, SiloRound
+from sottovoce.parties.orchestrator_store import AdmittedOwner, OrchestratorStore
+
+PULL_SECONDS = 0.2
+"""How often replies are fetched."""
+LOOK_SECONDS = 1.0
+"""How often it is checked who is online, and how long after an error a message is sent again."""
+LONGEST_SECONDS = 15.0
+"""The longest pause before a message is sent again to a node that fell over each time."""
+DORMANT_AFTER = 2
+"""Rounds in a row in which an owner stayed silent, after which nobody waits for it."""
+
+T = TypeVar("T", RowsWanted, GradientsSent)
+
+
+class _Refused(MessageError):
+    """What an owner said does not count; the text is the reason under which that is counted."""
+
+
+@dataclass(slots=True, repr=False)
+class _Asked:
+    """One owner in a phase."""
+
+    letter: Content
+    messages: set[str] = field(default_factory=set)
+    since: str = ""
+    """The node's start when it was last sent the letter."""
+    resend_at: float = math.inf
+    errors: int = 0
+    reply: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What has become of a round so far; owners by number."""
+
+    answered: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    updated: list[int] = field(default_factory=list)
+    users: set[int] = field(default_factory=set)
+    items: set[int] = field(default_factory=set)
+
+
+class SiloConductor:
+    """Runs rounds until `target` (None: without end), and where it is to `hold`, waits for a later
+    one. The first round waits for so many `owners`, later ones at most `patience_seconds` for those
+    that are away. Each phase takes `deadline_seconds` at most; `every_seconds` a round begins."""
+
+    def __init__(
+        self,
+        store: OrchestratorStore,
+        post: Post,
+        *,
+        target: int | None = None,
+        owners: int = 1,
+        hold: bool = False,
+        every_seconds: float = 0.0,
+        deadline_seconds: float = 60.0,
+        patience_seconds: float = 0.0,
+        run: str = "",
+    ) -> None:
+        times = every_seconds, deadline_seconds, patience_seconds
+        if not all(0.0 <= seconds < math.inf for seconds in times) or not deadline_seconds:
+            raise ConfigError("a conductor's times are seconds from 0 on, its deadline more than 0")
+        self.store, self.post, self.target, self.hold = store, post, target, hold
+        self.every, self.deadline, self.patience = times
+        self.run_name = run
+        self._first = owners
+        self._nodes: dict[int, Seen] = {}
+        """Owners that are online, by number."""
+        self._looked = -math.inf
+        self._misses: dict[int, int] = {}
+        self._unknown = 0
+        self._problems: dict[int, str] = {}
+        self._silent: tuple[str, ...] = ()
+        self._said: dict[str, Any] = {}
+        self._membership = -1
+        self._sync()
+
+    def run(self) -> None:
+        """To the target; where it holds, wait there until the target is raised."""
+        while True:
+            while self.target is None or self.store.round < self.target:
+                began = self.post.clock()
+                self._gather()
+                self._round(self.store.open_round())
+                if self.target is None or self.store.round < self.target:
+                    self._pause(began + self.every)
+            self._status("finished")
+            if not self.hold:
+                return
+            while (raised := self.store.target()) <= self.target:
+                self.post.wait(PULL_SECONDS)
+            self.target = raised
+
+    # --- before a round --------------------------------------------------------------------------
+
+    def _sync(self) -> None:
+        """Take in who and what has come and gone. Never between the first and last fold of a
+        round: what is folded is on the disk only at its end."""
+        now = self.store.membership
+        if now == self._membership:
+            return
+        self.orchestrator = self.store.load()
+        self.owners: dict[int, AdmittedOwner] = {o.number: o for o in self.store.owners()}
+        self._numbers = {owner.identity: number for number, owner in self.owners.items()}
+        self._membership, self._looked = now, -math.inf
+
+    def _gather(self) -> None:
+        """Wait until enough owners are there; after the first round, until one is, and a while for
+        the others."""
+        start = self.post.clock()
+        while True:
+            self._sync()
+            self._look()
+            there = len(self._nodes)
+            patient = self.post.clock() < start + self.patience and there < len(self.owners)
+            if there >= max(self._first, 1) and not patient:
+                self._first = 1
+                return
+            self._status("waiting")
+            self.post.wait(LOOK_SECONDS)
+
+    def _pause(self, until: float) -> None:
+        """Until it is time for the next round, or somebody wants all streams to end."""
+        while (now := self.post.clock()) < until and not self.store.flush_requested:
+            self._status("pausing")
+            self.post.wait(min(LOOK_SECONDS, until - now))
+
+    def _look(self) -> None:
+        """Who is online. A node whose key was not admitted is not spoken to."""
+        now = self.post.clock()
+        if now < self._looked + LOOK_SECONDS:
+            return
+        self._looked = now
+        online = sorted(self.post.online(), key=lambda seen: seen.since)
+        known = {self._numbers[s.identity]: s for s in online if s.identity in self._numbers}
+        for number, seen in known.items():
+            before = self._nodes.get(number)
+            if before is None or before.since != seen.since:
+                self._misses[number] = 0
+        self._unknown = sum(seen.identity not in self._numbers for seen in online)
+        self._nodes = known
+
+    # --- a round ---------------------------------------------------------------------------------
+
+    def _round(self, opened: OpenRound) -> None:
+        start, there = self.post.clock(), set(self._nodes)
+        asked, done = sorted(self.owners), _Outcome()
+        names = {number: owner.name for number, owner in self.owners.items()}
+        requests = self._ask(opened, asked, done)
+        rows = {number: self.orchestrator.answer(request) for number, request in requests.items()}
+        self._fold(self._hand_out(opened, rows, done), requests, rows, done)
+        silent = [n for n in asked if n not in done.answered and n not in done.refused]
+        for number in asked:
+            missed = number in silent and number in there
+            self._misses[number] = self._misses.get(number, 0) + 1 if missed else 0
+        record = SiloRound(
+            opened.round,
+            opened.flush,
+            tuple(names[n] for n in asked),
+            tuple(names[n] for n in done.updated),
+            tuple(names[n] for n in silent),
+            tuple(names[n] for n in sorted(done.refused)),
+            round(self.post.clock() - start, 3),
+            self.orchestrator.version,
+        )
+        users, items = (np.array(sorted(s), dtype=np.int64) for s in (done.users, done.items))
+        self.store.close_round(record, self.orchestrator, users, items, done.updated)
+        self._silent = record.silent
+
+    def _ask(
+        self, opened: OpenRound, asked: Collection[int], done: _Outcome
+    ) -> dict[int, RowRequest]:
+        """The first phase: which rows owners want. What they hold now is taken in as well."""
+        departed = np.array(self.store.departed(), dtype=np.int64)
+        when = self.store.federation, opened.round
+        letters = {
+            number: QueryRows(*when, counted, opened.flush, departed).to_content()
+            for number, counted in self.store.all_counted().items()
+            if number in asked
+        }
+        awake = {n for n in self._nodes if self._misses.get(n, 0) < DORMANT_AFTER}
+        replies = self._exchange("query", letters, awake or set(self._nodes), opened)
+        wanted: dict[int, RowsWanted] = {}
+        for number, reply in sorted(replies.items()):
+            try:
+                wanted[number] = self._read(RowsWanted, number, reply, opened)
+                self._take_items(number, wanted[number].items)
+                done.answered.add(number)
+            except _Refused as reason:
+                self._refuse(number, str(reason), done)
+        self._sync()
+        requests = {}
+        for number in sorted(done.answered):
+            request = wanted[number].request
+            if request is not None:
+                try:
+                    self._check(number, request)
+                    requests[number] = request
+                except _Refused as reason:
+                    self._refuse(number, str(reason), done)
+        return requests
+
+    def _take_items(self, number: int, items: NDArray[np.int64]) -> None:
+        if len(items) and int(items[-1]) >= self.store.n_items:
+            raise _Refused("unknown_item")
+        held = self.owners[number].items if number in self.owners else ()
+        if not np.array_equal(items, held):
+            try:
+                self.store.set_items(number, items.tolist())
+            except DataError:  # removed in this very moment
+                raise _Refused("unknown_owner") from None
+
+    def _check(self, number: int, asked: RowRequest | Gradients) -> None:
+        """Whether the owner can have asked for this, as far as the federation is known now."""
+        if number not in self.orchestrator.table.all_owners():
+            raise _Refused("unknown_owner")
+        if not self.orchestrator.table.holds(number, asked.items.tolist()):
+            raise _Refused("foreign_item")
+        try:
+            self.orchestrator.answer(RowRequest(number, asked.users, asked.items))
+        except MessageError:
+            gone = np.isin(asked.users, self.store.departed()).any()
+            raise _Refused("departed_user" if gone else "unknown_user") from None
+
+    def _hand_out(
+        self, opened: OpenRound, rows: Mapping[int, Rows], done: _Outcome
+    ) -> dict[int, Gradients]:
+        """The second phase: rows out, gradients in."""
+        federation = self.store.federation
+        letters = {n: TaskRows(federation, opened.round, r).to_content() for n, r in rows.items()}
+        replies = self._exchange("train", letters, set(letters), opened)
+        done.answered -= letters.keys() - replies.keys()
+        found = {}
+        for number, reply in replies.items():
+            try:
+                sent = self._read(GradientsSent, number, reply, opened)
+                if sent.gradients is not None:
+                    found[number] = sent.gradients
+            except _Refused as reason:
+                self._refuse(number, str(reason), done)
+        return found
+
+    def _fold(
+        self,
+        found: Mapping[int, Gradients],
+        requests: Mapping[int, RowRequest],
+        rows: Mapping[int, Rows],
+        done: _Outcome,
+    ) -> None:
+        self._drop_the_gone()
+        for number, gradients in sorted(found.items()):
+            request = requests[number]
+            try:
+                if gradients.version != rows[number].version:
+                    raise _Refused("stale")
+                asked = np.isin(gradients.users, request.users).all()
+                if not asked or not np.isin(gradients.items, request.items).all():
+                    raise _Refused("not_asked")
+                self._check(number, gradients)
+                self._check_values(number, gradients)
+                self.orchestrator.fold(gradients)
+            except _Refused as reason:
+                self._refuse(number, str(reason), done)
+            except MessageError:  # all that is left to be wrong is its age
+                self._refuse(number, "stale", done)
+            else:
+                done.updated.append(number)
+                done.users.update(gradients.users.tolist())
+                done.items.update(gradients.items.tolist())
+
+    def _check_values(self, number: int, gradients: Gradients) -> None:
+        """One owner's numbers must not take the model from everybody."""
+        now = self.orchestrator.answer(RowRequest(number, gradients.users, gradients.items))
+        rate = self.store.settings.learning_rate
+        for row, pull in (
+            (now.user_rows, gradients.user_rows),
+            (now.item_rows, gradients.item_rows),
+        ):
+            if pull.shape != row.shape:
+                raise _Refused("malformed")
+            with np.errstate(over="ignore", invalid="ignore"):
+                moved = (row.astype(np.float64) - rate * pull.astype(np.float64)).astype(np.float32)
+            if not np.isfinite(moved).all():
+                raise _Refused("not_finite")
+
+    def _drop_the_gone(self) -> None:
+        """Nothing is folded of users and owners that have left since the round began."""
+        if self.store.membership == self._membership:
+            return
+        for user in self.store.departed():
+            self.orchestrator.leave_user(user)
+        for number in self.owners.keys() - {owner.number for owner in self.store.owners()}:
+            self.orchestrator.leave_owner(number)
+
+    def _read(self, kind: type[T], number: int, reply: Mapping[str, Any], opened: OpenRound) -> T:
+        try:
+            answer = kind.from_content(reply)
+        except VersionMismatch:
+            raise _Refused("version") from None
+        except MessageError:
+            raise _Refused("malformed") from None
+        if answer.owner != number:
+            raise _Refused("unknown_owner")
+        if answer.round != opened.round:
+            raise _Refused("stale")
+        self._problems[number] = answer.problem
+        if answer.problem:
+            raise _Refused("owner_problem")
+        return answer
+
+    def _refuse(self, number: int, reason: str, done: _Outcome) -> None:
+        done.answered.discard(number)
+        done.refused.add(number)
+        self.store.refuse(reason)
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def _exchange(
+        self, kind: Kind, letters: Mapping[int, Content], waited: set[int], opened: OpenRound
+    ) -> dict[int, Mapping[str, Any]]:
+        """Letters to owners, and the answers that came before the deadline, or before all those
+        that are `waited` for had answered. Who is restarted or falls over gets the letter again,
+        and so does who comes late."""
+        start = self.post.clock()
+        asked = {number: _Asked(letter) for number, letter in letters.items()}
+        while asked:
+            self._look()
+            self._send(kind, asked, self.deadline - (self.post.clock() - start))
+            self._collect(asked)
+            missing = [n for n, entry in asked.items() if entry.reply is None]
+            self._status("open", flush=opened.flush, waiting_for=self._names(missing))
+            late = self.post.clock() - start >= self.deadline
+            if late or not waited.intersection(missing):
+                break
+            self.post.wait(PULL_SECONDS)
+        return {n: entry.reply for n, entry in asked.items() if entry.reply is not None}
+
+    def _send(self, kind: Kind, asked: Mapping[int, _Asked], left: float) -> None:
+        now, letters = self.post.clock(), dict[int, Content]()
+        of: dict[int, _Asked] = {}
+        for number, entry in asked.items():
+            seen = self._nodes.get(number)
+            if entry.reply is not None or seen is None:
+                continue
+            if entry.since != seen.since or now >= entry.resend_at:
+                entry.since, entry.resend_at = seen.since, math.inf
+                letters[seen.node], of[seen.node] = entry.letter, entry
+        for node, message in (
+            self.post.send(kind, letters, max(left, 1.0)).items() if letters else ()
+        ):
+            of.pop(node).messages.add(message)
+        for entry in of.values():  # the post did not take it
+            entry.resend_at = now + LOOK_SECONDS
+
+    def _collect(self, asked: Mapping[int, _Asked]) -> None:
+        where = {message: entry for entry in asked.values() for message in entry.messages}
+        for reply in self.post.collect(list(where)) if where else ():
+            entry = where.get(reply.to)
+            if entry is None or reply.to not in entry.messages:
+                continue
+            entry.messages.discard(reply.to)
+            if entry.reply is not None:
+                continue
+            if reply.content is None:  # it never reached the node, or the node fell over
+                pause = min(LOOK_SECONDS * 2**entry.errors, LONGEST_SECONDS)
+                entry.errors = min(entry.errors + 1, 10)
+                entry.resend_at = self.post.clock() + pause
+            else:
+                entry.reply = reply.content
+
+    # --- for onlookers ---------------------------------------------------------------------------
+
+    def _names(self, numbers: Collection[int]) -> list[str]:
+        return [self.owners[n].name for n in sorted(numbers) if n in self.owners]
+
+    def _status(self, state: str, **more: Any) -> None:
+        problems = {n: said for n, said in self._problems.items() if said and n in self.owners}
+        status = {
+            "run": self.run_name,
+            "state": state,
+            "round": self.store.round,
+            "target": self.target,
+            "version": self.orchestrator.version,
+            "owners": len(self.owners),
+            "nodes": len(self._nodes),
+            "online": self._names(self._nodes),
+            "silent": list(self._silent),
+            "refused": self.store.refused(),
+            "not_admitted": self._unknown,
+            "problems": {self.owners[n].name: said for n, said in sorted(problems.items())},
+            **more,
+        }
+        if status != self._said:
+            self._said = status
+            write_status(self.store.folder, status)

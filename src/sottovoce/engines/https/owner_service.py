@@ -1,0 +1,377 @@
+"""A data owner's HTTP interface for users: who sends what, and what is answered. A message is
+acknowledged when what it changed is on the disk. Nothing of a request is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from sottovoce.engines.https.answers import (
+    Receive,
+    Scope,
+    Send,
+    answer,
+    bears,
+    content_length,
+    read_body,
+    refuse,
+    table_of,
+)
+from sottovoce.engines.https.aside import Aside
+from sottovoce.engines.https.owner_metrics import metrics
+from sottovoce.engines.https.owner_wire import (
+    INTERACTIONS_PATH,
+    LONGEST_INTERACTIONS,
+    LONGEST_OFFER_REQUEST,
+    LONGEST_SESSION_REQUEST,
+    OFFERS_PATH,
+    OWNER_PATH,
+    SESSIONS_PATH,
+    OfferMade,
+    OwnerCard,
+    Receipt,
+    decode_interactions,
+    decode_session,
+)
+from sottovoce.engines.https.refusals import Refused, Tally
+from sottovoce.engines.https.writer import GroupWriter
+from sottovoce.errors import DataError, KeyTrouble, MessageError, ServiceError, UsageError
+from sottovoce.parties.owner import DataOwner, Taken, UnknownSession
+from sottovoce.privacy.passes import Pass
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+Batch = tuple[bytes, Sequence[bytes]]
+"""A session, and messages of it."""
+
+STATUS_PATH, ITEMS_PATH, FORGET_PATH = "/v1/status", "/v1/operator/items", "/v1/operator/forget"
+LONGEST_OPERATOR_REQUEST = 32 << 20
+_OPERATORS = 4
+_REFUSED = "refused_"
+_BEAT = 0.05
+_JSON = (b"content-type", b"application/json")
+_BUSY = "the data owner has too much to do; come back later"
+_BEGIN = "there is no such session here, or no more; begin another one"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLimits:
+    """How much is taken on at once. What is beyond is told to come back later."""
+
+    waiting: int = 256
+    """Requests that wait for the disk."""
+    in_flight: int = 4 << 20
+    """Bytes of requests being received or waiting: what one transaction has to take at most."""
+    connections: int = 4000
+    sessions: int = 128
+    """Offers and agreements that wait."""
+    lag_seconds: float = 0.2
+    """A service that is so late with its own work takes nothing more on."""
+    body_seconds: float = 30.0
+    """A message must be here by then."""
+    retry_seconds: int = 2
+    head_seconds: float = 15.0
+    rest_seconds: float = 5.0
+    idle_seconds: int = 20
+    write_seconds: float = 30.0
+    """`protocol.Patience` says what these four are."""
+
+
+class OwnerWriter(GroupWriter[Batch, Taken | UnknownSession]):
+    """Hands messages to the data owner, all that wait at once."""
+
+    def __init__(self, owner: DataOwner, tally: Tally, **options: Any) -> None:
+        self._owner = owner
+        self._refused: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        super().__init__(tally, **options)
+
+    @property
+    def full(self) -> bool:
+        """Whether what comes now would be refused."""
+        return len(self._waiting) >= self._limit
+
+    def refused(self) -> Counter[str]:
+        """Requests refused since the start, by reason, but for the newest."""
+        with self._counting:
+            return Counter(self._refused)
+
+    def _commit(
+        self, batch: Sequence[Batch], counts: Mapping[str, int], seen: set[int]
+    ) -> list[Taken | UnknownSession]:
+        taken = self._owner.take_many(batch) if batch else []
+        with self._counting:
+            self._refused.update(counts)
+        return taken
+
+
+class OwnerService:
+    def __init__(
+        self,
+        owner: DataOwner,
+        token: str,
+        tally: Tally,
+        limits: OwnerLimits,
+        *,
+        node: Callable[[], str],
+        failed: Callable[[ServiceError], None],
+        died: Callable[[], None],
+    ) -> None:
+        """`node` says how the owner's part in the orchestrator's rounds is doing; `failed` and
+        `died` as `GroupWriter` says."""
+        self._owner, self._tally, self._limits = owner, tally, limits
+        self._token, self._node = token, node
+        self._card = OwnerCard(
+            owner.federation, owner.number, owner.name, owner.identity.public
+        ).encode()
+        self._writer = OwnerWriter(
+            owner, tally, limit=limits.waiting, accepted=_nothing, failed=failed, died=died
+        )
+        self._aside = Aside(limits.sessions, threads=1)
+        self._operators_aside = Aside(_OPERATORS, threads=1)
+        self._in_flight = 0
+        self._sending: set[bytes] = set()
+        self._lag = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._beat_at = self._loop.time() + _BEAT
+        self._beating = self._loop.call_at(self._beat_at, self._beat)
+        self.connections: Sized = ()
+        self._routes: dict[str, tuple[str, Handler]] = {
+            OWNER_PATH: ("GET", self._show),
+            OFFERS_PATH: ("POST", self._offer),
+            SESSIONS_PATH: ("POST", self._begin),
+            INTERACTIONS_PATH: ("POST", self._interact),
+            STATUS_PATH: ("GET", self._for_operator(self._status)),
+            ITEMS_PATH: ("POST", self._for_operator(self._change_items)),
+            FORGET_PATH: ("POST", self._for_operator(self._forget)),
+            "/metrics": ("GET", self._for_operator(self._metrics)),
+            "/health": ("GET", self._health),
+        }
+
+    def close(self) -> None:
+        self._beating.cancel()
+        self._writer.close()
+        self._aside.close()
+        self._operators_aside.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        retry = self._limits.retry_seconds
+        found = self._routes.get(scope["path"])
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if found is None:
+            await refuse(send, 404, "not_found", "there is nothing at this address", retry)
+            return
+        if found[0] != method:
+            await refuse(send, 405, "method", f"this address takes {found[0]} only", retry)
+            return
+        crowded = len(self.connections) > self._limits.connections
+        try:
+            if crowded and not bears(scope, self._token):
+                raise Refused("overload", _BUSY)
+            await found[1](scope, receive, send)
+        except Refused as error:
+            self._tally.count(error.reason)
+            # Another connection would cost more than this one does.
+            close = crowded or error.reason != "overload"
+            await refuse(send, error.status, error.reason, str(error), retry, close=close)
+        except ServiceError:
+            self._tally.count("unavailable")
+            await refuse(send, 503, "unavailable", "the data owner cannot use its disk now", retry)
+
+    def _beat(self) -> None:
+        """How late the event loop is with what is due."""
+        now = self._loop.time()
+        self._lag = now - self._beat_at
+        self._beat_at = now + _BEAT
+        self._beating = self._loop.call_at(self._beat_at, self._beat)
+
+    # --- what users send --------------------------------------------------------------------------
+
+    async def _offer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limits = self._limits
+        body = await read_body(scope, receive, LONGEST_OFFER_REQUEST, limits.body_seconds)
+        try:
+            given = Pass.decode(body)
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+
+        def offer() -> OfferMade:
+            try:
+                return OfferMade(*self._owner.offer(given))
+            except KeyTrouble as error:
+                raise Refused("bad_pass", str(error)) from None
+
+        made = await self._aside(offer)
+        await answer(send, 200, [_JSON], made.encode())
+
+    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with _Room(self, scope, LONGEST_SESSION_REQUEST) as room:
+            offer, hello, sealed = decode_session(await room.body(receive))
+            if self._writer.full:  # an offer is good once: better not take it up in vain
+                raise Refused("overload", _BUSY)
+
+            def accept() -> bytes:
+                try:
+                    return self._owner.accept(offer, hello, sealed[0])
+                except UnknownSession:
+                    raise Refused("session", "there is no such offer, or no more") from None
+                except KeyTrouble as error:
+                    raise Refused("malformed", str(error)) from None
+                except MessageError:
+                    raise Refused("tag", "the first message is not for this offer") from None
+
+            session = await self._aside(accept)
+            taken = await self._take(session, sealed)
+        await _receipt(send, taken, session)
+
+    async def _interact(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with _Room(self, scope, LONGEST_INTERACTIONS) as room:
+            session, sealed = decode_interactions(await room.body(receive))
+            taken = await self._take(session, sealed)
+        await _receipt(send, taken)
+
+    async def _take(self, session: bytes, sealed: Sequence[bytes]) -> Taken:
+        """One request of a session at a time: no user takes the room of many, and messages come in
+        the order in which they were sealed."""
+        if session in self._sending:
+            raise Refused("too_often", "other messages of this session are on their way")
+        self._sending.add(session)
+        try:
+            taken = await self._writer.store((session, sealed))
+        finally:
+            self._sending.discard(session)
+        if isinstance(taken, UnknownSession):
+            raise Refused("session", _BEGIN)
+        return taken
+
+    # --- what others ask --------------------------------------------------------------------------
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, 200, [(b"content-type", b"text/plain")], b"ok")
+
+    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, 200, [_JSON], self._card)
+
+    # --- what the operator asks -------------------------------------------------------------------
+
+    def _for_operator(self, handler: Handler) -> Handler:
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            if not bears(scope, self._token):
+                await refuse(send, 401, "unauthorized", "this needs the operator's token", 0)
+                return
+            try:
+                await handler(scope, receive, send)
+            except (DataError, UsageError) as error:
+                await refuse(send, 400, "not_possible", str(error), 0)
+
+        return checked
+
+    async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
+        content = json.dumps(await self._operators_aside(self._figures)).encode()
+        await answer(send, 200, [_JSON], content)
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        figures = await self._operators_aside(self._figures)
+        text = metrics(figures, self._in_flight)
+        await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
+
+    def _figures(self) -> dict[str, Any]:
+        """Counts, which reveal no one."""
+        with self._tally.settled() as new:
+            refused = self._writer.refused() + Counter(new)
+        table = {"node": self._node(), "refused": dict(sorted(refused.items()))}
+        return {**describe(self._owner), **table}
+
+    async def _change_items(self, scope: Scope, receive: Receive, send: Send) -> None:
+        table = await self._operators_table(scope, receive)
+        add, withdraw = _numbers(table, "add"), _numbers(table, "withdraw")
+
+        left = await self._operators_aside(lambda: change_items(self._owner, add, withdraw))
+        await answer(send, 200, [_JSON], json.dumps({"items": left}).encode())
+
+    async def _forget(self, scope: Scope, receive: Receive, send: Send) -> None:
+        table = await self._operators_table(scope, receive)
+        (user,) = _numbers({"user": [table.get("user")]}, "user")
+        await self._operators_aside(lambda: self._owner.forget(user))
+        await answer(send, 204, [], b"")
+
+    async def _operators_table(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        limit, seconds = LONGEST_OPERATOR_REQUEST, self._limits.body_seconds
+        return table_of(await read_body(scope, receive, limit, seconds))
+
+
+class _Room:
+    """Room for the body of one request, given back at the end. Raises where there is none."""
+
+    def __init__(self, service: OwnerService, scope: Scope, longest: int) -> None:
+        self._service, self._scope, self._longest = service, scope, longest
+        self._bytes = min(content_length(scope, longest), longest)
+
+    async def __aenter__(self) -> _Room:
+        service, limits = self._service, self._service._limits
+        if service._lag > limits.lag_seconds or service._in_flight + self._bytes > limits.in_flight:
+            raise Refused("overload", _BUSY)
+        service._in_flight += self._bytes
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._service._in_flight -= self._bytes
+
+    async def body(self, receive: Receive) -> bytes:
+        seconds = self._service._limits.body_seconds
+        return await read_body(self._scope, receive, self._longest, seconds)
+
+
+def describe(owner: DataOwner) -> dict[str, Any]:
+    """What an operator may know at any time: names and counts. Messages and updates are counted
+    since the owner was made."""
+    counts = owner.counts()
+    messages = {
+        name.removeprefix(_REFUSED): counts.pop(name)
+        for name in list(counts)
+        if name in ("taken", "repeated") or name.startswith(_REFUSED)
+    }
+    return {
+        "federation": owner.federation,
+        "name": owner.name,
+        "number": owner.number,
+        "items": counts.pop("items"),
+        "messages": messages,
+        "updates": {name: counts.pop(name) for name in ("counted", "returned")},
+        "held": counts,
+    }
+
+
+def change_items(owner: DataOwner, add: Sequence[int], withdraw: Sequence[int]) -> int:
+    """How many items the owner holds afterwards."""
+    if add:
+        owner.add_items(add)
+    if withdraw:
+        owner.withdraw_items(withdraw)
+    return len(owner.items)
+
+
+async def _receipt(send: Send, taken: Taken, session: bytes | None = None) -> None:
+    made = Receipt(taken.sequence, taken.taken, taken.repeated, taken.refused, session)
+    await answer(send, 200, [_JSON], made.encode())
+
+
+def _numbers(table: Mapping[str, Any], name: str) -> list[int]:
+    found = table.get(name, [])
+    if not isinstance(found, list) or not all(map(_is_number, found)):
+        raise Refused("malformed", f"{name} must be given by number")
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 32
+
+
+def _nothing() -> None:
+    pass

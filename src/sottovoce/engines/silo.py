@@ -1,0 +1,165 @@
+"""What a federation of data owners is given at the start, in simulation and for real, and what
+passes between its parties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.blocks import Blocks, Events, Ints, Model
+from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.algorithms.drift_replay import plan
+from sottovoce.data.dataset import Dataset
+from sottovoce.errors import ConfigError
+from sottovoce.ledger import Entries
+from sottovoce.rng import Streams
+
+SEALED_BYTES = 53
+"""Of an interaction as `privacy.interactions` seals it; simulation does without that library."""
+KIND = "interactions"
+"""What the ledger calls what owners have read; the owner's name follows, after a colon."""
+OTHER = "other"
+"""Who holds the items without a category."""
+ONE = "all items"
+"""The owner, where there is one."""
+
+Sharing = Literal["categories", "one"]
+Report = Callable[[str, int, int], None]
+"""Progress: what is being done, steps done, steps in all."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SiloWorld:
+    """Everything that the parties are given at the start, each its own share."""
+
+    config: DRIFTConfig
+    owners: tuple[str, ...]
+    """Names, by number; each holds something."""
+    table: OwnerTable
+    catalogue: tuple[str, ...]
+    """Ids of the items, by number."""
+    events: Events
+    """One epoch. Who takes no part has no event in it."""
+    refused: NDArray[np.bool_] | None
+    """[users, owners]: who must see nothing of whom."""
+    root: Streams
+    """Of all random numbers, so that every engine gives the same model."""
+    n_users: int
+
+    def __repr__(self) -> str:
+        return f"<SiloWorld of {len(self.owners)} owners and {self.n_users:,} users, redacted>"
+
+    def blocks(self) -> Blocks:
+        """What an epoch learns from."""
+        return plan(
+            self.events, self.table, self.config.theta, self.config.window, refused=self.refused
+        )
+
+    def first_model(self) -> Model:
+        return Model.start(self.n_users, len(self.catalogue), self.config.embedding_size, self.root)
+
+
+class SiloTrial(Protocol):
+    """A federation of real processes on this machine, made from a world and a folder."""
+
+    def train(self, report: Report) -> Model:
+        """All epochs; goes on from where its folder is. Rows of users without events are 0."""
+        ...
+
+    def rounds(self) -> list[Mapping[str, Any]]:
+        """How each round ended, and who was silent."""
+        ...
+
+
+# --- who holds what ------------------------------------------------------------------------------
+
+
+def owners_of(dataset: Dataset, by: Sharing) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
+    """The owners' names, and which item of the data they hold: [items, owners]. An owner for every
+    category, and one for items without any, where there are such; or one for everything."""
+    if by == "one":
+        return (ONE,), np.ones((dataset.interactions.n_items, 1), dtype=bool)
+    names, member = dataset.category_names(), dataset.category_matrix()
+    if not names:
+        raise ConfigError(
+            f"the items of {dataset.name} have no categories to share them out by; set "
+            'owners.by = "one"'
+        )
+    rest = ~member.any(axis=1)
+    if not rest.any():
+        return names, member
+    if OTHER in names:
+        member[:, names.index(OTHER)] |= rest
+        return names, member
+    return (*names, OTHER), np.column_stack([member, rest])
+
+
+# --- what passes ---------------------------------------------------------------------------------
+
+
+class Read(NamedTuple):
+    """What owners have read in one epoch, a row for each user and owner. Private."""
+
+    user: Ints
+    owner: Ints
+    positive: Ints
+    negative: Ints
+
+
+def read_by_owners(world: SiloWorld) -> Read:
+    """By user, then owner; pairs without a message are left out."""
+    pointer, holders, owners = world.table.arrays(len(world.catalogue))
+    events = world.events
+    counts = np.diff(pointer)[events.item]
+    event = np.repeat(np.arange(len(events)), counts)
+    within = np.arange(len(event)) - np.repeat(np.cumsum(counts) - counts, counts)
+    owner = holders[pointer[events.item[event]] + within]
+    user, liked = events.user[event], events.positive[event]
+    if world.refused is not None:
+        sent = ~world.refused[user, owner]
+        owner, user, liked = owner[sent], user[sent], liked[sent]
+    pair = user * owners + owner
+    positive = np.bincount(pair[liked], minlength=world.n_users * owners)
+    negative = np.bincount(pair[~liked], minlength=world.n_users * owners)
+    there = np.flatnonzero(positive + negative)
+    return Read(there // owners, there % owners, positive[there], negative[there])
+
+
+def ledger_entries(world: SiloWorld, read: Read) -> list[Entries]:
+    """A row for each user and owner, owner by owner. Every epoch sends its messages anew, and each
+    of them is counted. Owners read them in full: no ε can be vouched for."""
+    epochs, found = world.config.epochs, []
+    for number, name in enumerate(world.owners):
+        mine = read.owner == number
+        if not mine.any():
+            continue
+        positive, negative = read.positive[mine] * epochs, read.negative[mine] * epochs
+        found.append(
+            Entries(
+                kind=f"{KIND}:{name}",
+                user=read.user[mine],
+                round=np.full(int(mine.sum()), epochs, dtype=np.int64),
+                positive_rows=positive.astype(np.int32),
+                negative_rows=negative.astype(np.int32),
+                bytes=(positive + negative) * SEALED_BYTES,
+                epsilon=np.full(int(mine.sum()), np.inf),
+            )
+        )
+    return found
+
+
+def rows_moved(blocks: Blocks) -> tuple[int, int]:
+    """Rows of users and of items that owners ask for in an epoch, and give a gradient for."""
+    update = np.repeat(np.arange(blocks.steps), np.diff(blocks.updates))
+    users = np.unique(update * (int(blocks.user.max(initial=0)) + 1) + blocks.user)
+    # The blocks of a plan are without gaps: positives follow their negatives.
+    sizes = blocks.spans[:, 3] - blocks.spans[:, 0]
+    at = np.repeat(blocks.spans[:, 0] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+    most = int(blocks.entries.max(initial=0)) + 1
+    items = np.unique(np.repeat(update, sizes) * most + blocks.entries[at])
+    return len(users), len(items)

@@ -1,0 +1,244 @@
+"""DRIFT in one process, with every message as bytes: what it costs by phase, and who sees what.
+
+The loop is `drift_replay.replay`; the parties here are its parties with a wire between them, so
+that the model is the same, bit for bit. Interactions are sealed in one of three ways:
+
+- "pairs": a session for every user and owner (`privacy.interactions`). What owners and the
+  orchestrator say to each other is sealed on its way, as TLS does in a real federation.
+- "shared": as the DRIFT thesis has it: one key per owner, the flag in the clear, no time. All other
+  messages are in the clear.
+- "none": everything is in the clear.
+
+There is no network: transport is addressing, and turning messages into bytes and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from types import MappingProxyType
+from typing import cast
+
+from sottovoce.algorithms.blocks import Events, Model
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift_replay import replay
+from sottovoce.engines.silo_bytes import (
+    pack_gradients,
+    pack_request,
+    pack_rows,
+    unpack_gradients,
+    unpack_request,
+    unpack_rows,
+)
+from sottovoce.engines.silo_ways import SEALINGS, Link, Meter, Sealing, Way, Witness, way_of
+from sottovoce.errors import ConfigError
+from sottovoce.links import Sight
+from sottovoce.rng import Streams
+
+_ALL_INTERACTION = frozenset({"owner", "user", "item", "positive", "time"})
+_ALL_ROWS = frozenset({"version", "users", "items", "user_rows", "item_rows"})
+SIGHT: Sight = MappingProxyType(
+    {
+        "user": {"Interaction": _ALL_INTERACTION},
+        "owner": {"Interaction": _ALL_INTERACTION, "Rows": _ALL_ROWS},
+        "orchestrator": {
+            "RowRequest": frozenset({"owner", "users", "items"}),
+            "Rows": _ALL_ROWS,
+            "Gradients": frozenset({"owner", *_ALL_ROWS}),
+        },
+        "network": {"Packet": frozenset({"sender", "receiver", "content"})},
+    }
+)
+"""Which fields of which messages reach whom. A user sees her own interactions, an owner those with
+its items; of a packet's content the network reads what is not sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCost:
+    """What an epoch took."""
+
+    updates: int
+    seconds: Mapping[str, float]
+    """By phase."""
+    messages: Mapping[str, int]
+    """By kind; so are the bytes."""
+    bytes: Mapping[str, int]
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    def share(self, *phases: str) -> float:
+        return sum(self.seconds[phase] for phase in phases) / self.total
+
+
+class SiloSimulation:
+    """A fixed federation: all of the table's owners, and these users."""
+
+    def __init__(
+        self,
+        config: DRIFTConfig,
+        table: OwnerTable,
+        users: Iterable[int],
+        rng: Streams,
+        sealing: Sealing = "pairs",
+        witness: Witness | None = None,
+        model: Model | None = None,
+    ) -> None:
+        """Starts from first rows, or from a model."""
+        if sealing not in SEALINGS:
+            raise ConfigError(f"sealing must be one of {list(SEALINGS)}, not {sealing!r}")
+        self.config, self.sealing = config, sealing
+        self._meter = Meter(witness)
+        numbers, owners = sorted(set(users)), table.all_owners()
+        way = way_of(sealing, self._meter, numbers, owners)
+        links = {owner: Link(owner, sealing == "pairs", self._meter) for owner in owners}
+        self.orchestrator = _joined(config, rng, table, numbers, model)
+        self.orchestrator.wire(links, self._meter)
+        self.owners = {
+            k: _WiredOwner(k, table.items(k), config, way, links[k], self._meter) for k in owners
+        }
+        self._users = {u: _MeteredUser(u, table, self._meter) for u in numbers}
+        for owner in self.owners.values():
+            for user in numbers:
+                owner.admit(user)
+
+    def __repr__(self) -> str:
+        return f"<SiloSimulation {self.sealing}, {len(self.owners)} owners>"
+
+    @property
+    def model(self) -> Model:
+        return self.orchestrator.model
+
+    def epoch(self, events: Events) -> EpochCost:
+        """All events once, in paper mode or with the settings' window."""
+        meter = self._meter
+        meter.start()
+        started = perf_counter()
+        done = replay(events, self._users, self.owners, self.orchestrator, self.config.window)
+        whole = perf_counter() - started
+        seconds = dict(meter.seconds)
+        seconds["other"] = max(0.0, whole - sum(seconds.values()))
+        return EpochCost(done.updates, seconds, dict(meter.messages), dict(meter.bytes))
+
+
+# --- the parties, with a wire between them -------------------------------------------------------
+
+
+class _MeteredUser(User):
+    def __init__(self, number: int, table: OwnerTable, meter: Meter) -> None:
+        super().__init__(number, table)
+        self._meter = meter
+
+    def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
+        start = perf_counter()
+        found = super().interact(item, positive, time)
+        self._meter.spent("transport", start)
+        for message in found:
+            self._meter.seen("user", self.number, message)
+        return found
+
+
+class _WiredOwner(Owner):
+    def __init__(
+        self,
+        number: int,
+        items: Iterable[int],
+        config: DRIFTConfig,
+        way: Way,
+        link: Link,
+        meter: Meter,
+    ) -> None:
+        super().__init__(number, items, config)
+        self._way, self._link, self._meter = way, link, meter
+
+    def receive(self, interaction: Interaction) -> bool:
+        content = self._way.send(interaction)
+        self._meter.sent("interaction", ("user", interaction.user), ("owner", self.number), content)
+        arrived = self._way.arrive(self.number, content)
+        self._meter.seen("owner", self.number, arrived)
+        start = perf_counter()
+        due = super().receive(arrived)
+        self._meter.spent("blocks", start)
+        return due
+
+    def end_stream(self, user: int) -> bool:
+        start = perf_counter()
+        due = super().end_stream(user)
+        self._meter.spent("blocks", start)
+        return due
+
+    def request(self) -> RowRequest | None:
+        start = perf_counter()
+        asked = super().request()
+        self._meter.spent("blocks", start)
+        if asked is None:
+            return None
+        start = perf_counter()
+        content = pack_request(asked)
+        self._meter.spent("transport", start)
+        content = self._link.carry("request", content)
+        start = perf_counter()
+        arrived = unpack_request(content)
+        self._meter.spent("transport", start)
+        self._meter.seen("orchestrator", 0, arrived)
+        return arrived
+
+    def gradients(self, rows: Rows) -> Gradients | None:
+        self._meter.seen("owner", self.number, rows)
+        start = perf_counter()
+        found = super().gradients(rows)
+        self._meter.spent("gradients", start)
+        if found is None:
+            return None
+        start = perf_counter()
+        content = pack_gradients(found)
+        self._meter.spent("transport", start)
+        content = self._link.carry("gradients", content)
+        start = perf_counter()
+        arrived = unpack_gradients(content)
+        self._meter.spent("transport", start)
+        self._meter.seen("orchestrator", 0, arrived)
+        return arrived
+
+
+class _WiredOrchestrator(Orchestrator):
+    def wire(self, links: Mapping[int, Link], meter: Meter) -> None:
+        self._links, self._meter = links, meter
+
+    def answer(self, request: RowRequest) -> Rows:
+        start = perf_counter()
+        rows = super().answer(request)
+        self._meter.spent("update", start)
+        self._meter.seen("orchestrator", 0, rows)
+        start = perf_counter()
+        content = pack_rows(rows)
+        self._meter.spent("transport", start)
+        content = self._links[request.owner].carry("rows", content)
+        start = perf_counter()
+        arrived = unpack_rows(content)
+        self._meter.spent("transport", start)
+        return arrived
+
+    def fold(self, gradients: Gradients) -> None:
+        start = perf_counter()
+        super().fold(gradients)
+        self._meter.spent("update", start)
+
+
+def _joined(
+    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: Model | None
+) -> _WiredOrchestrator:
+    if model is None:
+        orchestrator = _WiredOrchestrator(config, rng)
+        for owner in table.all_owners():
+            orchestrator.add_items(owner, table.items(owner))
+        for user in users:
+            orchestrator.join_user(user)
+        return orchestrator
+    known_users = {user: model.users[user] for user in users}
+    known_items = {item: model.items[item] for item in table}
+    restored = _WiredOrchestrator.restore(config, rng, 0, table, known_users, known_items)
+    return cast(_WiredOrchestrator, restored)

@@ -1,0 +1,173 @@
+"""An orchestrator for tests: its folder, data owners that exist on paper, and users in this
+process."""
+
+import asyncio
+import threading
+import time
+
+from server_world import Answer, Client, ServerProcess
+
+from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.engines.https.keys import authority_pem, init_keys, node_keys, operator_token
+from sottovoce.engines.https.orchestrator_folder import admit, create_orchestrator_folder, invite
+from sottovoce.engines.https.orchestrator_service import OrchestratorLimits, OrchestratorService
+from sottovoce.engines.https.orchestrator_status import figures
+from sottovoce.engines.https.orchestrator_wire import Enrolled, Enrolment, ask
+from sottovoce.engines.https.refusals import Tally
+from sottovoce.parties.directory import Directory
+from sottovoce.parties.silo_files import Application
+from sottovoce.privacy.interactions import Identity
+
+ITEMS = tuple(f"film {n}" for n in range(10))
+ROOT = 77
+
+
+def new_folder(path, **options):
+    options = {"root_key": ROOT, **options}
+    return create_orchestrator_folder(path / "town", ITEMS, DRIFTConfig(theta=2), **options)
+
+
+def application(path, name, items, port=9999):
+    """As an owner would write it; its keys are in a folder of `path`."""
+    folder = path / f"keys of {name}"
+    if not folder.exists():
+        init_keys(folder)
+        node_keys(folder, "node")
+        (folder / "identity").write_bytes(Identity().private_bytes())
+    return Application(
+        name,
+        f"https://127.0.0.1:{port}",
+        Identity((folder / "identity").read_bytes()).public,
+        authority_pem(folder),
+        (folder / "node.pub").read_text(),
+        tuple(items),
+    )
+
+
+def let_in(folder, store, path, name, items):
+    return admit(folder, store, application(path, name, items), "127.0.0.1:9092")
+
+
+class User:
+    """Knows her invitation, then her pass."""
+
+    def __init__(self, invitation, identity=None):
+        self.invitation, self.identity = invitation, identity or Identity()
+
+    def enrol(self, ask):
+        answer = ask("POST", "/v1/enrol", self.enrolment())
+        if answer.status == 200:
+            mine = self.invitation
+            given = Enrolled.decode(answer.body, mine.federation, mine.issuer, self.identity.public)
+            self.given, self.orchestrator = given.given, given.orchestrator
+        return answer
+
+    def enrolment(self):
+        return Enrolment(self.invitation.token, self.identity.public).encode()
+
+    def asks(self, purpose, content=b"", *, now=None, **changes):
+        with_ = {
+            "given": self.given,
+            "identity": self.identity,
+            "federation": self.invitation.federation,
+            "orchestrator": self.orchestrator,
+            **changes,
+        }
+        return ask(purpose, content, now=time.time() if now is None else now, **with_)
+
+    def directory(self, body):
+        return Directory.read(body, self.invitation.federation, self.invitation.issuer)
+
+
+class App:
+    """The application in an event loop of its own, without HTTP around it."""
+
+    def __init__(self, folder, *, clock=time.time, **limits):
+        self.folder, self._clock = folder, clock
+        self.limits = OrchestratorLimits(**{"look_seconds": 0.0, **limits})
+
+    def __enter__(self):
+        self.store = self.folder.store()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.tally = Tally()
+        self.service = OrchestratorService(
+            self.store,
+            self.folder.issuer(),
+            self.folder.users_identity(),
+            operator_token(self.folder.keys),
+            self.tally,
+            self.limits,
+            figures=lambda: figures(self.store, self.tally),
+            clock=self._clock,
+        )
+        return self
+
+    def __exit__(self, *_):
+        self.service.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+        self.store.close()
+
+    def users(self, count):
+        found = [User(i) for i in invite(self.folder, self.store, count, "https://127.0.0.1:1")]
+        for user in found:
+            assert user.enrol(self.ask).status == 200
+        return found
+
+    def ask(self, method, path, body=b"", headers=None):
+        work = self.asked(method, path, body, headers)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    async def asked(self, method, path, body=b"", headers=None):
+        told = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+        told.append((b"content-length", str(len(body)).encode()))
+        scope = {
+            "type": "http", "method": method, "path": path, "query_string": b"", "headers": told,
+        }  # fmt: skip
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+        said = []
+
+        async def receive():
+            return waiting.pop(0) if waiting else {"type": "http.disconnect"}
+
+        async def send(message):
+            said.append(message)
+
+        await self.service(scope, receive, send)
+        heads = {k.decode(): v.decode() for k, v in said[0]["headers"]}
+        return Answer(said[0]["status"], heads, b"".join(bytes(m["body"]) for m in said[1:]))
+
+    def refused(self):
+        return figures(self.store, self.tally)["refused"]
+
+
+RUN = """
+import sys, json
+from pathlib import Path
+from sottovoce.engines.https.orchestrator_serve import run_orchestrator
+from sottovoce.engines.https.orchestrator_service import OrchestratorLimits
+from sottovoce.errors import SottovoceError
+options = json.loads(sys.argv[2])
+limits = OrchestratorLimits(**options.pop("limits", {}))
+try:
+    run_orchestrator(Path(sys.argv[1]), "127.0.0.1", limits=limits, **options)
+except SottovoceError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+class OrchestratorProcess(ServerProcess):
+    """Serves users, and holds no rounds."""
+
+    ready_files = "orchestrator.json"
+
+    def __init__(self, folder, **options):
+        self.folder = folder
+        super().__init__(folder.path, program=RUN, **options)
+
+    def client(self):
+        return Client(self.folder, self.port)
