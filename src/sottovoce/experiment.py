@@ -10,16 +10,19 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce import config
+from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.baselines import BASELINES, Baseline
-from sottovoce.consent import Consent, ConsentPolicy
+from sottovoce.consent import Choice, Consent, ConsentPolicy
 from sottovoce.data.dataset import Dataset
+from sottovoce.data.interactions import Interactions
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import (
     Split,
@@ -32,6 +35,7 @@ from sottovoce.data.splitting import (
 )
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.engines.rounds import RoundRules
+from sottovoce.engines.silo import Sharing, owners_of
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
 from sottovoce.links import Link
@@ -101,13 +105,29 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnersConfig:
+    by: Sharing = "categories"
+    """An owner for every category of the items, or one for all items."""
+
+
+class CrossDevice(NamedTuple):
+    """What an experiment says of a system in which devices learn and reports leave them."""
+
+    algorithm: AlgorithmConfig
+    release: ReleaseConfig
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
 class Experiment:
     name: str
     seed: int
     data: DataConfig
-    algorithm: AlgorithmConfig
-    release: ReleaseConfig
-    link: Link
+    algorithm: AlgorithmConfig | DRIFTConfig
+    release: ReleaseConfig | None
+    """None where interactions go to data owners; so is the link."""
+    link: Link | None
+    owners: OwnersConfig
     consent: ConsentPolicy
     evaluation: EvaluationConfig
     baselines: tuple[tuple[str, Baseline], ...]
@@ -135,7 +155,7 @@ class Experiment:
     def from_table(cls, table: Mapping[str, Any]) -> Experiment:
         known = {
             "name", "seed", "data", "town", "algorithm", "release", "link", "consent",
-            "evaluation", "baselines", "service",
+            "evaluation", "baselines", "service", "owners",
         }  # fmt: skip
         unknown = sorted(set(table) - known)
         if unknown:
@@ -150,11 +170,19 @@ class Experiment:
                 f"{name!r} cannot name an experiment; use letters, digits, dots, dashes and "
                 "underscores"
             )
-        algorithm = named(_section(table, "algorithm"), ALGORITHMS, "fpl", "algorithm")
-        fits = FITTING[type(algorithm)]
-        release = named(_section(table, "release"), RELEASES, fits[0], "release")
-        link = named(_section(table, "link"), LINKS, fits[1], "link")
-        check_fitting(algorithm, release, link)
+        kinds = {**ALGORITHMS, "drift": DRIFTConfig}
+        algorithm = named(_section(table, "algorithm"), kinds, "fpl", "algorithm")
+        consent = ConsentPolicy.from_table(_section(table, "consent"))
+        release, link = None, None
+        if isinstance(algorithm, DRIFTConfig):
+            _check_owned(table, consent.choices)
+        else:
+            fits = FITTING[type(algorithm)]
+            release = named(_section(table, "release"), RELEASES, fits[0], "release")
+            link = named(_section(table, "link"), LINKS, fits[1], "link")
+            check_fitting(algorithm, release, link)
+            if "owners" in table:
+                raise ConfigError('[owners] is for algorithm.name = "drift", which has some')
         return cls(
             name=name,
             seed=seed,
@@ -162,7 +190,8 @@ class Experiment:
             algorithm=algorithm,
             release=release,
             link=link,
-            consent=ConsentPolicy.from_table(_section(table, "consent")),
+            owners=config.build(OwnersConfig, _section(table, "owners"), "owners"),
+            consent=consent,
             evaluation=config.build(EvaluationConfig, _section(table, "evaluation"), "evaluation"),
             baselines=tuple(_baselines(_section(table, "baselines"))),
             town=config.build(TownConfig, _section(table, "town"), "town"),
@@ -175,13 +204,28 @@ class Experiment:
         """The name of the federated system in tables."""
         return self.algorithm.system
 
+    @property
+    def silo(self) -> DRIFTConfig | None:
+        """The settings of a system of data owners, where it is one."""
+        return self.algorithm if isinstance(self.algorithm, DRIFTConfig) else None
+
+    def cross_device(self) -> CrossDevice:
+        """The settings of a system of devices; raises where it is another."""
+        if isinstance(self.algorithm, DRIFTConfig) or self.release is None or self.link is None:
+            raise ConfigError(
+                f"{self.name} is an experiment with data owners (drift), which have no server for "
+                f"devices; name an algorithm of {sorted(ALGORITHMS)}"
+            )
+        return CrossDevice(self.algorithm, self.release, self.link)
+
     def streams(self) -> Streams:
         return Streams.from_seed(self.seed)
 
     def records(self, dataset: Dataset) -> Consent:
         """The consent of every user of the data."""
         users = np.arange(dataset.interactions.n_users, dtype=np.int64)
-        return self.consent.draw(users, self.streams(), tuple(dataset.user_attributes))
+        owners = () if self.silo is None else owners_of(dataset, self.owners.by)[0]
+        return self.consent.draw(users, self.streams(), tuple(dataset.user_attributes), owners)
 
     def dataset(self) -> Dataset:
         """The data, loaded and filtered."""
@@ -214,6 +258,46 @@ class Experiment:
         one = data.split in ("leave-one-out", "published")
         which: Literal["latest", "random"] = "random" if data.split == "random" else data.hold_out
         return validation_split(split, None if one else data.test_fraction, which, rng)
+
+    def judged(self, split: Split, consent: Consent) -> Split:
+        """The split with those test items alone that a recommender should find. Where there are
+        ratings to say so, the ones a user liked; and data owners can serve nobody else than those
+        who take part."""
+        if self.silo is None:
+            return split
+        test = split.test
+        return replace(split, test=test.select(self.liked(test) & consent.takes_part[test.users]))
+
+    def liked(self, table: Interactions) -> NDArray[np.bool_]:
+        """Which entries are positive; all, where ratings do not matter."""
+        if self.silo is None or table.ratings is None:
+            return np.ones(table.n_interactions, dtype=bool)
+        rated: NDArray[np.bool_] = table.ratings >= self.silo.positive_from
+        return rated
+
+
+def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice]) -> None:
+    """Raises where a file wants of data owners what they do not do."""
+    for name in ("release", "link", "service"):
+        if name in table:
+            raise ConfigError(
+                f"[{name}] is not for drift, whose users send every interaction, sealed, to the "
+                "owners of its item; leave it out"
+            )
+    for choice in choices:
+        wishes = {
+            "share_positives": choice.share_positives,
+            "epsilon": choice.epsilon,
+            "max_reports": choice.max_reports,
+            "total_epsilon": math.isfinite(choice.total_epsilon),
+            "hidden_attributes": choice.hidden_attributes,
+        }
+        kept = [name for name, wish in wishes.items() if wish and choice.takes_part]
+        if kept:
+            raise ConfigError(
+                f"consent.{kept[0]} is set, but in drift the owners of an item read everything; a "
+                "user can refuse owners (refused_owners) or take no part (takes_part = false)"
+            )
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -118,7 +118,7 @@ def _figures(
     metric = next(iter(evaluations[labels[0]].summary()))
     curves = {}
     for label in labels:
-        lines = runs[label].folder.metrics()
+        lines = [line for line in runs[label].folder.metrics() if metric in line]
         per_epoch = runs[label].folder.manifest()["schedule"]["rounds_per_epoch"]
         if len(lines) > 1:
             curves[label] = (
@@ -229,6 +229,8 @@ def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:
         hidden = {*rowless, *(() if said["share"] else ("share",))}
     else:
         hidden = {"reports"}
+    if all(run.experiment.silo is not None for run in runs.values()):
+        hidden |= {"share"}  # every interaction leaves
     columns = [column for column in columns if column.key not in hidden]
     rows = [{column.key: row[column.key] for column in columns} for row in rows]
     return Table("What left the devices", columns, rows)

@@ -42,6 +42,16 @@ REPORTS = (
     "the batch. That a device takes part, and in which tier, is not hidden from the proxy. See "
     "docs/privacy.md."
 )
+OWNERS = (
+    "Sealing keeps interactions from the network, and from nobody else. A data owner reads every "
+    "interaction with its items in full: who, what, when, and whether she liked it; an item in "
+    "several categories is read by several owners. The orchestrator gets no interaction and still "
+    "learns who touched what: owners' requests name the users and items of their blocks, and an "
+    "item's gradient is a multiple of the vectors of the users behind it, which it holds, so that "
+    "it can tell who it was and whether she liked it. Waiting for Θ blocks does not prevent that. "
+    "The ledger therefore books an unbounded privacy cost for everything. Who must not be read can "
+    "refuse owners, or take no part. See docs/privacy.md."
+)
 ASSUMED = (
     "With a proxy: at δ = {delta:g}, by the clone bound of 2021, if the proxy does not collude "
     "with the server and no batch has fewer honest users than the smallest batch. Without: the "
@@ -51,12 +61,14 @@ _PLACES = 12
 
 
 def honest_notes(releases: Iterable[object]) -> TextBlock:
-    """What these releases do not protect, each kind once."""
+    """What these releases do not protect, each kind once; None is what goes to data owners."""
     notes = {_note(release): None for release in releases}
     return TextBlock("\n\n".join(notes))
 
 
 def _note(release: object) -> str:
+    if release is None:
+        return OWNERS
     if isinstance(release, KReports):
         return REPORTS
     return EVERYTHING if isinstance(release, Everything) else SHARES

@@ -34,6 +34,15 @@ from sottovoce.messages import row_bytes
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import KReports
 from sottovoce.run_privacy import budget_sections, honest_notes
+from sottovoce.run_silo import (
+    held_out_table,
+    loss_figure,
+    owners_table,
+    silo_cost,
+    silo_facts,
+    silo_story,
+    what_left,
+)
 from sottovoce.run_tables import (
     REFERENCES,
     Row,
@@ -46,8 +55,9 @@ from sottovoce.run_tables import (
     service_table,
 )
 from sottovoce.run_views import FinishedRun, Sums, item_categories
-from sottovoce.running import Outcome, run_experiment
+from sottovoce.running import DeviceOutcome, Outcome, run_experiment
 from sottovoce.runs import new_figures
+from sottovoce.silo_running import SiloOutcome
 from sottovoce.terms import AlgorithmConfig
 
 
@@ -61,23 +71,16 @@ def write_run_report(
     if outcome.folder is None:
         raise RunError("this run was not kept in a folder; there is nowhere to write a report")
     finished = FinishedRun(
-        outcome.folder,
-        outcome.experiment,
-        outcome.dataset,
-        outcome.split,
-        outcome.federation.devices.cohort.consent,
+        outcome.folder, outcome.experiment, outcome.dataset, outcome.split, outcome.consent
     )
     page = outcome.folder.path / "report.html"
-    sums = finished.ledger_per_user()
     with new_figures(page.parent / "figures") as figures:
         sections = [
             Section("What was run", _facts(outcome)),
             Section("What people chose", [consent_table(finished)]),
             Section("Results", _results(outcome, also or {}, figures)),
             Section("Does permitting more serve a user better?", _service(outcome, finished)),
-            Section("What left the devices", _sent(finished, sums, figures)),
-            *budget_sections(outcome.experiment.release, finished.ledger(), figures),
-            Section("Cost of communication", [_cost(outcome, sums)]),
+            *_what_left(outcome, finished, figures),
             *_bias(outcome, figures),
             Section("What this does not protect", [honest_notes([outcome.experiment.release])]),
         ]
@@ -97,7 +100,7 @@ def _outcome(folder: Path, threads: int) -> Outcome:
 
 
 def _facts(outcome: Outcome) -> list[Block]:
-    experiment, plan = outcome.experiment, outcome.federation.schedule
+    experiment = outcome.experiment
     data, train = experiment.data, outcome.split.train
     manifest = outcome.folder.manifest() if outcome.folder is not None else {}
     held_out = {
@@ -106,21 +109,15 @@ def _facts(outcome: Outcome) -> list[Block]:
         "leave-one-out": f"one item of each user ({data.hold_out})",
         "published": "as published with the data",
     }[data.split]
-    story = (
-        f"In each of {plan.rounds:,} rounds {plan.cohort_size:,} of {plan.devices:,} devices that "
-        f"take part {_deed(experiment.algorithm).format(plan=plan)}"
-    )
     versions, hardware = manifest.get("versions", {}), manifest.get("hardware", {})
-    algorithm = experiment.algorithm
+    story, learning = _how(outcome)
     facts = {
         "system": outcome.system,
         "data": f"{outcome.dataset.name}: {train.n_users:,} users, {train.n_items:,} items, "
         f"{train.n_interactions:,} training interactions",
         "held out": f"{held_out}, {data.part} part",
         "protocol": outcome.evaluations[outcome.system].describe(),
-        "learning": _learning(algorithm),
-        "schedule": _rounds(plan),
-        "release": _words(experiment.release),
+        **learning,
         "seed": experiment.seed,
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "machine": f"{hardware.get('processor') or hardware.get('machine', 'unknown')}, "
@@ -128,7 +125,29 @@ def _facts(outcome: Outcome) -> list[Block]:
         "time": f"{outcome.seconds:.1f} s with baselines and evaluation",
         "finished": manifest.get("finished", "not yet"),
     }
-    return [TextBlock(story), KeyValues(facts)]
+    return [story, KeyValues(facts)]
+
+
+def _how(outcome: Outcome) -> tuple[TextBlock, Mapping[str, object]]:
+    """How a system goes about, as a story and as facts."""
+    if isinstance(outcome, SiloOutcome):
+        return silo_story(outcome), silo_facts(outcome)
+    plan, (algorithm, release, _) = _schedule(outcome), outcome.experiment.cross_device()
+    story = (
+        f"In each of {plan.rounds:,} rounds {plan.cohort_size:,} of {plan.devices:,} devices that "
+        f"take part {_deed(algorithm).format(plan=plan)}"
+    )
+    return TextBlock(story), {
+        "learning": _learning(algorithm),
+        "schedule": _rounds(plan),
+        "release": _words(release),
+    }
+
+
+def _schedule(outcome: Outcome) -> Schedule:
+    if not isinstance(outcome, DeviceOutcome):
+        raise RunError("this run has no rounds of devices")
+    return outcome.federation.schedule
 
 
 def _deed(algorithm: AlgorithmConfig) -> str:
@@ -180,13 +199,14 @@ def _words(release: object) -> str:
 
 
 def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
-    blocks: list[Block] = [results_table(side_by_side(outcome, also), notes=hints(outcome))]
+    blocks: list[Block] = [results_table(side_by_side(outcome, also), notes=notes(outcome))]
     if outcome.folder is None:
         return blocks
-    plan = outcome.federation.schedule
-    lines = outcome.folder.metrics()
+    silo = isinstance(outcome, SiloOutcome)
+    per_epoch = 1 if silo else _schedule(outcome).rounds_per_epoch
     metric = next(iter(outcome.evaluations[outcome.system].summary()))
-    epochs = [line["round"] / plan.rounds_per_epoch for line in lines]
+    lines = [line for line in outcome.folder.metrics() if metric in line]
+    epochs = [line["round"] / per_epoch for line in lines]
     if len(lines) > 1:
         figure = plots.learning_curves(
             figures / "learning",
@@ -200,7 +220,35 @@ def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) ->
         )
         words = f"{metric} of {outcome.system} from epoch {epochs[0]:g} to {epochs[-1]:g}"
         blocks.append(FigureBlock(figure.png, words, f"{words}; level lines are baselines."))
+    if isinstance(outcome, SiloOutcome):
+        blocks += [*loss_figure(outcome, figures), held_out_table(outcome)]
     return blocks
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """What a table of results must say: what it measures where that is not plain, and hints."""
+    said = []
+    if isinstance(outcome, SiloOutcome):
+        least = f"rated {outcome.world.config.positive_from:g} or better"
+        said = [
+            f"Test items are those {least}, of users who take part; SAROS learns from likes and "
+            f"dislikes as {outcome.system} does, the other baselines from the items {least}"
+        ]
+    return said + hints(outcome)
+
+
+def _what_left(outcome: Outcome, run: FinishedRun, figures: Path) -> list[Section]:
+    if isinstance(outcome, SiloOutcome):
+        return [
+            Section("Who reads what", [what_left(outcome), owners_table(outcome)]),
+            Section("Cost of communication", [silo_cost(outcome)]),
+        ]
+    sums = run.ledger_per_user()
+    return [
+        Section("What left the devices", _sent(run, sums, figures)),
+        *budget_sections(outcome.experiment.release, run.ledger(), figures),
+        Section("Cost of communication", [_cost(outcome, sums)]),
+    ]
 
 
 def _service(outcome: Outcome, run: FinishedRun) -> list[Block]:
@@ -240,9 +288,8 @@ def _sent(run: FinishedRun, sums: Sums, figures: Path) -> list[Block]:
 
 
 def _cost(outcome: Outcome, sums: Sums) -> Block:
-    plan, train = outcome.federation.schedule, outcome.split.train
-    consent = outcome.federation.devices.cohort.consent
-    algorithm = outcome.experiment.algorithm
+    plan, train, consent = _schedule(outcome), outcome.split.train, outcome.consent
+    algorithm = outcome.experiment.cross_device().algorithm
     share = float(consent.share_positives[consent.takes_part].mean())
     model = 4 * train.n_items * algorithm.width
     contacts = plan.cohort_size * plan.rounds

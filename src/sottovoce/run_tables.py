@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.run_views import FinishedRun, LedgerLine, Sums, choice_groups
-from sottovoce.running import Outcome
+from sottovoce.running import DeviceOutcome, Outcome
+from sottovoce.silo_running import SiloOutcome
 
 Row = Mapping[str, Value | Cell]
 
@@ -66,11 +68,31 @@ def hints(outcome: Outcome) -> list[str]:
             for test in compare(pair, metric, label)
             if test.significant() and test.mean < test.reference_mean
         ]
+    return found + (_silo_hints(outcome) if isinstance(outcome, SiloOutcome) else [])
+
+
+def _silo_hints(outcome: SiloOutcome) -> list[str]:
+    """Who is left out of a federation of data owners, and why."""
+    facts, found = outcome.facts, []
+    if facts.without_blocks:
+        found.append(
+            f"{facts.without_blocks:,} of {facts.members:,} users who take part have no block of "
+            "negatives and the positives behind them at any owner; nothing is learnt from them, "
+            "and their vectors are as they were drawn"
+        )
+    if facts.empty_owners:
+        listed = ", ".join(facts.empty_owners)
+        found.append(f"there is no training item for {listed}, so there is no such data owner")
     return found
 
 
 def _advice(outcome: Outcome) -> str:
     """What to try, by what the algorithm suffers from."""
+    if not isinstance(outcome, DeviceOutcome):
+        return (
+            "it learns to put what a user liked before what she disliked, and never compares "
+            "either with items that she has not touched, which are most of the catalogue"
+        )
     algorithm, size = outcome.experiment.algorithm, outcome.federation.schedule.cohort_size
     if isinstance(algorithm, FMFConfig):
         least = 'try algorithm.variant="rotated", which gets more out of the same reports'
@@ -154,7 +176,7 @@ def consent_table(run: FinishedRun) -> Table:
     """Who made which choice."""
     groups = choice_groups(run.experiment.consent.choices, run.consent)
     rows: list[Row] = [
-        {"choice": choice.words(), "users": int(mask.sum()), "share": float(mask.mean())}
+        {"choice": run.words(choice), "users": int(mask.sum()), "share": float(mask.mean())}
         for choice, mask in groups
     ]
     columns = [Column("choice"), Column("users", format=","), Column("share", format=".0%")]
@@ -170,7 +192,7 @@ def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
         mine = values[mask[evaluation.users]]
         rows.append(
             {
-                "choice": choice.words(),
+                "choice": run.words(choice),
                 "users": len(mine),
                 metric: float(mine.mean()) if len(mine) else math.nan,
                 "±": _half_width(mine),
@@ -193,7 +215,7 @@ def sent_table(run: FinishedRun, sums: Sums) -> Table:
         devices, total = int(mask.sum()), sums.total(mask)
         rows.append(
             {
-                "choice": choice.words(),
+                "choice": run.words(choice),
                 "devices": devices,
                 "releases": total.releases,
                 "positive": total.positive_rows,
@@ -214,12 +236,17 @@ def sent_table(run: FinishedRun, sums: Sums) -> Table:
     return Table("Sent, by consent choice", columns, _only(rows, columns), notes=[note])
 
 
-def _kinds(rows: Sequence[Row], positive: str, negative: str, cost: str) -> list[Column]:
-    """Columns for what left: item rows, randomised reports with what they cost, or both."""
+def _kinds(
+    rows: Sequence[Row], positive: str, negative: str, cost: str, what: str = "rows"
+) -> list[Column]:
+    """Columns for what left: item rows (or `what`), randomised reports with their cost, or both."""
     reports = any(row["reports"] for row in rows)
     columns = []
     if not reports or any(row[positive] or row[negative] for row in rows):
-        columns = [Column(positive, "positive rows", ","), Column(negative, "negative rows", ",")]
+        columns = [
+            Column(positive, f"positive {what}", ","),
+            Column(negative, f"negative {what}", ","),
+        ]
     if reports:
         columns += [Column("reports", format=","), Column("epsilon", cost, ",.10g")]
     return columns
@@ -231,16 +258,22 @@ def _only(rows: Sequence[Row], columns: Sequence[Column]) -> list[Row]:
     return [{key: row[key] for key in keys} for row in rows]
 
 
-def ledger_table(lines: Sequence[LedgerLine], grouping: str, most: int | None = None) -> Table:
+def ledger_table(
+    lines: Sequence[LedgerLine],
+    grouping: str,
+    most: int | None = None,
+    *,
+    what: Literal["rows", "interactions"] = "rows",
+) -> Table:
     """Ledger sums, a row each, with the columns that say something; or, with `most`, the first so
-    many. `ledger_csv` has all columns."""
+    many. `ledger_csv` has all columns. `what` left: rows of devices, or users' interactions."""
     shown = lines if most is None else lines[:most]
     rows = _ledger_rows(shown, grouping)
     columns = [
         Column(grouping),
-        Column("devices", format=","),
-        Column("releases", format=","),
-        *_kinds(rows, "positive_rows", "negative_rows", "ε of each"),
+        Column("devices", "devices" if what == "rows" else "users", ","),
+        *([Column("releases", format=",")] if what == "rows" else []),
+        *_kinds(rows, "positive_rows", "negative_rows", "ε of each", what),
         Column("bytes", format=","),
     ]
     left = len(lines) - len(shown)

@@ -14,6 +14,7 @@ from sottovoce.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.foursquare_categories import with_top_categories
 from sottovoce.data.splitting import Split
+from sottovoce.engines.silo import KIND
 from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.ledger import COUNTS, Totals
@@ -23,7 +24,7 @@ from sottovoce.runs import RunFolder
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Grouping = Literal["choice", "user", "round"]
+Grouping = Literal["choice", "user", "round", "owner"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,13 @@ class FinishedRun:
                 f"the data set {dataset.name} is not the one {path} was made from; restore it, or "
                 "run the experiment again"
             )
-        split = experiment.split(dataset)
-        return cls(folder, experiment, dataset, split, experiment.records(dataset))
+        consent = experiment.records(dataset)
+        split = experiment.judged(experiment.split(dataset), consent)
+        return cls(folder, experiment, dataset, split, consent)
+
+    def words(self, choice: Choice) -> str:
+        """What a choice means in this system."""
+        return choice.words() if self.experiment.silo is None else choice.owner_words()
 
     def scorer(self) -> FactorScorer:
         vectors, items = self.folder.vectors(), self.folder.model()
@@ -93,10 +99,16 @@ class FinishedRun:
         return known.index(name)
 
     def recommend(self, name: str, n: int) -> list[Recommendation]:
-        """As the device does it: from its own vector, its own history and the published model."""
+        """As the device does it: from its own vector, its own history and the published model. Or,
+        where there are data owners, as the orchestrator does, for those whom it knows."""
         if n < 1:
             raise UsageError(f"-n must be at least 1, not {n}")
         user = self.user(name)
+        if self.experiment.silo is not None and not self.consent.takes_part[user]:
+            raise DataError(
+                f"{name} takes no part, so the orchestrator has no vector of hers and can "
+                "recommend nothing to her"
+            )
         everyone = self.scorer()
         mine = everyone.user_factors[user : user + 1]
         at_home = FactorScorer(mine, everyone.item_factors, everyone.item_bias)
@@ -126,18 +138,24 @@ class FinishedRun:
             groups = choice_groups(self.experiment.consent.choices, self.consent)
             sums = self.ledger_per_user()
             return [
-                LedgerLine(choice.words(), int(mask.sum()), sums.total(mask))
+                LedgerLine(self.words(choice), int(mask.sum()), sums.total(mask))
                 for choice, mask in groups
             ]
         if grouping == "user":
             sums = self.ledger_per_user()
             names = self.split.train.users_vocabulary()
             return [LedgerLine(names.name(u), 1, sums.row(u)) for u in range(len(names))]
+        if grouping == "owner":
+            if self.experiment.silo is None:
+                raise UsageError("--by owner is for runs with data owners (drift)")
+            return _by_owner(self.ledger())
         return _by_round(self.ledger())
 
-    def ledger_of(self, user: int) -> list[LedgerLine]:
-        """One user's releases, a line per round."""
-        return _by_round(self.ledger(user))
+    def ledger_of(self, user: int) -> tuple[Grouping, list[LedgerLine]]:
+        """One user's releases, a line per round, or per data owner where there are some."""
+        if self.experiment.silo is not None:
+            return "owner", _by_owner(self.ledger(user))
+        return "round", _by_round(self.ledger(user))
 
     def ledger_per_user(self) -> Sums:
         table = self.ledger()
@@ -237,6 +255,16 @@ def _by_round(table: pa.Table) -> list[LedgerLine]:
     ]
 
 
+def _by_owner(table: pa.Table) -> list[LedgerLine]:
+    kinds = [str(kind) for kind in table["kind"].cast("string").to_pylist()]
+    names, which = np.unique(np.array(kinds, dtype=np.str_), return_inverse=True)
+    sums = Sums.of(table, which, len(names))
+    return [
+        LedgerLine(name.removeprefix(f"{KIND}:"), int(sums.releases[k]), sums.row(k))
+        for k, name in enumerate(names.tolist())
+    ]
+
+
 def choice_groups(
     choices: Sequence[Choice], consent: Consent
 ) -> list[tuple[Choice, NDArray[np.bool_]]]:
@@ -245,6 +273,7 @@ def choice_groups(
     left = np.ones(len(consent), dtype=bool)
     for choice in choices:
         hidden = np.array([a in choice.hidden_attributes for a in consent.attributes], dtype=bool)
+        refused = np.array([o in choice.refused_owners for o in consent.owners], dtype=bool)
         mask = (
             left
             & (consent.takes_part == choice.takes_part)
@@ -254,6 +283,7 @@ def choice_groups(
             & (consent.max_reports == choice.max_reports)
             & (consent.strength == np.float32(choice.strength))
             & (consent.hidden_attributes == hidden).all(axis=1)
+            & (consent.refused_owners == refused).all(axis=1)
         )
         if mask.any():
             groups.append((choice, mask))

@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from sottovoce.baselines.base import Demanding
-from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.base import Listener, Moment, Observer
 from sottovoce.engines.interrupts import Interrupts
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically, Transcript
 from sottovoce.engines.trial import Trial
-from sottovoce.errors import ConfigError, DataError
-from sottovoce.evaluation.protocol import SLAB, Evaluation, Full, Protocol, evaluate
+from sottovoce.errors import ConfigError
+from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation
 from sottovoce.ledger import COUNTS, Totals, totals_of
+from sottovoce.outcomes import Outcome as Outcome
+from sottovoce.outcomes import Report as Report
+from sottovoce.outcomes import check_before, check_protocol, manifest_of
 from sottovoce.recommender import FactorScorer, Scorer
-from sottovoce.runs import Checkpoint, RunFolder, check_writable, environment
+from sottovoce.runs import Checkpoint, RunFolder
+from sottovoce.silo_running import check_silo_options, run_silo
 from sottovoce.trials import Engine, check_engine, start_trial
-
-Report = Callable[[str, int, int], None]
-"""Progress: what is being done, steps done, steps in all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Outcome:
-    """What a run gave, beside its folder."""
+class DeviceOutcome(Outcome):
+    """What a run of a cross-device system gave."""
 
-    experiment: Experiment
-    dataset: Dataset
-    split: Split
     federation: Federation
-    evaluations: Mapping[str, Evaluation]
-    """By system; the federated one comes last."""
-    system: str
-    """The name of the federated one."""
-    seconds: float
-    folder: RunFolder | None
 
 
 def run_experiment(
@@ -65,21 +50,23 @@ def run_experiment(
     `engine` says how messages travel. All give the same model; "https" and "flower" start real
     processes on this machine (so many `processes` of device agents or gateways) and need `out`.
     """
+    if experiment.silo is not None:
+        check_silo_options(device, transcript=transcript)
+        return run_silo(
+            experiment, out, resume=resume, threads=threads, engine=engine, processes=processes,
+            report=report,
+        )  # fmt: skip
     started = time.perf_counter()
     tell = report or (lambda what, done, total: None)
-    if out is not None:
-        check_writable(out)
-    for _, baseline in experiment.baselines:
-        if isinstance(baseline, Demanding):
-            baseline.check()
+    check_before(experiment, out)
     tell("data", 0, 1)
-    dataset = experiment.dataset()
-    split = experiment.split(dataset)
+    dataset, settings = experiment.dataset(), experiment.cross_device()
+    split, consent = experiment.split(dataset), experiment.records(dataset)
     federation = Federation.build(
-        experiment.algorithm,
+        settings.algorithm,
         split.train,
-        experiment.records(dataset),
-        experiment.release,
+        consent,
+        settings.release,
         experiment.streams().child("federation"),
     )
     check_engine(
@@ -96,13 +83,14 @@ def run_experiment(
             "--engine simulation --device cpu"
         )
     protocol = experiment.evaluation.protocol(split, experiment.seed)
-    _check_protocol(protocol, split)
+    check_protocol(protocol, split)
     tell("data", 1, 1)
     run = _Run(experiment, split, federation, protocol, None, threads, tell)
     if out is None:
         evaluations = run.judge_all(run.train(device, ()))
     else:
-        manifest = _manifest(experiment, dataset, federation, engine)
+        schedule = {"schedule": asdict(federation.schedule)}
+        manifest = manifest_of(experiment, dataset, engine) | schedule
         run.folder = RunFolder.claim(out, manifest, resume=resume)
         with run.folder.locked():
             if engine == "simulation" or run.folder.finished:
@@ -116,9 +104,10 @@ def run_experiment(
             if not run.folder.finished:
                 run.finish(scorer, evaluations)
     seconds = time.perf_counter() - started
-    return Outcome(
-        experiment, dataset, split, federation, evaluations, experiment.system, seconds, run.folder
-    )
+    return DeviceOutcome(
+        experiment, dataset, split, consent, evaluations, experiment.system, seconds, run.folder,
+        federation,
+    )  # fmt: skip
 
 
 @dataclass(slots=True, repr=False)
@@ -243,34 +232,3 @@ class _Run:
                 moment.round, moment.items, cohort.vectors, moment.ledger, moment.memory,
                 cohort.spent,
             )  # fmt: skip
-
-
-def _check_protocol(protocol: Protocol, split: Split) -> None:
-    """Raises before the training what the evaluation would raise after it."""
-    users = np.flatnonzero(split.test.counts)
-    if not len(users):
-        raise DataError(
-            "no user has test items, so that nothing could be evaluated; hold out more "
-            "(data.test_fraction), or keep users with more items (data.min_user_items)"
-        )
-    if not isinstance(protocol.candidates, Full):
-        for start in range(0, len(users), SLAB):
-            protocol.candidates.draw(split.train, split.test, users[start : start + SLAB])
-
-
-def _manifest(
-    experiment: Experiment, dataset: Dataset, federation: Federation, engine: Engine
-) -> dict[str, Any]:
-    fingerprint = dataset.fingerprint()
-    content = json.dumps([experiment.table, fingerprint], sort_keys=True)
-    return {
-        "identity": hashlib.blake2b(content.encode(), digest_size=16).hexdigest(),
-        "engine": engine,
-        "name": experiment.name,
-        "experiment": experiment.table,
-        "seed": experiment.seed,
-        "data": {"name": dataset.name, "fingerprint": fingerprint},
-        "schedule": asdict(federation.schedule),
-        "consent": experiment.consent.words(),
-        **environment(),
-    }

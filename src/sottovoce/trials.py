@@ -63,6 +63,7 @@ def start_trial(
 def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -> World:
     """What the parties of an experiment are given at the start."""
     plan, devices = federation.schedule, federation.devices
+    settings = experiment.cross_device()
     everything, train = dataset.interactions.items_vocabulary(), devices.cohort.history
     content = json.dumps([experiment.table, dataset.fingerprint()], sort_keys=True)
     digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
@@ -72,10 +73,10 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
         terms=Terms.of(
             f"{experiment.name}-{digest}",
             n_items,
-            experiment.algorithm,
+            settings.algorithm,
             plan.triples,
-            experiment.release,
-            experiment.link,
+            settings.release,
+            settings.link,
         ),
         rules=trial_rules(experiment.service, list(named), plan.devices),
         cohort_size=plan.cohort_size,

@@ -81,6 +81,10 @@ def test_no_command_is_overlooked():
         assert f"sottovoce {words}" in found
     for words in ("serve proxy", "serve introduce", "keys rotate", "device agree", "budget"):
         assert f"sottovoce {words}" in found
+    for words in ("serve orchestrator", "serve owner", "user join", "user consent", "user send"):
+        assert f"sottovoce {words}" in found
+    for words in ("user show", "user interact", "user recommend", "user leave"):
+        assert f"sottovoce {words}" in found
     assert len(commands()) > 30
 
 
@@ -117,6 +121,10 @@ def test_the_experiment_file_is_accepted():
     experiment = Experiment.from_table(tomllib.loads(experiment_text(1)))
     assert experiment.system.startswith("FMF-LDP")
     assert len(experiment.release.tiers) == 2
+
+
+def find_nginx() -> str | None:
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
 
 def experiment_text(place: int = 0) -> str:
@@ -174,6 +182,9 @@ class Machines:
                 start_new_session=True,
             )
         self.staying.append((machine, child))
+        self.await_start(machine, child)
+
+    def await_start(self, machine: str, child: subprocess.Popen) -> None:
         if machine in ("server", "operator"):
             ready = self.root / machine / "town" / "server.json"
             wait_for(ready.exists, child, self.root / machine / "log")
@@ -446,6 +457,211 @@ def _check_moved_clocks(machines: ProxyMachines) -> None:
     assert machines.ledger("carla")["totals"]["epsilon"] == 80.0
 
 
+# --- with data owners -----------------------------------------------------------------------------
+
+USERS = ("ines", "jonas")
+"""Jonas refuses nobody, and stays."""
+FILMS = [
+    f"{kind} {place + 1} ({1950 + 6 * place + at})"
+    for place in range(10)
+    for at, kind in enumerate(("Comedy", "Drama", "Western", "Musical", "Thriller", "Fantasy"))
+]
+SCREENED, DISCS, RATED = FILMS[:36], FILMS[30:], {"ines": FILMS[:48], "jonas": FILMS[12:57]}
+
+
+class OwnerMachines(Machines):
+    """The machines of a federation of data owners; all ports are known before anything runs."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ("operator", "cineclub", "library", *USERS))
+        sockets = [socket.socket() for _ in range(5)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        self.ports = [free.getsockname()[1] for free in sockets]
+        for free in sockets:
+            free.close()
+
+    def on(self, machine: str, block: str) -> str:
+        """A block as this machine types it."""
+        users, gateway, link, cineclub, library = self.ports
+        for name, port in (
+            ("recommender.example.org:8446", users),
+            ("recommender.example.org:9092", gateway),
+            ("films.cineclub.example.net:8445", cineclub),
+            ("discs.library.example.net:8445", library),
+        ):
+            block = block.replace(name, f"127.0.0.1:{port}")
+        here = {
+            "operator": f"--port {users} --gateway-port {gateway} --superlink-port {link}",
+            "cineclub": f"--port {cineclub}",
+            "library": f"--port {library}",
+        }
+        block = block.replace("--host 0.0.0.0", here.get(machine, ""))
+        if machine == "jonas":
+            block = block.replace(" --refuse Library", "")
+        return block.replace("--every 300", "--every 1")
+
+    def await_start(self, machine: str, child: subprocess.Popen) -> None:
+        ready = self.root / machine / machine / "owner.json"
+        if machine == "operator":
+            ready = self.root / machine / "films" / "orchestrator.json"
+        wait_for(ready.exists, child, self.root / machine / "log", 180)
+
+    def status(self, machine: str) -> dict:
+        what = "orchestrator films" if machine == "operator" else f"owner {machine}"
+        return json.loads(self.run(machine, f"sottovoce serve {what} --status --json"))
+
+    def shown(self, user: str) -> dict:
+        found = json.loads(self.run(user, "sottovoce user show ~/films --json"))
+        return {**found, "owners": {one["owner"]: one for one in found["owners"]}}
+
+    def hand_over(self, block: str) -> None:
+        """Files that the document says go from one to another."""
+        operator = self.root / "operator"
+        for owner in ("cineclub", "library"):
+            here, admission = self.root / owner, operator / f"{owner}-admission.json"
+            if f"owner {owner} --make" in block or f"owner {owner} --add-items" in block:
+                shutil.copy(operator / "films" / "federation.json", here)
+            if f"owner {owner} --admission" in block:
+                shutil.copy(admission, here / "admission.json")
+            if f"--admit {owner}.json" in block:
+                shutil.copy(here / owner / "application.json", operator / f"{owner}.json")
+        if "user join" in block:
+            for number, user in enumerate(USERS, start=1):
+                invitation = operator / "invitations" / f"invitation-{number}.json"
+                shutil.move(invitation, self.root / user / "invitation.json")
+
+
+@pytest.mark.slow
+def test_the_document_from_nothing_to_a_federation_of_data_owners(tmp_path):
+    """Every block of the section, in order, by an orchestrator, two data owners and two users, of
+    whom one refuses an owner and leaves in the end."""
+    if find_nginx() is None:
+        if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
+            pytest.fail("nginx is not installed")
+        pytest.skip("nginx is not installed")
+    machines = OwnerMachines(tmp_path)
+    write_films(tmp_path)
+    said: dict[str, str] = dict.fromkeys(("operator", "cineclub", "library", *USERS), "")
+    try:
+        for machine, stays, block in tried("owners"):
+            machines.hand_over(block)
+            if "--status" in block and machine == "operator" and "--remove" not in block:
+                _wait_for_updates(machines)
+            if "user leave" in block:
+                _check_while_all_are_there(machines)
+            both = machine == "ines" and "user leave" not in block
+            for one in USERS if both else (machine,):
+                if stays:
+                    machines.leave_running(one, machines.on(one, block))
+                else:
+                    said[one] += machines.run(one, machines.on(one, block))
+        _check_words_of_owners(machines, said)
+        _check_after_leaving(machines)
+        codes = machines.stop()
+        assert set(codes.values()) == {0}, codes
+        for port in machines.ports:  # also of what they had started themselves
+            with socket.socket() as probe:
+                assert probe.connect_ex(("127.0.0.1", port)) != 0
+    finally:
+        machines.kill()
+
+
+def write_films(root: Path) -> None:
+    def listed(place: Path, items: list[str]) -> None:
+        place.write_text("\n".join(["item", *items]) + "\n")
+
+    listed(root / "operator" / "films.csv", FILMS)
+    listed(root / "operator" / "new-films.csv", ["Opera 1 (2020)", "Opera 2 (2021)"])
+    listed(root / "cineclub" / "screened.csv", SCREENED)
+    listed(root / "library" / "discs.csv", DISCS)
+    listed(root / "library" / "arrivals.csv", ["Opera 1 (2020)", "Opera 2 (2021)"])
+    listed(root / "library" / "lost.csv", ["Opera 2 (2021)"])
+    for user, items in RATED.items():
+        lines = [f"{item},{5 if n % 3 else 2},{1760000000 + n}" for n, item in enumerate(items)]
+        text = "\n".join(["item,rating,timestamp", *lines]) + "\n"
+        (root / user / "ratings.csv").write_text(text)
+
+
+def _wait_for_updates(machines: OwnerMachines) -> None:
+    """Until all that users have told both data owners has been learnt from."""
+
+    def learnt() -> bool:
+        found = [machines.status(owner) for owner in ("cineclub", "library")]
+        return all(
+            one["updates"]["counted"] > 0 and not one["held"]["waiting"] | one["held"]["asked"]
+            for one in found
+        )
+
+    server = next(child for machine, child in machines.staying if machine == "operator")
+    wait_for(learnt, server, machines.root / "operator" / "log", 240)
+
+
+def _check_while_all_are_there(machines: OwnerMachines) -> None:
+    ines, jonas = machines.shown("ines"), machines.shown("jonas")
+    there = machines.status("operator")
+    assert (there["users"], there["left"], there["running"]) == (2, 0, True)
+    assert all(owner["counted"] >= 0 for owner in there["owners"])
+    assert {ines["number"], jonas["number"]} == {0, 1}
+    # Each owner has been told what it may be told, the end of the stream, one thing since, no more.
+    hers, his = (
+        [len({*RATED[user]} & {*held}) for held in (SCREENED, DISCS)] for user in USERS
+    )  # fmt: skip
+    assert hers == [36, 18]
+    assert ines["owners"]["Cineclub"]["interactions_left"] == 36 + 1
+    assert ines["owners"]["Library"]["bytes"] == ines["owners"]["Library"]["epsilon"] == 0
+    assert ines["owners"]["Cineclub"]["epsilon"] is None
+    assert jonas["owners"]["Library"]["interactions_left"] == his[1]
+    cineclub, library = machines.status("cineclub"), machines.status("library")
+    assert cineclub["messages"]["taken"] == 36 + 1 + his[0] + 1 + 2
+    assert (library["messages"]["taken"], library["held"]["users"]) == (his[1] + 1, 1)
+    assert (cineclub["held"]["users"], library["items"]) == (2, len(DISCS) + 1)
+
+
+def _check_after_leaving(machines: OwnerMachines) -> None:
+    ines = machines.shown("ines")
+    assert (ines["left_federation"], ines["takes_part"]) == ("done", False)
+    assert machines.status("cineclub")["held"]["users"] == 1
+    there = machines.status("operator")
+    assert (there["users"], there["left"]) == (1, 1)
+    assert [owner["name"] for owner in there["owners"]] == ["Cineclub"]
+
+
+def _check_words_of_owners(machines: OwnerMachines, said: dict[str, str]) -> None:
+    assert re.search(r"films holds the federation films-\w{8}, 60 items\.", said["operator"])
+    assert "Cineclub is data owner 0, with 36 items" in said["operator"]
+    assert "Library is data owner 1, with 30 items" in said["operator"]
+    assert "2 invitation(s) to https://" in said["operator"]
+    assert "0 Cineclub: 36 items, last update in round" in said["operator"]
+    assert "2 new item(s), 62 in all" in said["operator"]
+    assert "Library is not part of the federation any more" in said["operator"]
+    assert "Cineclub is data owner 0 of the federation films-" in said["cineclub"]
+    assert "its service runs" in said["cineclub"]
+    assert "Part in the orchestrator's rounds: running" in said["cineclub"]
+    assert "Library holds 32 items now" in said["library"]
+    assert "Library holds 31 items now" in said["library"]
+    if shutil.which("curl"):
+        assert re.search(r"^sottovoce_owner_\w+", said["cineclub"], re.MULTILINE)
+    ines = said["ines"]
+    assert "You do not take part: nothing leaves. If you did, who would read what:" in ines
+    assert "it can work out whether you liked them" in ines
+    assert "Library: refused, is told nothing (30 items)" in ines
+    told = "36 messages for data owners; 0 were told before, and of 12 interactions nothing leaves."
+    assert f"{told}\n37 messages arrived, 0 wait.\n" in ines
+    assert "Asked to forget you: Cineclub.\n1 message arrived, 0 wait.\n" in ines
+    assert "Asked to forget you: nobody" in ines
+    assert "You have left the federation; the store stays with you." in ines
+    best = ines.split("Recommended to you", 1)[1].split("arrived", 1)[0]
+    recommended = [film for film in FILMS if f" {film} " in best]
+    assert len(recommended) == 3
+    assert not {*recommended} & {*RATED["ines"]}
+    assert not (machines.root / "ines" / "invitation.json").exists()
+    for machine in ("operator", "cineclub", "library"):
+        log = (machines.root / machine / "log").read_text()
+        assert not any(film in log for film in FILMS)
+        assert not re.search(r"\b(ines|jonas|user)\b", log, re.IGNORECASE)
+
+
 # --- units ----------------------------------------------------------------------------------------
 
 
@@ -460,9 +676,11 @@ def read_unit(path: Path) -> dict[str, list[str]]:
 
 
 def test_there_is_a_unit_for_every_service():
-    assert [path.stem for path in UNITS] == [
-        f"sottovoce-{name}" for name in ("device", "proxy", "server", "superlink", "supernode")
-    ]
+    first = [f"sottovoce-{name}" for name in ("device", "orchestrator", "owner", "proxy")]
+    second = [f"sottovoce-{name}" for name in ("server", "superlink", "supernode")]
+    assert [path.stem for path in UNITS] == [*first, *second]
+    told = (DEPLOY / "README.md").read_text()
+    assert all(f"`systemd/{path.name}`" in told for path in UNITS)
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
@@ -514,10 +732,6 @@ def test_systemd_finds_nothing_wrong_with_the_units(path, tmp_path):
 
 
 # --- nginx and containers -------------------------------------------------------------------------
-
-
-def find_nginx() -> str | None:
-    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 
 
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")

@@ -20,6 +20,11 @@ NAMES: Mapping[str, str] = {
     "fmf-figure3": "FMF-LDP: learning curves (MovieLens 1M, and generated crowds)",
     "fmf-figure4": "FMF-LDP: HR@10 by users and items (MovieLens 1M, and generated crowds)",
     "fmf-figure5": "FMF-LDP beside MF-NP, DPLCF and Random, with budgets and bytes (MovieLens 1M)",
+    "drift-figure61": "DRIFT: loss in training and test beside SAROS (MovieLens 1M)",
+    "drift-figure62": "DRIFT: MAP and NDCG after one epoch and in the end, beside SAROS "
+    "(MovieLens 1M)",
+    "drift-figure63": "DRIFT: the time of an epoch by phase, and security's share (MovieLens 1M)",
+    "drift-theta": "DRIFT: updates, bytes, accuracy and what can be guessed, by Θ (MovieLens 1M)",
 }
 
 
@@ -31,6 +36,14 @@ def run(name: str, *, quick: bool, out: Path, threads: int, report: Report) -> d
         from sottovoce.reproduce import fpl_table3
 
         return fpl_table3.run(out)
+    if name in ("drift-figure63", "drift-theta"):
+        from sottovoce.reproduce import drift_figure63, drift_theta
+
+        if name == "drift-figure63":
+            return drift_figure63.run(quick, out, report)
+        return drift_theta.run(quick, out, report, threads)
+    if name in ("drift-figure61", "drift-figure62"):
+        return _drift(name, quick, out, threads, report)
     if name.startswith("fmf-"):
         return _fmf(name, quick, out, threads, report)
     from sottovoce.reproduce import fpl_sweep, fpl_table2
@@ -59,3 +72,13 @@ def _fmf(name: str, quick: bool, out: Path, threads: int, report: Report) -> dic
     }
     study = FMFStudy.read(name, quick, out.parent / "cells", threads, report)
     return views[name](study, out)
+
+
+def _drift(name: str, quick: bool, out: Path, threads: int, report: Report) -> dict[str, Any]:
+    from sottovoce.reproduce import drift_figure61, drift_figure62
+    from sottovoce.reproduce.drift_study import DriftStudy
+
+    study = DriftStudy.read(name, quick, out.parent / "cells", threads, report)
+    if name == "drift-figure61":
+        return drift_figure61.figure61(study, out)
+    return drift_figure62.figure62(study, out)

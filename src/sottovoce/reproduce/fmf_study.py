@@ -178,7 +178,7 @@ class FMFStudy:
         """The installed file of a figure; `quick` lays its [quick] table over the rest."""
         table = installed(name)
         if quick:
-            table = _laid_over(table, table.get("quick", {}))
+            table = laid_over(table, table.get("quick", {}))
         study = config.build(StudyConfig, table.get("study", {}), "study")
         systems = {key: System.read(key, part) for key, part in table.get("systems", {}).items()}
         return cls(study, systems, cells, threads, report)
@@ -359,11 +359,11 @@ def spread(cells: Sequence[Cell], cutoff: int) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Tables within tables are laid over each other, everything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _laid_over(old, value) if both and old is not None else value
+        merged[key] = laid_over(old, value) if both and old is not None else value
     return merged

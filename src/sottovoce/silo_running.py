@@ -1,0 +1,438 @@
+"""From an experiment with data owners to a run: DRIFT in simulation or by real processes, evaluated
+beside the baselines, with a run folder left behind.
+
+In simulation an epoch is planned once and learnt from many times, and the run can be stopped
+between any two epochs. The model is the one that the parties' messages give, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from sottovoce.algorithms.blocks import Blocks, Events, Model, learn, losses
+from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.baselines import SAROS
+from sottovoce.consent import Consent
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.splitting import Split
+from sottovoce.engines.interrupts import Ears
+from sottovoce.engines.silo import (
+    Read,
+    SiloTrial,
+    SiloWorld,
+    ledger_entries,
+    owners_of,
+    read_by_owners,
+    rows_moved,
+)
+from sottovoce.engines.trial import folder_of
+from sottovoce.errors import ConfigError, DataError
+from sottovoce.evaluation import saros_metrics
+from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
+from sottovoce.experiment import Experiment
+from sottovoce.ledger import COUNTS, Ledger
+from sottovoce.outcomes import Outcome, Report, check_before, check_protocol, manifest_of
+from sottovoce.recommender import FactorScorer, Scorer
+from sottovoce.runs import RunFolder
+from sottovoce.trials import Engine
+
+CHECKPOINT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Federated:
+    """What an epoch of a world comes to."""
+
+    blocks: int
+    updates: int
+    rounds: int
+    """0 where owners are served at once."""
+    user_rows: int
+    item_rows: int
+    """Rows that owners ask for, and give a gradient for."""
+    members: int
+    """Users who take part."""
+    without_blocks: int
+    """Of them, those whose interactions make no block: all positive, say, or all negative."""
+    empty_owners: tuple[str, ...]
+    """Categories without an item in training; nobody stands for them."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SiloOutcome(Outcome):
+    """What a run with data owners gave."""
+
+    world: SiloWorld
+    facts: Federated
+    read: Read
+    held_out: Mapping[str, Mapping[str, float]]
+    """By system: MAP and NDCG over each user's held-out items alone, `own` and `legacy`."""
+
+
+def check_silo_options(device: str, *, transcript: bool) -> None:
+    """Raises where a run was asked for that data owners cannot have."""
+    if device != "cpu":
+        raise ConfigError("drift takes one small step after the other; leave it on --device cpu")
+    if transcript:
+        raise ConfigError(
+            "a transcript is what a server gets from devices, and drift has none; leave out "
+            "--transcript"
+        )
+
+
+def run_silo(
+    experiment: Experiment,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    threads: int = 1,
+    engine: Engine = "simulation",
+    processes: int | None = None,
+    report: Report | None = None,
+) -> SiloOutcome:
+    """Train, evaluate beside the baselines, and write the run folder (where `out` is given).
+
+    With "flower" the owners are processes of their own, and the model is that of the simulation
+    with the same window.
+    """
+    started = time.perf_counter()
+    tell = report or (lambda what, done, total: None)
+    check_before(experiment, out)
+    _check_engine(engine, _settings(experiment), kept=out is not None)
+    tell("data", 0, 1)
+    dataset = experiment.dataset()
+    _check_data(experiment, dataset)
+    whole, consent = experiment.split(dataset), experiment.records(dataset)
+    world, empty = build_world(experiment, dataset, whole, consent)
+    split = experiment.judged(whole, consent)
+    if whole.test.n_interactions and not split.test.n_interactions:
+        raise DataError(
+            "nobody who takes part liked anything that was held out, so that nothing could be "
+            f"evaluated; see algorithm.positive_from, which is {world.config.positive_from:g}"
+        )
+    protocol = experiment.evaluation.protocol(split, experiment.seed)
+    check_protocol(protocol, split)
+    blocks = world.blocks()
+    facts = _facts(blocks, consent, empty)
+    if not len(blocks):
+        raise DataError(
+            "no user has a block of negatives and the positives behind them at any owner, so that "
+            f"there is nothing to learn from; see algorithm.positive_from, which is "
+            f"{world.config.positive_from:g}"
+        )
+    tell("data", 1, 1)
+    read = read_by_owners(world)
+    run = _Run(
+        experiment, whole, split, consent, world, blocks, read, protocol, None, threads, tell
+    )
+    if out is None:
+        evaluations, held_out = run.judge_all(run.train())
+    else:
+        about = _manifest(world, facts, read)
+        run.folder = RunFolder.claim(
+            out, manifest_of(experiment, dataset, engine) | about, resume=resume
+        )
+        with run.folder.locked():
+            finished = run.folder.finished
+            model = run.saved() if finished else run.go_on(engine, processes)
+            evaluations, held_out = run.judge_all(model)
+            if not finished:
+                run.finish(model, evaluations, held_out)
+    seconds = time.perf_counter() - started
+    return SiloOutcome(
+        experiment, dataset, split, consent, evaluations, experiment.system, seconds, run.folder,
+        world, facts, read, held_out,
+    )  # fmt: skip
+
+
+# --- the world -----------------------------------------------------------------------------------
+
+
+def build_world(
+    experiment: Experiment, dataset: Dataset, split: Split, consent: Consent
+) -> tuple[SiloWorld, tuple[str, ...]]:
+    """The parties' shares of a training part, and the owners that would be empty. Users who take no
+    part are left out."""
+    settings, train = _settings(experiment), split.train
+    if not consent.takes_part.any():
+        raise ConfigError("nobody takes part; see consent.takes_part")
+    names, member = owners_of(dataset, experiment.owners.by)
+    member = member[split.item_map[: train.n_items]]
+    there = np.flatnonzero(member.any(axis=0))
+    refused = consent.refused_owners[:, there] if consent.refused_owners.any() else None
+    events = Events.of(
+        train.select(consent.takes_part[train.users]), settings.positive_from, settings.order
+    )
+    world = SiloWorld(
+        config=settings,
+        owners=tuple(names[k] for k in there.tolist()),
+        table=OwnerTable.of_membership(member[:, there]),
+        catalogue=tuple(train.items_vocabulary().names()),
+        events=events,
+        refused=refused,
+        root=experiment.streams().child("federation"),
+        n_users=train.n_users,
+    )
+    return world, tuple(name for name in names if name not in world.owners)
+
+
+def _settings(experiment: Experiment) -> DRIFTConfig:
+    if experiment.silo is None:
+        raise ConfigError(f"{experiment.name} has no data owners; algorithm.name must be drift")
+    return experiment.silo
+
+
+def _check_data(experiment: Experiment, dataset: Dataset) -> None:
+    table, settings = dataset.interactions, _settings(experiment)
+    lacks = [
+        name
+        for name, column in (("ratings", table.ratings), ("times", table.timestamps))
+        if column is None
+    ]
+    if lacks:
+        raise ConfigError(
+            "drift learns from what users liked and disliked, in the order of time, and "
+            f"{dataset.name} has no {' and no '.join(lacks)}; take data that have both, such as "
+            "movielens-100k"
+        )
+    if experiment.data.min_rating >= settings.positive_from:
+        raise ConfigError(
+            f"data.min_rating = {experiment.data.min_rating:g} would leave no negatives, since "
+            f"algorithm.positive_from is {settings.positive_from:g}; leave it out"
+        )
+
+
+def _check_engine(engine: Engine, settings: DRIFTConfig, *, kept: bool) -> None:
+    """Raises where an engine cannot run with what was asked for, before anything is written."""
+    if engine == "simulation":
+        return
+    if engine == "https":
+        raise ConfigError(
+            "data owners and their orchestrator talk through Flower; use --engine flower or "
+            "--engine simulation"
+        )
+    if not kept:
+        raise ConfigError("the flower engine needs a run folder")
+    if not settings.window:
+        raise ConfigError(
+            "owners far apart are served in rounds, not at once; say after how many interactions "
+            "a round begins, such as --set algorithm.window=1000"
+        )
+    import_module(_TRIAL)  # now, where libraries may be missing
+
+
+_TRIAL = "sottovoce.engines.flower.silo_trial"
+
+
+def _facts(blocks: Blocks, consent: Consent, empty: tuple[str, ...]) -> Federated:
+    users, items = rows_moved(blocks)
+    members = int(consent.takes_part.sum())
+    return Federated(
+        blocks=len(blocks),
+        updates=blocks.steps,
+        rounds=0 if blocks.rounds is None else len(blocks.rounds) - 1,
+        user_rows=users,
+        item_rows=items,
+        members=members,
+        without_blocks=members - len(np.unique(blocks.user)),
+        empty_owners=empty,
+    )
+
+
+def _manifest(world: SiloWorld, facts: Federated, read: Read) -> dict[str, Any]:
+    owners = len(world.owners)
+    users = np.bincount(read.owner, minlength=owners)
+    messages = np.bincount(read.owner, read.positive + read.negative, owners).astype(np.int64)
+    return {
+        "schedule": {
+            "rounds": world.config.epochs,
+            "rounds_per_epoch": 1,
+            "devices": facts.members,
+            "blocks_per_epoch": facts.blocks,
+            "updates_per_epoch": facts.updates,
+            "owner_rounds_per_epoch": facts.rounds,
+            "user_rows_per_epoch": facts.user_rows,
+            "item_rows_per_epoch": facts.item_rows,
+            "users_without_blocks": facts.without_blocks,
+        },
+        "owners": [
+            {
+                "number": number,
+                "name": name,
+                "items": len(world.table.items(number)),
+                "users": int(users[number]),
+                "interactions_per_epoch": int(messages[number]),
+            }
+            for number, name in enumerate(world.owners)
+        ],
+        "empty_owners": list(facts.empty_owners),
+    }
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, repr=False)
+class _Run:
+    experiment: Experiment
+    whole: Split
+    split: Split
+    consent: Consent
+    world: SiloWorld
+    blocks: Blocks
+    read: Read
+    protocol: Protocol
+    folder: RunFolder | None
+    threads: int
+    tell: Report
+
+    def saved(self) -> Model:
+        """The model of a finished run."""
+        if self.folder is None:
+            raise ConfigError("this run was not kept in a folder")
+        return Model(self.folder.vectors(), self.folder.model())
+
+    def go_on(self, engine: Engine, processes: int | None) -> Model:
+        """From where the folder is, at the start or at a checkpoint, to the end of the training."""
+        saved = None if self.folder is None else self.folder.load_checkpoint()
+        at = 0 if saved is None else saved.round
+        model = None if saved is None else Model(saved.vectors, saved.items)
+        if engine == "simulation" or model is not None:
+            return self.train(model, at)
+        return self._train_for_real(processes)
+
+    def train(self, begun: Model | None = None, at: int = 0) -> Model:
+        """Epoch by epoch; Ctrl-C is answered between two of them."""
+        config, ears, last = self.world.config, Ears(), time.monotonic()
+        model = begun or self.world.first_model()
+        if begun is None:
+            self._note(0, model)
+        with ears.heard():
+            for epoch in range(at + 1, config.epochs + 1):
+                learn(model, self.blocks, config.step())
+                model.check()
+                if epoch < config.epochs:
+                    self._note(epoch, model)
+                self.tell("training", epoch, config.epochs)
+                due = time.monotonic() - last >= CHECKPOINT_SECONDS
+                if due or ears.asked or epoch == config.epochs:
+                    self._save(epoch, model)
+                    last = time.monotonic()
+                if ears.asked:
+                    raise KeyboardInterrupt
+        return self._served(model)
+
+    def _train_for_real(self, processes: int | None) -> Model:
+        """By processes that keep their own state; Ctrl-C stops them where they are, and `--resume`
+        lets them go on from there."""
+        if self.folder is None:
+            raise ConfigError("the flower engine needs a run folder")
+        kind = import_module(_TRIAL).SiloTrial
+        trial = cast(SiloTrial, kind(self.world, folder_of(self.folder.path), processes))
+        model = trial.train(self.tell)
+        model.check()
+        self.folder.save_rounds(trial.rounds())
+        self._save(self.world.config.epochs, model)
+        return self._served(model)
+
+    def _served(self, model: Model) -> Model:
+        """The model as the orchestrator has it: without rows of those who never joined."""
+        users = np.where(self.consent.takes_part[:, None], model.users, np.float32(0.0))
+        return Model(users, model.items)
+
+    def judge(self, scorer: Scorer) -> Evaluation:
+        train, test = self.split.train, self.split.test
+        return evaluate(scorer, train, test, self.protocol, threads=self.threads)
+
+    def judge_all(self, model: Model) -> tuple[dict[str, Evaluation], dict[str, dict[str, float]]]:
+        """Baselines first, the federated system last; and what they are by SAROS's own measures.
+        A baseline that knows positives alone learns from those."""
+        evaluations, held_out = {}, {}
+        baselines = self.experiment.baselines
+        liked = self.split.train.select(self.experiment.liked(self.split.train))
+        for number, (label, baseline) in enumerate(baselines):
+            self.tell("baselines", number, len(baselines))
+            rng = self.experiment.streams().child("baseline", label)
+            whole = isinstance(baseline, SAROS)
+            scorer = baseline.fit(self.split.train if whole else liked, rng)
+            evaluations[label], held_out[label] = self.judge(scorer), self._by_held_out(scorer)
+        self.tell("evaluation", 0, 1)
+        own = FactorScorer.of(model.users, model.items)
+        system = self.experiment.system
+        evaluations[system], held_out[system] = self.judge(own), self._by_held_out(own)
+        self.tell("evaluation", 1, 1)
+        return evaluations, held_out
+
+    def _by_held_out(self, scorer: Scorer) -> dict[str, float]:
+        test = self.whole.test
+        mine, least = test.select(self.consent.takes_part[test.users]), self._positive_from
+        own = saros_metrics.own(scorer, mine, least, threads=self.threads)
+        legacy = saros_metrics.legacy(scorer, mine, least, threads=self.threads)
+        return {f"own {k}": v for k, v in own.means().items()} | {
+            f"legacy {k}": v for k, v in legacy.means().items()
+        }
+
+    @property
+    def _positive_from(self) -> float:
+        return self.world.config.positive_from
+
+    def finish(
+        self,
+        model: Model,
+        evaluations: Mapping[str, Evaluation],
+        held_out: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        if self.folder is None:
+            return
+        epochs, system = self.world.config.epochs, self.experiment.system
+        results = {name: {**e.summary(), **held_out[name]} for name, e in evaluations.items()}
+        self.folder.append_metrics(
+            {"round": epochs, "epoch": epochs, "final": True, "loss": self._loss(model)}
+            | results[system]
+        )
+        self.folder.finish(
+            model.items,
+            model.users,
+            results=results,
+            protocol=describe(evaluations[system], self._positive_from),
+            ledger={name: getattr(self._ledger().totals, name) for name in COUNTS},
+        )
+
+    def _note(self, epoch: int, model: Model) -> None:
+        if self.folder is None:
+            return
+        each = self.experiment.evaluation.every_epochs
+        line: dict[str, Any] = {"round": epoch, "epoch": epoch, "loss": self._loss(model)}
+        if each and epoch and epoch % each == 0:
+            served = self._served(model)
+            line |= self.judge(FactorScorer.of(served.users, served.items)).summary()
+        self.folder.append_metrics(line)
+
+    def _loss(self, model: Model) -> float:
+        """The ranking loss of a block, on average."""
+        return float(losses(model, self.blocks).mean())
+
+    def _ledger(self) -> Ledger:
+        ledger = Ledger()
+        for entries in ledger_entries(self.world, self.read):
+            ledger.record(entries)
+        return ledger
+
+    def _save(self, epoch: int, model: Model) -> None:
+        if self.folder is not None:
+            # Rows are for the whole run, so they come with its last epoch.
+            ledger = self._ledger() if epoch == self.world.config.epochs else Ledger()
+            self.folder.save_checkpoint(epoch, model.items, model.users, ledger)
+
+
+def describe(evaluation: Evaluation, positive_from: float) -> str:
+    """The protocol in one line, with what counts as a test item."""
+    return f"{evaluation.describe()}; test items rated {positive_from:g} or better"
