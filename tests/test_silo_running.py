@@ -304,7 +304,7 @@ def test_the_report_says_who_reads_what_and_what_is_not_promised(whole):
             "reads every interaction with its items in full",
             "can tell who it was",
             "sends nothing to red",
-            "Training loss",
+            "Loss of DRIFT in training and test",
         ):
             assert words in text, words
         assert "mean π" not in text
@@ -314,11 +314,21 @@ def test_runs_with_owners_are_compared_and_told_from_others(tmp_path, whole):
     run_experiment(make(algorithm={"theta": 4}), tmp_path / "theta")
     alike = compare_runs([whole[0], tmp_path / "theta"], tmp_path / "both")
     assert not alike.warnings
+    table = alike.tables[-1]
+    assert table.title == "What data owners have read"
+    heads = [column.heading for column in table.columns]
+    assert heads == [
+        "run", "users taking part", "positive interactions", "negative interactions", "MB",
+    ]  # fmt: skip
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "What data owners have read" in page
+    assert "devices" not in page
     fpl = {"algorithm": {"name": "fpl", "epochs": 1}, "consent": {"share_positives": 1.0}}
     run_experiment(Experiment.from_table(TABLE | fpl), tmp_path / "fpl")
-    assert (
-        "do not compare" in compare_runs([whole[0], tmp_path / "fpl"], tmp_path / "b").warnings[0]
-    )
+    mixed = compare_runs([whole[0], tmp_path / "fpl"], tmp_path / "b")
+    assert "do not compare" in mixed.warnings[0]
+    assert mixed.tables[-1].columns[1].heading == "devices or users taking part"
+    assert [row["share"] for row in mixed.tables[-1].rows] == [None, 1.0]
     with pytest.raises(UsageError, match="data owners"):
         FinishedRun.open(tmp_path / "fpl").ledger_by("owner")
 

@@ -1,4 +1,4 @@
-"""Finished runs side by side: their results, what left their devices, one report."""
+"""Finished runs side by side: their results, what left devices or went to data owners, one report."""
 
 from __future__ import annotations
 
@@ -205,7 +205,9 @@ def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:
             {
                 "run": label,
                 "part": int(run.consent.takes_part.sum()),
-                "share": float(run.consent.share_positives[run.consent.takes_part].mean()),
+                "share": None  # to data owners everything goes
+                if run.experiment.silo is not None
+                else float(run.consent.share_positives[run.consent.takes_part].mean()),
                 "releases": left["releases"],
                 "positive": left["positive_rows"],
                 "negative": left["negative_rows"],
@@ -213,13 +215,15 @@ def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:
                 "mega": left["bytes"] / 1e6,
             }
         )
+    kinds = {run.experiment.silo is not None for run in runs.values()}
+    who, what = _or(kinds, "devices", "users"), _or(kinds, "rows", "interactions")
     columns = [
         Column("run"),
-        Column("part", "devices taking part", ","),
+        Column("part", f"{who} taking part", ","),
         Column("share", "mean π", ".2f"),
         Column("releases", format=","),
-        Column("positive", "positive rows", ","),
-        Column("negative", "negative rows", ","),
+        Column("positive", f"positive {what}", ","),
+        Column("negative", f"negative {what}", ","),
         Column("reports", format=","),
         Column("mega", "MB", ",.1f"),
     ]
@@ -229,8 +233,16 @@ def _ledger_table(runs: Mapping[str, FinishedRun]) -> Table:
         hidden = {*rowless, *(() if said["share"] else ("share",))}
     else:
         hidden = {"reports"}
-    if all(run.experiment.silo is not None for run in runs.values()):
-        hidden |= {"share"}  # every interaction leaves
+    if kinds == {True}:
+        hidden |= {"share", "releases"}
     columns = [column for column in columns if column.key not in hidden]
     rows = [{column.key: row[column.key] for column in columns} for row in rows]
-    return Table("What left the devices", columns, rows)
+    title = _or(kinds, "What left the devices", "What data owners have read")
+    notes = ["Of every epoch; an interaction counts once for each owner that read it."]
+    return Table(title, columns, rows, notes=notes if True in kinds else [])
+
+
+def _or(silos: set[bool], devices: str, owners: str) -> str:
+    """The word of systems with devices, of those with data owners, or both where there are both."""
+    words = [word for silo, word in ((False, devices), (True, owners)) if silo in silos]
+    return ", or ".join(words) if words[-1].startswith("What") else " or ".join(words)

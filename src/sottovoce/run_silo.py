@@ -120,17 +120,25 @@ def held_out_table(outcome: SiloOutcome) -> Table:
 
 
 def loss_figure(outcome: SiloOutcome, figures: Path) -> list[Block]:
-    """The training loss by epoch."""
+    """The loss in training and test by epoch."""
     lines = outcome.folder.metrics() if outcome.folder is not None else []
-    points = [(line["round"], line["loss"]) for line in lines if "loss" in line]
-    if len(points) < 2:
+    curves = {}
+    for name, key in (("training", "loss"), ("test", "test_loss")):
+        points = [(line["round"], line[key]) for line in lines if key in line]
+        if len(points) > 1:
+            epochs, values = (list(column) for column in zip(*points, strict=True))
+            curves[name] = epochs, values
+    if not curves:
         return []
-    epochs, values = (list(column) for column in zip(*points, strict=True))
-    figure = plots.learning_curves(
-        figures / "loss", {outcome.system: (epochs, values)}, metric="training loss"
-    )
-    words = f"Training loss of {outcome.system} from epoch {epochs[0]:g} to {epochs[-1]:g}"
-    return [FigureBlock(figure.png, words, f"{words}: the ranking loss of a block, on average.")]
+    figure = plots.learning_curves(figures / "loss", curves, metric="loss of a block")
+    words = f"Loss of {outcome.system} in {' and '.join(curves)}, by epoch"
+    return [
+        FigureBlock(
+            figure.png, words,
+            f"{words}: the ranking loss of a block, on average. Test: the blocks that owners would "
+            "have of the held-out interactions.",
+        )
+    ]  # fmt: skip
 
 
 def what_left(outcome: SiloOutcome) -> KeyValues:

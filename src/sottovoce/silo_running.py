@@ -19,6 +19,7 @@ import numpy as np
 from sottovoce.algorithms.blocks import Blocks, Events, Model, learn, losses
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.algorithms.drift_replay import plan
 from sottovoce.baselines import SAROS
 from sottovoce.consent import Consent
 from sottovoce.data.dataset import Dataset
@@ -131,8 +132,9 @@ def run_silo(
     tell("data", 1, 1)
     read = read_by_owners(world)
     run = _Run(
-        experiment, whole, split, consent, world, blocks, read, protocol, None, threads, tell
-    )
+        experiment, whole, split, consent, world, blocks, held_out_blocks(world, whole, consent),
+        read, protocol, None, threads, tell,
+    )  # fmt: skip
     if out is None:
         evaluations, held_out = run.judge_all(run.train())
     else:
@@ -182,6 +184,14 @@ def build_world(
         n_users=train.n_users,
     )
     return world, tuple(name for name in names if name not in world.owners)
+
+
+def held_out_blocks(world: SiloWorld, split: Split, consent: Consent) -> Blocks:
+    """The blocks that owners would have of held-out interactions with their items."""
+    test, config = split.test, world.config
+    known = consent.takes_part[test.users] & (test.items < len(world.catalogue))
+    events = Events.of(test.select(known), config.positive_from, config.order)
+    return plan(events, world.table, config.theta, refused=world.refused)
 
 
 def _settings(experiment: Experiment) -> DRIFTConfig:
@@ -288,6 +298,7 @@ class _Run:
     consent: Consent
     world: SiloWorld
     blocks: Blocks
+    test_blocks: Blocks
     read: Read
     protocol: Protocol
     folder: RunFolder | None
@@ -395,7 +406,8 @@ class _Run:
         epochs, system = self.world.config.epochs, self.experiment.system
         results = {name: {**e.summary(), **held_out[name]} for name, e in evaluations.items()}
         self.folder.append_metrics(
-            {"round": epochs, "epoch": epochs, "final": True, "loss": self._loss(model)}
+            {"round": epochs, "epoch": epochs, "final": True}
+            | self._losses(model)
             | results[system]
         )
         self.folder.finish(
@@ -410,15 +422,16 @@ class _Run:
         if self.folder is None:
             return
         each = self.experiment.evaluation.every_epochs
-        line: dict[str, Any] = {"round": epoch, "epoch": epoch, "loss": self._loss(model)}
+        line: dict[str, Any] = {"round": epoch, "epoch": epoch} | self._losses(model)
         if each and epoch and epoch % each == 0:
             served = self._served(model)
             line |= self.judge(FactorScorer.of(served.users, served.items)).summary()
         self.folder.append_metrics(line)
 
-    def _loss(self, model: Model) -> float:
-        """The ranking loss of a block, on average."""
-        return float(losses(model, self.blocks).mean())
+    def _losses(self, model: Model) -> dict[str, float]:
+        """The ranking loss of a block, on average, in training and test."""
+        both = {"loss": self.blocks, "test_loss": self.test_blocks}
+        return {name: float(losses(model, b).mean()) for name, b in both.items() if len(b)}
 
     def _ledger(self) -> Ledger:
         ledger = Ledger()

@@ -118,6 +118,22 @@ def test_messages_and_the_plan_give_the_same_model(
     assert same(sent, planned)
 
 
+def test_a_round_takes_all_its_owners_however_many_there_are():
+    """Each fold is a version; the owners of a round do not make each other stale."""
+    n, config = 130, replace(CONFIG, theta=1, window=100_000)
+    draw = np.random.default_rng(3)
+    train = Interactions.from_pairs(
+        np.repeat(np.arange(9), n), np.tile(np.arange(n), 9), n_users=9, n_items=n,
+        timestamps=np.arange(9 * n), ratings=draw.integers(1, 6, 9 * n),
+    )  # fmt: skip
+    member = np.eye(n, dtype=bool) | np.roll(np.eye(n, dtype=bool), 1, axis=1)
+    model, updates = by_messages(config, train, member)
+    assert updates > config.max_age + 1
+    table = OwnerTable.of_membership(member)
+    (planned,) = DRIFT(config).fit_steps(train, table, RNG, [1])
+    assert same(model, planned)
+
+
 def test_owners_of_a_round_start_from_the_same_rows():
     """Both owners hold the item, so that serving them in turn would give another model."""
     train, table = world(9, 6, 90, seed=8), OwnerTable.of_membership(np.ones((6, 2), dtype=bool))

@@ -89,3 +89,38 @@ def test_a_user_twice_in_an_update_is_moved_once_whatever_the_order():
     expected = model.users - 0.1 * by_users.astype(np.float32).astype(np.float64)
     assert learn(model, whole, step)[0] == len(np.unique(blocks.user))
     np.testing.assert_array_equal(model.users, expected.astype(np.float32))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60),
+    st.integers(1, 9),
+)
+def test_owners_are_served_after_the_window_that_gives_them_theta_blocks(blocks, theta):
+    owner = np.array([o for o, _ in blocks], dtype=np.int64)
+    window = np.array([w for _, w in blocks], dtype=np.int64)
+    when = np.full(len(blocks), -1)
+    kernels.serve(owner, window, np.lexsort((window, owner)), theta, 9, when)
+    for k in range(4):
+        waiting = []
+        for w in range(10):
+            waiting += np.flatnonzero((owner == k) & (window == w)).tolist()
+            if len(waiting) >= theta or w == 9:
+                assert (when[waiting] == w).all()
+                waiting = []
+
+
+def test_windows_of_one_event_cost_no_more_than_there_are_blocks():
+    """Not a table of all windows and owners: that would be gigabytes here."""
+    n, owners = 200_000, 2_000
+    events = Events(
+        np.arange(n) % 50, np.arange(n, dtype=np.int32) % owners, np.arange(n) // 50 % 2 == 1,
+        np.arange(n), "time",
+    )  # fmt: skip
+    table = OwnerTable.of_membership(np.eye(owners, dtype=bool))
+    tracemalloc.start()
+    found = plan(events, table, theta=2, window=1)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found)
+    assert most < 200e6

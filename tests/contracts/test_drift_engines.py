@@ -34,7 +34,7 @@ def small_world():
     member = draw.random((n_items, 4)) < 0.3
     member[np.arange(n_items), np.arange(n_items) % 4] = True
     refused = draw.random((n_users, 4)) < 0.1
-    return world_of(train, member, refused, DRIFTConfig(window=160, learning_rate=0.1))
+    return world_of(train, member, refused, DRIFTConfig(window=160, epochs=1, learning_rate=0.1))
 
 
 def world_of(train, member, refused, config):
@@ -171,7 +171,7 @@ def test_a_hundred_thousand_sealed_interactions_of_movielens(tmp_path):
     train = train.select(train.timestamps < np.sort(train.timestamps)[75_000])
     genres = dataset.category_matrix()[split.item_map[: train.n_items]]
     member = np.stack([genres[:, k::4].any(axis=1) for k in range(4)], axis=1)
-    world = world_of(train, member, None, DRIFTConfig(window=7_500))
+    world = world_of(train, member, None, DRIFTConfig(window=7_500, epochs=1))
     assert sum(addressed(world).values()) >= 100_000
     trial = SiloTrial(world, tmp_path / "trial", deadline=20.0)
     found = run_with_a_killed_owner(world, trial, tmp_path, 4, "Drama")

@@ -127,8 +127,16 @@ def test_figures_with_one_seed_have_no_intervals(dataset, tmp_path):
     assert all(r["MAP@5_ci"] is None for r in result["rows"])
     assert not any("±" in c["detail"] for c in result["claims"])
     (alike,) = (c for c in result["claims"] if "interval" in c["claim"])
+    best = {r["system"]: r["epochs"] for r in result["rows"] if r["moment"] == "convergence"}
+    unsettled = 4 in (best["DRIFT"], best["SAROS_b"])
+    assert ("not yet converged" in alike["claim"]) == unsettled
+    assert all(bool(t.notes) == (4 in best.values()) for t in result["tables"])
     assert "one seed" in alike["detail"]
-    json.dumps(drift_figure61.figure61(study, tmp_path)["rows"], allow_nan=False)
+    losses = drift_figure61.figure61(study, tmp_path)
+    assert all(r["ci_1"] is None and r["ci_last"] is None for r in losses["rows"])
+    assert not any("±" in c["detail"] for c in losses["claims"])
+    assert sum("one seed" in c["detail"] for c in losses["claims"]) == 3
+    json.dumps(losses["rows"], allow_nan=False)
 
 
 def test_figures_are_those_of_the_models(study):

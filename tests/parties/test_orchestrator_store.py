@@ -72,7 +72,7 @@ def peopled(store):
     return store
 
 
-def fold(store, owner=0, users=(0, 1), items=(0, 1), flush=False, pull=1.0):
+def fold(store, owner=0, users=(0, 1), items=(0, 1), flush=False, pull=1.0, silent=()):
     """One round with one update."""
     opened = store.open_round()
     orchestrator = store.load()
@@ -83,7 +83,8 @@ def fold(store, owner=0, users=(0, 1), items=(0, 1), flush=False, pull=1.0):
     record = SiloRound(
         opened.round, flush, ("alba", "bora"), (name,), (), (), 1.5, orchestrator.version
     )
-    store.close_round(record, orchestrator, users, items, [owner])
+    ended = opened.ending - set(silent)
+    store.close_round(record, orchestrator, users, items, [owner], ended=ended)
     return orchestrator
 
 
@@ -368,13 +369,19 @@ def test_a_flush_is_done_by_one_round_whatever_happens_in_between(peopled):
     assert peopled.open_round() == OpenRound(0, False), "an open round stays what it is"
     fold(peopled)
     assert peopled.flush_requested
-    assert peopled.open_round() == OpenRound(1, True)
+    both = frozenset({0, 1})
+    assert peopled.open_round() == OpenRound(1, True, both)
     peopled.request_flush()  # after that round has begun: for the next one
     fold(peopled, flush=True)
-    assert peopled.open_round() == OpenRound(2, True)
-    fold(peopled, flush=True)
-    assert peopled.open_round() == OpenRound(3, False)
+    assert peopled.open_round() == OpenRound(2, True, both)
+    fold(peopled, flush=True, silent=[1])
     assert not peopled.flush_requested
+    assert peopled.admit_owner(application("corso", [3])) == 2
+    assert peopled.open_round() == OpenRound(3, False, frozenset({1})), "it was not reached"
+    fold(peopled, silent=[1])
+    assert peopled.open_round() == OpenRound(4, False, frozenset({1})), "nor then"
+    fold(peopled)
+    assert peopled.open_round() == OpenRound(5, False)
 
 
 def test_the_target_never_falls_and_refusals_are_counted(peopled):
@@ -385,6 +392,12 @@ def test_the_target_never_falls_and_refusals_are_counted(peopled):
     for reason in ("stale", "malformed", "stale"):
         peopled.refuse(reason)
     assert peopled.refused() == {"malformed": 1, "stale": 2}
+
+
+def test_a_user_who_leaves_is_not_kept_for_recommendations(peopled):
+    peopled.recommend(1, 3)
+    peopled.leave_user(1)
+    assert peopled._cached is None
 
 
 def test_recommendations_follow_the_rounds_of_another_process(peopled):

@@ -69,7 +69,8 @@ class DRIFTConfig:
     """0: an owner is served as soon as an update is due, as in the thesis. Otherwise all owners
     with a due update are served together after every so many interactions, from the same rows."""
     max_age: int = 100
-    """Gradients of rows that are more versions old than this are refused."""
+    """Gradients of rows that are more versions old than this are refused. Updates of one round, which
+    start from the same rows, do not make each other older."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
@@ -406,11 +407,12 @@ class Orchestrator:
             self._items.table[request.items],
         )
 
-    def fold(self, gradients: Gradients) -> None:
-        """One step along the gradients. Refuses them whole where anything is off."""
+    def fold(self, gradients: Gradients, began: int | None = None) -> None:
+        """One step along the gradients. Refuses them whole where anything is off. `began` is the
+        version before the first fold of the round that they belong to, where they belong to one."""
         self._check(gradients.owner, gradients.users, gradients.items)
         gradients.check(self._size)
-        age = self.version - gradients.version
+        age = (self.version if began is None else began) - gradients.version
         if not 0 <= age <= self._config.max_age:
             raise MessageError(
                 f"the gradients belong to rows of version {gradients.version}, the model is at "

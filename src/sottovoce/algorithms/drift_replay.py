@@ -44,9 +44,10 @@ def exchange_together(owners: Sequence[Owner], orchestrator: Orchestrator) -> in
     try:
         for owner, request in asking:
             waiting.append((owner, owner.gradients(orchestrator.answer(request))))
+        began = orchestrator.version
         for owner, gradients in waiting:
             if gradients is not None:
-                orchestrator.fold(gradients)
+                orchestrator.fold(gradients, began)
             owner.settle(True)
             unsettled.remove(owner)
     finally:
@@ -128,9 +129,7 @@ def plan(
     if window:
         owner = facts[:, kernels.OWNER].astype(np.int64)
         rounds = np.minimum(facts[:, kernels.END] // 2, len(events) - 1) // window
-        counts = np.zeros((-(-len(events) // window), owners), dtype=np.int64)
-        np.add.at(counts, (rounds, owner), 1)
-        turn, when = _in_windows(owner, rounds, counts, theta)
+        turn, when = _in_windows(owner, rounds.astype(np.int64), theta, (len(events) - 1) // window)
         new_round = np.diff(when, prepend=-1) != 0
         starts = np.flatnonzero(new_round | (np.diff(owner[turn], prepend=-1) != 0))
         updates = np.r_[starts, len(turn)].astype(np.int64)
@@ -177,19 +176,12 @@ def _laid_out(
     return user, spans, laid
 
 
-def _in_windows(owner: Ints, window: Ints, counts: Ints, theta: int) -> tuple[Ints, Ints]:
+def _in_windows(owner: Ints, window: Ints, theta: int, last: int) -> tuple[Ints, Ints]:
     """Blocks by user, then owner, then time, and the windows that they ended in; the order in which
     they are learnt from, and the round of each in that order. An owner is served after a window
     that leaves it with Θ blocks, and after the last."""
-    served = np.empty_like(counts)
-    for k in range(counts.shape[1]):
-        begun = waiting = 0
-        for w, more in enumerate(counts[:, k].tolist()):
-            waiting += more
-            if waiting >= theta or w + 1 == len(counts):
-                served[begun : w + 1, k] = w
-                begun, waiting = w + 1, 0
-    when = served[window, owner]
+    when = np.empty_like(window)
+    kernels.serve(owner, window, np.lexsort((window, owner)), theta, last, when)
     turn = np.lexsort((owner, when))
     return turn, when[turn]
 

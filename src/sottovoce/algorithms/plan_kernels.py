@@ -166,6 +166,24 @@ def group(facts, theta, owners, turn, updates):
 
 
 @njit(nogil=True, cache=True)
+def serve(owner, window, order, theta, last, when):
+    """The window after which each block is learnt from: the first that leaves its owner with Θ
+    blocks, or the `last` one. `order` goes by owner, then window."""
+    begun = 0
+    for k in range(order.shape[0]):
+        block = order[k]
+        at_end = k + 1 == order.shape[0]
+        same = not at_end and owner[order[k + 1]] == owner[block]
+        if same and window[order[k + 1]] == window[block]:
+            continue
+        if k + 1 - begun >= theta or not same:
+            served = window[block] if k + 1 - begun >= theta else last
+            for waiting in range(begun, k + 1):
+                when[order[waiting]] = served
+            begun = k + 1
+
+
+@njit(nogil=True, cache=True)
 def _sort_users(facts, turn, low, high):
     """The blocks of an update by their users; one user's as they come. In place."""
     if high - low > 32:

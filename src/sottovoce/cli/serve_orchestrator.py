@@ -172,7 +172,7 @@ def orchestrator(
     DIR/orchestrator.json says where it listens. Logs are JSON lines on standard error and name no
     user. /health says whether it runs; /metrics counts for Prometheus and needs the token in
     DIR/keys/operator.token. SIGTERM and Ctrl-C stop it and all that it started; SIGHUP takes up a
-    renewed certificate.
+    renewed certificate for users, and the next start also for data owners.
 
     \b
     Examples:

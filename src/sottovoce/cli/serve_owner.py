@@ -103,8 +103,8 @@ def owner(
     goes to the orchestrator's operator (`sottovoce serve orchestrator` admits it). The answer is
     kept with --admission. From then on DIR is all that a start needs.
 
-    What was acknowledged to a user survives a crash, and is counted once. An orchestrator that is
-    away is waited for, and so is one that does not let the owner in. --add-items, --withdraw-items,
+    No crash loses or doubles what was acknowledged to a user. An orchestrator that is away is
+    waited for, and so is one that does not let the owner in. --add-items, --withdraw-items,
     --forget and --status work whether or not the service runs.
 
     DIR/owner.json says where a running service listens. Logs go to standard error, as JSON lines

@@ -107,10 +107,10 @@ def consent(
 ) -> None:
     """Show what leaves and who reads it, or change that. A change holds at once.
 
-    Whoever has not chosen takes no part, and nothing leaves. Who takes part is read in full by the
-    data owners that hold the items and are not refused; an item may have several. The orchestrator
-    gets no interaction, but can work out from what owners ask and answer which items you came
-    across and liked.
+    Whoever has not chosen takes no part, and nothing leaves. When you take part, what you do with
+    an item is read in full by every data owner that holds it and is not refused. The orchestrator
+    gets no interaction, but can work out from data owners' requests and gradients which items you
+    came across and which you liked.
 
     A change also holds for what waits to be sent, and while another process sends. What a data
     owner has been told already it keeps, unless you leave it (`sottovoce user leave`). Earlier
@@ -349,7 +349,8 @@ def recommend(
 def leave(
     path: Store,
     owner: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Leave this data owner alone.")
+        str | None,
+        typer.Option(metavar="NAME", help="Leave only this data owner, and stay with others."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether you are sure.")] = False,
     user: Number = None,

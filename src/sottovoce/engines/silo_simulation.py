@@ -222,9 +222,9 @@ class _WiredOrchestrator(Orchestrator):
         self._meter.spent("transport", start)
         return arrived
 
-    def fold(self, gradients: Gradients) -> None:
+    def fold(self, gradients: Gradients, began: int | None = None) -> None:
         start = perf_counter()
-        super().fold(gradients)
+        super().fold(gradients, began)
         self._meter.spent("update", start)
 
 

@@ -29,7 +29,7 @@ CREATE TABLE departed (number INTEGER PRIMARY KEY);
 CREATE TABLE items (number INTEGER PRIMARY KEY, row BLOB NOT NULL);
 CREATE TABLE owners (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, url TEXT NOT NULL,
                      public BLOB NOT NULL, authority TEXT NOT NULL, node_key TEXT NOT NULL UNIQUE,
-                     counted INTEGER NOT NULL);
+                     counted INTEGER NOT NULL, flushed INTEGER NOT NULL);
 CREATE TABLE holdings (owner INTEGER, item INTEGER, PRIMARY KEY (owner, item)) WITHOUT ROWID;
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, flush INTEGER NOT NULL, names TEXT NOT NULL,
                      seconds REAL NOT NULL, version INTEGER NOT NULL);

@@ -28,6 +28,9 @@ class OpenRound:
     round: int
     flush: bool
     """Whether all streams end with it."""
+    ending: frozenset[int] = frozenset()
+    """Owners whose streams end with it: all in a flush, in other rounds those that were silent in
+    the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,14 @@ class RoundStore:
         """Opens the next round. One that was open already is given again as it was, so that every
         owner is asked the same in it."""
         with self._file.transaction():
-            found = self._file.rows("SELECT round, flush FROM open_round")
-            if found:
-                return OpenRound(found[0][0], bool(found[0][1]))
-            requested = int(self._meta("flush"))
-            opened = OpenRound(self.round, requested > int(self._meta("flushed")))
-            self._file.write(
-                "INSERT INTO open_round VALUES (?, ?, ?)", [opened.round, opened.flush, requested]
-            )
-            return opened
+            found = self._file.rows("SELECT round, flush, requested FROM open_round")
+            if not found:
+                requested = int(self._meta("flush"))
+                found = [(self.round, requested > int(self._meta("flushed")), requested)]
+                self._file.write("INSERT INTO open_round VALUES (?, ?, ?)", found[0])
+            round, flush, requested = found[0]
+            owed = self._file.rows("SELECT number FROM owners WHERE flushed < ?", [requested])
+            return OpenRound(round, bool(flush), frozenset(number for (number,) in owed))
 
     def close_round(
         self,
@@ -81,9 +83,12 @@ class RoundStore:
         users: NDArray[np.int64],
         items: NDArray[np.int64],
         folded: Iterable[int],
+        *,
+        ended: Iterable[int] = (),
     ) -> None:
         """The orchestrator has folded the updates of these owners, which moved the rows of these
-        users and items. Users who have left since stay erased."""
+        users and items. Users who have left since stay erased. Those of the round's `ending` owners
+        that are not in `ended` are told again in the next round."""
         model = orchestrator.model
         with self._file.transaction():
             found = self._file.rows("SELECT round, flush, requested FROM open_round")
@@ -98,6 +103,8 @@ class RoundStore:
                 self._file.write_many(f"UPDATE {kind} SET row = ? WHERE number = ?", rows)
             marks = ((record.round, owner) for owner in folded)
             self._file.write_many("UPDATE owners SET counted = ? WHERE number = ?", marks)
+            done = ((found[0][2], owner) for owner in ended)
+            self._file.write_many("UPDATE owners SET flushed = ? WHERE number = ?", done)
             self._set("version", record.version)
             self._set("round", record.round + 1)
             if record.flush:

@@ -211,6 +211,8 @@ class OrchestratorStore(RoundStore):
             self._file.write("INSERT INTO departed VALUES (?)", [user])
             self._count("membership", 1)
             self._count("erasing", 1)
+        with self._caching:
+            self._cached = None
         self._erase()
 
     def departed(self) -> list[int]:
@@ -273,8 +275,16 @@ class OrchestratorStore(RoundStore):
                     raise UsageError(f"{what} is that of the data owner {owner.name}")
             number = self._count("next_owner", 1)
             self._file.write(
-                "INSERT INTO owners VALUES (?, ?, ?, ?, ?, ?, -1)",
-                [number, wanted.name, wanted.url, wanted.public, wanted.authority, key],
+                "INSERT INTO owners VALUES (?, ?, ?, ?, ?, ?, -1, ?)",
+                [
+                    number,
+                    wanted.name,
+                    wanted.url,
+                    wanted.public,
+                    wanted.authority,
+                    key,
+                    self._meta("flushed"),
+                ],
             )
             self._changed_directory()
             self._hold(number, wanted.items)
@@ -317,7 +327,10 @@ class OrchestratorStore(RoundStore):
     def owners(self) -> list[AdmittedOwner]:
         """Those that are part of the federation, by number."""
         with self._file.snapshot():
-            rows = self._file.rows("SELECT * FROM owners ORDER BY number")
+            rows = self._file.rows(
+                "SELECT number, name, url, public, authority, node_key, counted FROM owners "
+                "ORDER BY number"
+            )
             return [
                 AdmittedOwner(
                     OwnerEntry(number, name, url, public, authority, tuple(self._items(number))),

@@ -88,7 +88,8 @@ def figure62(study: DriftStudy, out: Path) -> dict[str, Any]:
             lines += _lines(study, key, system, positive_from)
     rows = [_row(lines, line) for line in lines]
     tables = [_table(study, rows, p, way) for p in study.config.positive_from for way in WAYS]
-    claims = [c for p in study.config.positive_from for c in _claims(lines, p)]
+    last = study.config.epochs
+    claims = [c for p in study.config.positive_from for c in _claims(lines, p, last)]
     report = write_report(
         out / "report.html",
         "drift-figure62",
@@ -198,7 +199,16 @@ def _table(
     wanted = (*facts, *keys, f"p{behind}", "rival")
     shown = [{k: row[k] for k in wanted} for row in rows if row["positive_from"] == positive_from]
     title = f"DRIFT, Figure 6.2: {_TITLES[way]}, positive from {positive_from:g}"
-    return Table(title, columns, shown, f"{study.describe()}; p of MAP@5, paired over users")
+    last = study.config.epochs
+    short = [r["system"] for r in shown if (r["moment"], r["epochs"]) == (END, last)]
+    notes = [f"{_unsettled(last)}: {', '.join(short)}."] if short else []
+    return Table(
+        title, columns, shown, f"{study.describe()}; p of MAP@5, paired over users", notes
+    )
+
+
+def _unsettled(last: int) -> str:
+    return f"Not yet converged, as the best epoch is the last of {last}"
 
 
 def _pictures(study: DriftStudy, lines: Sequence[Line], out: Path) -> list[FigureBlock]:
@@ -222,7 +232,7 @@ def _pictures(study: DriftStudy, lines: Sequence[Line], out: Path) -> list[Figur
 # --- claims --------------------------------------------------------------------------------------
 
 
-def _claims(lines: Sequence[Line], positive_from: float) -> list[dict[str, Any]]:
+def _claims(lines: Sequence[Line], positive_from: float, last: int) -> list[dict[str, Any]]:
     where = f"positive from {positive_from:g}"
 
     def at(key: str, moment: str) -> Line | None:
@@ -248,13 +258,15 @@ def _claims(lines: Sequence[Line], positive_from: float) -> list[dict[str, Any]]
             )
     gains = [(b.mean("own", "MAP@5") - a.mean("own", "MAP@5")) for a, b in
              ((drift, drift_end), (saros, saros_end))]  # fmt: skip
+    short = [line.label for line in (drift_end, saros_end) if line.epochs == last]
+    end = f"{where} ({_unsettled(last).lower()}: {', '.join(short)})" if short else where
     found.append(
-        claim(f"from one epoch to convergence DRIFT gains less than SAROS_b, {where}",
+        claim(f"from one epoch to convergence DRIFT gains less than SAROS_b, {end}",
               (gains[0] < gains[1], f"MAP@5 {gains[0]:+.4f} in {drift_end.epochs:g} epochs against "
                f"{gains[1]:+.4f} in {saros_end.epochs:g}"))
     )  # fmt: skip
     found.append(
-        claim(f"at convergence DRIFT and SAROS_b are within each other's 95 % interval, {where}",
+        claim(f"at convergence DRIFT and SAROS_b are within each other's 95 % interval, {end}",
               *[_alike(drift_end, saros_end, metric) for metric in METRICS])
     )  # fmt: skip
     path = [line for key in BETWEEN if (line := at(key, END)) is not None]
@@ -263,7 +275,7 @@ def _claims(lines: Sequence[Line], positive_from: float) -> list[dict[str, Any]]
                  for a, b in pairwise(path)]  # fmt: skip
         words = "; ".join(f"{line.label} {line.words('own', 'MAP@5')}" for line in path)
         found.append(
-            claim(f"what is between them at convergence is less the owners than the rest, {where}",
+            claim(f"what is between them at convergence is less the owners than the rest, {end}",
                   (abs(steps[-1]) <= max(abs(s) for s in steps[:-1]), f"MAP@5: {words}"))
         )  # fmt: skip
     popular = at(POPULAR, "")
@@ -305,8 +317,11 @@ the end.
 An epoch is not the same work for both. A film of m genres belongs to m data owners and takes part \
 m times; an epoch of DRIFT has about twice the blocks of an epoch of SAROS_b, and an update sums \
 the gradients of two blocks (Θ = 2). So SAROS is also shown after as many steps, and after as many \
-blocks, as one epoch of DRIFT by time has. "Blocks" is the fair comparison: as many gradients were \
-computed.
+blocks, as one epoch of DRIFT by time has. "Blocks" is the fairer comparison: as many gradients of \
+blocks were computed, though an owner's blocks are shorter than SAROS's.
+
+An interval over seeds says how far another start would move a figure, not how far other users \
+would: that is what p and the intervals over users say. Both systems start from the same rows.
 
 Own items: only what the user rated in the test part is ranked, as SAROS's public code does it. \
 Most of these items are liked, so that any order scores well: see Random. The public code's own \
@@ -314,8 +329,11 @@ metrics divide by the hits within the list, which makes them higher still. The w
 the task of a recommender, and there these models, which never see an item that the user has not \
 rated, are very poor: Top-Pop is far ahead of them all.
 
-Convergence is the epoch that is best on validation; where that is the last one, more epochs might \
-still bring a little.
+Convergence is the epoch that is best on validation; where that is the last one, a note says so, \
+and more epochs might still bring a little.
+
+The pull to 0 counts once for every row of a block in all systems, as in DRIFT's algorithm and \
+SAROS's public code; SAROS's paper averages it over a block's pairs.
 
 Between SAROS_b and DRIFT lie three changes, shown one after the other: no thresholds on a user's \
 blocks; the order of time with two blocks a step, in one hand; then an owner for every genre. One \

@@ -333,12 +333,12 @@ def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
     def crashing(store):
         real = store.close_round
 
-        def close(record, *rest):
+        def close(record, *rest, **named):
             when = closings.get(record.round)
             if when == "before" and record.round not in closed:
                 closed.add(record.round)
                 raise Crash
-            real(record, *rest)
+            real(record, *rest, **named)
             if when == "after":
                 raise Crash
 
@@ -389,8 +389,8 @@ def test_an_update_is_not_counted_twice_where_the_conductor_is_killed_before_it_
     town.block(1, 1)
     real = town.store.close_round
 
-    def close(*given):
-        real(*given)
+    def close(*given, **named):
+        real(*given, **named)
         raise Crash
 
     town.store.close_round = close
@@ -458,6 +458,40 @@ def test_a_silent_owner_is_named_and_nobody_waits_for_it_for_ever(town):
     status = read_status(town.store.folder)
     assert (status["silent"], status["state"], status["round"]) == ([], "finished", 5)
     assert status["online"] == list(HOLDINGS)
+
+
+@pytest.mark.parametrize("how", ["lost", "mute"])
+def test_an_owner_that_missed_a_flush_is_told_of_it_in_the_next_round(town, how):
+    asked = []
+
+    def fault(number, kind, query):
+        asked.append((query.round, number, kind == "query" and query.flush))
+        return how if (number, query.round) == (1, 0) else None
+
+    for number, items in ((0, (1, 4)), (1, (1, 2))):
+        town.say(0, number, "negative", items[0])
+        town.say(0, number, "positive", items[1])
+    town.store.request_flush()
+    town.conduct(Office(town, fault), 3)
+    records = town.store.rounds()
+    assert [r.flush for r in records] == [True, False, False]
+    assert [r.silent for r in records] == [("bora",), (), ()]
+    assert [r.updated for r in records] == [("alba",), ("bora",), ()]
+    told = {(round, number) for round, number, flush in asked if flush}
+    assert told == {(0, 0), (0, 1), (0, 2), (1, 1)}
+
+
+def test_the_owners_of_a_round_do_not_make_each_other_stale(folder):
+    """Not even where rows may be of the present version alone: all are of the same one."""
+    town = Town(folder, replace(CONFIG, max_age=0))
+    for number, items in ((0, (1, 4)), (1, (1, 2)), (2, (3, 5))):
+        for user in (0, 1):
+            town.block(user, number, items)
+    town.conduct(Office(town))
+    assert town.store.rounds()[0].updated == tuple(HOLDINGS)
+    assert town.store.rounds()[0].version == 3
+    assert not town.store.refused()
+    town.close()
 
 
 def test_the_status_says_who_is_waited_for_and_who_was_silent(town):
@@ -800,6 +834,34 @@ def test_a_user_who_leaves_is_forgotten_by_all_and_her_part_is_not_folded(town, 
     assert not any(row in path.read_bytes() for path in town.store.folder.iterdir())
     with pytest.raises(DataError, match="joined"):
         town.store.recommend(1, 2)
+
+
+@pytest.mark.parametrize("state", ["pausing", "finished"])
+def test_a_user_who_leaves_between_rounds_leaves_the_conductors_memory_too(town, state):
+    """Also where the next round is far away."""
+    left, known = [], []
+
+    class Waiting(Office):
+        def wait(self, seconds):
+            super().wait(seconds)
+            if read_status(town.store.folder)["state"] != state:
+                return
+            if left:
+                known.append([user for user, _ in conductor.orchestrator.known_rows("users")])
+                if len(known) == 2:
+                    raise Crash
+                return
+            left.append(1)
+            with OrchestratorStore.open(town.store.folder) as front:
+                front.leave_user(1)
+
+    rounds = 5 if state == "pausing" else 1
+    conductor = SiloConductor(
+        town.store, Waiting(town), target=rounds, hold=True, every_seconds=3600.0
+    )
+    with pytest.raises(Crash):
+        conductor.run()
+    assert known[-1] == [0, 2, 3, 4]
 
 
 def test_nothing_is_folded_where_everybody_concerned_has_left(town):

@@ -151,7 +151,7 @@ def test_nothing_of_a_batch_stays_in_any_file_though_somebody_was_reading(world)
         sealed = [record for device in some[:2] for record in device.records(0)]
         assert leftovers(folder, sealed) == len(sealed)
         reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM reports").fetchall()
+        reader.execute("SELECT count(*) FROM reports_0").fetchall()
         assert app.submit(some[2].submission(0)).status == 204
         wait_for(lambda: count(folder, "reports") == 0)
         time.sleep(0.6)

@@ -63,6 +63,8 @@ class _Outcome:
     answered: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
     updated: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    """Those that have ended their streams."""
     users: set[int] = field(default_factory=set)
     items: set[int] = field(default_factory=set)
 
@@ -116,6 +118,7 @@ class SiloConductor:
             if not self.hold:
                 return
             while (raised := self.store.target()) <= self.target:
+                self._drop_the_gone()
                 self.post.wait(PULL_SECONDS)
             self.target = raised
 
@@ -150,6 +153,7 @@ class SiloConductor:
     def _pause(self, until: float) -> None:
         """Until it is time for the next round, or somebody wants all streams to end."""
         while (now := self.post.clock()) < until and not self.store.flush_requested:
+            self._drop_the_gone()
             self._status("pausing")
             self.post.wait(min(LOOK_SECONDS, until - now))
 
@@ -192,7 +196,9 @@ class SiloConductor:
             self.orchestrator.version,
         )
         users, items = (np.array(sorted(s), dtype=np.int64) for s in (done.users, done.items))
-        self.store.close_round(record, self.orchestrator, users, items, done.updated)
+        self.store.close_round(
+            record, self.orchestrator, users, items, done.updated, ended=done.ended
+        )
         self._silent = record.silent
 
     def _ask(
@@ -202,7 +208,7 @@ class SiloConductor:
         departed = np.array(self.store.departed(), dtype=np.int64)
         when = self.store.federation, opened.round
         letters = {
-            number: QueryRows(*when, counted, opened.flush, departed).to_content()
+            number: QueryRows(*when, counted, number in opened.ending, departed).to_content()
             for number, counted in self.store.all_counted().items()
             if number in asked
         }
@@ -212,6 +218,8 @@ class SiloConductor:
         for number, reply in sorted(replies.items()):
             try:
                 wanted[number] = self._read(RowsWanted, number, reply, opened)
+                if number in opened.ending:
+                    done.ended.append(number)
                 self._take_items(number, wanted[number].items)
                 done.answered.add(number)
             except _Refused as reason:
@@ -276,6 +284,7 @@ class SiloConductor:
         done: _Outcome,
     ) -> None:
         self._drop_the_gone()
+        began = self.orchestrator.version
         for number, gradients in sorted(found.items()):
             request = requests[number]
             try:
@@ -286,7 +295,7 @@ class SiloConductor:
                     raise _Refused("not_asked")
                 self._check(number, gradients)
                 self._check_values(number, gradients)
-                self.orchestrator.fold(gradients)
+                self.orchestrator.fold(gradients, began)
             except _Refused as reason:
                 self._refuse(number, str(reason), done)
             except MessageError:  # all that is left to be wrong is its age
@@ -312,7 +321,7 @@ class SiloConductor:
                 raise _Refused("not_finite")
 
     def _drop_the_gone(self) -> None:
-        """Nothing is folded of users and owners that have left since the round began."""
+        """Nothing is kept or folded here of users and owners that have left since `_sync`."""
         if self.store.membership == self._membership:
             return
         for user in self.store.departed():

@@ -123,6 +123,8 @@ class SiloTrial:
         where that was done before."""
         agent, events, window = self._agent(), self.world.events, self.world.config.window
         epoch, part = divmod(number, self._per_epoch)
+        if epoch and not part:
+            self._require_ended(epoch)
         sizes = self._messages()
         before = epoch * int(sizes.sum()) + int(sizes[: part * window].sum())
         if _ever_said(agent.store) <= before:
@@ -131,6 +133,16 @@ class SiloTrial:
             said = zip(*(column[rows].tolist() for column in columns), strict=True)
             agent.door.interact_many(said, again=True)
         return agent.door.waiting()
+
+    def _require_ended(self, epoch: int) -> None:
+        """An owner that did not hear that the epoch is over would refuse the next one's events as
+        older than its last."""
+        silent = self._store().rounds(last=1)[-1].silent
+        if silent:
+            raise Stalled(
+                f"{', '.join(silent)} gave no answer when epoch {epoch} ended, so that the next "
+                "one cannot begin; see the owners' logs, and start again in another folder"
+            )
 
     def deliver(self) -> Delivery:
         """Bring what waits to the owners that are there."""

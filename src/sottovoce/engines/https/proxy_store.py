@@ -5,8 +5,11 @@ What is on the disk on leaving a method survives a crash. A stored submission ha
 and no other mark: nothing in its row says whose it is or when it came, and its place decides where
 it comes in the batch. That does not bind whoever holds the proxy's own disk: until the batch is
 gone, the order in which SQLite filled its pages follows that of arrival, and the mark by which a
-replay is known can be matched with a submission by whoever has the accounts' secret too. Deleted
-rows are written over with zeros, and the log is emptied soon after.
+replay is known can be matched with a submission by whoever has the accounts' secret too.
+
+Of a batch that is over no report remains: deleted rows are written over with zeros, every batch has
+a table of its own, which is dropped (SQLite leaves copies of rows in the pages that it rearranges,
+so that no page may hold rows of two batches), and the log is emptied soon after.
 """
 
 from __future__ import annotations
@@ -32,11 +35,11 @@ from sottovoce.shuffling import new_seed
 Decision = Literal["accepted", "replay", "second_submission", "late"]
 State = Literal["open", "sealed", "over"]
 
-SCHEMA = 1
+SCHEMA = 2
 KEPT_ROUNDS = 2
 """Rounds after which it is forgotten who has sent; until then a replay is known as one."""
-_PLACE_BITS = 44
-"""Of a random place; a batch's number is in the bits above."""
+_PLACE_BITS = 62
+"""Of a random place in a batch."""
 _ROWS = 256
 _MARK_BYTES = 16
 
@@ -50,7 +53,6 @@ CREATE TABLE IF NOT EXISTS batches (
     number INTEGER PRIMARY KEY, round INTEGER NOT NULL, tier INTEGER NOT NULL, key BLOB NOT NULL,
     devices INTEGER NOT NULL, state TEXT NOT NULL, mark BLOB, seed BLOB, sent INTEGER NOT NULL,
     UNIQUE (round, tier));
-CREATE TABLE IF NOT EXISTS reports (place INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS refusals (
     reason TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outcomes (
@@ -92,8 +94,9 @@ class Held:
         return f"<Held round={self.round} tier={self.tier} devices={self.devices} {self.state}>"
 
     @property
-    def places(self) -> tuple[int, int]:
-        return self.number << _PLACE_BITS, (self.number + 1) << _PLACE_BITS
+    def table(self) -> str:
+        """Where its reports are."""
+        return f"reports_{self.number:d}"
 
 
 class ProxyStore:
@@ -200,14 +203,14 @@ class ProxyStore:
                 (number, *where, submission.key),
             )
             held = Held(number, *where, submission.key, 0)
+            run(f"CREATE TABLE {held.table} (place INTEGER PRIMARY KEY, body BLOB NOT NULL)")
         elif held.state != "open" or held.key != submission.key:
             return "late"
         run("INSERT INTO seen VALUES (?, ?, ?)",
             (submission.round, submission.account, submission.mark))  # fmt: skip
-        first = held.places[0]
         while not run(
-            "INSERT OR IGNORE INTO reports VALUES (?, ?)",
-            (first + secrets.randbits(_PLACE_BITS), submission.reports),
+            f"INSERT OR IGNORE INTO {held.table} VALUES (?, ?)",
+            (secrets.randbits(_PLACE_BITS), submission.reports),
         ).rowcount:
             pass  # somebody has that place
         self._held[where] = replace(held, devices=held.devices + 1)
@@ -301,15 +304,16 @@ class ProxyStore:
             if held.state != "over":
                 continue
             with self._writing():
-                gone = self._writer.execute(
-                    "DELETE FROM reports WHERE place IN (SELECT place FROM reports "
-                    "WHERE place >= ? AND place < ? LIMIT ?)",
-                    (*held.places, _ROWS),
-                ).rowcount
-                if gone:
-                    return True
+                run, table = self._writer.execute, held.table
+                if run("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+                    if run(
+                        f"DELETE FROM {table} WHERE place IN (SELECT place FROM {table} LIMIT ?)",
+                        (_ROWS,),
+                    ).rowcount:
+                        return True
+                    run(f"DROP TABLE {table}")
                 if held.round < self.position.round - KEPT_ROUNDS:
-                    self._writer.execute("DELETE FROM batches WHERE number = ?", (held.number,))
+                    run("DELETE FROM batches WHERE number = ?", (held.number,))
                     del self._held[held.round, held.tier]
         return False
 
@@ -324,10 +328,7 @@ class ProxyStore:
     def rows(self, held: Held) -> Iterator[NDArray[np.uint8]]:
         """All sealed reports of a batch, some at a time, by place: a random order of devices."""
         with self._in_words(), contextlib.closing(self._connect()) as link:
-            found = link.execute(
-                "SELECT body FROM reports WHERE place >= ? AND place < ? ORDER BY place",
-                held.places,
-            )
+            found = link.execute(f"SELECT body FROM {held.table} ORDER BY place")
             while some := found.fetchmany(_ROWS):
                 joined = b"".join(body for (body,) in some)
                 yield np.frombuffer(joined, np.uint8).reshape(-1, SEALED_BYTES)
