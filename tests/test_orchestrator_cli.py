@@ -173,7 +173,7 @@ def shared_town(tmp_path_factory):
         (["new", "--make", "--catalogue", "items.csv", "--set", "theta=0"], 2, "theta must be"),
         (["new", "--make", "--catalogue", "items.csv", "--set", "thet=1"], 2, "unknown keys"),
         (["new", "--make", "--catalogue", "items.csv", "--set", "theta"], 2, "key=value"),
-        (["new", "--make", "--catalogue", "items.csv", "--name", "<b>"], 2, "must be a name"),
+        (["new", "--make", "--catalogue", "items.csv", "--name", "<b>"], 2, "--name must be"),
         (["new", "--make", "--catalogue", "items.csv", "--alias", "a b"], 2, "a b"),
         (["town", "--set", "theta=1"], 2, "go with --make"),
         (["town", "--seed", "1", "--status"], 2, "go with --make"),

@@ -190,8 +190,8 @@ def test_the_model_is_what_the_messages_of_the_parties_give(settings):
     for _ in range(2):
         replay(world.events, users, owners, orchestrator, world.config.window)
     run = module._Run(
-        experiment, outcome.split, outcome.split, consent, world, world.blocks(), outcome.read,
-        None, None, 1, lambda *_: None,
+        experiment, outcome.split, outcome.split.test, consent, world, world.blocks(),
+        world.blocks(), outcome.read, None, None, 1, lambda *_: None,
     )  # fmt: skip
     model = run.train()
     assert np.array_equal(model.users[: len(orchestrator.model.users)], orchestrator.model.users)
@@ -305,6 +305,7 @@ def test_the_report_says_who_reads_what_and_what_is_not_promised(whole):
             "can tell who it was",
             "sends nothing to red",
             "Loss of DRIFT in training and test",
+            "Baselines are central",
         ):
             assert words in text, words
         assert "mean π" not in text
@@ -346,6 +347,7 @@ def test_the_commands_work_on_a_run_with_owners(data, tmp_path, whole):
     assert [line["owner"] for line in ledger["lines"]] == sorted(OWNERS)
     assert ledger["totals"]["epsilon"] is None
     assert "in full" in ledger["not_protected"]
+    assert "use --by owner" in ask("ledger", str(whole[0]), "--by", "round", rc=2)
     member = str(int(np.flatnonzero(whole[1].consent.takes_part)[0]))
     shown = ask("ledger", str(whole[0]), "--user", member)
     assert f"What data owners have read of {member}" in shown

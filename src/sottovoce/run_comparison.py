@@ -1,4 +1,4 @@
-"""Finished runs side by side: their results, what left devices or went to data owners, one report."""
+"""Finished runs side by side: their results, what left devices or reached owners, one report."""
 
 from __future__ import annotations
 

@@ -149,6 +149,11 @@ class FinishedRun:
             if self.experiment.silo is None:
                 raise UsageError("--by owner is for runs with data owners (drift)")
             return _by_owner(self.ledger())
+        if self.experiment.silo is not None:
+            raise UsageError(
+                "data owners read the same in every epoch, so that there is nothing to tell by "
+                "round; use --by owner, --by user or --by choice"
+            )
         return _by_round(self.ledger())
 
     def ledger_of(self, user: int) -> tuple[Grouping, list[LedgerLine]]:

@@ -19,16 +19,17 @@ import numpy as np
 from sottovoce.algorithms.blocks import Blocks, Events, Model, learn, losses
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.algorithms.drift_replay import plan
 from sottovoce.baselines import SAROS
 from sottovoce.consent import Consent
 from sottovoce.data.dataset import Dataset
+from sottovoce.data.interactions import Interactions
 from sottovoce.data.splitting import Split
 from sottovoce.engines.interrupts import Ears
 from sottovoce.engines.silo import (
     Read,
     SiloTrial,
     SiloWorld,
+    held_out_blocks,
     ledger_entries,
     owners_of,
     read_by_owners,
@@ -131,9 +132,10 @@ def run_silo(
         )
     tell("data", 1, 1)
     read = read_by_owners(world)
+    mine = whole.test.select(consent.takes_part[whole.test.users])
     run = _Run(
-        experiment, whole, split, consent, world, blocks, held_out_blocks(world, whole, consent),
-        read, protocol, None, threads, tell,
+        experiment, split, mine, consent, world, blocks, held_out_blocks(world, mine), read,
+        protocol, None, threads, tell,
     )  # fmt: skip
     if out is None:
         evaluations, held_out = run.judge_all(run.train())
@@ -184,14 +186,6 @@ def build_world(
         n_users=train.n_users,
     )
     return world, tuple(name for name in names if name not in world.owners)
-
-
-def held_out_blocks(world: SiloWorld, split: Split, consent: Consent) -> Blocks:
-    """The blocks that owners would have of held-out interactions with their items."""
-    test, config = split.test, world.config
-    known = consent.takes_part[test.users] & (test.items < len(world.catalogue))
-    events = Events.of(test.select(known), config.positive_from, config.order)
-    return plan(events, world.table, config.theta, refused=world.refused)
 
 
 def _settings(experiment: Experiment) -> DRIFTConfig:
@@ -293,8 +287,9 @@ def _manifest(world: SiloWorld, facts: Federated, read: Read) -> dict[str, Any]:
 @dataclass(slots=True, repr=False)
 class _Run:
     experiment: Experiment
-    whole: Split
     split: Split
+    held_out: Interactions
+    """What those who take part did, liked or not."""
     consent: Consent
     world: SiloWorld
     blocks: Blocks
@@ -383,10 +378,9 @@ class _Run:
         return evaluations, held_out
 
     def _by_held_out(self, scorer: Scorer) -> dict[str, float]:
-        test = self.whole.test
-        mine, least = test.select(self.consent.takes_part[test.users]), self._positive_from
-        own = saros_metrics.own(scorer, mine, least, threads=self.threads)
-        legacy = saros_metrics.legacy(scorer, mine, least, threads=self.threads)
+        test, least = self.held_out, self._positive_from
+        own = saros_metrics.own(scorer, test, least, threads=self.threads)
+        legacy = saros_metrics.legacy(scorer, test, least, threads=self.threads)
         return {f"own {k}": v for k, v in own.means().items()} | {
             f"legacy {k}": v for k, v in legacy.means().items()
         }

@@ -1,5 +1,6 @@
 """The plan's sorting and grouping, and kernels for rows of known length."""
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from sottovoce.algorithms import blocks as blocks_module
 from sottovoce.algorithms import plan_kernels as kernels
-from sottovoce.algorithms.blocks import Blocks, BlockStep, Model, gradient, learn, losses
+from sottovoce.algorithms.blocks import Blocks, BlockStep, Events, Model, gradient, learn, losses
+from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.algorithms.drift_replay import plan
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(3)
@@ -114,7 +117,7 @@ def test_windows_of_one_event_cost_no_more_than_there_are_blocks():
     """Not a table of all windows and owners: that would be gigabytes here."""
     n, owners = 200_000, 2_000
     events = Events(
-        np.arange(n) % 50, np.arange(n, dtype=np.int32) % owners, np.arange(n) // 50 % 2 == 1,
+        np.arange(n) % 50, np.arange(n, dtype=np.int32) % owners, np.arange(n) // owners % 2 == 1,
         np.arange(n), "time",
     )  # fmt: skip
     table = OwnerTable.of_membership(np.eye(owners, dtype=bool))

@@ -65,6 +65,29 @@ def test_more_data_gives_another_figure(tmp_path):
     assert one.png.read_bytes() != two.png.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("labels", "columns"),
+    [
+        (["a", "b"], 2),
+        (["SAROS_b", "SAROS_m", "DRIFT, by time", "DRIFT, user by user"], 4),
+        (["SAROS_b", "SAROS_m", "SAROS, public code", "DRIFT, by time", "DRIFT, user by user",
+          "SAROS_b, no thresholds", "DRIFT, one owner"], 3),
+        (["x" * 40, "y" * 40], 1),
+    ],
+)  # fmt: skip
+def test_a_legend_is_no_wider_than_its_figure(tmp_path, labels, columns):
+    assert plots.legend_columns(labels, 7.2) == columns
+    with plots.drawing(tmp_path / "figure", "", (7.2, 3.0)) as (figure, axes):
+        for label in labels:
+            axes.bar([0], [1], label=label)
+        plots._legend(figure, axes)
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+
+
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     with pytest.raises(UsageError, match="nothing to plot"):
         plots.lines(tmp_path / "x", {}, x_label="", y_label="")

@@ -1,6 +1,7 @@
 """The DRIFT figures on time and on Θ: the harness, on a small world."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from sottovoce.data.dataset import Dataset
 from sottovoce.data.interactions import Interactions
 from sottovoce.engines.silo_ways import PHASES
 from sottovoce.errors import DataError
-from sottovoce.reproduce import drift_figure63, drift_theta
-from sottovoce.reproduce.drift_figure63 import SiloStudy, SiloStudyConfig
+from sottovoce.reproduce import drift_study, drift_theta
+from sottovoce.reproduce.drift_epochs import EpochStudy
+from sottovoce.reproduce.drift_study import StudyConfig, System
 
 GENRES = ("A", "B", "C")
 KINDS = tuple(GENRES[k % 3 : k % 3 + 1 + (k % 2)] for k in range(40))
@@ -35,12 +37,14 @@ def quiet(what, done, total):
     pass
 
 
+CONFIG = StudyConfig(seeds=(0,), stops=(1, 3), positive_from=(4.0,), thetas=(1, 2, 8), events=400)
+SYSTEMS = {"drift-time": System("DRIFT", "drift")}
+
+
 @pytest.fixture
-def study(monkeypatch):
-    monkeypatch.setattr(drift_figure63, "load", lambda name: small())
-    config = SiloStudyConfig(thetas=(1, 2, 8), events=400)
-    made = SiloStudy(config, DRIFTConfig(epochs=3), quiet)
-    monkeypatch.setattr(SiloStudy, "read", lambda *_: made)
+def study(monkeypatch, tmp_path):
+    made = EpochStudy(CONFIG, SYSTEMS, small(), tmp_path / "cells", 2, quiet)
+    monkeypatch.setattr(EpochStudy, "read", lambda *_: made)
     return made
 
 
@@ -126,18 +130,18 @@ def test_the_plan_names_what_requests_name(study, theta):
     assert [(n.users.tolist(), n.items.tolist()) for n in named] == requests
 
 
-def test_what_is_installed_can_be_read(monkeypatch):
-    monkeypatch.setattr(drift_figure63, "load", lambda name: small())
+def test_what_is_installed_can_be_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(drift_study, "load", lambda name: small())
     for name in ("drift-figure63", "drift-theta"):
         assert name in reproduce.NAMES
-        whole, quick = (SiloStudy.read(name, q, quiet) for q in (False, True))
-        assert whole.settings == DRIFTConfig()
+        whole, quick = (EpochStudy.read(name, q, tmp_path, 1, quiet) for q in (False, True))
+        assert whole.settings == replace(DRIFTConfig(), epochs=whole.config.epochs)
         assert quick.config.events > 0
+    assert whole.settings == DRIFTConfig()
     assert whole.config.thetas == (1, 2, 4, 8, 16, 32, 64)
     assert quick.settings.epochs < whole.settings.epochs
 
 
-def test_an_item_that_no_owner_holds_is_said(monkeypatch):
-    monkeypatch.setattr(drift_figure63, "load", lambda name: small(((), *KINDS[1:])))
+def test_an_item_that_no_owner_holds_is_said(tmp_path):
     with pytest.raises(DataError, match="without a category"):
-        SiloStudy(SiloStudyConfig(), DRIFTConfig(), quiet)
+        EpochStudy(CONFIG, SYSTEMS, small(((), *KINDS[1:])), tmp_path, 1, quiet)

@@ -480,10 +480,9 @@ def test_rounds_with_crashes_give_the_model_of_the_simulation(seed, window, thet
 # --- killed, full, in use -------------------------------------------------------------------------
 
 
-def take_for_ever(path, out):
+def take_for_ever(path, people, out):
     """What is said is known from its number: first `end`, then interactions."""
     owner = DataOwner.open(path, KEYS)
-    people = [Person(n) for n in range(2)]
     for person in people:
         person.said = person.enter(owner).sequence + 1
     while True:
@@ -501,12 +500,13 @@ def said(n):
 def test_a_kill_loses_no_acknowledged_interaction_and_doubles_none(tmp_path):
     made(tmp_path / "o").close()
     acknowledged, rng = {0: -1, 1: -1}, np.random.default_rng(2)
+    people = [Person(n) for n in range(2)]
     for _ in range(10):
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
             with contextlib.suppress(BaseException):
-                take_for_ever(tmp_path / "o", writing)
+                take_for_ever(tmp_path / "o", people, writing)
             os._exit(1)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
@@ -1120,9 +1120,66 @@ def test_who_is_told_nothing_may_say_so_again(owner, monkeypatch):
     assert owner.counts()["users"] == 1
 
 
+def test_traces_that_could_not_be_erased_are_erased_before_the_next_round(tmp_path, monkeypatch):
+    owner = made(tmp_path / "o", items=(*ITEMS, *RARE))
+    her = Person(3)
+    her.enter(owner, "negative", RARE[0], 1)
+
+    def full(self):
+        raise StoreError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OwnerStore, "erase_traces", full)
+        for _ in range(2):  # said as long as it lasts, and nothing is asked for
+            with pytest.raises(StoreError, match="no space"):
+                owner.request(0, -1, flush=True, departed=[3])
+    assert owner.counts()["users"] == 0
+    assert traces(tmp_path / "o") > 0
+    owner.request(0, -1, flush=True, departed=[3])
+    assert traces(tmp_path / "o") == 0
+    owner.close()
+
+
 def test_forgetting_somebody_who_was_never_there_is_no_error(owner):
     owner.forget(12345)
     assert owner.counts()["users"] == 0
+
+
+def test_who_has_nothing_here_leaves_without_the_store_being_written_anew(owner, monkeypatch):
+    """That takes time with the size of the store, and anybody who was let in could ask for it
+    again and again."""
+
+    def anew(self):
+        raise AssertionError("written anew")
+
+    monkeypatch.setattr(OwnerStore, "erase_traces", anew)
+    for number in range(3):
+        assert Person(number).enter(owner, "leave").taken == 1
+    assert owner.counts()["sessions"] == 0
+
+
+def test_nobody_else_gets_in_under_her_number_not_even_with_a_pass(owner, tmp_path):
+    """An issuer that gives a number out twice, by malice or from an old copy of its store."""
+    her, false, quick = Person(3), Person(3), Person(3)
+    early = false.knock(owner)
+    her.enter(owner, "negative", 1, 0)
+    first = false.seal("leave")
+    with pytest.raises(KeyTrouble, match="somebody else"):
+        owner.accept(*early, first)
+    again = reopened(owner, tmp_path / "o")
+    with pytest.raises(KeyTrouble, match="somebody else"):
+        again.offer(false.given)
+    her.enter(again, "positive", 2, 1)
+    # Where both came at once, the second one's session is none any more.
+    again.forget(3)
+    quick.session = again.accept(*(quick.knock(again)), taken := quick.seal("end"))
+    first = her.knock(again)
+    assert again.take(quick.session, [taken]).taken == 1
+    with pytest.raises(KeyTrouble):
+        again.accept(*first, her.seal("end"))
+    again.forget(3)
+    assert her.enter(again, "end").taken == 1, "she is not known any more"
+    again.close()
 
 
 def test_nothing_private_is_shown(owner, caplog):

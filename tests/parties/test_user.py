@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -94,7 +94,7 @@ def place(tmp_path):
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     """A store of many users, of whom each example takes another one."""
-    store, door = new_store(tmp_path_factory.mktemp("many") / "store", users=400)
+    store, door = new_store(tmp_path_factory.mktemp("many") / "store", users=800)
     with store:
         yield store, door, itertools.count()
 
@@ -226,6 +226,24 @@ def test_a_directory_is_never_replaced_by_an_older_or_a_forged_one(place):
     assert store.keep_directory(directory(6, catalogue=(*CATALOGUE, "new")))
 
 
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("change", [{"name": "gamma"}, {"public": Identity().public}])
+def test_a_data_owners_number_is_never_anothers_whatever_the_issuer_signs(place, change, between):
+    """So an owner that she refuses cannot come back under another name, and nobody gets what is
+    sealed for it by putting another key in its place."""
+    store, _ = place
+    if between:  # not even when it was gone for a while
+        assert store.keep_directory(directory(2, held={"beta": HELD["beta"]}))
+    before = store.world.directory
+    shown = Directory.read(directory(3), "films", ISSUER.public)
+    owners = (replace(shown.owners[0], **change), *shown.owners[1:])
+    with pytest.raises(MessageError, match="another name or key for data owner 0"):
+        store.keep_directory(replace(shown, owners=owners).sign(ISSUER))
+    assert store.world.directory == before
+    moved = (replace(shown.owners[0], url="https://new.example", items=(0,)), *shown.owners[1:])
+    assert store.keep_directory(replace(shown, owners=moved).sign(ISSUER))
+
+
 def test_a_file_of_a_device_is_no_users_store(tmp_path):
     from sottovoce.parties.store import CohortStore
 
@@ -260,6 +278,9 @@ def test_the_database_itself_forgets_nothing_that_left(place):
         "UPDATE consent SET choice = ''",
         "UPDATE counters SET next = 0",
         "DELETE FROM counters",
+        "UPDATE messages SET unanswered = -1",
+        "DELETE FROM owners",
+        "UPDATE owners SET name = 'x'",
     ):
         with pytest.raises(StoreError):
             store.file.write(sql)
@@ -307,6 +328,30 @@ def test_a_changed_mind_holds_at_once_also_for_what_waits(place):
     assert len(store.records(0)) == 4
 
 
+def test_an_owner_that_comes_after_she_chose_is_told_nothing_until_she_chooses_again(tmp_path):
+    with hasty(
+        UserStore.create(tmp_path / "one", "films", ISSUER.public, "http://127.0.0.1:1", "")
+    ) as one:
+        person = Identity()
+        one.add_users([(person, ISSUER.admit(0, person.public))], ORCHESTRATOR.public)
+        one.keep_directory(directory(1, held={"alpha": HELD["alpha"]}))
+        door = UserDoor(one)
+        door.choose(0, EVERYBODY)
+        assert one.unseen_owners(0) == ()
+        one.keep_directory(directory(2))
+        assert one.unseen_owners(0) == ("beta",)
+        assert one.in_force(0).refused_owners == ("beta",)
+        assert door.interact(0, 2, True, 1).messages == 1
+        assert door.pairs() == [(0, ALPHA)]
+        assert door.interact(0, 4, True, 2).at_home == 1
+        door.leave(0, "alpha")  # says nothing about the new one
+        assert one.unseen_owners(0) == ("beta",)
+        door.choose(0, EVERYBODY)
+        assert one.unseen_owners(0) == ()
+        assert door.interact(0, 4, True, 3).messages == 1
+        assert (0, BETA) in door.pairs()
+
+
 def test_a_choice_by_another_process_is_read_just_before_leaving(place, tmp_path):
     store, door = place
     door.interact(0, 2, True, 1)
@@ -314,7 +359,7 @@ def test_a_choice_by_another_process_is_read_just_before_leaving(place, tmp_path
     assert len(given) == PASS_BYTES
     with UserStore.open(tmp_path / "store") as other:
         # Not even through the door: only the record, as a crash in the middle would leave it.
-        other.record_choice(0, Choice(takes_part=False))
+        other.record_choice(0, Choice(takes_part=False), looked=True)
     assert door.depart(0, BETA, 10, 0) is None
     assert states(store)[BETA] == {"dropped": 1}
 
@@ -426,14 +471,77 @@ def test_what_the_owner_refuses_is_refused_for_good_and_says_why(place):
     assert door.pairs() == []
 
 
-def test_what_did_not_open_goes_again_unless_the_owner_has_its_number(place):
+def test_what_did_not_open_goes_again_under_a_number_that_the_owner_does_not_have(place):
     _store, door = place
     for time in range(3):
         door.interact(0, 0, True, time)
+    # The second was damaged on the way, the third came through: the owner's count has passed it.
+    settled = door.settle(door.depart(0, ALPHA, 10, 0), Receipt(2, 0, ((1, "tag"),)))
+    assert (settled.arrived, settled.open) == (2, 1)
+    side = OwnerSide()
+    side.last = 2
+    deliver(door, 0, ALPHA, side)
+    assert [time for _, _, time in side.taken] == [1]
+
+
+def test_what_did_not_open_is_told_already_where_it_was_sent_before_and_the_owner_counts_it(place):
+    _store, door = place
+    for time in range(3):
+        door.interact(0, 0, True, time)
+    door.depart(0, ALPHA, 2, 0)  # the answer is lost
     wrong = ((0, "tag"), (1, "tag"), (2, "tag"))
     settled = door.settle(door.depart(0, ALPHA, 10, 0), Receipt(1, 0, wrong))
     assert (settled.arrived, settled.open, settled.again) == (2, 1, True)
     assert [m.time for m in door.depart(0, ALPHA, 10, 0).messages] == [2]
+
+
+def test_what_was_turned_away_has_not_arrived_though_others_use_its_number(place):
+    """Two copies of a store in two places: the other one ended this one's session."""
+    store, door = place
+    side = OwnerSide()
+    for time in range(3):
+        door.interact(0, 0, True, time)
+    door.turned_away(door.depart(0, ALPHA, 10, 0))
+    side.last = 1  # so many has the other one told meanwhile
+    deliver(door, 0, ALPHA, side, most=1)
+    assert [time for _, _, time in side.taken] == [0, 1, 2]
+    assert states(store)[ALPHA] == {"arrived": 3}
+    rows = [r for r in store.ledger() if r.what == "interactions"]
+    assert sum(r.interactions for r in rows) == 3
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["do", "send", "turned away"]), st.integers(0, 1), st.integers(1, 4)
+        ),
+        max_size=40,
+    )
+)
+def test_two_copies_of_a_store_lose_and_double_nothing_while_answers_arrive(many, steps):
+    """Whoever begins a session ends the other's, and its first message goes alone."""
+    _store, door, numbers = many
+    copies, side, told, session = [next(numbers), next(numbers)], OwnerSide(), [[], []], None
+    for time, (what, which, how) in enumerate(steps):
+        if what == "do":
+            door.interact(copies[which], 0, True, time)
+            told[which].append(time)
+        elif what == "send":
+            departure = door.depart(copies[which], ALPHA, how if session == which else 1, 0)
+            if departure is not None:
+                door.settle(departure, side.take(departure))
+                session = which
+        elif session == 1 - which:
+            departure = door.depart(copies[which], ALPHA, how, 0)
+            if departure is not None:
+                door.turned_away(departure)
+    for user in copies:
+        deliver(door, user, ALPHA, side, most=1)
+    taken = [time for _, _, time in side.taken]
+    assert sorted(taken) == sorted(told[0] + told[1])
+    for mine in told:
+        assert [time for time in taken if time in mine] == mine
 
 
 def test_a_mad_count_of_an_owner_settles_nothing(place):

@@ -69,8 +69,8 @@ class DRIFTConfig:
     """0: an owner is served as soon as an update is due, as in the thesis. Otherwise all owners
     with a due update are served together after every so many interactions, from the same rows."""
     max_age: int = 100
-    """Gradients of rows that are more versions old than this are refused. Updates of one round, which
-    start from the same rows, do not make each other older."""
+    """Gradients of rows that are more versions old than this are refused. Updates of one round
+    start from the same rows and do not make each other older."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)

@@ -112,6 +112,9 @@ def consent(
     gets no interaction, but can work out from data owners' requests and gradients which items you
     came across and which you liked.
 
+    A choice is about the data owners that there are when you make it. One that joins later is told
+    nothing until you choose again.
+
     A change also holds for what waits to be sent, and while another process sends. What a data
     owner has been told already it keeps, unless you leave it (`sottovoce user leave`). Earlier
     choices stay on record.
@@ -133,7 +136,7 @@ def consent(
         if changing:
             choice = changed_choice(store, choice, takes_part, refuse or [], allow or [])
             dropped = UserDoor(store).choose(number, choice)
-        owners, records = consent_views(store, choice), store.records(number)
+        owners, records = consent_views(store, number), store.records(number)
         told = {k for k, states in store.counts(number).items() if set(states) - {"dropped"}}
     if as_json:
         output.emit(
@@ -214,6 +217,12 @@ def send(
             door.end_stream(number)
         with output.interruptible("what was not sent yet waits; run `sottovoce user send` again"):
             delivery = _deliver(store)
+        unseen = store.unseen_owners(number) if store.choice(number).takes_part else ()
+    for name in unseen:
+        output.note(
+            f"note: the data owner {name} is new since you chose and is told nothing; see "
+            f"sottovoce user consent {path}"
+        )
     if as_json:
         output.emit({"store": path, "said": said, **output.plain(delivery)})
         return

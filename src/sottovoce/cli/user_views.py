@@ -97,16 +97,19 @@ def owner_table(views: list[dict[str, Any]]) -> Table:
     return Table("What each data owner gets", columns, rows, notes=notes)
 
 
-def consent_views(store: UserStore, choice: Choice) -> list[dict[str, Any]]:
-    """What each data owner would read under this choice."""
-    directory = store.world.directory
+def consent_views(store: UserStore, user: int) -> list[dict[str, Any]]:
+    """What each data owner would read under her choice."""
+    directory, choice, unseen = store.world.directory, store.choice(user), store.unseen_owners(user)
+    if not choice.takes_part:
+        unseen = ()  # she chooses when she takes part
     return [
         {
             "number": owner.number,
             "name": owner.name,
             "items": len(owner.items),
             "such_as": [directory.catalogue[item] for item in owner.items[:3]],
-            "reads": choice.takes_part and owner.name not in choice.refused_owners,
+            "reads": choice.takes_part and owner.name not in (*choice.refused_owners, *unseen),
+            "new": owner.name in unseen,
         }
         for owner in directory.owners
     ]
@@ -122,6 +125,8 @@ def choice_words(choice: Choice, owners: list[dict[str, Any]], path: Path) -> li
         such = ", ".join(output.one_line(name) for name in owner["such_as"])
         if owner["name"] in choice.refused_owners:
             lines.append(f"  {owner['name']}: refused, is told nothing ({items})")
+        elif owner["new"]:
+            lines.append(f"  {owner['name']}: new since you chose, is told nothing yet ({items})")
         else:
             lines.append(
                 f"  {owner['name']}: which of its {items} (such as {such}) you came across, "
@@ -131,6 +136,11 @@ def choice_words(choice: Choice, owners: list[dict[str, Any]], path: Path) -> li
         lines.append(
             "  The orchestrator: which of these items go into an update of the model for you, and "
             "it can work out whether you liked them"
+        )
+    if any(owner["new"] for owner in owners):
+        lines.append(
+            f"To let the new ones read: sottovoce user consent {path} --takes-part; to refuse one "
+            "of them, add --refuse OWNER"
         )
     if not choice.takes_part:
         lines.append(f"To take part: sottovoce user consent {path} --takes-part [--refuse OWNER]")

@@ -15,6 +15,7 @@ from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.algorithms.drift_replay import plan
 from sottovoce.data.dataset import Dataset
+from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError
 from sottovoce.ledger import Entries
 from sottovoce.rng import Streams
@@ -62,6 +63,13 @@ class SiloWorld:
 
     def first_model(self) -> Model:
         return Model.start(self.n_users, len(self.catalogue), self.config.embedding_size, self.root)
+
+
+def held_out_blocks(world: SiloWorld, test: Interactions) -> Blocks:
+    """The blocks that owners would have of held-out interactions with their items."""
+    known = test.select(test.items < len(world.catalogue))
+    events = Events.of(known, world.config.positive_from, world.config.order)
+    return plan(events, world.table, world.config.theta, refused=world.refused)
 
 
 class SiloTrial(Protocol):

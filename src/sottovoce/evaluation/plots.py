@@ -280,9 +280,19 @@ def _colour(name: str, index: int) -> str:
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
-        rows = -(-len(labels) // 4)
-        columns = -(-len(labels) // rows)
+        columns = legend_columns(labels, figure.get_figwidth())
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def legend_columns(labels: Sequence[str], inches: float) -> int:
+    """Of a legend below a figure of this width: four at most, and no more than there is room for.
+    A letter takes about 0.085 inches, and a line with the gap behind it 0.7."""
+    for most in (4, 3, 2):
+        rows = -(-len(labels) // most)
+        parts = [labels[k : k + rows] for k in range(0, len(labels), rows)]
+        if sum(0.7 + 0.085 * max(map(len, part)) for part in parts) <= inches:
+            return len(parts)
+    return 1
 
 
 def _arrow(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64], colour: str) -> None:

@@ -68,6 +68,8 @@ class Directory:
     """By number."""
 
     def __post_init__(self) -> None:
+        if self.version < 0:
+            raise DataError("versions of a directory are counted from 0")
         numbers = [owner.number for owner in self.owners]
         if numbers != sorted(set(numbers)):
             raise DataError("data owners must be listed by number, each once")
@@ -76,6 +78,8 @@ class Directory:
         if len({owner.name for owner in self.owners}) < len(numbers):
             raise DataError("every data owner needs a name of its own")
         for owner in self.owners:
+            if not (owner.name and owner.name.isprintable() and owner.url.isprintable()):
+                raise DataError(f"data owner {owner.number} needs a name and address in one line")
             if len(owner.public) != KEY_BYTES:
                 raise DataError(
                     f"the public key of data owner {owner.name} must have {KEY_BYTES} bytes"
@@ -160,5 +164,5 @@ class Directory:
             )
         except SottovoceError:
             raise
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise MessageError("the directory cannot be read") from None

@@ -5,7 +5,8 @@ What it promises:
 - An interaction that `take` has acknowledged is on the disk and counts once, whatever is killed or
   sent again. Where the disk fails, nothing of the call has happened, and it may be made again.
 - A user's messages are taken only from a session that she alone can have begun; who shows her pass
-  without her key cannot end the session she has.
+  without her key cannot end the session she has. As long as anything of hers is here, nobody else
+  gets in under her number, not even with a pass: an issuer may give a number out twice.
 - An update is asked for until the orchestrator has counted it, and then never again.
 - Of a user who leaves no byte remains, in memory or in the owner's files.
 
@@ -19,7 +20,7 @@ import contextlib
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,7 @@ ID_BYTES = 16
 """Of an offer or a session."""
 MOST_OFFERS, MOST_OFFERS_EACH, MOST_SESSIONS = 1 << 14, 8, 1 << 17
 """At a time, in memory; beyond it the oldest goes. A user has one session."""
+_ANOTHER = "somebody else is known here under the number of this pass"
 
 
 class UnknownSession(MessageError):
@@ -67,6 +69,7 @@ class Taken:
 
 class _Session(NamedTuple):
     user: int
+    public: bytes
     receiver: Receiver
 
 
@@ -141,12 +144,14 @@ class DataOwner:
         """An offer of a session to whoever has this pass: its id, and the public key for
         `interactions.begin`. Raises where the pass is not this federation's."""
         given.check(self.issuer, self.federation)
+        if not self._is_hers(given.user, given.public):
+            raise KeyTrouble(_ANOTHER)
         return self._door.offer(given)
 
     def accept(self, offer: bytes, hello: bytes, first: bytes) -> bytes:
         """The id of the session that answers an offer. Only the user herself can have sealed the
         `first` message, which is not taken yet; where it does not open, all is as before."""
-        return self._door.accept(offer, hello, first)
+        return self._door.accept(offer, hello, first, self._is_hers)
 
     def take(self, session: bytes, sealed: Sequence[bytes]) -> Taken:
         """Messages of a session, in their order. On the disk when it returns."""
@@ -179,7 +184,9 @@ class DataOwner:
         found = self._door.session(session)
         if found is None or found.user in memory.left:
             return UnknownSession("there is no such session, begin another one")
-        user, receiver = found
+        user, public, receiver = found
+        if memory.publics.get(user, public) != public:
+            return UnknownSession(_ANOTHER)
         before.setdefault(session, (receiver, receiver.last))
         sequence, taken, repeated = memory.sequences.get(user, NONE), 0, 0
         refused: list[tuple[int, str]] = []
@@ -194,7 +201,7 @@ class DataOwner:
                 except MessageError:
                     word = "tag"
                 else:
-                    word = memory.take(opened, self._store)
+                    word = memory.take(opened, public, self._store)
                     if word not in ("repeated", "sequence"):
                         sequence = opened.sequence
             if word == "repeated":
@@ -220,6 +227,9 @@ class DataOwner:
         before one that was asked in is refused, also after a restart."""
         if not NONE <= counted < round:
             raise MessageError("a round must come after the last one that was counted")
+        with self._turn:
+            if self._store.unclean:  # the last attempt failed
+                self._store.erase_traces()
         with self._writing() as memory:
             memory.reach(round, self._store)
             for user in departed:
@@ -288,6 +298,12 @@ class DataOwner:
 
     # --- helpers ----------------------------------------------------------------------------------
 
+    def _is_hers(self, user: int, public: bytes) -> bool:
+        """Whether nobody is known here under this number with another key. Does not wait for the
+        disk; `_take` asks again."""
+        memory = self._memory
+        return memory is None or memory.publics.get(user, public) == public
+
     def _known(self) -> OwnerMemory:
         """What is in memory; read from the disk where the last call failed."""
         if self._memory is None:
@@ -309,7 +325,7 @@ class DataOwner:
             left, memory.left = memory.left, set()
             for user in left:
                 self._door.close(user)
-            if left:
+            if left and self._store.unclean:
                 self._store.erase_traces()
 
 
@@ -341,16 +357,20 @@ class _Door:
                 self._take_offer(next(iter(self._offers)))
         return name, offer.public
 
-    def accept(self, name: bytes, hello: bytes, first: bytes) -> bytes:
+    def accept(
+        self, name: bytes, hello: bytes, first: bytes, is_hers: Callable[[int, bytes], bool]
+    ) -> bytes:
         with self._lock:
             given, offer = self._take_offer(name)
+        if not is_hers(given.user, given.public):
+            raise KeyTrouble(_ANOTHER)
         receiver = offer.accept(given.user, given.public, hello)
         receiver.open(first)
         receiver.last = -1
         session = secrets.token_bytes(ID_BYTES)
         with self._lock:
             self._close(given.user)
-            self._sessions[session] = _Session(given.user, receiver)
+            self._sessions[session] = _Session(given.user, given.public, receiver)
             self._session_of[given.user] = session
             if len(self._sessions) > MOST_SESSIONS:
                 self._close(next(iter(self._sessions.values())).user)

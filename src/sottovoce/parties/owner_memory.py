@@ -23,7 +23,7 @@ class OwnerMemory:
         self.owner = Owner.restore(
             number, kept.items, settings, kept.sequences, kept.streams, kept.saved, kept.asked
         )
-        self.items, self.sequences = kept.items, kept.sequences
+        self.items, self.sequences, self.publics = kept.items, kept.sequences, kept.publics
         self.asked_round, self.flushed_round = kept.asked_round, kept.flushed_round
         self.last_round = kept.last_round
         self.counts, self.more = kept.counts, Counter[str]()
@@ -32,15 +32,15 @@ class OwnerMemory:
         self.waiting = len(kept.saved)
         """Blocks on the disk that were not asked for."""
         self.left: set[int] = set()
-        """Users whose traces are to be erased."""
+        """Users who were forgotten, or would have been."""
         self._touched: set[int] = set()
         self._restarted: set[int] = set()
 
     def __repr__(self) -> str:
         return "<OwnerMemory, redacted>"
 
-    def take(self, opened: Opened, store: OwnerStore) -> str:
-        """One message; a word where it is not taken."""
+    def take(self, opened: Opened, public: bytes, store: OwnerStore) -> str:
+        """One message of the user with this long-term key; a word where it is not taken."""
         user = opened.user
         if opened.sequence <= self.sequences.get(user, NONE):
             return "repeated"
@@ -51,6 +51,7 @@ class OwnerMemory:
             return ""
         if user not in self.sequences:
             self.owner.admit(user)
+            self.publics[user] = public
         self.sequences[user] = opened.sequence
         self._touched.add(user)
         if opened.kind == "end":
@@ -69,13 +70,15 @@ class OwnerMemory:
         return ""
 
     def forget(self, user: int, store: OwnerStore) -> None:
+        self.left.add(user)
+        if user not in self.sequences:
+            return
         self.write(store)
         self.owner.forget(user)
-        self.sequences.pop(user, None)
+        del self.sequences[user], self.publics[user]
         self.lengths.pop(user, None)
         self.waiting = len(self.owner.saved)
         store.forget(user)
-        self.left.add(user)
 
     def settle(self, accepted: bool, store: OwnerStore) -> None:
         """The update that was asked for last, if there is one."""
@@ -128,11 +131,12 @@ class OwnerMemory:
         store.drop_parts(self._restarted & self.lengths.keys())
         for user in self._restarted:
             self.lengths.pop(user, None)
-        users: list[tuple[int, int, int | None]] = []
+        users: list[tuple[int, int, int | None, bytes]] = []
         parts = []
         for user in self._touched:
             stream = self.owner.stream(user)
-            users.append((user, self.sequences[user], None if stream is None else stream.clock))
+            clock = None if stream is None else stream.clock
+            users.append((user, self.sequences[user], clock, self.publics[user]))
             if stream is None:
                 continue
             negatives, positives = self.lengths.get(user, (0, 0))

@@ -34,7 +34,8 @@ _NO_SPACE = 13
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE items (item INTEGER PRIMARY KEY);
-CREATE TABLE users (user INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, clock INTEGER);
+CREATE TABLE users (
+    user INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, clock INTEGER, public BLOB NOT NULL);
 CREATE TABLE parts (
     user INTEGER, part INTEGER, negatives BLOB NOT NULL, positives BLOB NOT NULL,
     PRIMARY KEY (user, part)) WITHOUT ROWID;
@@ -67,6 +68,8 @@ class Kept:
     items: frozenset[int]
     sequences: dict[int, int]
     """By user: the last number of hers."""
+    publics: dict[int, bytes]
+    """By user: her long-term key."""
     streams: dict[int, Stream]
     saved: list[Saved]
     asked: list[Saved]
@@ -88,11 +91,14 @@ class OwnerStore:
         self._path, self._lock = folder / DATABASE, lock
         self._next_place = self._next_part = 0
         self._link: sqlite3.Connection | None = None
+        self.unclean = False
+        """Whether something was deleted whose traces may still be in the files."""
         try:
             with self._in_words():
                 self._link = _connect(self._path)
             self.facts = self._read_facts()
             if self._value("unclean"):
+                self.unclean = True
                 self.erase_traces()
         except BaseException:
             self.close()
@@ -152,9 +158,9 @@ class OwnerStore:
 
     def load(self) -> Kept:
         with self._in_words():
-            users = self._run("SELECT user, sequence, clock FROM users").fetchall()
+            users = self._run("SELECT user, sequence, clock, public FROM users").fetchall()
             opened: dict[int, tuple[list[int], list[int]]] = {
-                user: ([], []) for user, _, clock in users if clock is not None
+                user: ([], []) for user, _, clock, _ in users if clock is not None
             }
             self._next_part = 0
             parts = self._run("SELECT * FROM parts ORDER BY user, part")
@@ -164,7 +170,7 @@ class OwnerStore:
                 self._next_part = max(self._next_part, part + 1)
             streams = {
                 user: Stream(clock, *map(tuple, opened[user]))
-                for user, _, clock in users
+                for user, _, clock, _ in users
                 if clock is not None
             }
             until = self._value("asked_until")
@@ -175,7 +181,8 @@ class OwnerStore:
             waiting = sorted(((p, b) for p, b in blocks if p >= until), key=_place_of)
             return Kept(
                 frozenset(item for (item,) in self._run("SELECT item FROM items")),
-                {user: sequence for user, sequence, _ in users},
+                {user: sequence for user, sequence, *_ in users},
+                {user: public for user, *_, public in users},
                 streams,
                 [block for _, block in waiting],
                 [block for place, block in blocks if place < until],
@@ -187,9 +194,10 @@ class OwnerStore:
 
     # --- writing, within a transaction ------------------------------------------------------------
 
-    def put_users(self, users: Sequence[tuple[int, int, int | None]]) -> None:
-        """Each with her last sequence number, and the time of her last event in an open stream."""
-        self._run_many("INSERT OR REPLACE INTO users VALUES (?, ?, ?)", users)
+    def put_users(self, users: Sequence[tuple[int, int, int | None, bytes]]) -> None:
+        """Each with her last sequence number, the time of her last event in an open stream, and her
+        long-term key."""
+        self._run_many("INSERT OR REPLACE INTO users VALUES (?, ?, ?, ?)", users)
 
     def add_parts(self, parts: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
         """More negatives and positives of users' open blocks."""
@@ -238,6 +246,7 @@ class OwnerStore:
         for table in ("users", "parts", "blocks"):
             self._run(f"DELETE FROM {table} WHERE user = ?", (user,))
         self._set(unclean=1)
+        self.unclean = True
 
     def add_items(self, items: Iterable[int]) -> None:
         self._run_many("INSERT OR IGNORE INTO items VALUES (?)", [(item,) for item in items])
@@ -281,6 +290,7 @@ class OwnerStore:
                     "its log until that is closed"
                 )
             self._set(unclean=0)
+            self.unclean = False
 
     # --- helpers ----------------------------------------------------------------------------------
 

@@ -6,7 +6,10 @@ dropped. The ledger gets its row in the same transaction, and only then is anyth
 byte leaves that is not on record, and whoever carries it (engines) handles sealed bytes alone.
 
 A message has a number by which its owner knows it again. So it may be sent a second time where
-nobody knows whether it arrived, and counts once.
+nobody knows whether it arrived, and counts once. Where a store was put back from a copy, or is in
+use in two places, numbers meet that others have used; what cannot have arrived then gets other
+numbers. Such a store may tell again what was in the copy's outbox, and where an answer is lost
+besides, nobody can know whether a message arrived: it is not sent again.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class UserDoor:
             for user, item, positive, time in events:
                 if user not in shut:
                     self.store.person(user)
-                    shut[user] = _refused(world, self.store.choice(user))
+                    shut[user] = _refused(world, self.store.in_force(user))
                 _check(world, item, time)
                 outbox.seen.append((user, item))
                 closed = shut[user]
@@ -81,7 +84,7 @@ class UserDoor:
         """Close her open block, behind all that waits, at one owner or at all that she has told
         anything or is about to tell; how many."""
         with self.store.file.transaction():
-            world, choice = self.store.world, self.store.choice(user)
+            world, choice = self.store.world, self.store.in_force(user)
             wanted = None if owner is None else world.directory.owner(owner).number
             found = [
                 k
@@ -93,8 +96,9 @@ class UserDoor:
         return len(found)
 
     def choose(self, user: int, choice: Choice) -> int:
-        """Her word from now on, also on what waits; how many messages were taken out of the
-        outbox."""
+        """Her word from now on, also on what waits; how many messages were taken out of the outbox.
+        It is about the owners in the directory: one that comes later is told nothing until she
+        chooses again."""
         with self.store.file.transaction():
             person = self.store.person(user)
             if choice.takes_part and person.departure:
@@ -102,7 +106,7 @@ class UserDoor:
                     "whoever has left the federation joins it anew, with another invitation and a "
                     "new store"
                 )
-            self.store.record_choice(user, choice)
+            self.store.record_choice(user, choice, looked=True)
             return self._prune(user, choice)
 
     def leave(self, user: int, owner: str | None = None) -> list[str]:
@@ -126,8 +130,8 @@ class UserDoor:
                     for k in self._told(user)
                     if k == self.store.world.directory.owner(name).number
                 ]
-            self.store.record_choice(user, choice)
-            self._prune(user, choice)
+            self.store.record_choice(user, choice, looked=False)
+            self._prune(user, self.store.in_force(user))
             asked = [k for k in reached if world is not None and k in world.owners]
             for number in asked:
                 self._put(user, number, "leave")
@@ -158,7 +162,7 @@ class UserDoor:
 
     def begin(self, user: int, owner: int, offer: bytes) -> tuple[Sender, bytes]:
         """A session with an owner that made this offer, and the hello to send."""
-        person, entry = self.store.person(user), self.store.world.owners[owner]
+        person, entry = self.store.person(user), self.store.world.directory.numbered(owner)
         number = _enrolled(person).user
         return begin(number, person.identity, owner, entry.public, offer)
 
@@ -170,8 +174,8 @@ class UserDoor:
             if not messages:
                 return None
             self.store.file.write(
-                f"UPDATE messages SET state = 'left', sends = sends + 1 WHERE {_OF} AND {_OPEN} "
-                "AND sequence BETWEEN ? AND ?",
+                "UPDATE messages SET state = 'left', sends = sends + 1, unanswered = unanswered + "
+                f"1 WHERE {_OF} AND {_OPEN} AND sequence BETWEEN ? AND ?",
                 [user, owner, messages[0].sequence, messages[-1].sequence],
             )
             self._note(
@@ -192,31 +196,32 @@ class UserDoor:
         be told gets numbers behind the owner's."""
         if receipt.sequence >= _LARGEST_SEQUENCE:
             raise MessageError("the data owner counts beyond all numbers; nothing was settled")
-        refused = dict(receipt.refused)
+        refused, messages = dict(receipt.refused), departure.messages
         for_good = {place: word for place, word in refused.items() if word != "tag"}
-        opened = [n for n in range(len(departure.messages)) if n not in refused]
+        opened = [n for n in range(len(messages)) if n not in refused]
+        unread = refused.keys() - for_good.keys()
+        late = {n for n in unread if messages[n].sequence > receipt.sequence}
         # An owner that has done what a leaving user asked for does not know her numbers any more.
-        mistaken = {
-            n
-            for n in opened[: receipt.repeated]
-            if departure.messages[n].kind == "leave" or not departure.messages[n].sends
-        }
-        late = {
-            n
-            for n, word in refused.items()
-            if word == "tag" and departure.messages[n].sequence > receipt.sequence
+        mistaken = {n for n in opened[: receipt.repeated] if messages[n].kind == "leave"} | {
+            n for n in (*opened[: receipt.repeated], *(unread - late)) if not messages[n].unanswered
         }
         rows = [
             ("refused" if n in for_good else "arrived", for_good.get(n, ""), message.sequence)
-            for n, message in enumerate(departure.messages)
+            for n, message in enumerate(messages)
             if n not in mistaken and n not in late
         ]
         with self.store.file.transaction():
             self._mark(departure, rows)
-            again = [departure.messages[n].sequence for n in sorted(mistaken)]
+            self._not_arrived(departure, [messages[n].sequence for n in late])
+            again = [messages[n].sequence for n in mistaken]
             self._renumber(departure, receipt.sequence, again)
         bad = sum(state == "refused" for state, _, _ in rows)
         return Settled(len(rows) - bad, bad, len(mistaken) + len(late), bool(late))
+
+    def turned_away(self, departure: Departure) -> None:
+        """The owner has said that it took nothing of this, as the session was over."""
+        with self.store.file.transaction():
+            self._not_arrived(departure, [message.sequence for message in departure.messages])
 
     def forgotten(self, user: int, owner: int) -> bool:
         """Whether an owner that does not know her pass has nothing more to be told: she has left
@@ -273,12 +278,12 @@ class UserDoor:
     def _permitted(self, user: int, owner: int, most: int) -> list[Message]:
         """The oldest messages that may leave; those before them that may not are dropped. Ends with
         the message that she leaves."""
-        world, choice = self.store.world, self.store.choice(user)
+        world, choice = self.store.world, self.store.in_force(user)
         found: list[Message] = []
         while not found:
             rows = self.store.file.rows(
-                f"SELECT sequence, kind, item, time, sends FROM messages WHERE {_OF} AND {_OPEN} "
-                "ORDER BY sequence LIMIT ?",
+                "SELECT sequence, kind, item, time, sends, unanswered FROM messages "
+                f"WHERE {_OF} AND {_OPEN} ORDER BY sequence LIMIT ?",
                 [user, owner, most],
             )
             if not rows:
@@ -334,8 +339,15 @@ class UserDoor:
             f"{sql} = ?", [(state, why, *place, sequence) for state, why, sequence in rows]
         )
 
+    def _not_arrived(self, departure: Departure, sequences: Sequence[int]) -> None:
+        """Of these it is known after all."""
+        self.store.file.write_many(
+            f"UPDATE messages SET unanswered = unanswered - 1 WHERE {_OF} AND sequence = ?",
+            [(departure.user, departure.owner, sequence) for sequence in sequences],
+        )
+
     def _renumber(self, departure: Departure, last: int, mistaken: Sequence[int]) -> None:
-        """Move what is still to be told behind the owner's last number, where it must."""
+        """Move what cannot have arrived behind the owner's last number, where it must."""
         if last <= departure.messages[-1].sequence and not mistaken:
             return
         place, file = [departure.user, departure.owner], self.store.file
@@ -347,14 +359,13 @@ class UserDoor:
         if not mistaken and newest is not None and last <= newest[0]:
             return
         waiting = file.rows(
-            f"SELECT sequence FROM messages WHERE {_OF} AND state = 'waiting' ORDER BY sequence",
-            place,
+            f"SELECT sequence FROM messages WHERE {_OF} AND {_OPEN} AND unanswered = 0", place
         )
-        old = [*mistaken, *(sequence for (sequence,) in waiting)]
+        old = sorted({*mistaken, *(sequence for (sequence,) in waiting)})
         counter = file.row(f"SELECT next FROM counters WHERE {_OF}", place)
         first = max(last + 1, 0 if counter is None else counter[0])
         file.write_many(
-            f"UPDATE messages SET sequence = ? WHERE {_OF} AND sequence = ?",
+            f"UPDATE messages SET sequence = ?, unanswered = 0 WHERE {_OF} AND sequence = ?",
             [(first + n, *place, sequence) for n, sequence in enumerate(old)],
         )
         file.write(f"UPDATE counters SET next = ? WHERE {_OF}", [first + len(old), *place])

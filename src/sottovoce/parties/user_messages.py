@@ -42,6 +42,8 @@ class Message:
     time: int
     sends: int
     """How often it had left before."""
+    unanswered: int
+    """After how many of these nobody knew whether it had arrived."""
 
     def __repr__(self) -> str:
         return "<Message, redacted>"

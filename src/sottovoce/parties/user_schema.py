@@ -24,11 +24,13 @@ CREATE TABLE users (
     departure TEXT NOT NULL DEFAULT '' CHECK (departure IN ('', 'asked', 'done'))
 ) STRICT;
 
--- Every choice that was ever made; the latest of a user is in force.
+-- Every choice that was ever made; the latest of a user is in force. It was made in sight of the
+-- data owners up to the number `shown`: later ones are told nothing under it.
 CREATE TABLE consent (
     version INTEGER PRIMARY KEY AUTOINCREMENT,
     user INTEGER NOT NULL REFERENCES users,
     choice TEXT NOT NULL,
+    shown INTEGER NOT NULL,
     changed_at INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX consent_by_user ON consent (user, version);
@@ -38,6 +40,13 @@ CREATE TABLE seen (
     item INTEGER NOT NULL,
     PRIMARY KEY (user, item)
 ) STRICT, WITHOUT ROWID;
+
+-- Every data owner that a directory has named: a number is given once, to one name and key.
+CREATE TABLE owners (
+    number INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    public BLOB NOT NULL
+) STRICT;
 
 -- The number of the next message to each owner.
 CREATE TABLE counters (
@@ -49,7 +58,8 @@ CREATE TABLE counters (
 
 -- The outbox, and what became of what was in it. waiting: has never left; left: has left, not yet
 -- answered; arrived; refused: by the owner; dropped: never left and never will; given_up: has left,
--- was never answered, and is not sent again.
+-- was never answered, and is not sent again. sends counts how often it has left; unanswered, after
+-- how many of these nobody knows whether it arrived.
 CREATE TABLE messages (
     user INTEGER NOT NULL REFERENCES users,
     owner INTEGER NOT NULL,
@@ -60,6 +70,7 @@ CREATE TABLE messages (
     state TEXT NOT NULL DEFAULT 'waiting'
         CHECK (state IN ('waiting', 'left', 'arrived', 'refused', 'dropped', 'given_up')),
     sends INTEGER NOT NULL DEFAULT 0,
+    unanswered INTEGER NOT NULL DEFAULT 0 CHECK (unanswered BETWEEN 0 AND sends),
     reason TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (user, owner, sequence)
 ) STRICT, WITHOUT ROWID;
@@ -94,6 +105,10 @@ BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
 CREATE TRIGGER messages_have_left BEFORE UPDATE OF state, sends ON messages
 WHEN new.sends < old.sends OR (new.sends > 0 AND new.state IN ('waiting', 'dropped'))
 BEGIN SELECT RAISE(ABORT, 'what left cannot be taken back'); END;
+CREATE TRIGGER owners_stay BEFORE DELETE ON owners
+BEGIN SELECT RAISE(ABORT, 'who was a data owner stays on record'); END;
+CREATE TRIGGER owners_are_fixed BEFORE UPDATE ON owners
+BEGIN SELECT RAISE(ABORT, 'a number belongs to one data owner'); END;
 CREATE TRIGGER counters_stay BEFORE DELETE ON counters
 BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
 CREATE TRIGGER counters_never_fall BEFORE UPDATE ON counters WHEN new.next < old.next

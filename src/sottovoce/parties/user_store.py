@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -278,7 +278,8 @@ class UserStore:
 
     def keep_directory(self, signed: bytes, tag: str = "") -> bool:
         """Whether it is a newer one. Raises, and keeps what is there, where it is older, where it
-        says otherwise under the same version, or where the issuer has not signed it."""
+        says otherwise under the same version, where it gives the number of an item or a data owner
+        to another one, or where the issuer has not signed it."""
         new = Directory.read(signed, self.federation, self.issuer)
         with self.file.transaction():
             if self.has_directory:
@@ -296,29 +297,67 @@ class UserStore:
                         "the orchestrator has given numbers of items to others; the directory is "
                         "not taken"
                     )
+            self._pin(new.owners)
             self._set_meta(_SIGNED, signed)
             self._set_meta(_VERSION, str(new.version).encode())
             self._set_meta(_TAG, tag.encode())
         self._world = new.version, World(new)
         return True
 
+    def _pin(self, owners: Iterable[OwnerEntry]) -> None:
+        """A number is that of one name and key for ever: who refuses a data owner refuses it under
+        every name, and nobody is put in its place."""
+        rows = self.file.rows("SELECT number, name, public FROM owners")
+        known = {number: (name, public) for number, name, public in rows}
+        for owner in owners:
+            found = owner.name, owner.public
+            if known.setdefault(owner.number, found) != found:
+                raise MessageError(
+                    f"the orchestrator shows another name or key for data owner {owner.number} "
+                    f"than before ({known[owner.number][0]}); the directory is not taken"
+                )
+        self.file.write_many(
+            "INSERT OR IGNORE INTO owners VALUES (?, ?, ?)",
+            [(owner.number, owner.name, owner.public) for owner in owners],
+        )
+
     # --- choices ---------------------------------------------------------------------------------
 
     def choice(self, user: int) -> Choice:
-        """The one in force; who has not chosen takes no part."""
-        row = self.file.row(
-            "SELECT choice FROM consent WHERE user = ? ORDER BY version DESC LIMIT 1", [user]
-        )
-        return AT_HOME if row is None else _choice(row[0])
+        """The last one that she made; who has not chosen takes no part."""
+        return self._last_choice(user)[0]
 
-    def record_choice(self, user: int, choice: Choice) -> None:
-        """Put it on record; the door makes it hold (`UserDoor.choose`)."""
-        text = json.dumps(asdict(choice), sort_keys=True)
+    def unseen_owners(self, user: int) -> tuple[str, ...]:
+        """Names of data owners that have come since she made her last choice, or all."""
+        shown = self._last_choice(user)[1]
+        if not self.has_directory:
+            return ()
+        return tuple(o.name for o in self.world.directory.owners if o.number > shown)
+
+    def in_force(self, user: int) -> Choice:
+        """Her last choice, under which owners that she has not seen are refused as well."""
+        choice = self.choice(user)
+        names = dict.fromkeys([*choice.refused_owners, *self.unseen_owners(user)])
+        return replace(choice, refused_owners=tuple(names))
+
+    def record_choice(self, user: int, choice: Choice, *, looked: bool) -> None:
+        """Put it on record; the door makes it hold (`UserDoor.choose`). Where she has looked at the
+        owners of the directory, it is about all of them, else about those it was about before."""
+        text, shown = json.dumps(asdict(choice), sort_keys=True), self._last_choice(user)[1]
+        if looked and self.has_directory:
+            shown = max([shown, *(owner.number for owner in self.world.directory.owners)])
         self.file.write(
-            "INSERT INTO consent (user, choice, changed_at) SELECT ?1, ?2, ?3 WHERE ?2 IS NOT "
-            "(SELECT choice FROM consent WHERE user = ?1 ORDER BY version DESC LIMIT 1)",
-            [user, text, self.now()],
+            "INSERT INTO consent (user, choice, shown, changed_at) SELECT ?1, ?2, ?3, ?4 "
+            "WHERE (?2, ?3) IS NOT (SELECT choice, shown FROM consent WHERE user = ?1 "
+            "ORDER BY version DESC LIMIT 1)",
+            [user, text, shown, self.now()],
         )
+
+    def _last_choice(self, user: int) -> tuple[Choice, int]:
+        row = self.file.row(
+            "SELECT choice, shown FROM consent WHERE user = ? ORDER BY version DESC LIMIT 1", [user]
+        )
+        return (AT_HOME, -1) if row is None else (_choice(row[0]), int(row[1]))
 
     def records(self, user: int) -> list[Record]:
         """Every choice that a user has made, oldest first."""

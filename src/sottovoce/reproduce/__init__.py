@@ -36,13 +36,7 @@ def run(name: str, *, quick: bool, out: Path, threads: int, report: Report) -> d
         from sottovoce.reproduce import fpl_table3
 
         return fpl_table3.run(out)
-    if name in ("drift-figure63", "drift-theta"):
-        from sottovoce.reproduce import drift_figure63, drift_theta
-
-        if name == "drift-figure63":
-            return drift_figure63.run(quick, out, report)
-        return drift_theta.run(quick, out, report, threads)
-    if name in ("drift-figure61", "drift-figure62"):
+    if name.startswith("drift-"):
         return _drift(name, quick, out, threads, report)
     if name.startswith("fmf-"):
         return _fmf(name, quick, out, threads, report)
@@ -75,10 +69,13 @@ def _fmf(name: str, quick: bool, out: Path, threads: int, report: Report) -> dic
 
 
 def _drift(name: str, quick: bool, out: Path, threads: int, report: Report) -> dict[str, Any]:
-    from sottovoce.reproduce import drift_figure61, drift_figure62
+    from sottovoce.reproduce import drift_figure61, drift_figure62, drift_figure63, drift_theta
+    from sottovoce.reproduce.drift_epochs import EpochStudy
     from sottovoce.reproduce.drift_study import DriftStudy
 
-    study = DriftStudy.read(name, quick, out.parent / "cells", threads, report)
-    if name == "drift-figure61":
-        return drift_figure61.figure61(study, out)
-    return drift_figure62.figure62(study, out)
+    given = name, quick, out.parent / "cells", threads, report
+    if name in ("drift-figure61", "drift-figure62"):
+        accuracy = {"1": drift_figure61.figure61, "2": drift_figure62.figure62}[name[-1]]
+        return accuracy(DriftStudy.read(*given), out)
+    epochs = drift_theta.by_theta if name == "drift-theta" else drift_figure63.figure63
+    return epochs(EpochStudy.read(*given), out)

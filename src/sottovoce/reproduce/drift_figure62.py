@@ -201,10 +201,8 @@ def _table(
     title = f"DRIFT, Figure 6.2: {_TITLES[way]}, positive from {positive_from:g}"
     last = study.config.epochs
     short = [r["system"] for r in shown if (r["moment"], r["epochs"]) == (END, last)]
-    notes = [f"{_unsettled(last)}: {', '.join(short)}."] if short else []
-    return Table(
-        title, columns, shown, f"{study.describe()}; p of MAP@5, paired over users", notes
-    )
+    notes = [f"{_unsettled(last)}: {'; '.join(short)}."] if short else []
+    return Table(title, columns, shown, f"{study.describe()}; p of MAP@5, paired over users", notes)
 
 
 def _unsettled(last: int) -> str:
@@ -259,7 +257,7 @@ def _claims(lines: Sequence[Line], positive_from: float, last: int) -> list[dict
     gains = [(b.mean("own", "MAP@5") - a.mean("own", "MAP@5")) for a, b in
              ((drift, drift_end), (saros, saros_end))]  # fmt: skip
     short = [line.label for line in (drift_end, saros_end) if line.epochs == last]
-    end = f"{where} ({_unsettled(last).lower()}: {', '.join(short)})" if short else where
+    end = f"{where} ({_unsettled(last).lower()}: {'; '.join(short)})" if short else where
     found.append(
         claim(f"from one epoch to convergence DRIFT gains less than SAROS_b, {end}",
               (gains[0] < gains[1], f"MAP@5 {gains[0]:+.4f} in {drift_end.epochs:g} epochs against "

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from sottovoce import config
 from sottovoce.algorithms.blocks import Events, Model, learn
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.algorithms.drift_replay import plan
-from sottovoce.data.sources import load
-from sottovoce.data.splitting import Split, temporal_holdout
-from sottovoce.engines.silo_simulation import EpochCost, SiloSimulation
+from sottovoce.engines.silo_simulation import EpochCost
 from sottovoce.engines.silo_ways import KINDS, PHASES, SEALINGS, SECURITY, Sealing
-from sottovoce.errors import DataError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Column, Table
+from sottovoce.reproduce.drift_epochs import EpochStudy, same_model
 from sottovoce.reproduce.fpl_table2 import claim, claims_table
-from sottovoce.reproduce.study import installed
-from sottovoce.rng import Streams
-from sottovoce.running import Report
 
 NAME = "drift-figure63"
 SECURITY_PAPER, ENCRYPTION_PAPER = 0.10, 0.0152
@@ -40,96 +30,14 @@ LABELS: Mapping[Sealing, str] = {
 COMPILED = "compiled learning, same sealing"
 
 
-# --- a data set with an owner for each category --------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SiloStudyConfig:
-    source: str = "movielens-1m"
-    test_fraction: float = 0.2
-    """Of each user's interactions, the latest."""
-    seed: int = 0
-    events: int = 0
-    """Interactions that are replayed by messages, from the first on; 0 for all."""
-    thetas: tuple[int, ...] = ()
-    epochs: int = 0
-    """Instead of the settings' where it is not 0."""
-
-
-class SiloStudy:
-    """A split data set whose owners are its categories."""
-
-    def __init__(self, study: SiloStudyConfig, settings: DRIFTConfig, report: Report) -> None:
-        self.config, self.settings, self.report = study, settings, report
-        self.dataset = load(study.source)
-        self.split: Split = temporal_holdout(self.dataset.interactions, study.test_fraction)
-        train = self.split.train
-        membership = self.dataset.category_matrix()[self.split.item_map[: train.n_items]]
-        if not membership.any(axis=1).all():
-            raise DataError(f"{study.source} has items without a category, which no owner holds")
-        self.table = OwnerTable.of_membership(membership)
-        self.membership = membership
-
-    @classmethod
-    def read(cls, name: str, quick: bool, report: Report) -> SiloStudy:
-        """The installed file of a figure; `quick` lays its [quick] table over [study]."""
-        table = installed(name)
-        study = table.get("study", {}) | (table.get("quick", {}) if quick else {})
-        found = config.build(SiloStudyConfig, study, "study")
-        settings = dict(table.get("settings", {}))
-        if found.epochs:
-            settings["epochs"] = found.epochs
-        return cls(found, config.build(DRIFTConfig, settings, "settings"), report)
-
-    @cached_property
-    def events(self) -> Events:
-        """The whole training part."""
-        return Events.of(self.split.train, self.settings.positive_from, self.settings.order)
-
-    def first(self, n: int) -> Events:
-        """The first n interactions of the training part; all where n is 0."""
-        e, n = self.events, n or len(self.events)
-        return Events(e.user[:n], e.item[:n], e.positive[:n], e.time[:n], e.order)
-
-    def rng(self) -> Streams:
-        return Streams.from_seed(self.config.seed)
-
-    def start(self) -> Model:
-        train = self.split.train
-        return Model.start(train.n_users, train.n_items, self.settings.embedding_size, self.rng())
-
-    def simulation(self, settings: DRIFTConfig, sealing: Sealing, **more: Any) -> SiloSimulation:
-        users = range(self.split.n_users)
-        return SiloSimulation(settings, self.table, users, self.rng(), sealing, **more)
-
-    def describe_data(self) -> str:
-        train = self.split.train
-        owned = self.membership.sum(axis=1)
-        copies = int(owned[self.events.item].sum())
-        return (
-            f"{self.dataset.name}: {train.n_users:,} users, {train.n_items:,} items, "
-            f"{train.n_interactions:,} training interactions; an owner for each of "
-            f"{self.membership.shape[1]} categories, {owned.mean():.2f} for an item, "
-            f"{copies:,} messages to owners"
-        )
-
-    def describe(self) -> str:
-        s = self.settings
-        return (
-            f"{self.split.protocol}; rated {s.positive_from:g} or better is liked; F="
-            f"{s.embedding_size}, α={s.learning_rate:g}, μ={s.reg:g}, in the order of {s.order}"
-        )
-
-
 # --- the figure ----------------------------------------------------------------------------------
 
 
-def run(quick: bool, out: Path, report: Report) -> dict[str, Any]:
-    study = SiloStudy.read(NAME, quick, report)
+def figure63(study: EpochStudy, out: Path) -> dict[str, Any]:
     events = study.first(study.config.events)
     costs, models = _by_messages(study, events)
     seconds, compiled = _at_once(study, events)
-    same = all(_same(models[sealing], compiled) for sealing in SEALINGS)
+    same = all(same_model(models[sealing], compiled) for sealing in SEALINGS)
     sealed = costs["pairs"].seconds
     fast = {**dict.fromkeys(PHASES, 0.0), **seconds, **{p: sealed[p] for p in SECURITY}}
     bars = {LABELS[s]: dict(costs[s].seconds) for s in SEALINGS} | {COMPILED: fast}
@@ -174,7 +82,7 @@ def run(quick: bool, out: Path, report: Report) -> dict[str, Any]:
 
 
 def _by_messages(
-    study: SiloStudy, events: Events
+    study: EpochStudy, events: Events
 ) -> tuple[dict[Sealing, EpochCost], dict[Sealing, Model]]:
     costs: dict[Sealing, EpochCost] = {}
     models: dict[Sealing, Model] = {}
@@ -188,7 +96,7 @@ def _by_messages(
     return costs, models
 
 
-def _at_once(study: SiloStudy, events: Events) -> tuple[dict[str, float], Model]:
+def _at_once(study: EpochStudy, events: Events) -> tuple[dict[str, float], Model]:
     """The same epoch without messages: its seconds, and the model."""
     s, few = study.settings, study.first(500)
     learn(study.start(), plan(few, study.table, s.theta, s.window), s.step())
@@ -199,10 +107,6 @@ def _at_once(study: SiloStudy, events: Events) -> tuple[dict[str, float], Model]
     begun = perf_counter()
     learn(model, blocks, s.step())
     return {"blocks": planned - start, "gradients": perf_counter() - begun}, model
-
-
-def _same(one: Model, other: Model) -> bool:
-    return np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)
 
 
 # --- tables --------------------------------------------------------------------------------------

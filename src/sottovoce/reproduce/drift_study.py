@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,10 @@ class StudyConfig:
     """Epochs after which the model is kept; training ends with the last."""
     positive_from: tuple[float, ...] = (4.0, 3.0)
     """Ratings from which an interaction is positive: SAROS's and the thesis's."""
+    events: int = 0
+    """Interactions that go through the parties message by message, from the first on; 0 for all."""
+    thetas: tuple[int, ...] = ()
+    """Of DRIFT, where they are compared."""
 
     def __post_init__(self) -> None:
         if not self.stops or list(self.stops) != sorted({*self.stops}) or self.stops[0] != 1:
@@ -160,7 +164,7 @@ class DriftStudy:
         self.systems = systems
         self.dataset = dataset
         self.threads = threads
-        self._report = report
+        self.report = report
         self._folder = cells
         self._test = temporal_holdout(dataset.interactions, settings.test_fraction)
         self._validation = validation_split(self._test, settings.test_fraction)
@@ -169,7 +173,7 @@ class DriftStudy:
         self._paces: dict[tuple[str, float, Part], Pace] = {}
 
     @classmethod
-    def read(cls, name: str, quick: bool, cells: Path, threads: int, report: Report) -> DriftStudy:
+    def read(cls, name: str, quick: bool, cells: Path, threads: int, report: Report) -> Self:
         """The installed file of a figure; `quick` lays its [quick] table over the rest."""
         table = installed(name)
         if quick:
@@ -269,13 +273,13 @@ class DriftStudy:
     def many(self, what: str, work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
         """work(part) of every part on the study's threads, reported as it goes."""
         done = 0
-        self._report(what, 0, len(parts))
+        self.report(what, 0, len(parts))
 
         def one(part: Any) -> Any:
             nonlocal done
             found = work(part)
             done += 1
-            self._report(what, done, len(parts))
+            self.report(what, done, len(parts))
             return found
 
         return each(one, parts, self.threads)

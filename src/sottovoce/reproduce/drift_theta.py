@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +13,7 @@ import numpy as np
 from sottovoce.algorithms.blocks import Blocks, Ints, Model
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import Gradients
-from sottovoce.algorithms.drift_replay import DRIFT, plan
+from sottovoce.algorithms.drift_replay import plan
 from sottovoce.attacks.drift import (
     Claim,
     Cosine,
@@ -34,15 +31,13 @@ from sottovoce.evaluation.saros_metrics import Measured
 from sottovoce.evaluation.significance import paired_t
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.recommender import FactorScorer
-from sottovoce.reproduce.drift_figure63 import SiloStudy
+from sottovoce.reproduce.drift_epochs import EpochStudy
+from sottovoce.reproduce.drift_study import METRICS
 from sottovoce.reproduce.fpl_table2 import claim, claims_table
-from sottovoce.running import Report
-from sottovoce.runs import load_arrays, save_arrays
 
 NAME = "drift-theta"
 PUBLISHED = 2
 """The thesis's Θ, with which "the COS can not conclude anything"."""
-METRICS = ("MAP@5", "NDCG@5", "MAP@10", "NDCG@10")
 WAYS = ("own", "full")
 
 
@@ -64,14 +59,13 @@ class Point:
     outcomes: Mapping[str, Outcome]
 
 
-def run(quick: bool, out: Path, report: Report, threads: int) -> dict[str, Any]:
-    study = SiloStudy.read(NAME, quick, report)
-    models = _trained(study, out.parent / "cells", threads)
+def by_theta(study: EpochStudy, out: Path) -> dict[str, Any]:
+    models, thetas = study.trained(), study.config.thetas
     points = []
-    for done, theta in enumerate(study.config.thetas):
-        report("what can be guessed", done, len(study.config.thetas))
+    for done, theta in enumerate(thetas):  # one by one: a log of requests takes a gigabyte
+        study.report("what can be guessed", done, len(thetas))
         points.append(_point(study, replace(study.settings, theta=theta), models[theta]))
-    report("what can be guessed", len(points), len(points))
+    study.report("what can be guessed", len(points), len(points))
     claims = _claims(study, points)
     protocol = _describe(study)
     tables = [
@@ -103,67 +97,27 @@ def run(quick: bool, out: Path, report: Report, threads: int) -> dict[str, Any]:
     }
 
 
-def _describe(study: SiloStudy) -> str:
+def _describe(study: EpochStudy) -> str:
     return (
-        f"one epoch and {study.settings.epochs}, seed {study.config.seed}; the request log of a "
+        f"one epoch and {study.settings.epochs}, seed {study.seed}; the request log of a "
         f"whole epoch; cosine on the gradients of the first {study.config.events:,} interactions; "
         f"{study.describe()}"
     )
 
 
-# --- training ------------------------------------------------------------------------------------
-
-
-def _trained(study: SiloStudy, cells: Path, threads: int) -> dict[int, dict[int, Model]]:
-    """By Θ and epochs: after one, and after all."""
-    thetas = study.config.thetas
-    done = 0
-    study.report("training", 0, len(thetas))
-
-    def one(theta: int) -> dict[int, Model]:
-        nonlocal done
-        found = _kept(study, replace(study.settings, theta=theta), cells)
-        done += 1
-        study.report("training", done, len(thetas))
-        return found
-
-    with ThreadPoolExecutor(threads) as pool:
-        return dict(zip(thetas, pool.map(one, thetas), strict=True))
-
-
-def _kept(study: SiloStudy, settings: DRIFTConfig, cells: Path) -> dict[int, Model]:
-    """Trained now, or in an earlier run."""
-    stops = sorted({1, settings.epochs})
-    names = {stop: (f"users_{stop}", f"items_{stop}") for stop in stops}
-    c = study.config
-    key = [study.dataset.fingerprint(), c.test_fraction, c.seed, repr(settings)]
-    digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=12).hexdigest()
-    path = cells / f"drift-{digest}.npz"
-    kept = load_arrays(path) if path.exists() else {}
-    if not {name for pair in names.values() for name in pair} <= set(kept):
-        models = DRIFT(settings).fit_steps(study.split.train, study.table, study.rng(), stops)
-        kept = {}
-        for stop, model in zip(stops, models, strict=True):
-            users, items = names[stop]
-            kept |= {users: model.users, items: model.items}
-        cells.mkdir(parents=True, exist_ok=True)
-        save_arrays(path, **kept)
-    return {stop: Model(kept[users], kept[items]) for stop, (users, items) in names.items()}
-
-
 # --- one Θ ---------------------------------------------------------------------------------------
 
 
-def _point(study: SiloStudy, settings: DRIFTConfig, models: Mapping[int, Model]) -> Point:
+def _point(study: EpochStudy, settings: DRIFTConfig, models: Mapping[int, Model]) -> Point:
     blocks = plan(study.events, study.table, settings.theta, settings.window)
     requests = named_rows(blocks)
     row: dict[str, Any] = {"theta": settings.theta, **_costs(blocks, requests, settings)}
     measured: dict[tuple[str, int], Measured] = {}
     for epochs, model in models.items():
         scorer = FactorScorer.of(model.users, model.items)
-        liked, test = settings.positive_from, study.split.test
+        liked, test = settings.positive_from, study.test.test
         measured["own", epochs] = saros_metrics.own(scorer, test, liked)
-        measured["full", epochs] = saros_metrics.full(scorer, study.split.train, test, liked)
+        measured["full", epochs] = saros_metrics.full(scorer, study.test.train, test, liked)
     for (way, epochs), found in measured.items():
         row |= {_key(way, name, epochs): value for name, value in found.means().items()}
     outcomes = {"request log": _request_log(study, requests)}
@@ -234,13 +188,13 @@ def _costs(blocks: Blocks, requests: Sequence[NamedRows], settings: DRIFTConfig)
 # --- what can be guessed -------------------------------------------------------------------------
 
 
-def _request_log(study: SiloStudy, requests: Sequence[NamedRows]) -> Outcome:
+def _request_log(study: EpochStudy, requests: Sequence[NamedRows]) -> Outcome:
     events = study.events
     truth = np.stack([events.user, events.item.astype(np.int64)], axis=1)
     return score_pairs(request_pairs(requests), truth, study.rng().child("request-log"))
 
 
-def _cosine(study: SiloStudy, settings: DRIFTConfig, model: Model) -> dict[str, Outcome]:
+def _cosine(study: EpochStudy, settings: DRIFTConfig, model: Model) -> dict[str, Outcome]:
     """Both versions of the attack, on gradients as they come while an epoch starts from a model."""
     attacks = [Cosine(named=True), Cosine(named=False)]
     simulation: SiloSimulation
@@ -293,7 +247,7 @@ def _cost_table(points: Sequence[Point], protocol: str) -> Table:
     return Table("DRIFT: an epoch by Θ", columns, rows, protocol, notes)
 
 
-def _accuracy_table(study: SiloStudy, points: Sequence[Point], way: str) -> Table:
+def _accuracy_table(study: EpochStudy, points: Sequence[Point], way: str) -> Table:
     stops = sorted({1, study.settings.epochs})
     keys = [(_key(way, metric, stop), metric, stop) for stop in stops for metric in METRICS]
     columns = [
@@ -305,7 +259,7 @@ def _accuracy_table(study: SiloStudy, points: Sequence[Point], way: str) -> Tabl
     return Table(f"Accuracy by Θ, ranking {what}", columns, rows)
 
 
-def _guess_table(study: SiloStudy, points: Sequence[Point]) -> Table:
+def _guess_table(study: EpochStudy, points: Sequence[Point]) -> Table:
     columns = [
         Column("theta", "Θ", "d"),
         Column("attack"),
@@ -337,7 +291,7 @@ _GUESSES = (
 )
 
 
-def _pictures(study: SiloStudy, points: Sequence[Point], out: Path) -> list[FigureBlock]:
+def _pictures(study: EpochStudy, points: Sequence[Point], out: Path) -> list[FigureBlock]:
     thetas = [float(np.log2(p.theta)) for p in points]
 
     def drawn(name: str, curves: Mapping[str, list[float]], y: str, title: str) -> FigureBlock:
@@ -372,7 +326,7 @@ def _pictures(study: SiloStudy, points: Sequence[Point], out: Path) -> list[Figu
 # --- claims --------------------------------------------------------------------------------------
 
 
-def _claims(study: SiloStudy, points: Sequence[Point]) -> list[dict[str, Any]]:
+def _claims(study: EpochStudy, points: Sequence[Point]) -> list[dict[str, Any]]:
     last = study.settings.epochs
     few, many = points[0], points[-1]
     by_theta = {p.theta: p for p in points}

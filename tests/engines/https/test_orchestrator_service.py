@@ -366,7 +366,7 @@ def test_two_federations_have_two_names(tmp_path):
     two = new_folder(tmp_path / "more", name="town")
     assert one.federation.startswith("town-")
     assert one.federation != two.federation
-    with pytest.raises(UsageError, match="federation must be a name"):
+    with pytest.raises(UsageError, match="--name must be a name"):
         new_folder(tmp_path / "bad", name="a\nb")
     assert not (tmp_path / "bad" / "town").exists()
 
@@ -517,6 +517,8 @@ def test_answers_are_checked_by_the_user():
         b'{"items":[-1],"scores":[0.5]}',
         b'{"items":["1"],"scores":[0.5]}',
         b'{"items":[1],"scores":["x"]}',
+        b'{"items":[1],"scores":[NaN]}',
+        b'{"items":[1],"scores":[1e999]}',
         b'{"items":[1]}',
         b"null",
     ):

@@ -226,9 +226,9 @@ def assert_no_trace_in_rows(folder, some):
     """A stored submission has a place and a body, and the place is not in the order of arrival."""
     link = sqlite3.connect(folder.path / "proxy.db", timeout=10)
     try:
-        columns = [row[1] for row in link.execute("PRAGMA table_info(reports)")]
+        columns = [row[1] for row in link.execute("PRAGMA table_info(reports_0)")]
         assert columns == ["place", "body"]
-        rows = link.execute("SELECT place, body FROM reports ORDER BY place").fetchall()
+        rows = link.execute("SELECT place, body FROM reports_0 ORDER BY place").fetchall()
         seen = [row[1] for row in link.execute("PRAGMA table_info(seen)")]
         assert seen == ["round", "account", "mark"]
     finally:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from fake_server import Reply
 from orchestrator_world import OrchestratorProcess
 from owner_world import OwnerProcess
 from user_world import CATALOGUE, world
@@ -19,12 +21,13 @@ from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.consent import Choice
 from sottovoce.engines.https.orchestrator_folder import admit, create_orchestrator_folder, invite
 from sottovoce.engines.https.owner_folder import create_owner_folder, keep_admission
+from sottovoce.engines.https.owner_wire import OfferMade, Receipt
 from sottovoce.engines.https.user_agent import UserAgent
 from sottovoce.errors import ConsentError, KeyTrouble, MessageError, StoreError, Unreachable
 from sottovoce.parties.silo_files import FederationFile
 from sottovoce.parties.user_store import UserStore
 from sottovoce.privacy.interactions import SEALED_BYTES, Identity
-from sottovoce.privacy.passes import PASS_BYTES, Issuer
+from sottovoce.privacy.passes import PASS_BYTES, Issuer, Pass
 
 SEVEN = 7
 """The number that the orchestrator gives to whoever enrols."""
@@ -133,6 +136,46 @@ def test_lost_answers_double_nothing(here, phone, lost):
     assert sum(r.interactions for r in rows) == 6
 
 
+def test_two_copies_of_a_store_in_use_at_once_lose_and_double_nothing(here, phone, tmp_path):
+    """Each ends the other's session, and both count from the same number on."""
+    phone.door.interact(0, 0, True, 0)
+    phone.send_all()
+    shutil.copytree(tmp_path / "phone", tmp_path / "tablet")
+    with (
+        UserStore.open(tmp_path / "tablet") as store,
+        UserAgent(store, sleep=at_once) as tablet,
+    ):
+        moment = 0
+        for several in (1, 3, 2, 4):
+            for agent in (phone, tablet):
+                for _ in range(several):
+                    moment += 1
+                    agent.door.interact(0, moment % 6, True, moment)
+                delivery = agent.send_all()
+                assert (delivery.waiting, delivery.refused, delivery.troubles) == (0, 0, {})
+    assert here.owners["alpha"].owner.counts()["taken"] == moment + 1
+
+
+def test_an_owner_that_takes_nothing_and_calls_it_old_is_given_up_for_this_time(here, phone):
+    alpha = here.owners["alpha"]
+
+    def mad(path, body):
+        if path == "/v1/offers":
+            return Reply(body=OfferMade(*alpha.owner.offer(Pass.decode(body))).encode())
+        sent = (len(body) - 16 - (32 if path == "/v1/sessions" else 0)) // SEALED_BYTES
+        return Reply(body=Receipt(0, 0, sent, (), bytes(16)).encode())
+
+    alpha._answer = mad
+    for moment in range(3):
+        phone.door.interact(0, 0, True, moment)
+    delivery = phone.send_all()
+    assert (delivery.arrived, delivery.waiting) == (0, 3)
+    assert "takes nothing" in delivery.troubles["alpha"]
+    del alpha._answer
+    assert phone.send_all().arrived == 3
+    assert alpha.owner.counts()["taken"] == 3
+
+
 def test_a_busy_owner_is_asked_again(here, phone):
     here.owners["alpha"].refuse_first = 2
     phone.door.interact(0, 0, True, 1)
@@ -179,6 +222,25 @@ def test_the_directory_goes_forward_and_only_by_the_issuers_word(here, phone):
     assert delivery.arrived == 1
     assert "not signed" in delivery.troubles["orchestrator"]
     assert phone.store.world.directory.version == 3
+
+
+@pytest.mark.parametrize("url", ["ftp://nowhere", "http://example.org:80", "https://", "x"])
+def test_an_address_that_is_none_holds_nobody_else_up(here, phone, url):
+    alpha = here.owners["alpha"]
+    entry = alpha.entry
+    alpha.entry = lambda *args: replace(entry(*args), url=url)
+    here.show(2)
+    phone.door.interact(0, 4, True, 1)
+    delivery = phone.send_all()
+    assert (delivery.arrived, delivery.waiting, list(delivery.troubles)) == (1, 1, ["alpha"])
+
+
+def test_signed_nonsense_holds_nobody_up(here, phone):
+    content = here.signed.partition(b"\n")[2].replace(b'"version":1', b'"version":-1')
+    here.signed = here.issuer.sign("directory", content).hex().encode() + b"\n" + content
+    phone.door.interact(0, 0, True, 1)
+    delivery = phone.send_all()
+    assert (delivery.arrived, list(delivery.troubles)) == (1, ["orchestrator"])
 
 
 def test_an_owner_that_has_left_is_told_nothing(here, phone):

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sottovoce.errors import KeyTrouble, UsageError
+from sottovoce.privacy.interactions import KEY_BYTES
 
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
 SERVER_CERTIFICATE, SERVER_KEY = "server.crt", "server.key"
@@ -328,6 +329,17 @@ def read_secret(path: Path) -> bytes:
     if not content.strip():
         raise KeyTrouble(f"{path} is empty; put the right file back")
     return content
+
+
+def read_private_key(path: Path) -> bytes:
+    """A long-term key of 32 bytes, which stands in the file in hexadecimal."""
+    try:
+        private = bytes.fromhex(read_secret(path).decode("ascii", "replace"))
+    except ValueError:
+        private = b""
+    if len(private) != KEY_BYTES:
+        raise KeyTrouble(f"{path} is no key; put the right file back")
+    return private
 
 
 def _certificate(path: Path) -> x509.Certificate:

@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import json
 import logging
-import os
 import resource
 import socket
 import ssl
@@ -99,13 +97,6 @@ def address_of(listener: socket.socket, secure: bool) -> tuple[str, int]:
         host = "127.0.0.1"
     name = f"[{host}]" if ":" in host else host
     return f"{'https' if secure else 'http'}://{name}:{port}", port
-
-
-def write_ready_file(place: Path, url: str, port: int) -> None:
-    """Where a running process listens, for whoever waits for it."""
-    fresh = place.with_suffix(".new")
-    fresh.write_text(json.dumps({"url": url, "pid": os.getpid(), "port": port}))
-    os.replace(fresh, place)
 
 
 def renew_certificate(context: ssl.SSLContext, keys: Path, log: Any) -> None:

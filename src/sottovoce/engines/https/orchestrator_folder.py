@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
-import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -26,10 +24,11 @@ from sottovoce.engines.https.keys import (
     SERVER_KEY,
     authority_pem,
     init_keys,
-    read_secret,
+    read_private_key,
     write_new_files,
 )
-from sottovoce.errors import KeyTrouble, ServiceError, UsageError
+from sottovoce.engines.https.ready import running
+from sottovoce.errors import ServiceError, UsageError
 from sottovoce.parties.orchestrator_file import DATABASE
 from sottovoce.parties.orchestrator_store import OrchestratorStore
 from sottovoce.parties.silo_files import (
@@ -38,10 +37,11 @@ from sottovoce.parties.silo_files import (
     FederationFile,
     UserInvitation,
     require_catalogue,
+    require_name,
     require_place,
     require_url,
 )
-from sottovoce.privacy.interactions import KEY_BYTES, Identity
+from sottovoce.privacy.interactions import Identity
 from sottovoce.privacy.passes import Issuer
 
 READY = "orchestrator.json"
@@ -68,11 +68,11 @@ class OrchestratorFolder:
         return self.path / _FEDERATION
 
     def issuer(self) -> Issuer:
-        return Issuer(self.federation, _read_key(self.path / _ISSUER))
+        return Issuer(self.federation, read_private_key(self.path / _ISSUER))
 
     def users_identity(self) -> Identity:
         """The key with which users prove themselves."""
-        return Identity(_read_key(self.path / _USERS))
+        return Identity(read_private_key(self.path / _USERS))
 
     def store(self) -> OrchestratorStore:
         """The federation's state. Where it was lost, no other is made: numbers would be given out
@@ -99,13 +99,7 @@ class OrchestratorFolder:
 
     def running(self) -> dict[str, Any] | None:
         """Address and process of an orchestrator that runs from this folder."""
-        try:
-            found = json.loads(self.ready_file.read_text())
-            with contextlib.suppress(PermissionError):  # it runs, as somebody else
-                os.kill(found["pid"], 0)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return dict(found)
+        return running(self.ready_file)
 
 
 def create_orchestrator_folder(
@@ -125,6 +119,8 @@ def create_orchestrator_folder(
     if (path / DATABASE).exists():
         raise UsageError(f"{path / DATABASE} is there already; choose another folder")
     require_catalogue(catalogue)
+    if name is not None:
+        require_name("--name", name)
     stem = name or re.sub(r"[^A-Za-z0-9_]+", "-", path.absolute().name).strip("-") or "federation"
     federation = f"{stem[:50] if name is None else stem}-{secrets.token_hex(4)}"
     issuer = Issuer(federation)
@@ -159,7 +155,7 @@ def open_orchestrator_folder(path: Path) -> OrchestratorFolder:
         )
     folder = OrchestratorFolder(path, FederationFile.read(place).federation)
     for file in (_ISSUER, _USERS):
-        _read_key(path / file)
+        read_private_key(path / file)
     return folder
 
 
@@ -237,13 +233,3 @@ def extend_catalogue(
         store.set_catalogue((*store.catalogue, *new))
     publish_federation(folder, store)
     return len(new)
-
-
-def _read_key(place: Path) -> bytes:
-    try:
-        private = bytes.fromhex(read_secret(place).decode("ascii", "replace"))
-    except ValueError:
-        private = b""
-    if len(private) != KEY_BYTES:
-        raise KeyTrouble(f"{place} is no key; put the right file back")
-    return private

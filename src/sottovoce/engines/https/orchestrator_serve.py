@@ -7,8 +7,6 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
-import json
-import os
 import signal
 import socket
 import ssl
@@ -38,6 +36,7 @@ from sottovoce.engines.https.orchestrator_folder import (
 from sottovoce.engines.https.orchestrator_service import OrchestratorLimits, OrchestratorService
 from sottovoce.engines.https.orchestrator_status import figures
 from sottovoce.engines.https.protocol import Patience
+from sottovoce.engines.https.ready import write_ready_file
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.parties.orchestrator_store import OrchestratorStore
@@ -125,7 +124,8 @@ class _Process:
 
         def listening() -> None:
             url, port = address_of(listener, context is not None)
-            self._write_ready_file(url, port)
+            more = {} if training is None else {"gateway": training.entrance}
+            write_ready_file(self._folder.ready_file, url, port, **more)
             self._log.info("listening", url=url)
             ready(url)
 
@@ -167,14 +167,6 @@ class _Process:
                 f"the orchestrator stopped because {self._broken}; what was acknowledged is "
                 "stored: start it again"
             )
-
-    def _write_ready_file(self, url: str, port: int) -> None:
-        content: dict[str, Any] = {"url": url, "pid": os.getpid(), "port": port}
-        if self._training is not None:
-            content["gateway"] = self._training.entrance
-        fresh = self._folder.ready_file.with_suffix(".new")
-        fresh.write_text(json.dumps(content))
-        os.replace(fresh, self._folder.ready_file)
 
 
 class Counts:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
@@ -154,7 +155,9 @@ class Recommended:
         if len(items) != len(scores) or len(set(map(str, items))) < len(items):
             raise MessageError("the orchestrator's answer cannot be read")
         for item, score in zip(items, scores, strict=True):
-            if type(item) is not int or not 0 <= item < LARGEST or type(score) is not float:
+            if type(item) is not int or not 0 <= item < LARGEST:
+                raise MessageError("the orchestrator's answer cannot be read")
+            if type(score) is not float or not math.isfinite(score):
                 raise MessageError("the orchestrator's answer cannot be read")
         return cls(tuple(items), tuple(scores))
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,10 @@ from sottovoce.engines.https.keys import (
     authority_pem,
     init_keys,
     node_keys,
-    read_secret,
+    read_private_key,
     write_new_files,
 )
+from sottovoce.engines.https.ready import running
 from sottovoce.errors import DataError, DataNotFound, KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.owner import DataOwner
 from sottovoce.parties.silo_files import (
@@ -39,7 +39,7 @@ from sottovoce.parties.silo_files import (
     require_name,
     require_url,
 )
-from sottovoce.privacy.interactions import KEY_BYTES, Identity
+from sottovoce.privacy.interactions import Identity
 
 APPLICATION = "application.json"
 _FEDERATION, _ADMISSION, _DATABASE = "federation.json", "admission.json", "owner.db"
@@ -75,7 +75,7 @@ class OwnerFolder:
         return self.path / _GATEWAY_CA
 
     def identity(self) -> Identity:
-        identity = _read_identity(self.path / _IDENTITY)
+        identity = Identity(read_private_key(self.path / _IDENTITY))
         if identity.public != self.application.public:
             raise KeyTrouble(
                 f"{self.path / _IDENTITY} is not the key that was applied with; put the right file "
@@ -118,15 +118,9 @@ class OwnerFolder:
         except FileNotFoundError:
             return None
 
-    def running(self) -> Mapping[str, Any] | None:
+    def running(self) -> dict[str, Any] | None:
         """Address and process of a service that runs from this folder."""
-        try:
-            found = json.loads(self.ready_file.read_text())
-            with contextlib.suppress(PermissionError):  # it runs, as somebody else
-                os.kill(found["pid"], 0)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return dict(found)
+        return running(self.ready_file)
 
 
 def create_owner_folder(
@@ -159,7 +153,7 @@ def create_owner_folder(
     application = Application(
         name,
         url,
-        _read_identity(path / _IDENTITY).public,
+        Identity(read_private_key(path / _IDENTITY)).public,
         authority,
         (path / f"{_NODE}.pub").read_text().strip(),
         tuple(sorted(set(items))),
@@ -240,16 +234,6 @@ def _make_owner(folder: OwnerFolder, admission: Admission) -> DataOwner:
         items=folder.application.items,
         identity=folder.identity(),
     )
-
-
-def _read_identity(place: Path) -> Identity:
-    try:
-        private = bytes.fromhex(read_secret(place).decode("ascii", "replace"))
-    except ValueError:
-        private = b""
-    if len(private) != KEY_BYTES:
-        raise KeyTrouble(f"{place} is no key of a data owner; put the right file back")
-    return Identity(private)
 
 
 # --- items ---------------------------------------------------------------------------------------

@@ -28,11 +28,11 @@ from sottovoce.engines.https.listening import (
     logger,
     renew_certificate,
     unforeseen,
-    write_ready_file,
 )
 from sottovoce.engines.https.owner_folder import OwnerFolder, open_owner_folder
 from sottovoce.engines.https.owner_service import OwnerLimits, OwnerService
 from sottovoce.engines.https.protocol import Patience
+from sottovoce.engines.https.ready import write_ready_file
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.errors import ServiceError, SottovoceError, UsageError
 from sottovoce.parties.owner import DataOwner

@@ -64,8 +64,11 @@ class OwnerLimits:
 
     waiting: int = 256
     """Requests that wait for the disk."""
+    receiving: int = 128 << 20
+    """Bytes of requests being received. Anybody can begin one and be slow about it, so there is
+    room for many."""
     in_flight: int = 4 << 20
-    """Bytes of requests being received or waiting: what one transaction has to take at most."""
+    """Bytes of requests that wait for the disk: what one transaction has to take at most."""
     connections: int = 4000
     sessions: int = 128
     """Offers and agreements that wait."""
@@ -133,7 +136,7 @@ class OwnerService:
         )
         self._aside = Aside(limits.sessions, threads=1)
         self._operators_aside = Aside(_OPERATORS, threads=1)
-        self._in_flight = 0
+        self._receiving = self._in_flight = 0
         self._sending: set[bytes] = set()
         self._lag = 0.0
         self._loop = asyncio.get_running_loop()
@@ -278,7 +281,7 @@ class OwnerService:
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         figures = await self._operators_aside(self._figures)
-        text = metrics(figures, self._in_flight)
+        text = metrics(figures, self._receiving + self._in_flight)
         await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
 
     def _figures(self) -> dict[str, Any]:
@@ -307,25 +310,35 @@ class OwnerService:
 
 
 class _Room:
-    """Room for the body of one request, given back at the end. Raises where there is none."""
+    """Room for the body of one request, while it comes and then while it waits for the disk; given
+    back at the end. Raises where there is none."""
 
     def __init__(self, service: OwnerService, scope: Scope, longest: int) -> None:
         self._service, self._scope, self._longest = service, scope, longest
-        self._bytes = min(content_length(scope, longest), longest)
+        self._coming = min(content_length(scope, longest), longest)
+        self._here = 0
 
     async def __aenter__(self) -> _Room:
         service, limits = self._service, self._service._limits
-        if service._lag > limits.lag_seconds or service._in_flight + self._bytes > limits.in_flight:
+        full = service._receiving + self._coming > limits.receiving
+        if full or service._lag > limits.lag_seconds:
             raise Refused("overload", _BUSY)
-        service._in_flight += self._bytes
+        service._receiving += self._coming
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._service._in_flight -= self._bytes
+        self._service._receiving -= self._coming
+        self._service._in_flight -= self._here
 
     async def body(self, receive: Receive) -> bytes:
-        seconds = self._service._limits.body_seconds
-        return await read_body(self._scope, receive, self._longest, seconds)
+        service, limits = self._service, self._service._limits
+        body = await read_body(self._scope, receive, self._longest, limits.body_seconds)
+        if service._in_flight + len(body) > limits.in_flight:
+            raise Refused("overload", _BUSY)
+        service._receiving -= self._coming
+        self._coming, self._here = 0, len(body)
+        service._in_flight += self._here
+        return body
 
 
 def describe(owner: DataOwner) -> dict[str, Any]:

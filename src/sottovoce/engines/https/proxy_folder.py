@@ -32,6 +32,7 @@ from sottovoce.engines.https.keys import (
     write_new_files,
 )
 from sottovoce.engines.https.proxy_store import ProxyStore
+from sottovoce.engines.https.ready import running
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.terms import Terms
 
@@ -108,13 +109,7 @@ class ProxyFolder:
 
     def running(self) -> dict[str, Any] | None:
         """Address and process of a proxy that runs from this folder."""
-        try:
-            found = json.loads(self.ready_file.read_text())
-            with contextlib.suppress(PermissionError):  # it runs, as somebody else
-                os.kill(found["pid"], 0)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return dict(found)
+        return running(self.ready_file)
 
 
 def create_proxy_folder(

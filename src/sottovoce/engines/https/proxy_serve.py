@@ -25,13 +25,13 @@ from sottovoce.engines.https.listening import (
     logger,
     renew_certificate,
     unforeseen,
-    write_ready_file,
 )
 from sottovoce.engines.https.protocol import Patience
 from sottovoce.engines.https.proxy_folder import ProxyFolder, open_proxy_folder
 from sottovoce.engines.https.proxy_handover import Courier, Goal
 from sottovoce.engines.https.proxy_service import ProxyLimits, ProxyService
 from sottovoce.engines.https.proxy_store import ProxyStore
+from sottovoce.engines.https.ready import write_ready_file
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.errors import ServiceError, UsageError
 

@@ -32,10 +32,10 @@ from sottovoce.engines.https.listening import (
     logger,
     renew_certificate,
     unforeseen,
-    write_ready_file,
 )
 from sottovoce.engines.https.protocol import Patience
 from sottovoce.engines.https.proxied_rounds import coordinator_of
+from sottovoce.engines.https.ready import write_ready_file
 from sottovoce.engines.https.records import raise_target
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.engines.https.report_keys import ReportKeys

@@ -45,6 +45,7 @@ from sottovoce.errors import (
     KeyTrouble,
     MessageError,
     ServiceError,
+    SottovoceError,
     StoreError,
     Unreachable,
     UsageError,
@@ -211,7 +212,7 @@ class UserAgent:
                 await self._refresh()
             except StoreError:
                 raise
-            except (ServiceError, MessageError) as error:
+            except SottovoceError as error:  # what was signed may be nonsense in any way
                 troubles[ORCHESTRATOR] = str(error)
         else:
             await self._patiently(self._refresh)

@@ -30,7 +30,15 @@ from sottovoce.engines.https.owner_wire import (
     encode_session,
 )
 from sottovoce.engines.https.pacing import Draw
-from sottovoce.errors import KeyTrouble, MessageError, StoreError, Unreachable, VersionMismatch
+from sottovoce.errors import (
+    DataError,
+    KeyTrouble,
+    MessageError,
+    StoreError,
+    Unreachable,
+    UsageError,
+    VersionMismatch,
+)
 from sottovoce.parties.directory import OwnerEntry
 from sottovoce.parties.user import UserDoor
 from sottovoce.parties.user_messages import Departure, Settled
@@ -116,7 +124,7 @@ class _Session:
 
 
 class _SessionLost(MessageError):
-    """The owner does not know the session, or the offer of one."""
+    """The owner does not know the session, or the offer of one, or took nothing in it."""
 
 
 class OwnerLine:
@@ -151,7 +159,7 @@ class OwnerLine:
             while len(self._clients) < wanted:
                 plain = self.entry.url.startswith("http://")
                 self._clients.append(Client(self.entry.url, self.entry.authority, plaintext=plain))
-        except (KeyTrouble, Unreachable) as error:
+        except (KeyTrouble, Unreachable, UsageError) as error:
             outcome.trouble = str(error)
             return outcome
         await asyncio.gather(
@@ -175,7 +183,7 @@ class OwnerLine:
                 outcome.broken = error
             except Unreachable as error:
                 outcome.trouble, outcome.away = str(error), True
-            except (KeyTrouble, MessageError) as error:
+            except (DataError, KeyTrouble, MessageError) as error:
                 self._sessions.pop(user, None)
                 outcome.trouble = str(error)
 
@@ -209,8 +217,8 @@ class OwnerLine:
                 renewals += 1
                 if renewals > _MOST_RENEWALS:
                     raise MessageError(
-                        f"data owner {self.entry.name} forgets every session at once; what is for "
-                        "it waits"
+                        f"data owner {self.entry.name} forgets every session at once, or takes "
+                        "nothing in any; what is for it waits"
                     ) from None
                 continue
             if not goes_on:
@@ -237,7 +245,7 @@ class OwnerLine:
         if departure is None:
             return False
         body = encode_session(made.offer, hello, departure.seal(sender))
-        receipt = await self._receipt(client, SESSIONS_PATH, body, 1)
+        receipt = await self._receipt(client, SESSIONS_PATH, body, departure)
         if receipt.session is None:
             raise MessageError(f"data owner {self.entry.name} gave the session no name")
         self._sessions[user] = _Session(receipt.session, sender)
@@ -252,11 +260,11 @@ class OwnerLine:
         )
         if departure is None:
             return False
-        count = len(departure.messages)
         body = encode_interactions(session.name, departure.seal(session.sender))
-        receipt = await self._receipt(client, INTERACTIONS_PATH, body, count)
+        receipt = await self._receipt(client, INTERACTIONS_PATH, body, departure)
         settled = await self._settle(user, departure, receipt, outcome)
-        return count == MOST_SEALED or settled.open > 0 or departure.last_words
+        full = len(departure.messages) == MOST_SEALED
+        return full or settled.open > 0 or departure.last_words
 
     async def _settle(
         self, user: int, departure: Departure, receipt: Receipt, outcome: Outcome
@@ -266,15 +274,18 @@ class OwnerLine:
         outcome.refused += settled.refused
         if departure.last_words and not settled.open:
             self._sessions.pop(user, None)
-        if settled.again:
+        if settled.again or (settled.open and not settled.arrived + settled.refused):
             raise _SessionLost
         return settled
 
-    async def _receipt(self, client: Client, path: str, body: bytes, count: int) -> Receipt:
+    async def _receipt(
+        self, client: Client, path: str, body: bytes, departure: Departure
+    ) -> Receipt:
         answer = await client.post(path, body, once=True)
         if answer.status == 401:
+            await self._books(lambda: self._door.turned_away(departure))
             raise _SessionLost
-        return Receipt.decode(self._good(answer).body, count)
+        return Receipt.decode(self._good(answer).body, len(departure.messages))
 
     def _good(self, answer: Answer) -> Answer:
         if answer.status == 200:
@@ -287,7 +298,8 @@ class OwnerLine:
             )
         if answer.status == 403:
             raise KeyTrouble(
-                f"data owner {name} does not accept the pass; it may serve another federation"
+                f"data owner {name} does not accept the pass; it may serve another federation, or "
+                "know somebody else by this user's number"
             )
         if answer.status in (404, 405):
             raise Unreachable(f"what answers at {self.entry.url} is no data owner of Sottovoce")

@@ -1,0 +1,27 @@
+"""The file by which a running process says where it listens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_ready_file(place: Path, url: str, port: int, **more: str) -> None:
+    """For whoever waits for this process."""
+    fresh = place.with_suffix(".new")
+    fresh.write_text(json.dumps({"url": url, "pid": os.getpid(), "port": port, **more}))
+    os.replace(fresh, place)
+
+
+def running(place: Path) -> dict[str, Any] | None:
+    """What the file says; None where there is none, or the process is gone."""
+    try:
+        found = dict(json.loads(place.read_text()))
+        with contextlib.suppress(PermissionError):  # it runs, as somebody else
+            os.kill(found["pid"], 0)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return found
