@@ -49,6 +49,7 @@ app = typer.Typer(
 EXTRA_OF = {
     "flwr": "web,flower",
     "torch": "torch",
+    "sklearn": "attacks",
     **dict.fromkeys(
         (
             *("apsw", "cryptography", "httptools", "httpx2", "prometheus_client", "psycopg"),
