@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,11 +41,11 @@ from sottovoce.engines.https.orchestrator_wire import (
 )
 from sottovoce.engines.https.published import Coding, Document, best_coding
 from sottovoce.engines.https.refusals import Refused, Tally
+from sottovoce.engines.https.routing import Handler, Routed
 from sottovoce.errors import (
     DataError,
     KeyTrouble,
     MessageError,
-    ServiceError,
     VersionMismatch,
 )
 from sottovoce.parties.orchestrator_store import OrchestratorStore
@@ -53,7 +53,6 @@ from sottovoce.privacy.interactions import Identity
 from sottovoce.privacy.passes import Issuer
 
 T = TypeVar("T")
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 STATUS = "/v1/status"
 _OPERATORS = 4
@@ -61,7 +60,6 @@ _MINUTE = 60.0
 _JSON = (b"content-type", b"application/json")
 _BYTES = (b"content-type", b"application/octet-stream")
 _VARY = (b"vary", b"accept-encoding")
-_BUSY = "the orchestrator has too much to do; come back later"
 _NOBODY = "nobody with this pass is enrolled, or no more"
 
 
@@ -122,7 +120,7 @@ class Once:
             if self._asked[user] >= self._limits.per_minute:
                 raise Refused("too_often", "you ask too often; wait a minute")
             if len(self._nonces) >= self._limits.nonces:
-                raise Refused("overload", _BUSY)
+                raise Refused("overload", "the orchestrator has too much to do; come back later")
             self._asked[user] += 1
             self._nonces[mark] = question.time + PROOF_SECONDS
 
@@ -135,7 +133,7 @@ class Once:
             self._nonces = {mark: end for mark, end in self._nonces.items() if end >= now}
 
 
-class OrchestratorService:
+class OrchestratorService(Routed):
     def __init__(
         self,
         store: OrchestratorStore,
@@ -150,15 +148,21 @@ class OrchestratorService:
     ) -> None:
         """`users` is the key with which they prove themselves, `token` the operator's; `figures`
         says where the federation stands."""
+        super().__init__(
+            "the orchestrator",
+            token,
+            tally,
+            most_connections=limits.connections,
+            retry_seconds=limits.retry_seconds,
+        )
         self._store, self._issuer, self._users = store, issuer, users
-        self._token, self._tally, self._limits = token, tally, limits
+        self._limits = limits
         self._figures = figures
         self._once = Once(limits, clock)
         self._aside = Aside(limits.waiting, threads=2)
         self._operators_aside = Aside(_OPERATORS, threads=1)
         self._directory = _Shown(store, issuer, limits.look_seconds)
-        self.connections: Sized = ()
-        self._routes: dict[str, tuple[str, Handler]] = {
+        self._routes = {
             ENROL: ("POST", self._enrol),
             DIRECTORY: ("GET", self._show),
             RECOMMEND: ("POST", self._recommend),
@@ -171,34 +175,6 @@ class OrchestratorService:
     def close(self) -> None:
         self._aside.close()
         self._operators_aside.close()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        retry = self._limits.retry_seconds
-        found = self._routes.get(scope["path"])
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if found is None:
-            await refuse(send, 404, "not_found", "there is nothing at this address", retry)
-            return
-        if found[0] != method:
-            await refuse(send, 405, "method", f"this address takes {found[0]} only", retry)
-            return
-        crowded = len(self.connections) > self._limits.connections
-        try:
-            if crowded and not bears(scope, self._token):
-                raise Refused("overload", _BUSY)
-            await found[1](scope, receive, send)
-        except Refused as error:
-            self._tally.count(error.reason)
-            # Another connection would cost more than this one does.
-            close = crowded or error.reason != "overload"
-            await refuse(send, error.status, error.reason, str(error), retry, close=close)
-        except ServiceError:
-            self._tally.count("unavailable")
-            await refuse(
-                send, 503, "unavailable", "the orchestrator cannot use its disk now", retry
-            )
 
     # --- what users ask ---------------------------------------------------------------------------
 

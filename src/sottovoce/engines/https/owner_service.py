@@ -3,11 +3,10 @@ acknowledged when what it changed is on the disk. Nothing of a request is logged
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +38,12 @@ from sottovoce.engines.https.owner_wire import (
     decode_session,
 )
 from sottovoce.engines.https.refusals import Refused, Tally
+from sottovoce.engines.https.routing import Handler, Pulse, Routed
 from sottovoce.engines.https.writer import GroupWriter
 from sottovoce.errors import DataError, KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.parties.owner import DataOwner, Taken, UnknownSession
 from sottovoce.privacy.passes import Pass
 
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 Batch = tuple[bytes, Sequence[bytes]]
 """A session, and messages of it."""
 
@@ -52,9 +51,7 @@ STATUS_PATH, ITEMS_PATH, FORGET_PATH = "/v1/status", "/v1/operator/items", "/v1/
 LONGEST_OPERATOR_REQUEST = 32 << 20
 _OPERATORS = 4
 _REFUSED = "refused_"
-_BEAT = 0.05
 _JSON = (b"content-type", b"application/json")
-_BUSY = "the data owner has too much to do; come back later"
 _BEGIN = "there is no such session here, or no more; begin another one"
 
 
@@ -112,7 +109,7 @@ class OwnerWriter(GroupWriter[Batch, Taken | UnknownSession]):
         return taken
 
 
-class OwnerService:
+class OwnerService(Routed):
     def __init__(
         self,
         owner: DataOwner,
@@ -126,8 +123,14 @@ class OwnerService:
     ) -> None:
         """`node` says how the owner's part in the orchestrator's rounds is doing; `failed` and
         `died` as `GroupWriter` says."""
-        self._owner, self._tally, self._limits = owner, tally, limits
-        self._token, self._node = token, node
+        super().__init__(
+            "the data owner",
+            token,
+            tally,
+            most_connections=limits.connections,
+            retry_seconds=limits.retry_seconds,
+        )
+        self._owner, self._limits, self._node = owner, limits, node
         self._card = OwnerCard(
             owner.federation, owner.number, owner.name, owner.identity.public
         ).encode()
@@ -138,12 +141,8 @@ class OwnerService:
         self._operators_aside = Aside(_OPERATORS, threads=1)
         self._receiving = self._in_flight = 0
         self._sending: set[bytes] = set()
-        self._lag = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._beat_at = self._loop.time() + _BEAT
-        self._beating = self._loop.call_at(self._beat_at, self._beat)
-        self.connections: Sized = ()
-        self._routes: dict[str, tuple[str, Handler]] = {
+        self._pulse = Pulse()
+        self._routes = {
             OWNER_PATH: ("GET", self._show),
             OFFERS_PATH: ("POST", self._offer),
             SESSIONS_PATH: ("POST", self._begin),
@@ -156,43 +155,10 @@ class OwnerService:
         }
 
     def close(self) -> None:
-        self._beating.cancel()
+        self._pulse.stop()
         self._writer.close()
         self._aside.close()
         self._operators_aside.close()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        retry = self._limits.retry_seconds
-        found = self._routes.get(scope["path"])
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if found is None:
-            await refuse(send, 404, "not_found", "there is nothing at this address", retry)
-            return
-        if found[0] != method:
-            await refuse(send, 405, "method", f"this address takes {found[0]} only", retry)
-            return
-        crowded = len(self.connections) > self._limits.connections
-        try:
-            if crowded and not bears(scope, self._token):
-                raise Refused("overload", _BUSY)
-            await found[1](scope, receive, send)
-        except Refused as error:
-            self._tally.count(error.reason)
-            # Another connection would cost more than this one does.
-            close = crowded or error.reason != "overload"
-            await refuse(send, error.status, error.reason, str(error), retry, close=close)
-        except ServiceError:
-            self._tally.count("unavailable")
-            await refuse(send, 503, "unavailable", "the data owner cannot use its disk now", retry)
-
-    def _beat(self) -> None:
-        """How late the event loop is with what is due."""
-        now = self._loop.time()
-        self._lag = now - self._beat_at
-        self._beat_at = now + _BEAT
-        self._beating = self._loop.call_at(self._beat_at, self._beat)
 
     # --- what users send --------------------------------------------------------------------------
 
@@ -217,7 +183,7 @@ class OwnerService:
         async with _Room(self, scope, LONGEST_SESSION_REQUEST) as room:
             offer, hello, sealed = decode_session(await room.body(receive))
             if self._writer.full:  # an offer is good once: better not take it up in vain
-                raise Refused("overload", _BUSY)
+                raise self.busy
 
             def accept() -> bytes:
                 try:
@@ -321,8 +287,8 @@ class _Room:
     async def __aenter__(self) -> _Room:
         service, limits = self._service, self._service._limits
         full = service._receiving + self._coming > limits.receiving
-        if full or service._lag > limits.lag_seconds:
-            raise Refused("overload", _BUSY)
+        if full or service._pulse.lag > limits.lag_seconds:
+            raise service.busy
         service._receiving += self._coming
         return self
 
@@ -334,7 +300,7 @@ class _Room:
         service, limits = self._service, self._service._limits
         body = await read_body(self._scope, receive, self._longest, limits.body_seconds)
         if service._in_flight + len(body) > limits.in_flight:
-            raise Refused("overload", _BUSY)
+            raise service.busy
         service._receiving -= self._coming
         self._coming, self._here = 0, len(body)
         service._in_flight += self._here

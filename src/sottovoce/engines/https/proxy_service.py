@@ -3,11 +3,10 @@ but its sealed reports and that its account has sent; nothing of it is logged.""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,19 +36,16 @@ from sottovoce.engines.https.proxy_wire import (
     submission_bytes,
 )
 from sottovoce.engines.https.refusals import Reason, Refused, Tally
+from sottovoce.engines.https.routing import Pulse, Routed
 from sottovoce.engines.https.writer import GroupWriter
 from sottovoce.errors import ServiceError
 from sottovoce.terms import PROTOCOL
-
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SMALL_BODY = 4096
 _OPERATORS = 4
 _KNOWN_ACCOUNTS = 100_000
 _LOOK_SECONDS = 2.0
-_BEAT = 0.05
 _JSON = (b"content-type", b"application/json")
-_BUSY = "the proxy has too much to do; come back later"
 _DECIDED: dict[str, str] = {
     "replay": "this submission was accepted before",
     "second_submission": "this account has already sent in this round",
@@ -131,7 +127,7 @@ class ProxyWriter(GroupWriter[Submission, Decision]):
         return self._store.accept(batch, counts)
 
 
-class ProxyService:
+class ProxyService(Routed):
     def __init__(
         self,
         folder: ProxyFolder,
@@ -145,8 +141,14 @@ class ProxyService:
         died: Callable[[], None],
     ) -> None:
         """`failed` and `died` as `GroupWriter` says."""
-        self._store, self._courier, self._tally, self._limits = store, courier, tally, limits
-        self._token = token
+        super().__init__(
+            "the proxy",
+            token,
+            tally,
+            most_connections=limits.connections,
+            retry_seconds=limits.retry_seconds,
+        )
+        self._store, self._courier, self._limits = store, courier, limits
         self._federation = folder.introduction.federation
         self._verifying_key = bytes.fromhex(folder.introduction.verifying_key)
         self._accounts = Accounts(store, folder.account_secret())
@@ -157,12 +159,8 @@ class ProxyService:
         self._operators_aside = Aside(_OPERATORS, threads=1)
         self._in_flight = 0
         self._sending: set[bytes] = set()
-        self._lag = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._beat_at = self._loop.time() + _BEAT
-        self._beating = self._loop.call_at(self._beat_at, self._beat)
-        self.connections: Sized = ()
-        self._routes: dict[str, tuple[str, Handler]] = {
+        self._pulse = Pulse()
+        self._routes = {
             "/v1/submissions": ("POST", self._submit),
             "/v1/enrol": ("POST", self._enrol),
             "/v1/terms": ("GET", self._terms),
@@ -171,43 +169,10 @@ class ProxyService:
         }
 
     def close(self) -> None:
-        self._beating.cancel()
+        self._pulse.stop()
         self._writer.close()
         self._aside.close()
         self._operators_aside.close()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        retry = self._limits.retry_seconds
-        found = self._routes.get(scope["path"])
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if found is None:
-            await refuse(send, 404, "not_found", "there is nothing at this address", retry)
-            return
-        if found[0] != method:
-            await refuse(send, 405, "method", f"this address takes {found[0]} only", retry)
-            return
-        crowded = len(self.connections) > self._limits.connections
-        try:
-            if crowded and not bears(scope, self._token):
-                raise Refused("overload", _BUSY)
-            await found[1](scope, receive, send)
-        except Refused as error:
-            self._tally.count(error.reason)
-            # Another connection would cost more than this one does.
-            close = crowded or error.reason != "overload"
-            await refuse(send, error.status, error.reason, str(error), retry, close=close)
-        except ServiceError:
-            self._tally.count("unavailable")
-            await refuse(send, 503, "unavailable", "the proxy cannot use its disk now", retry)
-
-    def _beat(self) -> None:
-        """How late the event loop is with what is due."""
-        now = self._loop.time()
-        self._lag = now - self._beat_at
-        self._beat_at = now + _BEAT
-        self._beating = self._loop.call_at(self._beat_at, self._beat)
 
     # --- what devices send ------------------------------------------------------------------------
 
@@ -217,8 +182,8 @@ class ProxyService:
             raise Refused("unavailable", "the proxy has not heard from the server yet")
         longest = submission_bytes(rules.reports)
         room = min(content_length(scope, longest), longest)
-        if self._lag > limits.lag_seconds or self._in_flight + room > limits.in_flight:
-            raise Refused("overload", _BUSY)
+        if self._pulse.lag > limits.lag_seconds or self._in_flight + room > limits.in_flight:
+            raise self.busy
         self._in_flight += room
         try:
             payload = await read_body(scope, receive, longest, limits.body_seconds)
