@@ -406,10 +406,6 @@ class UserStore:
             [getattr(release, name) for name in Release.__slots__],
         )
 
-    def owner_named(self, number: int) -> OwnerEntry | None:
-        """The owner of this number, if it is still there."""
-        return self.world.owners.get(number) if self.has_directory else None
-
     # --- helpers ---------------------------------------------------------------------------------
 
     def _renew(self, invitation: UserInvitation) -> None:
