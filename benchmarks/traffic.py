@@ -124,12 +124,12 @@ def _experiment(configuration: str, size: int, rounds: int) -> Experiment:
 
 
 def _federation(experiment: Experiment) -> tuple[Any, Federation]:
-    dataset = experiment.dataset()
+    dataset, system = experiment.dataset(), experiment.cross_device()
     federation = Federation.build(
-        experiment.algorithm,
+        system.algorithm,
         experiment.split(dataset).train,
         experiment.records(dataset),
-        experiment.release,
+        system.release,
         experiment.streams().child("federation"),
     )
     return dataset, federation
