@@ -119,19 +119,27 @@ class Read(NamedTuple):
     negative: Ints
 
 
-def read_by_owners(world: SiloWorld) -> Read:
-    """By user, then owner; pairs without a message are left out."""
-    pointer, holders, owners = world.table.arrays(len(world.catalogue))
+def messages(world: SiloWorld) -> tuple[Ints, Ints]:
+    """The event and the owner of every message of an epoch, event by event. Whom a user refuses is
+    told nothing."""
+    pointer, holders, _ = world.table.arrays(len(world.catalogue))
     events = world.events
     counts = np.diff(pointer)[events.item]
     event = np.repeat(np.arange(len(events)), counts)
     within = np.arange(len(event)) - np.repeat(np.cumsum(counts) - counts, counts)
     owner = holders[pointer[events.item[event]] + within]
-    user, liked = events.user[event], events.positive[event]
     if world.refused is not None:
-        sent = ~world.refused[user, owner]
-        owner, user, liked = owner[sent], user[sent], liked[sent]
-    pair = user * owners + owner
+        sent = ~world.refused[events.user[event], owner]
+        event, owner = event[sent], owner[sent]
+    return event, owner
+
+
+def read_by_owners(world: SiloWorld) -> Read:
+    """By user, then owner; pairs without a message are left out."""
+    event, owner = messages(world)
+    owners = len(world.owners)
+    liked = world.events.positive[event]
+    pair = world.events.user[event] * owners + owner
     positive = np.bincount(pair[liked], minlength=world.n_users * owners)
     negative = np.bincount(pair[~liked], minlength=world.n_users * owners)
     there = np.flatnonzero(positive + negative)

@@ -140,11 +140,7 @@ class UserStore:
         def fill(file: StoreFile) -> None:
             with file.transaction():
                 _found(
-                    file,
-                    invitation.federation,
-                    invitation.issuer,
-                    invitation.url,
-                    invitation.ca,
+                    file, invitation.federation, invitation.issuer, invitation.url, invitation.ca
                 )
                 file.write("INSERT INTO meta VALUES (?, ?)", [_TOKEN, invitation.token])
                 key = Identity().private_bytes()
@@ -329,16 +325,18 @@ class UserStore:
 
     def unseen_owners(self, user: int) -> tuple[str, ...]:
         """Names of data owners that have come since she made her last choice, or all."""
-        shown = self._last_choice(user)[1]
-        if not self.has_directory:
-            return ()
-        return tuple(o.name for o in self.world.directory.owners if o.number > shown)
+        return self._after(self._last_choice(user)[1])
 
     def in_force(self, user: int) -> Choice:
         """Her last choice, under which owners that she has not seen are refused as well."""
-        choice = self.choice(user)
-        names = dict.fromkeys([*choice.refused_owners, *self.unseen_owners(user)])
+        choice, shown = self._last_choice(user)
+        names = dict.fromkeys([*choice.refused_owners, *self._after(shown)])
         return replace(choice, refused_owners=tuple(names))
+
+    def _after(self, shown: int) -> tuple[str, ...]:
+        """Names of data owners with higher numbers than this one."""
+        owners = self.world.directory.owners if self.has_directory else ()
+        return tuple(owner.name for owner in owners if owner.number > shown)
 
     def record_choice(self, user: int, choice: Choice, *, looked: bool) -> None:
         """Put it on record; the door makes it hold (`UserDoor.choose`). Where she has looked at the
@@ -369,6 +367,11 @@ class UserStore:
     def seen(self, user: int) -> frozenset[int]:
         rows = self.file.rows("SELECT item FROM seen WHERE user = ?", [user])
         return frozenset(item for (item,) in rows)
+
+    def ever_said(self) -> int:
+        """Messages that users ever had to tell, whatever became of them."""
+        row = self.file.row("SELECT count(*) FROM messages")
+        return 0 if row is None else int(row[0])
 
     def counts(self, user: int) -> dict[int, dict[str, int]]:
         """By owner, how many messages are in which state."""

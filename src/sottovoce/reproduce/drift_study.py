@@ -7,8 +7,6 @@ All systems are measured on the same blocks and the same users, whatever they we
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,11 +31,11 @@ from sottovoce.evaluation import saros_metrics
 from sottovoce.evaluation.saros_metrics import Measured
 from sottovoce.parallel import each
 from sottovoce.recommender import FactorScorer, Scorer
+from sottovoce.reproduce.cells import kept
 from sottovoce.reproduce.fmf_study import laid_over
 from sottovoce.reproduce.study import Part, installed
 from sottovoce.rng import Streams
 from sottovoce.running import Report
-from sottovoce.runs import load_arrays, save_arrays
 
 Kind = Literal["saros", "drift", "top-pop", "random"]
 Floats = NDArray[np.float64]
@@ -260,11 +258,12 @@ class DriftStudy:
             "drift", self._fingerprint, self.config.test_fraction,
             repr(replace(component, epochs=1)), job.system.owners, job.part, job.seed,
         ]  # fmt: skip
-        kept = self._kept(key, places, lambda: self._train(job, component))
+        names = [f"{place}.users" for place in places]
+        found = kept(self._folder, "drift-", key, names, lambda: self._train(job, component))
         size = self.config.epochs + 1
-        models = {p: Model(kept[f"{p}.users"], kept[f"{p}.items"]) for p in places}
-        pace = Pace(*(int(n) for n in kept["pace"]))
-        return Run(job, pace, kept["train_loss"][:size], kept["test_loss"][:size], models)
+        models = {p: Model(found[f"{p}.users"], found[f"{p}.items"]) for p in places}
+        pace = Pace(*(int(n) for n in found["pace"]))
+        return Run(job, pace, found["train_loss"][:size], found["test_loss"][:size], models)
 
     def runs(self, what: str, jobs: Sequence[Job]) -> list[Run]:
         """Several runs, side by side on the study's threads."""
@@ -292,8 +291,8 @@ class DriftStudy:
         measured = self.loss_blocks(job)
         found: dict[str, NDArray[Any]] = {"pace": np.array([blocks.steps, len(blocks)])}
 
-        def keep(place: str, kept: Model) -> None:
-            found[f"{place}.users"], found[f"{place}.items"] = kept.users, kept.items
+        def keep(place: str, now: Model) -> None:
+            found[f"{place}.users"], found[f"{place}.items"] = now.users, now.items
 
         curves = [[mean_loss(model, part)] for part in measured]
         # A short training goes on to its last mark.
@@ -313,22 +312,6 @@ class DriftStudy:
                 keep(at_epoch(epoch), model.copy())
         found["train_loss"], found["test_loss"] = (np.array(curve) for curve in curves)
         return found
-
-    def _kept(
-        self,
-        key: Sequence[object],
-        places: Sequence[str],
-        train: Callable[[], Mapping[str, NDArray[Any]]],
-    ) -> Mapping[str, NDArray[Any]]:
-        text = json.dumps(list(key), sort_keys=True)
-        digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        path = self._folder / f"drift-{digest}.npz"
-        kept = load_arrays(path) if path.exists() else {}
-        if not {f"{place}.users" for place in places} <= set(kept):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            kept = {**kept, **train()}
-            save_arrays(path, **kept)
-        return kept
 
     # --- measuring --------------------------------------------------------------------------------
 

@@ -7,10 +7,8 @@ interrupted study goes on where it was and figures share their runs.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,11 +32,11 @@ from sottovoce.federation import Federation
 from sottovoce.messages import ModelView
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.recommender import Scorer
+from sottovoce.reproduce.cells import kept
 from sottovoce.reproduce.fmf_worlds import HoldOut, World, WorldConfig
 from sottovoce.reproduce.study import Part, installed
 from sottovoce.rng import Streams
 from sottovoce.running import Report
-from sottovoce.runs import load_arrays, save_arrays
 
 Ranks = NDArray[np.int16]
 """Of each user's held-out item among the candidates, from 1."""
@@ -217,8 +215,9 @@ class FMFStudy:
             repr(component), job.setting.reports, job.setting.epsilon,
         ]  # fmt: skip
         stops = self._stops(job, component)
-        kept = self._kept(key, [str(s) for s in stops], lambda: self._train(job, component, stops))
-        return Cell({s: kept[str(s)] for s in stops}, int(kept.get("model_bytes", np.array(0))))
+        names = [str(stop) for stop in stops]
+        found = kept(self._folder, "fmf-", key, names, lambda: self._train(job, component, stops))
+        return Cell({s: found[str(s)] for s in stops}, int(found.get("model_bytes", np.array(0))))
 
     def many(self, what: str, jobs: Sequence[Job]) -> list[Cell]:
         """Several cells, side by side on the study's threads."""
@@ -324,22 +323,6 @@ class FMFStudy:
         ranks = np.full(len(precision), UNRANKED, dtype=np.int16)
         ranks[precision > 0] = np.rint(1.0 / precision[precision > 0]).astype(np.int16)
         return ranks
-
-    def _kept(
-        self,
-        key: Sequence[object],
-        names: Sequence[str],
-        train: Callable[[], Mapping[str, NDArray[Any]]],
-    ) -> Mapping[str, NDArray[Any]]:
-        text = json.dumps(list(key), sort_keys=True)
-        digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        path = self._folder / f"fmf-{digest}.npz"
-        kept = load_arrays(path) if path.exists() else {}
-        if not set(names) <= set(kept):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            kept = {**kept, **train()}
-            save_arrays(path, **kept)
-        return kept
 
 
 def hit_ratio(ranks: Ranks, cutoff: int) -> float:

@@ -6,10 +6,8 @@ are kept on disk, so that an interrupted study goes on where it was and figures 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,10 +29,10 @@ from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate, evalua
 from sottovoce.federation import Federation
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.recommender import Scorer
+from sottovoce.reproduce.cells import kept
 from sottovoce.resources import folder
 from sottovoce.rng import Streams
 from sottovoce.running import Report
-from sottovoce.runs import load_arrays, save_arrays
 
 Part = Literal["validation", "test"]
 CHOSEN_BY = "P@10"
@@ -146,10 +144,9 @@ class Study:
             scorer = baseline.fit(split.train, Streams.from_seed(0).child("baseline", name))
             return {"lists": self._lists(scorer, split)}
 
-        key = {"baseline": name, "settings": repr(baseline), "part": part}
-        return evaluate_lists(
-            self._cell(key, ("lists",), train)["lists"], split.test, self.protocol
-        )
+        about = {"baseline": name, "settings": repr(baseline), "part": part}
+        found = kept(self._folder, "", [self._fingerprint, about], ["lists"], train)
+        return evaluate_lists(found["lists"], split.test, self.protocol)
 
     def train(
         self, setting: Setting, epochs: Sequence[float], part: Part, seed: int
@@ -163,8 +160,8 @@ class Study:
             run = self._bpr if setting.system == "BPR-MF" else self._fpl
             return run(setting, names, split, seed)
 
-        key = {"setting": repr(setting), "part": part, "seed": seed}
-        lists = self._cell(key, tuple(names), train)
+        about = {"setting": repr(setting), "part": part, "seed": seed}
+        lists = kept(self._folder, "", [self._fingerprint, about], names, train)
         return {
             e: evaluate_lists(lists[name], split.test, self.protocol) for name, e in names.items()
         }
@@ -251,21 +248,6 @@ class Study:
         if lists is None:
             raise CorruptData("full ranking gave no lists")
         return lists
-
-    def _cell(
-        self,
-        key: Mapping[str, object],
-        names: Sequence[str],
-        train: Callable[[], Mapping[str, NDArray[np.int32]]],
-    ) -> Mapping[str, NDArray[np.int32]]:
-        text = json.dumps([self._fingerprint, dict(key)], sort_keys=True)
-        path = self._folder / f"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}.npz"
-        kept = load_arrays(path) if path.exists() else {}
-        if not set(names) <= set(kept):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            kept = {**kept, **train()}
-            save_arrays(path, **kept)
-        return kept
 
 
 def averaged(evaluations: Sequence[Evaluation]) -> Evaluation:

@@ -30,7 +30,7 @@ class Users:
     """An agent whose users have said nothing yet."""
 
     def __init__(self):
-        self.heard, self.store, self.door = [], SimpleNamespace(users=[]), self
+        self.heard, self.store, self.door = [], SimpleNamespace(ever_said=lambda: 0), self
 
     def interact_many(self, said, again):
         self.heard += said

@@ -1,11 +1,10 @@
 """An orchestrator for tests: its folder, data owners that exist on paper, and users in this
 process."""
 
-import asyncio
-import threading
 import time
 
-from server_world import Answer, Client, ServerProcess
+from app_world import InProcess
+from server_world import Client, ServerProcess
 
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.engines.https.keys import authority_pem, init_keys, node_keys, operator_token
@@ -79,20 +78,18 @@ class User:
         return Directory.read(body, self.invitation.federation, self.invitation.issuer)
 
 
-class App:
-    """The application in an event loop of its own, without HTTP around it."""
-
+class App(InProcess):
     def __init__(self, folder, *, clock=time.time, **limits):
         self.folder, self._clock = folder, clock
         self.limits = OrchestratorLimits(**{"look_seconds": 0.0, **limits})
 
     def __enter__(self):
         self.store = self.folder.store()
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
         self.tally = Tally()
-        self.service = OrchestratorService(
+        return super().__enter__()
+
+    async def make(self):
+        return OrchestratorService(
             self.store,
             self.folder.issuer(),
             self.folder.users_identity(),
@@ -102,13 +99,9 @@ class App:
             figures=lambda: figures(self.store, self.tally),
             clock=self._clock,
         )
-        return self
 
     def __exit__(self, *_):
-        self.service.close()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        super().__exit__()
         self.store.close()
 
     def users(self, count):
@@ -116,29 +109,6 @@ class App:
         for user in found:
             assert user.enrol(self.ask).status == 200
         return found
-
-    def ask(self, method, path, body=b"", headers=None):
-        work = self.asked(method, path, body, headers)
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
-
-    async def asked(self, method, path, body=b"", headers=None):
-        told = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
-        told.append((b"content-length", str(len(body)).encode()))
-        scope = {
-            "type": "http", "method": method, "path": path, "query_string": b"", "headers": told,
-        }  # fmt: skip
-        waiting = [{"type": "http.request", "body": body, "more_body": False}]
-        said = []
-
-        async def receive():
-            return waiting.pop(0) if waiting else {"type": "http.disconnect"}
-
-        async def send(message):
-            said.append(message)
-
-        await self.service(scope, receive, send)
-        heads = {k.decode(): v.decode() for k, v in said[0]["headers"]}
-        return Answer(said[0]["status"], heads, b"".join(bytes(m["body"]) for m in said[1:]))
 
     def refused(self):
         return figures(self.store, self.tally)["refused"]

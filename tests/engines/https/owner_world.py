@@ -1,13 +1,12 @@
 """A small DRIFT federation for tests of a data owner's service: its folder, users in this process,
 and the service as an application in this process or as a process of its own."""
 
-import asyncio
 import contextlib
 import itertools
-import threading
 
+from app_world import InProcess
 from proxy_world import Log
-from server_world import Answer, ServerProcess
+from server_world import ServerProcess
 
 from sottovoce.algorithms.drift import DRIFTConfig, Owner
 from sottovoce.algorithms.drift_messages import Interaction
@@ -134,22 +133,16 @@ def stored(folder, users):
 # --- the application in this process --------------------------------------------------------------
 
 
-class App:
-    """The service in an event loop of its own, without HTTP around it."""
-
+class App(InProcess):
     def __init__(self, folder, *, limits=None, node=lambda: "none"):
         self.folder, self.log, self.node = folder, Log(), node
         self.limits = OwnerLimits(**{**PATIENT, **(limits or {})})
 
     def __enter__(self):
         self.owner = self.folder.owner()
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-        self.service = self.run(self._make())
-        return self
+        return super().__enter__()
 
-    async def _make(self):
+    async def make(self):
         return OwnerService(
             self.owner, operator_token(self.folder.keys), Tally(), self.limits, node=self.node,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
@@ -157,36 +150,8 @@ class App:
         )  # fmt: skip
 
     def __exit__(self, *_):
-        self.service.close()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        super().__exit__()
         self.owner.close()
-
-    def run(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
-
-    def ask(self, method, path, body=b"", headers=None):
-        return self.run(self.asked(method, path, body, headers))
-
-    async def asked(self, method, path, body=b"", headers=None):
-        told = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
-        told.append((b"content-length", str(len(body)).encode()))
-        scope = {
-            "type": "http", "method": method, "path": path, "query_string": b"", "headers": told,
-        }  # fmt: skip
-        waiting = [{"type": "http.request", "body": body, "more_body": False}]
-        said = []
-
-        async def receive():
-            return waiting.pop(0) if waiting else {"type": "http.disconnect"}
-
-        async def send(message):
-            said.append(message)
-
-        await self.service(scope, receive, send)
-        heads = {k.decode(): v.decode() for k, v in said[0]["headers"]}
-        return Answer(said[0]["status"], heads, b"".join(m["body"] for m in said[1:]))
 
 
 # --- the service as a process ---------------------------------------------------------------------

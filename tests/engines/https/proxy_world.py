@@ -1,7 +1,6 @@
 """A small federation for tests of the proxy: a server that a test plays, devices in this process,
 and the proxy as an application in this process or as a process of its own."""
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -9,6 +8,7 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
+from app_world import InProcess
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fake_server import FakeServer, Reply
@@ -190,9 +190,7 @@ class Log:
     error = info
 
 
-class App:
-    """The proxy's application in an event loop of its own, without HTTP around it."""
-
+class App(InProcess):
     def __init__(self, folder, *, limits=None, hold_seconds=0.0, goal=None, courier=True):
         self.folder, self.log = folder, Log()
         self.limits = limits or ProxyLimits(**PATIENT)
@@ -201,17 +199,14 @@ class App:
 
     def __enter__(self):
         self.store = self.folder.store()
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
         self.courier = proxy_handover.Courier(self.folder, self.store, self.log, **self._options)
         self.tally = Tally()
-        self.service = self.run(self._make())
+        super().__enter__()
         if self._courier:
             self.courier.start(lambda: None)
         return self
 
-    async def _make(self):
+    async def make(self):
         token = operator_token(self.folder.keys)
         return ProxyService(
             self.folder, token, self.store, self.courier, self.tally, self.limits,
@@ -222,41 +217,8 @@ class App:
     def __exit__(self, *_):
         if self._courier:
             self.courier.stop()
-        self.service.close()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        super().__exit__()
         self.store.close()
-
-    def run(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
-
-    def ask(self, method, path, body=b"", headers=None):
-        return self.run(self.asked(method, path, body, headers))
-
-    async def asked(self, method, path, body=b"", headers=None, pieces=None):
-        told = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
-        if pieces is None:
-            told.append((b"content-length", str(len(body)).encode()))
-            pieces = [body]
-        scope = {
-            "type": "http", "method": method, "path": path, "query_string": b"", "headers": told,
-        }  # fmt: skip
-        waiting = [
-            {"type": "http.request", "body": piece, "more_body": n + 1 < len(pieces)}
-            for n, piece in enumerate(pieces)
-        ]
-        said = []
-
-        async def receive():
-            return waiting.pop(0) if waiting else {"type": "http.disconnect"}
-
-        async def send(message):
-            said.append(message)
-
-        await self.service(scope, receive, send)
-        heads = {k.decode(): v.decode() for k, v in said[0]["headers"]}
-        return Answer(said[0]["status"], heads, b"".join(m["body"] for m in said[1:]))
 
     def submit(self, payload):
         return self.ask("POST", "/v1/submissions", payload)

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sottovoce.algorithms.blocks import Model
 from sottovoce.consent import Choice
 from sottovoce.engines.https.keys import authority_pem, write_new_files
@@ -34,7 +32,7 @@ from sottovoce.engines.https.owner_folder import (
 )
 from sottovoce.engines.https.user_agent import Delivery, UserAgent
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
-from sottovoce.engines.silo import Report, SiloWorld
+from sottovoce.engines.silo import Report, SiloWorld, messages
 from sottovoce.errors import ConfigError, ServiceError, Stalled
 from sottovoce.parties.orchestrator_store import OrchestratorStore
 from sottovoce.parties.silo_files import FederationFile
@@ -125,9 +123,9 @@ class SiloTrial:
         epoch, part = divmod(number, self._per_epoch)
         if epoch and not part:
             self._require_ended(epoch)
-        sizes = self._messages()
-        before = epoch * int(sizes.sum()) + int(sizes[: part * window].sum())
-        if _ever_said(agent.store) <= before:
+        event, _ = messages(self.world)
+        before = epoch * len(event) + int((event < part * window).sum())
+        if agent.store.ever_said() <= before:
             rows = slice(part * window, (part + 1) * window)
             columns = (events.user, events.item, events.positive, events.time)
             said = zip(*(column[rows].tolist() for column in columns), strict=True)
@@ -176,18 +174,6 @@ class SiloTrial:
         for child in (self.orchestrator, *self.owners.values()):
             if child is not None:
                 child.require_alive()
-
-    def _messages(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """How many owners each event is told to."""
-        pointer, holders, _ = self.world.table.arrays(len(self.world.catalogue))
-        events, refused = self.world.events, self.world.refused
-        counts = np.diff(pointer)[events.item]
-        if refused is None:
-            return counts
-        event = np.repeat(np.arange(len(events)), counts)
-        within = np.arange(len(event)) - np.repeat(np.cumsum(counts) - counts, counts)
-        told = ~refused[events.user[event], holders[pointer[events.item[event]] + within]]
-        return np.bincount(event[told], minlength=len(events)).astype(np.int64)
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -325,10 +311,3 @@ class SiloTrial:
         if self.agent is None:
             raise ServiceError("the trial is not running")
         return self.agent
-
-
-def _ever_said(store: UserStore) -> int:
-    """Messages that users ever had to tell, whatever became of them."""
-    return sum(
-        sum(states.values()) for user in store.users for states in store.counts(user).values()
-    )

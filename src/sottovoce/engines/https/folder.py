@@ -8,12 +8,12 @@ and process of a running server).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from sottovoce.engines.https.coordinator import CohortSize, Plan
 from sottovoce.engines.https.database import Database, keep_private
 from sottovoce.engines.https.invitations import MAX_NUMBER, Invitation
 from sottovoce.engines.https.keys import authority_pem, init_keys
+from sottovoce.engines.https.ready import locked, running
 from sottovoce.engines.https.report_keys import ReportKeys
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ConfigError, MessageError, ServiceError, UsageError
@@ -114,34 +115,18 @@ class ServerFolder:
             raise ServiceError(f"{place} does not say where the state is; put the right file back")
         return str(kept)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Within, no other process can serve from this folder's own database."""
-        with (self.path / "server.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ServiceError(
-                    f"{self.path} is served by another process already; stop that one, or use "
-                    "--database with PostgreSQL for several processes"
-                ) from None
-            yield
+        advice = "stop that one, or use --database with PostgreSQL for several processes"
+        return locked(self.path / "server.lock", advice)
 
     def ready_file(self, port: int, *, shared: bool) -> Path:
         return self.path / (f"server-{port}.json" if shared else "server.json")
 
     def running(self) -> dict[str, Any] | None:
         """Address and process of a server that runs from this folder."""
-        for path in sorted(self.path.glob("server*.json")):
-            try:
-                found = json.loads(path.read_text())
-                os.kill(found["pid"], 0)
-            except PermissionError:  # it runs, as somebody else
-                pass
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-            return dict(found)
-        return None
+        found = map(running, sorted(self.path.glob("server*.json")))
+        return next((process for process in found if process is not None), None)
 
 
 def create_folder(

@@ -9,11 +9,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from sottovoce.engines.https.keys import (
     read_private_key,
     write_new_files,
 )
-from sottovoce.engines.https.ready import running
+from sottovoce.engines.https.ready import locked, running
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.parties.orchestrator_file import DATABASE
 from sottovoce.parties.orchestrator_store import OrchestratorStore
@@ -85,17 +84,9 @@ class OrchestratorFolder:
             )
         return OrchestratorStore.open(self.path)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Within, no other process can serve from this folder."""
-        with (self.path / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ServiceError(
-                    f"{self.path} is served by another process already; stop that one first"
-                ) from None
-            yield
+        return locked(self.path / _LOCK)
 
     def running(self) -> dict[str, Any] | None:
         """Address and process of an orchestrator that runs from this folder."""

@@ -3,38 +3,22 @@ rounds as a Flower node; both on the same store."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
 import importlib.util
-import signal
-import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
-from sottovoce.engines.https.keys import operator_token, server_context
-from sottovoce.engines.https.listening import (
-    Listener,
-    address_of,
-    allow_connections,
-    is_loopback,
-    listen,
-    logger,
-    renew_certificate,
-    unforeseen,
-)
+from sottovoce.engines.https.keys import operator_token
+from sottovoce.engines.https.listening import is_loopback, listen, logger
 from sottovoce.engines.https.owner_folder import OwnerFolder, open_owner_folder
 from sottovoce.engines.https.owner_service import OwnerLimits, OwnerService
 from sottovoce.engines.https.protocol import Patience
-from sottovoce.engines.https.ready import write_ready_file
-from sottovoce.engines.https.refusals import Tally, count_handshakes
-from sottovoce.errors import ServiceError, SottovoceError, UsageError
+from sottovoce.engines.https.refusals import Tally
+from sottovoce.engines.https.serving import Beside, Process, tls_of
+from sottovoce.errors import SottovoceError, UsageError
 from sottovoce.parties.owner import DataOwner
 from sottovoce.parties.silo_files import Admission
 
@@ -64,11 +48,9 @@ def run_owner(
     folder = open_owner_folder(path)
     if not users_only and importlib.util.find_spec("flwr") is None:
         raise ModuleNotFoundError("No module named 'flwr'", name="flwr")
+    limits = limits or OwnerLimits()
     tally = Tally()
-    context = None
-    if not plaintext:
-        context = server_context(folder.keys)
-        count_handshakes(context, tally)
+    context = None if plaintext else tls_of(folder.keys, tally)
     token = operator_token(folder.keys)
     with contextlib.ExitStack() as stack:
         owner = stack.enter_context(contextlib.closing(folder.owner()))
@@ -76,13 +58,28 @@ def run_owner(
         log = logger()
         admission = None if users_only else folder.admission()
         node = None if admission is None else Node(folder, admission, owner, log)
-        allow_connections()
+        if node is None:
+            log.info("serving users only, without the orchestrator")
+        process = Process("the data owner", folder, listener, context, log)
+
+        def service() -> OwnerService:
+            return OwnerService(
+                owner,
+                token,
+                tally,
+                limits,
+                node=lambda: "none" if node is None else node.state,
+                failed=lambda error: log.error("not stored", detail=str(error)),
+                died=process.fail,
+            )
+
+        patience = Patience(
+            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
+        )
+        beside = [] if node is None else [Beside(node.start, node.stop)]
         # Requests must not wait long for the threads that write and take part in rounds.
         sys.setswitchinterval(_SWITCH)
-        gc.collect()
-        gc.freeze()
-        process = _Process(folder, owner, node, tally, token, limits or OwnerLimits(), log)
-        uvloop.run(process.run(listener, context, ready or (lambda url: None)))
+        process.run(service, patience, beside, ready)
 
 
 class Node:
@@ -145,77 +142,3 @@ class Node:
                 self._log.error("not part of the orchestrator's rounds", detail=str(error))
                 self._stop.wait(pause)
                 self._trouble, pause = "", min(2 * pause, _LONGEST_PAUSE)
-
-
-class _Process:
-    def __init__(
-        self,
-        folder: OwnerFolder,
-        owner: DataOwner,
-        node: Node | None,
-        tally: Tally,
-        token: str,
-        limits: OwnerLimits,
-        log: Any,
-    ) -> None:
-        self._folder, self._owner, self._node = folder, owner, node
-        self._tally, self._token, self._limits, self._log = tally, token, limits, log
-        self._broken = False
-
-    async def run(
-        self,
-        listener: socket.socket,
-        context: ssl.SSLContext | None,
-        ready: Callable[[str], None],
-    ) -> None:
-        limits, loop, place = self._limits, asyncio.get_running_loop(), self._folder.ready_file
-        node = self._node
-
-        def died() -> None:
-            self._broken = True
-            loop.call_soon_threadsafe(server.stop)
-
-        def listening() -> None:
-            url, port = address_of(listener, context is not None)
-            write_ready_file(place, url, port)
-            self._log.info("listening", url=url)
-            if node is None:
-                self._log.info("serving users only, without the orchestrator")
-            ready(url)
-
-        service = OwnerService(
-            self._owner,
-            self._token,
-            self._tally,
-            limits,
-            node=lambda: "none" if node is None else node.state,
-            failed=lambda error: self._log.error("not stored", detail=str(error)),
-            died=died,
-        )
-        patience = Patience(
-            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
-        )
-        server = Listener(service, patience, context, listening)
-        service.connections = server.server_state.connections
-        loop.set_exception_handler(unforeseen(self._log))
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, server.stop)
-        if context is not None:
-            loop.add_signal_handler(
-                signal.SIGHUP, renew_certificate, context, self._folder.keys, self._log
-            )
-        if node is not None:
-            node.start(died)
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            place.unlink(missing_ok=True)
-            service.close()
-            if node is not None:
-                node.stop()
-            self._log.info("stopped")
-        if self._broken:
-            raise ServiceError(
-                "the data owner stopped because of an error that nobody has foreseen, which is in "
-                "its log; what was acknowledged is stored: start it again"
-            )

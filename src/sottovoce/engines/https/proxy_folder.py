@@ -9,12 +9,11 @@ proxy).
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from sottovoce.engines.https.keys import (
     write_new_files,
 )
 from sottovoce.engines.https.proxy_store import ProxyStore
-from sottovoce.engines.https.ready import running
+from sottovoce.engines.https.ready import locked, running
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.terms import Terms
 
@@ -95,17 +94,9 @@ class ProxyFolder:
         write_new_files(self.path, {fresh: content.encode()})
         os.replace(self.path / fresh, self.path / _TERMS)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Within, no other process can serve from this folder."""
-        with (self.path / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ServiceError(
-                    f"{self.path} is served by another process already; stop that one first"
-                ) from None
-            yield
+        return locked(self.path / _LOCK)
 
     def running(self) -> dict[str, Any] | None:
         """Address and process of a proxy that runs from this folder."""

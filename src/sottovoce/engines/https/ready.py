@@ -1,12 +1,16 @@
-"""The file by which a running process says where it listens."""
+"""The files by which a running process says where it listens, and keeps others out."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from sottovoce.errors import ServiceError
 
 
 def write_ready_file(place: Path, url: str, port: int, **more: str) -> None:
@@ -25,3 +29,16 @@ def running(place: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return found
+
+
+@contextlib.contextmanager
+def locked(place: Path, advice: str = "stop that one first") -> Iterator[None]:
+    """Within, no other process can serve from the folder in which this file is."""
+    with place.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServiceError(
+                f"{place.parent} is served by another process already; {advice}"
+            ) from None
+        yield

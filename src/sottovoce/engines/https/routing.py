@@ -4,6 +4,7 @@ and a pulse by which a service knows that it is late."""
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sized
 
 from sottovoce.engines.https.answers import Receive, Scope, Send, bears, refuse
@@ -14,7 +15,7 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 _BEAT = 0.05
 
 
-class Routed:
+class Routed(ABC):
     """An ASGI application with a handler for each address and method. Everything that is refused is
     counted; who bears the operator's token is let in where there are too many connections."""
 
@@ -30,6 +31,10 @@ class Routed:
     def busy(self) -> Refused:
         """The refusal where there is too much to do."""
         return Refused("overload", f"{self._name} has too much to do; come back later")
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what was started for the service."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
