@@ -1,0 +1,144 @@
+"""What the server can guess from a device's updates of UC-FedRec's filters (A9, A10).
+
+- A9, the label: a filter learns by q − onehot(y), which is also the slope of its last bias. Steps
+  go downhill, so the bias of her own class moves up and all others move down, step after step.
+- A10, who hides what: who hides an attribute does not train its filter. Where a filter's rows are
+  missing, or zero, that says so. Where every row is there, with noise, the size of the filter's
+  part is what is left to look at; and in the model itself, how near a filter's guess for a user
+  lies to the target towards which private users are pulled.
+
+All take plain arrays: the change of each weight of one filter, a row per client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax, xlogy
+from scipy.stats import rankdata
+
+from sottovoce.attacks.drift import CONFIDENCE_Z, Floats, Interval, Ints, Outcome
+from sottovoce.errors import DataError
+
+Changes = Mapping[str, NDArray[Any]]
+"""`weight0`, `bias0`, `weight1`, ... of a filter, each [clients, ...]; [out, in] for weights."""
+Mask = NDArray[np.bool_]
+
+
+class LabelGuesses(NamedTuple):
+    """A guess for every client, and how many are right of those whose filter part is there."""
+
+    guesses: Ints
+    """-1 where there is nothing to guess from."""
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How well a score tells those who hide an attribute from the others."""
+
+    attack: str
+    party: str
+    hiding: int
+    others: int
+    auc: float
+    chance: Interval
+    """Where the AUC lies in 95 % of cases if the score has nothing to do with it."""
+
+    @property
+    def succeeds(self) -> bool:
+        """Beyond chance; to either side, since who hides less may be told as well."""
+        return not self.chance.low <= self.auc <= self.chance.high
+
+    def to_table(self) -> dict[str, object]:
+        return {
+            "attack": self.attack,
+            "party": self.party,
+            "value": self.auc,
+            "interval": list(self.chance),
+            "base_rate": 0.5,
+            "verdict": "guesses" if self.succeeds else "no better than chance",
+        }
+
+
+# --- A9 ------------------------------------------------------------------------------------------
+
+
+def label_from_bias(changes: Changes, labels: Ints, inputs: Floats | None = None) -> LabelGuesses:
+    """The class whose bias in the last layer moved up most. `inputs` [clients, units] is what that
+    layer reads, for an attacker who knows the representations: then the weights count as well, as
+    they move by the same slope times their input. `labels` score the guesses (-1: not scored)."""
+    layer = len(changes) // 2 - 1
+    if layer < 0 or f"bias{layer}" not in changes or f"weight{layer}" not in changes:
+        raise DataError("a filter has weights and biases, weight0, bias0 and so on")
+    score = np.asarray(changes[f"bias{layer}"], dtype=np.float64).copy()
+    if score.ndim != 2 or labels.shape != (len(score),):
+        raise DataError("every client needs a label and a change of every bias")
+    if inputs is not None:
+        weight = np.asarray(changes[f"weight{layer}"], dtype=np.float64)
+        score += np.einsum("nci,ni->nc", weight, inputs)
+    there = score.any(axis=1)
+    guesses = np.where(there, score.argmax(axis=1), -1)
+    scored = there & (labels >= 0)
+    truth = labels[scored]
+    majority = np.bincount(truth).max() / len(truth) if len(truth) else 0.0
+    right = int((guesses[scored] == truth).sum())
+    known = int((labels >= 0).sum())
+    name = "filter bias" if inputs is None else "filter bias and weights"
+    outcome = Outcome(name, "server", len(truth), right, known, float(majority))
+    return LabelGuesses(guesses.astype(np.int64), outcome)
+
+
+# --- A10 -----------------------------------------------------------------------------------------
+
+
+def who_hides(sent: Mask, hides: Mask) -> Outcome:
+    """Claims that a client hides every attribute whose filter it did not send. Both are [clients,
+    attributes]. The base rate: to claim it of everybody."""
+    if sent.shape != hides.shape:
+        raise DataError("it must be known of every client and filter whether it was sent")
+    claimed, there = ~sent, int(hides.sum())
+    right = int((claimed & hides).sum())
+    return Outcome(
+        "missing filters", "server", int(claimed.sum()), right, there, there / max(1, hides.size)
+    )
+
+
+def who_hides_by_size(changes: Changes, hides: Mask) -> Ranking:
+    """Ranks clients by how little the whole filter moved (its L2 norm), smallest first. `hides` is
+    [clients]."""
+    square = np.zeros(len(hides))
+    for change in changes.values():
+        if len(change) != len(hides):
+            raise DataError("every client needs a change of every weight")
+        square += (np.asarray(change, dtype=np.float64).reshape(len(hides), -1) ** 2).sum(axis=1)
+    return rank("size of the filter's part", -square, hides)
+
+
+def who_hides_by_guess(logits: Floats, target: Floats, hides: Mask) -> Ranking:
+    """Ranks users by how near the filter's guess is to the target of those who hide the attribute:
+    KL(target ‖ q), smallest first. `logits` are [users, classes]."""
+    log_q = log_softmax(np.asarray(logits, dtype=np.float64), axis=1)
+    distance = xlogy(target, target).sum() - log_q @ np.asarray(target, dtype=np.float64)
+    return rank("nearness to the target", -distance, hides)
+
+
+def rank(attack: str, score: Floats, hides: Mask) -> Ranking:
+    """The AUC of a score that should be higher for those who hide, and where chance would put it
+    (from its spread over all orders of the clients; equal scores count half)."""
+    if score.shape != hides.shape or score.ndim != 1 or not bool(np.isfinite(score).all()):
+        raise DataError("every client needs a finite score")
+    hiding, n = int(hides.sum()), len(hides)
+    others = n - hiding
+    if not hiding or not others:
+        raise DataError("there must be clients who hide the attribute and clients who do not")
+    ranks = rankdata(score)
+    auc = (float(ranks[hides].sum()) - hiding * (hiding + 1) / 2) / (hiding * others)
+    spread = math.sqrt(float(((ranks - ranks.mean()) ** 2).sum()) / (n * (n - 1) * hiding * others))
+    chance = Interval(max(0.0, 0.5 - CONFIDENCE_Z * spread), min(1.0, 0.5 + CONFIDENCE_Z * spread))
+    return Ranking(attack, "server", hiding, others, auc, chance)
