@@ -63,15 +63,18 @@ class Choice:
         if not self.takes_part:
             return "does not take part: learns at home, sends nothing"
         parts = []
-        if self.share_positives or not self.max_reports:
+        if self.share_positives or not (self.max_reports or self.epsilon):
             parts.append(f"shares {100 * self.share_positives:.6g} % of positive-item updates")
         if self.max_reports:
             each = f"at ε ≤ {self.epsilon:g} each"
             parts.append(f"at most {self.max_reports} randomised reports a round {each}")
-            if math.isfinite(self.total_epsilon):
-                parts.append(f"no more than ε = {self.total_epsilon:.10g} over all rounds together")
+        elif self.epsilon:
+            parts.append(f"updates with noise at ε ≤ {self.epsilon:g} each")
+        if (self.max_reports or self.epsilon) and math.isfinite(self.total_epsilon):
+            parts.append(f"no more than ε = {self.total_epsilon:.10g} over all rounds together")
         if self.hidden_attributes:
-            parts.append("hides " + ", ".join(self.hidden_attributes))
+            names = ", ".join(self.hidden_attributes)
+            parts.append(f"hides {names} with strength {self.strength:g}")
         if self.refused_owners:
             parts.append("sends nothing to " + ", ".join(self.refused_owners))
         return "takes part, " + "; ".join(parts)

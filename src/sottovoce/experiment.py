@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.consent import Choice, Consent, ConsentPolicy
 from sottovoce.data.dataset import Dataset
@@ -217,6 +218,17 @@ class Experiment:
                 f"devices; name an algorithm of {sorted(ALGORITHMS)}"
             )
         return CrossDevice(self.algorithm, self.release, self.link)
+
+    def on(
+        self, dataset: Dataset, consent: Consent
+    ) -> tuple[AlgorithmConfig, NDArray[np.int64] | None]:
+        """The settings of a system of devices on these data, and what each device knows of its
+        owner, where that matters."""
+        settings = self.cross_device().algorithm
+        if not isinstance(settings, UCConfig):
+            return settings, None
+        settings = settings.resolved(dataset.user_attributes, consent)
+        return settings, settings.labels(dataset.user_attributes, len(consent))
 
     def streams(self) -> Streams:
         return Streams.from_seed(self.seed)

@@ -21,7 +21,7 @@ from sottovoce.parties.device import Devices
 from sottovoce.parties.proxy import Proxy
 from sottovoce.parties.server import Server
 from sottovoce.privacy.reports import KReports
-from sottovoce.recommender import FactorScorer
+from sottovoce.recommender import Scorer
 from sottovoce.rng import Streams
 from sottovoce.runs import Checkpoint
 from sottovoce.terms import AlgorithmConfig, ReleaseConfig, build_algorithm
@@ -45,10 +45,17 @@ class Federation:
         consent: Consent,
         release: ReleaseConfig,
         rng: Streams,
+        labels: NDArray[np.int64] | None = None,
     ) -> Federation:
+        """`labels` are what devices know of their owners, a column per attribute of the algorithm;
+        nothing where it has none."""
         users = np.arange(train.n_users, dtype=np.int64)
         cohort = Cohort(
-            users, train, consent, np.zeros((train.n_users, settings.embedding_size), np.float32)
+            users,
+            train,
+            consent,
+            np.zeros((train.n_users, settings.embedding_size), np.float32),
+            labels=np.zeros((0, 0), np.int64) if labels is None else labels,
         )
         # Who takes part does not depend on how many draws there are, which depends on who does.
         able = build_algorithm(settings, release, 1).device_able(cohort)
@@ -103,7 +110,13 @@ class Federation:
 
             self.devices.accelerate(lambda rule: FCFOnTorch.load(algorithm, cohort, device))
         else:
-            raise ConfigError("only FPL and FCF run on a GPU")
+            from sottovoce.algorithms.uc import UC
+            from sottovoce.algorithms.uc_torch import UCOnTorch
+
+            if not isinstance(algorithm, UC):
+                raise ConfigError("only FPL, FCF and UC-FedRec run on a GPU")
+            scales = self.devices.noise_per_row()
+            self.devices.accelerate(lambda rule: UCOnTorch.load(algorithm, cohort, scales, device))
 
     def run(
         self,
@@ -124,11 +137,23 @@ class Federation:
             proxy=self.proxy,
         ).run()
 
-    def scorer(self) -> FactorScorer:
-        """What every device would recommend by now. Devices that do not take part have learnt their
-        vector at home from the published model; nothing of theirs has left."""
-        vectors = self.devices.vectors_at_home(self.server.publish())
-        return FactorScorer.of(vectors, self.server.items)
+    def vectors(self) -> NDArray[np.float32]:
+        """Every device's vector by now. Devices that do not take part have learnt theirs at home
+        from the published model; nothing of theirs has left."""
+        return self.devices.vectors_at_home(self.server.publish())
+
+    def representations(self) -> NDArray[np.float32]:
+        """What UC-FedRec's filters, and attackers, read of every user."""
+        from sottovoce.algorithms.uc import UC
+
+        algorithm = self.server.algorithm
+        if not isinstance(algorithm, UC):
+            raise ConfigError("only UC-FedRec has representations beside the vectors")
+        return algorithm.representations(self.vectors(), self.server.items)
+
+    def scorer(self) -> Scorer:
+        """What every device would recommend by now."""
+        return self.server.algorithm.device_scorer(self.vectors(), self.server.items)
 
 
 def _check_tiers(devices: Devices, release: KReports) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from sottovoce.evaluation.tables import Column, Table
 from sottovoce.privacy.accountant import DELTA, Account, Sent, account, rounded_up
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import KReports
+from sottovoce.privacy.updates import Clipped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +53,22 @@ OWNERS = (
     "The ledger therefore books an unbounded privacy cost for everything. Who must not be read can "
     "refuse owners, or take no part. See docs/privacy.md."
 )
+FILTERED = (
+    "Hiding an attribute keeps its value out of all training, and filters pull her embedding to "
+    "where they can tell nothing. That is no guarantee: other attackers may still guess better "
+    "than chance, because tastes go with attributes. Nothing else is hidden from the server: item "
+    "rows name what she used and are near multiples of her embedding, a filter's update tells her "
+    "class of an attribute that she shares, and its absence that she hides it. The ledger books an "
+    "unbounded privacy cost for every upload, also where noise is added to each number alone. Who "
+    "must not be read should not take part. See docs/privacy.md."
+)
+NOISY = (
+    "Every upload has the same rows and is protected by its ε as a whole: items, attributes, and "
+    "what is hidden of them. The costs of all rounds add up, and above ε = 10 that protects "
+    "nothing. How much noise a device adds can be seen, so that a limit of one's own is no secret. "
+    "Filters are no guarantee: other attackers may still guess better than chance. See "
+    "docs/privacy.md."
+)
 ASSUMED = (
     "With a proxy: at δ = {delta:g}, by the clone bound of 2021, if the proxy does not collude "
     "with the server and no batch has fewer honest users than the smallest batch. Without: the "
@@ -71,6 +88,8 @@ def _note(release: object) -> str:
         return OWNERS
     if isinstance(release, KReports):
         return REPORTS
+    if isinstance(release, Clipped):
+        return NOISY if release.dense else FILTERED
     return EVERYTHING if isinstance(release, Everything) else SHARES
 
 

@@ -17,6 +17,7 @@ from sottovoce.algorithms.base import Schedule
 from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.errors import RunError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.metrics import bias_disparity
@@ -33,6 +34,7 @@ from sottovoce.evaluation.tables import Column, Table
 from sottovoce.messages import row_bytes
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import KReports
+from sottovoce.privacy.updates import Clipped
 from sottovoce.run_privacy import budget_sections, honest_notes
 from sottovoce.run_silo import (
     held_out_table,
@@ -167,6 +169,10 @@ _DEEDS: Mapping[type, str] = {
     FMFConfig: "solve for their vectors at home and send randomised one-bit reports through a "
     "proxy that mixes everybody's, as long as their owners' limits have room. The server counts "
     "the bits of a batch and publishes the item table.",
+    UCConfig: "train for some steps at home and send how the rows of items and networks that they "
+    "used have changed. Filters are trained by those who share an attribute, and pull the "
+    "embeddings of those who hide it. The server takes means and publishes items, networks and "
+    "filters; embeddings of users stay on their devices.",
 }
 
 
@@ -190,12 +196,28 @@ def _words(release: object) -> str:
         return f"{release.max_reports:,} randomised reports a round at ε = {tiers}"
     if isinstance(release, Everything):
         return "everything that is learnt"
+    if isinstance(release, Clipped):
+        return _clipped_words(release)
     per = getattr(release, "per", None)
     if per == "item":
         return "a subset of positives fixed once per device (per item)"
     if per == "draw":
         return "a coin for every draw (per draw, as printed in the paper)"
     return type(release).__name__
+
+
+def _clipped_words(release: Clipped) -> str:
+    if release.norm == "l2":
+        return f"updates of the rows that were used, with an L2 norm of at most {release.clip:g}"
+    own = f" ({release.hiding_epsilon:g} for those who hide something)"
+    cost = f"ε = {release.epsilon:g}{own if release.hiding_epsilon else ''}"
+    if release.norm == "l1":
+        return (
+            f"noisy updates of every row, {cost} an upload, cut to an L1 norm of {release.clip:g}"
+        )
+    return (
+        f"noisy updates of the rows that were used, {cost} for each number, cut to {release.clip:g}"
+    )
 
 
 def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:

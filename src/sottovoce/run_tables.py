@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 
 from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.baselines import TopPop
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import compare
@@ -103,6 +104,8 @@ def _advice(outcome: Outcome) -> str:
             f"{least}; more reports, a larger ε and more rounds help, too, and cost every user more"
         )
     rate = algorithm.learning_rate
+    if isinstance(algorithm, UCConfig):
+        return "try more rounds, or another algorithm.item_rate; noise in updates costs most"
     if isinstance(algorithm, FCFConfig):
         return f"try another algorithm.learning_rate than {rate:g}, or more rounds"
     why = f", since a round adds up the steps of {size:,} devices" if size > 1 else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.foursquare_categories import with_top_categories
@@ -18,8 +19,9 @@ from sottovoce.engines.silo import KIND
 from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.ledger import COUNTS, Totals
-from sottovoce.recommender import FactorScorer, recommend
+from sottovoce.recommender import FactorScorer, Scorer, recommend
 from sottovoce.runs import RunFolder
+from sottovoce.terms import build_algorithm
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,17 +80,23 @@ class FinishedRun:
         """What a choice means in this system."""
         return choice.words() if self.experiment.silo is None else choice.owner_words()
 
-    def scorer(self) -> FactorScorer:
+    def scorer(self) -> Scorer:
         vectors, items = self.folder.vectors(), self.folder.model()
         train = self.split.train
-        size = vectors.shape[1]
-        shape = (train.n_items, self.experiment.algorithm.width)
+        size, rows, settings = vectors.shape[1], train.n_items, self.experiment.algorithm
+        if self.experiment.silo is None:
+            settings = self.experiment.on(self.dataset, self.consent)[0]
+            rows = settings.model_rows(train.n_items)
+        shape = (rows, settings.width)
         if vectors.shape != (train.n_users, size) or items.shape != shape:
             raise CorruptData(
                 f"{self.folder.path} holds a model of another run: {len(vectors):,} users and "
                 f"{len(items):,} items, where the data have {train.n_users:,} and {train.n_items:,}"
             )
-        return FactorScorer.of(vectors, items)
+        if not isinstance(settings, UCConfig):
+            return FactorScorer.of(vectors, items)
+        release = self.experiment.cross_device().release
+        return build_algorithm(settings, release, 1).device_scorer(vectors, items)
 
     def user(self, name: str) -> int:
         """The number of a user; the error shows what ids look like."""
@@ -109,10 +117,7 @@ class FinishedRun:
                 f"{name} takes no part, so the orchestrator has no vector of hers and can "
                 "recommend nothing to her"
             )
-        everyone = self.scorer()
-        mine = everyone.user_factors[user : user + 1]
-        at_home = FactorScorer(mine, everyone.item_factors, everyone.item_bias)
-        items, scores = recommend(at_home, 0, self.split.train.row(user), n)
+        items, scores = recommend(self.scorer(), user, self.split.train.row(user), n)
         return [
             Recommendation(place, *self.describe(item), score)
             for place, (item, score) in enumerate(

@@ -20,7 +20,7 @@ from sottovoce.ledger import COUNTS, Totals, totals_of
 from sottovoce.outcomes import Outcome as Outcome
 from sottovoce.outcomes import Report as Report
 from sottovoce.outcomes import check_before, check_protocol, manifest_of
-from sottovoce.recommender import FactorScorer, Scorer
+from sottovoce.recommender import Scorer
 from sottovoce.runs import Checkpoint, RunFolder
 from sottovoce.silo_running import check_silo_options, run_silo
 from sottovoce.trials import Engine, check_engine, start_trial
@@ -62,12 +62,14 @@ def run_experiment(
     tell("data", 0, 1)
     dataset, settings = experiment.dataset(), experiment.cross_device()
     split, consent = experiment.split(dataset), experiment.records(dataset)
+    algorithm, labels = experiment.on(dataset, consent)
     federation = Federation.build(
-        settings.algorithm,
+        algorithm,
         split.train,
         consent,
         settings.release,
         experiment.streams().child("federation"),
+        labels,
     )
     check_engine(
         engine,
@@ -102,7 +104,7 @@ def run_experiment(
                 scorer = run.train_for_real(trial)
             evaluations = run.judge_all(scorer)
             if not run.folder.finished:
-                run.finish(scorer, evaluations)
+                run.finish(evaluations)
     seconds = time.perf_counter() - started
     return DeviceOutcome(
         experiment, dataset, split, consent, evaluations, experiment.system, seconds, run.folder,
@@ -120,7 +122,7 @@ class _Run:
     threads: int
     tell: Report
 
-    def resume(self, device: str, listeners: Sequence[Listener]) -> FactorScorer:
+    def resume(self, device: str, listeners: Sequence[Listener]) -> Scorer:
         """Go on from where the folder is: at the start, at a checkpoint, or at the end."""
         if self.folder is None or not self.folder.finished:
             saved = None if self.folder is None else self.folder.load_checkpoint()
@@ -132,9 +134,9 @@ class _Run:
         rounds = self.federation.schedule.rounds
         self.federation.restore(Checkpoint(rounds, items, vectors, totals))
         # What devices that stay at home have learnt is in the saved vectors already.
-        return FactorScorer.of(vectors, items)
+        return self.federation.server.algorithm.device_scorer(vectors, items)
 
-    def train(self, device: str, listeners: Sequence[Listener]) -> FactorScorer:
+    def train(self, device: str, listeners: Sequence[Listener]) -> Scorer:
         if device != "cpu":
             self.federation.accelerate(device)
         plan = self.federation.schedule
@@ -152,7 +154,7 @@ class _Run:
             self.federation.run(observers, listeners, threads=self.threads)
         return self.federation.scorer()
 
-    def train_for_real(self, trial: Trial) -> FactorScorer:
+    def train_for_real(self, trial: Trial) -> Scorer:
         """The rounds are run by other processes, which keep their own state; Ctrl-C stops them
         where they are, and `--resume` lets them go on from there."""
         if self.folder is None:
@@ -203,7 +205,7 @@ class _Run:
         self.tell("evaluation", 1, 1)
         return evaluations
 
-    def finish(self, scorer: FactorScorer, evaluations: Mapping[str, Evaluation]) -> None:
+    def finish(self, evaluations: Mapping[str, Evaluation]) -> None:
         if self.folder is None:
             return
         summary = {name: e.summary() for name, e in evaluations.items()}
@@ -213,7 +215,7 @@ class _Run:
         )
         self.folder.finish(
             self.federation.server.items,
-            scorer.user_factors,
+            self.federation.vectors(),
             results=summary,
             protocol=evaluations[self.experiment.system].describe(),
             ledger={name: getattr(totals, name) for name in COUNTS},

@@ -18,37 +18,45 @@ from sottovoce.algorithms.base import FactorModel
 from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.errors import ConfigError, MessageError, VersionMismatch
 from sottovoce.links import Direct, Link, Proxied
-from sottovoce.messages import LIMIT
+from sottovoce.messages import GRID, LIMIT
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports
+from sottovoce.privacy.updates import Clipped, noise_scale
 
 PROTOCOL = 2
 """The version of everything that parties say to each other."""
 
-AlgorithmConfig = FPLConfig | FCFConfig | FMFConfig
-ReleaseConfig = ShareFraction | Everything | KReports
+AlgorithmConfig = FPLConfig | FCFConfig | FMFConfig | UCConfig
+ReleaseConfig = ShareFraction | Everything | KReports | Clipped
 ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {
     "fpl": FPLConfig,
     "fcf": FCFConfig,
     "fmf": FMFConfig,
+    "uc": UCConfig,
 }
 RELEASES: Mapping[str, type[ReleaseConfig]] = {
     "share-fraction": ShareFraction,
     "everything": Everything,
     "k-reports": KReports,
+    "clipped": Clipped,
 }
 LINKS: Mapping[str, type[Link]] = {"direct": Direct, "proxy": Proxied}
 FITTING: Mapping[type[AlgorithmConfig], tuple[str, str]] = {
     FPLConfig: ("share-fraction", "direct"),
     FCFConfig: ("everything", "direct"),
     FMFConfig: ("k-reports", "proxy"),
+    UCConfig: ("clipped", "direct"),
 }
 """The release and the link that go with an algorithm."""
 LARGEST_MODEL = 1 << 29
 """Bytes of a model's numbers. A device holds it in memory a few times over, and its store keeps it
 as one value, which may have 10⁹ bytes."""
+_FURTHEST = 512
+"""Scales of noise beyond which no number is taken for one: with the noise of the terms there is
+none such in e⁵¹², with the eightfold noise of somebody who permits an eighth of their ε, in e⁶⁴."""
 
 
 def named(
@@ -85,6 +93,10 @@ def build_algorithm(
         if not isinstance(release, KReports):
             raise ConfigError("fmf needs the release k-reports")
         return algorithm.build(release.epsilons)
+    if isinstance(algorithm, UCConfig):
+        if not isinstance(release, Clipped):
+            raise ConfigError("uc needs the release clipped")
+        return algorithm.build(release.clip, release.norm)
     return algorithm.build(triples)
 
 
@@ -102,9 +114,11 @@ class Terms:
         check_fitting(self.algorithm, self.release, self.link)
         if self.n_items < 2:
             raise ConfigError(f"a federation needs at least two items, not {self.n_items}")
-        if self.n_items * self.width * 4 > LARGEST_MODEL:
+        if isinstance(self.algorithm, UCConfig):
+            self._check_filters(self.algorithm)
+        if self.n_rows * self.width * 4 > LARGEST_MODEL:
             raise ConfigError(
-                f"a model of {self.n_items:,} items with {self.width:,} numbers each is larger "
+                f"a model of {self.n_rows:,} rows with {self.width:,} numbers each is larger "
                 f"than {LARGEST_MODEL >> 20} MiB, which is the most that a device takes"
             )
         if isinstance(self.algorithm, FPLConfig) and not isinstance(self.algorithm.triples, int):
@@ -124,16 +138,34 @@ class Terms:
         link: Link | None = None,
     ) -> Terms:
         """The terms of a configuration whose number of draws was worked out to be `triples`."""
-        if not isinstance(release, ShareFraction | Everything | KReports):
+        if not isinstance(release, ShareFraction | Everything | KReports | Clipped):
             raise ConfigError("this release cannot be named in the terms of a federation")
         if isinstance(settings, FPLConfig):
             settings = replace(settings, configuration="", triples=triples)
         return cls(federation, n_items, settings, release, link or Direct())
 
+    def _check_filters(self, algorithm: UCConfig) -> None:
+        algorithm.require_classes()
+        if algorithm.recommender == "gnn":
+            raise ConfigError(
+                "gnn looks at other users' embeddings, which no server here has; in a real "
+                "federation choose mf, ncf or neumf"
+            )
+
     @property
     def width(self) -> int:
-        """Numbers per item: its vector and, in FPL, its bias."""
+        """Numbers per row: a vector and, in FPL, a bias; in UC-FedRec, a place for counting."""
         return self.algorithm.width
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the model: one per item and, in UC-FedRec, those of its networks."""
+        return self.algorithm.model_rows(self.n_items)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether devices add noise to updates, from coins that serve once."""
+        return isinstance(self.release, Clipped) and self.release.epsilon > 0
 
     @property
     def triples(self) -> int:
@@ -147,13 +179,22 @@ class Terms:
 
     @property
     def max_rows(self) -> int:
-        """Most items that one honest device can name in a round."""
-        return min(2 * self.triples, self.n_items) if self.triples else self.n_items
+        """Most rows that one honest device can send in a round."""
+        return min(2 * self.triples, self.n_items) if self.triples else self.n_rows
 
     @property
     def largest_value(self) -> float:
         """Largest absolute value of one number in an honest device's report."""
-        return LIMIT * max(1, self.triples)
+        noise = 0.0
+        if isinstance(self.release, Clipped) and self.release.epsilon:
+            least = self.release.hiding_epsilon or self.release.epsilon
+            noise = _FURTHEST * noise_scale(self.release.clip, least) / GRID
+        return LIMIT * max(1, self.triples) + noise
+
+    @property
+    def noise_limit(self) -> int:
+        """The same in steps of the grid, where devices add noise, which must not be cut; else 0."""
+        return int(self.largest_value * GRID) if self.noisy else 0
 
     @property
     def revealing(self) -> bool:
@@ -162,6 +203,8 @@ class Terms:
         leaves."""
         if isinstance(self.release, KReports):
             return False
+        if isinstance(self.release, Clipped):
+            return not self.release.dense
         return isinstance(self.release, Everything) or 4 * self.triples > self.n_items
 
     def build(self) -> FactorModel:

@@ -67,13 +67,13 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
     everything, train = dataset.interactions.items_vocabulary(), devices.cohort.history
     content = json.dumps([experiment.table, dataset.fingerprint()], sort_keys=True)
     digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
-    n_items = len(federation.server.items)
+    n_items = train.n_items
     named = experiment.table.get("service", {})
     return World(
         terms=Terms.of(
             f"{experiment.name}-{digest}",
             n_items,
-            settings.algorithm,
+            experiment.on(dataset, devices.cohort.consent)[0],
             plan.triples,
             settings.release,
             settings.link,

@@ -235,6 +235,7 @@ def test_bad_arguments_change_nothing(tmp_path, store):
         "DELETE FROM terms",
         "UPDATE terms SET content = ''",
         "INSERT INTO history VALUES (5, 'a', 1)",
+        "INSERT INTO attributes VALUES (5, 'age', 'x', 1)",
     ],
 )
 def test_the_database_itself_refuses_to_forget(store, statement):

@@ -16,6 +16,7 @@ from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.messages import Aggregate, ModelView, Updates
 from sottovoce.one_bit import ReportRule
+from sottovoce.recommender import Scorer
 from sottovoce.rng import Streams
 
 
@@ -30,6 +31,9 @@ class Cohort:
     vectors: NDArray[np.float32]
     spent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """ε that each device has spent so far, by plain composition; nothing where it is not given."""
+    labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """[n, attributes]: what the devices know of their owners, by class, -1 where they do not; a
+    column for each attribute of the algorithm, nothing where it has none."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """What an algorithm derives from the histories once and uses in every round."""
 
@@ -37,6 +41,10 @@ class Cohort:
         n = len(self.users)
         if not len(self.spent):
             self.spent = np.zeros(n)
+        if not self.labels.size:
+            self.labels = np.zeros((n, 0), dtype=np.int64)
+        if len(self.labels) != n:
+            raise DataError("a cohort needs one row of labels per device")
         if self.history.n_users != n or len(self.consent) != n or len(self.vectors) != n:
             raise DataError("a cohort needs one history, consent and vector per device")
         if not np.array_equal(self.consent.users, self.users):
@@ -56,6 +64,7 @@ class Cohort:
             consent=self.consent.take(rows),
             vectors=self.vectors[rows].copy(),
             spent=self.spent[rows].copy(),
+            labels=self.labels[rows],
         )
 
     def able(self) -> NDArray[np.bool_]:
@@ -137,6 +146,10 @@ class FactorModel(Protocol):
         """Devices whose history lets them learn."""
         ...
 
+    def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
+        """What devices with these vectors recommend by a published model."""
+        ...
+
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """Fit every vector of the cohort to the published model, at home."""
         ...
@@ -169,6 +182,15 @@ class CrossDevice(FactorModel, Protocol):
         rng: Streams,
         threads: int,
     ) -> tuple[NDArray[np.int64], Counts]: ...
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """An algorithm that can serve some choices only."""
+
+    def device_check(self, consent: Consent) -> None:
+        """Raises where somebody who takes part has chosen what it cannot give."""
+        ...
 
 
 @runtime_checkable

@@ -33,6 +33,7 @@ from sottovoce.config import require_number, require_whole
 from sottovoce.consent import ShareRule
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.messages import GRID, Aggregate, ModelView, SummedReports, Updates
+from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.rng import Streams
 
 _ADAM = (0.9, 0.999, 1e-8)
@@ -69,6 +70,10 @@ class FCFConfig:
     def width(self) -> int:
         """Numbers per item: its vector."""
         return self.embedding_size
+
+    def model_rows(self, n_items: int) -> int:
+        """Rows of the model."""
+        return n_items
 
     @property
     def system(self) -> str:
@@ -133,6 +138,9 @@ class FCF:
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)
+
+    def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
+        return FactorScorer.of(vectors, items)
 
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         able: NDArray[np.bool_] = cohort.history.counts > 0

@@ -33,6 +33,7 @@ from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.messages import Aggregate, BitCounts, ModelView
 from sottovoce.one_bit import ReportRule, contrast, item_probabilities, item_table
+from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.rng import Streams
 
 
@@ -85,6 +86,10 @@ class FMFConfig:
     def width(self) -> int:
         """Numbers per item: its vector."""
         return self.embedding_size
+
+    def model_rows(self, n_items: int) -> int:
+        """Rows of the model."""
+        return n_items
 
     @property
     def system(self) -> str:
@@ -200,6 +205,9 @@ class FMF:
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)
+
+    def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
+        return FactorScorer.of(vectors, items)
 
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Everyone: a device without any item sends fair coins, so that who reports says nothing of

@@ -31,6 +31,7 @@ from sottovoce.config import require_whole
 from sottovoce.consent import ShareRule
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
+from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.rng import Streams
 
 CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = {
@@ -104,6 +105,10 @@ class FPLConfig:
     def width(self) -> int:
         """Numbers per item: its vector and its bias."""
         return self.embedding_size + 1
+
+    def model_rows(self, n_items: int) -> int:
+        """Rows of the model."""
+        return n_items
 
     @property
     def system(self) -> str:
@@ -268,6 +273,9 @@ class FPL:
         folded = items.copy()
         factors.fold_rows(self.config.step(), folded, aggregate.item, aggregate.sums)
         return folded, memory
+
+    def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
+        return FactorScorer.of(vectors, items)
 
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         return cohort.able()

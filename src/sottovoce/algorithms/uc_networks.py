@@ -1,14 +1,21 @@
-"""UC-FedRec's networks in torch: three base recommenders, and one filter per attribute.
+"""UC-FedRec's networks in torch: four base recommenders, and one filter per attribute.
 
 Weights are explicit arguments, and every layer works on any number of leading axes: `[C, ...]` are
 the copies of C clients, which learn side by side; `[1, ...]` is the server's model. A user's score
-for an item is the product of their representations, `h_u · h_i`:
+for an item is the product of their representations, `h_u · h_i`, for
 
     MF      h = e
     NCF     h = [e ; unit(leaky(W e + b))], a tower for users and one for items
     GNN     the same, and the users' tower adds V · mean(e of the nearest users, herself included)
 
+and a network's output for
+
+    NeuMF   h = e = [g ; m];  v · [g_u * g_i ; MLP(m_u, m_i)] + c   (He et al., 2017)
+
 Weights are [out, in]. Numbers are drawn from `Streams`, so a model depends on its seed alone.
+
+On a processor, sums over one user's numbers are not matrix products: a library's product may round
+otherwise for one client than for many, and a device must find what a simulation finds.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from sottovoce.errors import ConfigError, DataError
 from sottovoce.rng import Streams
 
 Weights = Mapping[str, Tensor]
-Kind = Literal["mf", "ncf", "gnn"]
+Kind = Literal["mf", "ncf", "gnn", "neumf"]
 
 SLOPE = 0.2
 """What a leaky unit lets through of numbers below 0."""
@@ -36,6 +43,8 @@ NEAREST = 10
 TWO_LAYERS = (128,)
 DEEP = (512, 1024, 512, 256, 128)
 """Hidden sizes of a filter about as large as those of the published code (1.35 M weights)."""
+_SLAB = 1 << 22
+"""Numbers that an evaluation holds at a time: 16 MB, which caches like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +56,91 @@ class Recommender:
     """d: numbers in an embedding."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("mf", "ncf", "gnn"):
-            raise ConfigError(f"the recommender must be mf, ncf or gnn, not {self.kind!r}")
-        if self.size < 1:
-            raise ConfigError(f"an embedding needs at least one number, not {self.size}")
+        if self.kind not in ("mf", "ncf", "gnn", "neumf"):
+            raise ConfigError(f"the recommender must be mf, ncf, gnn or neumf, not {self.kind!r}")
+        least = 5 if self.kind == "neumf" else 1
+        if self.size < least:
+            raise ConfigError(f"an embedding for {self.kind} needs at least {least} numbers")
 
     @property
     def width(self) -> int:
         """Numbers in a representation, which is what filters and attackers read."""
-        return self.size if self.kind == "mf" else 2 * self.size
+        return 2 * self.size if self.drops else self.size
 
     @property
     def looks_around(self) -> bool:
         """Whether a user's representation depends on other users."""
         return self.kind == "gnn"
 
-    def init(self, rng: Streams) -> dict[str, Tensor]:
-        """The towers' first weights (Xavier's)."""
+    @property
+    def drops(self) -> bool:
+        """Whether there are towers, whose units dropout may leave out."""
+        return self.kind in ("ncf", "gnn")
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether it learns that one item is liked more than another (BPR), rather than which are
+        liked (cross entropy)."""
+        return self.kind != "neumf"
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """NeuMF: numbers of an embedding for the product, and for the network."""
+        return self.size // 5, self.size - self.size // 5
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The towers' (or NeuMF's network's) weights by name."""
+        square, bias = (self.size, self.size), (self.size,)
         if self.kind == "mf":
             return {}
-        square = (self.size, self.size)
-        towers = {
-            "user": xavier(rng.child("user"), *square),
-            "user_bias": torch.zeros(self.size),
-            "item": xavier(rng.child("item"), *square),
-            "item_bias": torch.zeros(self.size),
-        }
-        return towers | (
-            {"around": xavier(rng.child("around"), *square)} if self.kind == "gnn" else {}
-        )
+        if self.kind == "neumf":
+            product, wide = self.parts
+            layers = _layers((2 * wide, wide, wide // 2, wide // 4))
+            return layers | {"out": (1, product + wide // 4), "out_bias": (1,)}
+        towers = {"user": square, "user_bias": bias, "item": square, "item_bias": bias}
+        return towers | ({"around": square} if self.kind == "gnn" else {})
+
+    def init(self, rng: Streams) -> dict[str, Tensor]:
+        """The towers' first weights (Xavier's); biases are 0."""
+        return _first(self.shapes(), rng)
 
     def user(
         self, own: Tensor, around: Tensor, towers: Weights, kept: Tensor | None = None
     ) -> Tensor:
         """h_u [C, B, width] of embeddings [C, B, d] and the means of their nearest [C, B, d]; the
         latter count for a GNN only. `kept` scales the tower's units (dropout)."""
-        if self.kind == "mf":
+        if not self.drops:
             return own
         units = _linear(own, towers["user"], towers["user_bias"])
         if self.kind == "gnn":
-            units = units + around @ towers["around"].mT
+            units = units + _times(around, towers["around"])
         return _beside(own, units, kept)
 
     def item(self, rows: Tensor, towers: Weights, kept: Tensor | None = None) -> Tensor:
         """h_i [C, B, width] of embeddings [C, B, d]."""
-        if self.kind == "mf":
+        if not self.drops:
             return rows
         return _beside(rows, _linear(rows, towers["item"], towers["item_bias"]), kept)
+
+    def score(self, user: Tensor, item: Tensor, towers: Weights) -> Tensor:
+        """[C, B]: the scores of items [C, B, width] for one user each [C, 1, width]."""
+        if self.kind != "neumf":
+            return _products(user, item)
+        user_factors, user_rest = user.split_with_sizes(self.parts, -1)
+        factors, rest = item.split_with_sizes(self.parts, -1)
+        by_user, by_item = towers["weight0"].chunk(2, -1)
+        first = _times(rest, by_item) + _linear(user_rest, by_user, towers["bias0"])
+        return self._judge(user_factors * factors, first, towers)
+
+    def _judge(self, products: Tensor, first: Tensor, towers: Weights) -> Tensor:
+        """[C, B]: NeuMF's scores from the products g_u * g_i and its first layer's sums."""
+        values = F.relu(first)
+        for layer in (1, 2):
+            values = F.relu(_linear(values, towers[f"weight{layer}"], towers[f"bias{layer}"]))
+        sizes = (products.shape[-1], values.shape[-1])
+        for_products, for_values = towers["out"].split_with_sizes(sizes, -1)
+        told = _products(for_products, products) + _products(for_values, values)
+        return told + towers["out_bias"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +155,13 @@ class Attribute:
         if self.classes < 2 or any(size < 1 for size in self.hidden):
             raise ConfigError(f"{self.name}: a filter needs two classes and layers with units")
 
+    def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        """`weight0`, `bias0`, `weight1`, ... of a filter that reads `width` numbers."""
+        return _layers((width, *self.hidden, self.classes))
+
     def init(self, width: int, rng: Streams) -> dict[str, Tensor]:
-        """The filter's first weights: `weight0`, `bias0`, `weight1`, ..."""
-        sizes = (width, *self.hidden, self.classes)
-        weights: dict[str, Tensor] = {}
-        for layer, (enter, leave) in enumerate(pairwise(sizes)):
-            weights[f"weight{layer}"] = xavier(rng.child(layer), leave, enter)
-            weights[f"bias{layer}"] = torch.zeros(leave)
-        return weights
+        """The filter's first weights; biases are 0."""
+        return _first(self.shapes(width), rng)
 
 
 def guess(representations: Tensor, weights: Weights) -> Tensor:
@@ -146,11 +192,16 @@ class Model:
     filters: tuple[Weights, ...]
 
     def __post_init__(self) -> None:
-        size = self.recommender.size
+        size, width = self.recommender.size, self.recommender.width
         if self.users.shape[1:] != (size,) or self.items.shape[1:] != (size,):
             raise DataError(f"embeddings must be rows of {size} numbers")
+        if _shapes(self.towers) != self.recommender.shapes():
+            raise DataError(f"towers have other weights than {self.recommender.kind} needs")
         if len(self.filters) != len(self.attributes):
             raise DataError("a model needs one filter per attribute")
+        for attribute, weights in zip(self.attributes, self.filters, strict=True):
+            if _shapes(weights) != attribute.shapes(width):
+                raise DataError(f"{attribute.name}: the filter has other weights than it needs")
 
     def __repr__(self) -> str:
         shape = f"{len(self.users):,} users, {len(self.items):,} items"
@@ -193,17 +244,46 @@ class Model:
         return similar.topk(min(k, len(units)), dim=1).indices
 
     def represent(self) -> tuple[Tensor, Tensor]:
-        """h_u [N, width] and h_i [M, width]: all that recommendations, and attackers, need."""
-        own, rows = self.users[None], self.items[None]
+        """h_u [N, width] and h_i [M, width]: all that attackers need, and, but for NeuMF, all that
+        recommendations need."""
+        every = torch.arange(len(self.users), device=self.users.device)
+        return self._users(every), self.recommender.item(self.items[None], self._towers())[0]
+
+    def scores(self, rows: Tensor) -> Tensor:
+        """[len(rows), M]: what these users think of every item. Beside the result it holds no more
+        than 256 MB."""
+        if self.recommender.kind != "neumf":
+            items = self.recommender.item(self.items[None], self._towers())[0]
+            return self._users(rows) @ items.T
+        wide = self.recommender.parts[1]
+        towers = self._towers()
+        by_user, by_item = self.towers["weight0"].chunk(2, -1)
+        by_items = self.items[:, -wide:] @ by_item.T
+        told = self.users.new_empty((len(rows), len(self.items)))
+        pairs = max(1, _SLAB // (4 * self.recommender.size))
+        for some in range(0, len(self.items), pairs):
+            there = slice(some, some + pairs)
+            step = max(1, pairs // len(self.items[there]))
+            for start in range(0, len(rows), step):
+                users = self.users[rows[start : start + step]]
+                by_users = users[:, -wide:] @ by_user.T + self.towers["bias0"]
+                first = (by_users[:, None] + by_items[there]).view(1, -1, wide)
+                products = users[:, None, :-wide] * self.items[there, :-wide]
+                slab = self.recommender._judge(products.flatten(0, 1)[None], first, towers)
+                told[start : start + step, there] = slab.view(len(users), -1)
+        return told
+
+    def _users(self, rows: Tensor) -> Tensor:
+        """h_u of these users."""
+        own = self.users[rows]
         around = own
         if self.recommender.looks_around:
-            every = torch.arange(len(self.users), device=self.users.device)
-            around = self.users[self.nearest(every)].mean(dim=1)[None]
-        towers = {name: weight[None] for name, weight in self.towers.items()}
-        return (
-            self.recommender.user(own, around, towers)[0],
-            self.recommender.item(rows, towers)[0],
-        )
+            parts = torch.split(rows, max(1, _SLAB // max(1, len(self.users))))
+            around = torch.cat([self.users[self.nearest(part)].mean(dim=1) for part in parts])
+        return self.recommender.user(own[None], around[None], self._towers())[0]
+
+    def _towers(self) -> dict[str, Tensor]:
+        return {name: weight[None] for name, weight in self.towers.items()}
 
 
 def xavier(rng: Streams, rows: int, columns: int) -> Tensor:
@@ -213,8 +293,45 @@ def xavier(rng: Streams, rows: int, columns: int) -> Tensor:
     return torch.from_numpy((draws * np.sqrt(6.0 / (rows + columns))).astype(np.float32))
 
 
+def _layers(sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of a network with layers of these sizes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (enter, leave) in enumerate(pairwise(sizes)):
+        shapes |= {f"weight{layer}": (leave, enter), f"bias{layer}": (leave,)}
+    return shapes
+
+
+def _first(shapes: Mapping[str, tuple[int, ...]], rng: Streams) -> dict[str, Tensor]:
+    return {
+        name: xavier(rng.child(name), *shape) if len(shape) == 2 else torch.zeros(shape)
+        for name, shape in shapes.items()
+    }
+
+
+def _shapes(weights: Weights) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
 def _linear(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return values @ weight.mT + bias[..., None, :]
+    return _times(values, weight) + bias[..., None, :]
+
+
+def _times(values: Tensor, weight: Tensor) -> Tensor:
+    """[C, B, out] of values [C, B, in] and weights [C, out, in]."""
+    if values.is_cuda:
+        return values @ weight.mT
+    if values.shape[-2] == 1:
+        return (values * weight).sum(dim=-1)[..., None, :]
+    # A product rounds otherwise where a client's part does not begin at a multiple of 16 bytes.
+    odd = -weight.shape[-2] % 4
+    if odd:
+        return (values @ F.pad(weight, (0, 0, 0, odd)).mT)[..., :-odd]
+    return values @ weight.mT
+
+
+def _products(one: Tensor, rows: Tensor) -> Tensor:
+    """[C, B] of one row each [C, 1, W] and rows [C, B, W]."""
+    return (rows @ one.mT)[..., 0] if rows.is_cuda else (rows * one).sum(dim=-1)
 
 
 def _beside(embedding: Tensor, units: Tensor, kept: Tensor | None) -> Tensor:

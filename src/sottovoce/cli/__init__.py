@@ -18,6 +18,7 @@ from sottovoce.cli import (
     data,
     demo,
     device,
+    device_attributes,
     device_terms,
     keys,
     output,
@@ -190,6 +191,7 @@ device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 device_app.command("init")(device.init)
 device_app.command("import")(device.bring)
 device_app.command("consent")(device.consent)
+device_app.command("attributes")(device_attributes.attributes)
 device_app.command("agree")(device_terms.agree)
 device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)

@@ -49,7 +49,7 @@ def init(
       sottovoce device init ~/sottovoce --invitation invitation.json
       sottovoce device init gateway --users users.csv
     """
-    from sottovoce.cli.device_files import read_users
+    from sottovoce.cli.device_files import join, read_users
     from sottovoce.parties.store import CohortStore
     from sottovoce.parties.store_file import DATABASE
 
@@ -67,7 +67,7 @@ def init(
         store = CohortStore.create(path, people)
     with store:
         if card is not None:
-            _join(store, card)
+            join(store, card)
         numbers = store.users.tolist()
     if as_json:
         federation = card.federation if card else None
@@ -101,7 +101,7 @@ def bring(
     from sottovoce.parties.store import CohortStore
 
     with CohortStore.open(path) as store:
-        alone = None if user is None and len(store.users) > 1 else _user(store, user)
+        alone = None if user is None and len(store.users) > 1 else user_number(store, user)
         histories = read_history(file, store, alone)
         added = already = 0
         with store.file.transaction():
@@ -135,7 +135,7 @@ def consent(
         typer.Option("--take-part/--no-part", help="Whether anything may leave at all."),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Largest ε of one randomised report, such as 2.5.")
+        float | None, typer.Option(help="Largest ε of one report or update with noise.")
     ] = None,
     reports: Annotated[
         int | None, typer.Option(help="k: most randomised reports in a round.")
@@ -145,6 +145,18 @@ def consent(
         typer.Option(
             metavar="E", help="Most ε over all rounds and for ever, in plain sum; inf for no limit."
         ),
+    ] = None,
+    hide: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="An attribute that must not be learnt; repeatable."),
+    ] = None,
+    reveal: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="An attribute that is not hidden any more; repeatable."),
+    ] = None,
+    strength: Annotated[
+        float | None,
+        typer.Option(metavar="B", help="β in [0, 1): weight of hiding against recommending well."),
     ] = None,
     user: User = None,
     as_json: Json = False,
@@ -159,16 +171,22 @@ def consent(
     Once --total-epsilon has no room for another round, nothing leaves any more; what was spent
     never comes back, but the limit may be raised.
 
+    A federation may have filters for attributes such as gender. What is hidden (--hide) trains no
+    filter, and others' filters are used against its traces in what is learnt, by --strength; see
+    sottovoce device attributes.
+
     \b
     Examples:
       sottovoce device consent ~/sottovoce
       sottovoce device consent ~/sottovoce --reports 100 --epsilon 1 --total-epsilon 500
       sottovoce device consent ~/sottovoce --take-part --share-positives 0.3
+      sottovoce device consent ~/sottovoce --hide gender --hide age --strength 0.7
       sottovoce device consent ~/sottovoce --no-part
     """
     from dataclasses import replace
 
     from sottovoce.cli import spent
+    from sottovoce.cli.device_attributes import hiding
     from sottovoce.cli.device_terms import terms_in_words
     from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
@@ -179,17 +197,20 @@ def consent(
         "epsilon": epsilon,
         "max_reports": reports,
         "total_epsilon": total_epsilon,
+        "strength": strength,
     }
     if epsilon is not None:
         spent.require_sane(epsilon)
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    changing = bool(changes)
+    changing = bool(changes or hide or reveal)
     with CohortStore.open(path, readonly=not changing) as store:
-        number = _user(store, user)
-        choice = replace(store.choice(number), **changes)
+        number, agreed = user_number(store, user), Hosted(store).terms
+        choice = store.choice(number)
+        hidden = hiding(choice, hide or [], reveal or [], agreed)
+        choice = replace(choice, **changes, hidden_attributes=hidden)
         if changing:
             store.set_choice(number, choice)
-        name, records, agreed = store.name(number), store.records(number), Hosted(store).terms
+        name, records = store.name(number), store.records(number)
         terms = terms_in_words(agreed, path) if take_part else []
         cost = sum(s.reports * s.epsilon for s in store.sent_reports(number))
         means = spent.choice_lines(choice, agreed, cost)
@@ -238,7 +259,7 @@ def recommend(
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
     with CohortStore.open(path, readonly=True) as store:
-        number, hosted = _user(store, user), Hosted(store)
+        number, hosted = user_number(store, user), Hosted(store)
         found, name, view = hosted.recommend(number, n), store.name(number), hosted.model()
     rows: list[dict[str, Any]] = [
         {"rank": rank, "item": item, "title": title, "score": score}
@@ -280,7 +301,7 @@ def ledger(
     if csv and as_json:
         raise UsageError("choose one of --csv and --json")
     with CohortStore.open(path, readonly=True) as store:
-        number = None if user is None else _user(store, user)
+        number = None if user is None else user_number(store, user)
         rows = store.ledger_rows(number)
         names = {int(n): store.name(int(n)) for n in store.users}
         totals = ledgers.totals_of(store.ledger(number))
@@ -320,6 +341,7 @@ def status(path: Store, as_json: Json = False) -> None:
       sottovoce device status ~/sottovoce
     """
     from sottovoce.cli import spent
+    from sottovoce.cli.device_attributes import standing, status_words, to_json, what_leaves
     from sottovoce.engines.https.invitations import kept_invitation
     from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
@@ -346,9 +368,13 @@ def status(path: Store, as_json: Json = False) -> None:
         }
         alone = int(store.users[0]) if len(records) == 1 else None
         budget = None if alone is None else spent.of_store(store, alone, terms)
+        known = [] if alone is None else standing(store, alone, terms)
+        leaves = what_leaves(terms) if terms else []
     if as_json:
+        content |= {"attributes": to_json(known), "what_leaves": leaves}
         output.emit({**content, "budget": budget and budget.to_table()})
         return
+    content["attributes"] = status_words(known)
     if content["other_terms_offered"]:
         content["other_terms_offered"] = f"yes, see: sottovoce device agree {path} --look"
     width = max(map(len, content))
@@ -358,6 +384,7 @@ def status(path: Store, as_json: Json = False) -> None:
             for key, value in content.items()
             if value is not None
         ),
+        *leaves,
         *(budget.lines() if budget else ()),
     )
 
@@ -370,8 +397,8 @@ def export(
 ) -> None:
     """Everything that a store holds about its users, as JSON lines in a file of mode 600.
 
-    FILE must not be there yet. History, choices, ledger, budget, vectors and terms; neither keys
-    nor the published model. The file is not encrypted.
+    FILE must not be there yet. History, attributes, choices, ledger, budget, vectors and terms;
+    neither keys nor the published model. The file is not encrypted.
 
     \b
     Example:
@@ -381,7 +408,7 @@ def export(
     from sottovoce.parties.store import CohortStore
 
     with CohortStore.open(path, readonly=True) as store:
-        number = None if user is None else _user(store, user)
+        number = None if user is None else user_number(store, user)
         with output.interruptible("nothing was exported"):
             lines = write_export(file, store, number)
     if as_json:
@@ -390,7 +417,7 @@ def export(
         output.show(f"{file}: {lines:,} lines. It is not encrypted; keep it where only you read.")
 
 
-def _user(store: CohortStore, user: str | None) -> int:
+def user_number(store: CohortStore, user: str | None) -> int:
     """The number of the user that is meant."""
     numbers = store.users.tolist()
     if user is None:
@@ -398,23 +425,6 @@ def _user(store: CohortStore, user: str | None) -> int:
             raise UsageError(f"the store {store.path} has {len(numbers):,} users; choose by --user")
         return int(numbers[0])
     return store.find(user)
-
-
-def _join(store: CohortStore, card: Any) -> None:
-    from sottovoce.engines.https.invitations import keep_invitation, kept_invitation
-
-    with store.file.transaction():
-        kept, numbers = kept_invitation(store), store.users.tolist()
-        if kept is not None and (kept.federation, kept.number) != (card.federation, card.number):
-            raise UsageError(
-                f"the store {store.path} is invited to another federation, or as another device; "
-                f"make a new store"
-            )
-        if len(numbers) != 1:
-            raise UsageError(f"{store.path} is a gateway's store; an invitation is for one device")
-        if numbers[0] != card.number:
-            store.renumber(numbers[0], card.number)
-        keep_invitation(store, card)
 
 
 def _people(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The files that `sottovoce device` reads and writes: CSV in, JSON lines out."""
+"""The files that `sottovoce device` reads and writes: invitations and CSV in, JSON lines out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sottovoce.cli.output import plain
 from sottovoce.errors import DataError, DataNotFound, UsageError
 
 if TYPE_CHECKING:
+    from sottovoce.engines.https.invitations import Invitation
     from sottovoce.evaluation.tables import Table
     from sottovoce.parties.store import CohortStore
 
@@ -34,6 +35,24 @@ def read_users(path: Path) -> list[tuple[int, str]]:
                 "nobody could tell them apart"
             )
     return found
+
+
+def join(store: CohortStore, card: Invitation) -> None:
+    """Keep an invitation; its device has the number that it names."""
+    from sottovoce.engines.https.invitations import keep_invitation, kept_invitation
+
+    with store.file.transaction():
+        kept, numbers = kept_invitation(store), store.users.tolist()
+        if kept is not None and (kept.federation, kept.number) != (card.federation, card.number):
+            raise UsageError(
+                f"the store {store.path} is invited to another federation, or as another device; "
+                f"make a new store"
+            )
+        if len(numbers) != 1:
+            raise UsageError(f"{store.path} is a gateway's store; an invitation is for one device")
+        if numbers[0] != card.number:
+            store.renumber(numbers[0], card.number)
+        keep_invitation(store, card)
 
 
 def read_history(path: Path, store: CohortStore, alone: int | None) -> dict[int, History]:
@@ -115,6 +134,8 @@ def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, An
         yield {"kind": "user", "number": user, "name": store.name(user)}
         for item, stamp in store.interactions(user):
             yield {"kind": "interaction", "number": user, "item": item, "timestamp": stamp}
+        for name, value in store.attributes(user).items():
+            yield {"kind": "attribute", "number": user, "name": name, "value": value}
         for record in store.records(user):
             choice = plain(record.choice)
             yield {"kind": "choice", "number": user, "time": record.changed_at, **choice}

@@ -11,10 +11,13 @@ import typer
 from sottovoce.cli import output
 from sottovoce.cli.budget import bound_text, count_of
 from sottovoce.cli.device import Store
+from sottovoce.cli.device_attributes import what_leaves
 from sottovoce.cli.options import Json
 
 if TYPE_CHECKING:
     from sottovoce.terms import Terms
+
+_MOST_CLASSES = 8
 
 
 def agree(
@@ -67,7 +70,7 @@ def agree(
     else:
         done = "Agreed to" if agreed else "Not agreed to yet"
         output.show(f"{done}:", *(f"  {k}: {a} → {b}" for k, a, b in changes))
-        output.show(*_warning(offered))
+        output.show(*what_leaves(offered), *_warning(offered))
 
 
 def terms_in_words(terms: Terms | None, path: Path) -> list[str]:
@@ -83,7 +86,8 @@ def terms_in_words(terms: Terms | None, path: Path) -> list[str]:
 def _in_words(terms: Terms) -> list[str]:
     return [
         f"The terms in force are the server's ({terms.federation}):",
-        *(f"  {k} = {value}" for k, value in sorted(_flat(terms).items())),
+        *(f"  {k} = {_short(value)}" for k, value in sorted(_flat(terms).items())),
+        *what_leaves(terms),
         *_costs(terms),
         *_warning(terms),
     ]
@@ -118,7 +122,7 @@ def _flat(terms: Terms) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in terms.to_table().items():
         inner = value if isinstance(value, dict) else {"": value}
-        flat |= {f"{key}.{name}".rstrip("."): _short(v) for name, v in inner.items()}
+        flat |= {f"{key}.{name}".rstrip("."): v for name, v in inner.items()}
     return flat
 
 
@@ -128,10 +132,20 @@ def _short(value: Any) -> Any:
         return f"certificate {hashlib.sha256(value.encode()).hexdigest()[:32]}"
     if isinstance(value, list | tuple):
         return "; ".join(
-            ", ".join(f"{k} {v}" for k, v in one.items()) if isinstance(one, dict) else str(one)
+            ", ".join(f"{k} {_few(v)}" for k, v in one.items())
+            if isinstance(one, dict)
+            else str(one)
             for one in value
         )
     return value
+
+
+def _few(value: Any) -> str:
+    """The first of many classes, or of their shares."""
+    if not isinstance(value, list | tuple):
+        return str(value)
+    more = " | …" if len(value) > _MOST_CLASSES else ""
+    return f"({' | '.join(map(str, value[:_MOST_CLASSES]))}{more})"
 
 
 def _changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, Any]]:
@@ -139,4 +153,5 @@ def _changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, 
         return []
     old, new = _flat(before), _flat(after)
     keys = sorted(old.keys() | new.keys())
-    return [(k, old.get(k), new.get(k)) for k in keys if old.get(k) != new.get(k)]
+    changed = [(k, old.get(k), new.get(k)) for k in keys if old.get(k) != new.get(k)]
+    return [(k, _short(a), _short(b)) for k, a, b in changed]

@@ -113,7 +113,7 @@ def of_store(store: CohortStore, number: int, terms: Terms | None) -> Budget | N
 
 
 def of_ledger(table: pa.Table, choice: Choice) -> Budget | None:
-    """The same from one user's rows of a run's ledger; None where she has sent no reports."""
+    """The same from one user's rows of a run's ledger; None where no ε bounds what she has sent."""
     from sottovoce.privacy.accountant import Sent
 
     counted: dict[tuple[float, int], int] = {}
@@ -123,6 +123,8 @@ def of_ledger(table: pa.Table, choice: Choice) -> Budget | None:
         *(table[name].to_pylist() for name in columns), strict=True
     ):
         unbounded |= math.isinf(epsilon)
+        if not reports and 0 < epsilon < math.inf:  # an update with noise counts as one report
+            reports, each, batch = 1, epsilon, 0
         if reports:
             counted[each, batch] = counted.get((each, batch), 0) + reports
             cost = reports * each
@@ -142,11 +144,37 @@ def _budget(sent: list[Sent], choice: Choice, cost: float | None, unbounded: boo
 
 
 def round_cost(choice: Choice, terms: Terms | None) -> float | None:
-    """k·ε of a round under these terms; None where a choice has none of their reports sent."""
+    """ε of a round under these terms, k·ε of reports; None where nothing is sent under this choice,
+    or nothing that an ε bounds."""
+    if terms is not None and terms.noisy:
+        return _update_cost(choice, terms)
     tier = _tier(choice, terms)
     if terms is None or terms.reporting is None or tier is None:
         return None
     return terms.reporting.max_reports * tier.epsilon
+
+
+def _update_cost(choice: Choice, terms: Terms) -> float | None:
+    """The same of an update with noise; the release itself says it."""
+    import numpy as np
+
+    from sottovoce.consent import Consent
+    from sottovoce.data.interactions import Interactions
+    from sottovoce.errors import ConsentError
+    from sottovoce.privacy.updates import Clipped
+    from sottovoce.rng import Streams
+
+    release, user = terms.release, np.zeros(1, np.int64)
+    if not isinstance(release, Clipped) or not choice.takes_part:
+        return None
+    records = Consent.uniform(user, choice, choice.hidden_attributes, choice.refused_owners)
+    nothing = Interactions.from_pairs(user[:0], user[:0], n_users=1, n_items=1)
+    try:
+        bound = release.bind(user, records, nothing, Streams.from_seed(0), bytes(32))
+    except ConsentError:
+        return None
+    cost = float(bound.epsilons[0])
+    return cost if math.isfinite(cost) else None
 
 
 def _tier(choice: Choice, terms: Terms | None) -> Tier | None:
@@ -168,12 +196,18 @@ def _tier(choice: Choice, terms: Terms | None) -> Tier | None:
 def choice_lines(choice: Choice, terms: Terms | None, spent: float) -> list[str]:
     """What a choice means: whether anything leaves under these terms, the cost of a round, and how
     many rounds it lasts."""
-    from sottovoce.privacy.accountant import rounds_left
+    from sottovoce.cli.device_attributes import without_filter
 
     if not choice.takes_part:
         return []
+    missing = without_filter(choice, terms) if terms is not None else []
+    if missing:
+        return [
+            f"The choice hides {', '.join(missing)}, for which this federation has no filter: "
+            f"nothing leaves. Choose --reveal {missing[0]} or --no-part."
+        ]
     if terms is not None and terms.reporting is None:
-        return _rows_lines(choice, terms)
+        return _rows_lines(choice, terms, spent)
     release = None if terms is None else terms.reporting
     k, each = choice.max_reports, choice.epsilon
     if release is not None:
@@ -198,31 +232,71 @@ def choice_lines(choice: Choice, terms: Terms | None, spent: float) -> list[str]
         f"A round costs {most}{k:,} × ε {each:g} = {bound_text(cost)}, in plain sum; what was "
         f"spent never comes back."
     ]
+    return [*told, _lasting(choice, spent, cost)]
+
+
+def _lasting(choice: Choice, spent: float, cost: float) -> str:
+    """How many rounds of this cost the limit has room for."""
+    from sottovoce.privacy.accountant import rounds_left
+
     if math.isinf(choice.total_epsilon):
-        return [*told, "There is no limit in all: set one with --total-epsilon."]
+        return "There is no limit in all: set one with --total-epsilon."
     left = int(rounds_left(choice.total_epsilon, spent, cost, 1))
     rest = f" ({bound_text(spent)} is spent)" if spent else ""
     lasts = f"lasts for {count_of(left, 'more round' if spent else 'round')}"
     if left < 1:
         lasts = "has no room for a round: nothing leaves"
-    return [*told, f"The limit of {choice.total_epsilon:.10g} in all{rest} {lasts}."]
+    return f"The limit of {choice.total_epsilon:.10g} in all{rest} {lasts}."
 
 
-def _rows_lines(choice: Choice, terms: Terms) -> list[str]:
-    """The same where item rows leave: no ε bounds what they tell."""
+def _rows_lines(choice: Choice, terms: Terms, spent: float) -> list[str]:
+    """The same where item rows leave: most often no ε bounds what they tell."""
     from sottovoce.privacy.mechanisms import Everything
+    from sottovoce.privacy.updates import Clipped
 
+    if isinstance(terms.release, Clipped) and terms.release.dense:
+        return _noisy_lines(choice, terms, spent)
+    if isinstance(terms.release, Clipped) and math.isfinite(choice.total_epsilon):
+        return [
+            "The federation sends what no ε bounds, so that it cannot keep to a limit: nothing "
+            "leaves. Choose --total-epsilon inf."
+        ]
+    noise = "noise to single numbers alone" if terms.noisy else "no noise"
     if choice.max_reports or choice.epsilon:
         return [
-            "The federation asks for item rows and adds no noise, so that it cannot keep to an ε: "
+            f"The federation asks for item rows and adds {noise}, so that it cannot keep to an ε: "
             "nothing leaves. Choose --reports 0 --epsilon 0."
         ]
-    if isinstance(terms.release, Everything) and choice.share_positives < 1:
+    if isinstance(terms.release, Everything | Clipped) and choice.share_positives < 1:
         return [
             "The federation asks for the rows of all positive items, which this choice does not "
             "permit: nothing leaves. Only --share-positives 1 permits it."
         ]
     return []
+
+
+def _noisy_lines(choice: Choice, terms: Terms, spent: float) -> list[str]:
+    """The same where a whole update has noise."""
+    from sottovoce.one_bit import LARGEST_EPSILON
+    from sottovoce.privacy.updates import Clipped
+
+    if choice.max_reports:
+        return [
+            "The federation asks for updates of its model, not for randomised reports: nothing "
+            "leaves. Choose --reports 0."
+        ]
+    cost = _update_cost(choice, terms)
+    if cost is None:
+        each = terms.release.epsilon if isinstance(terms.release, Clipped) else 0.0
+        return [
+            f"The federation asks for an update a round at ε = {each:g}, or at what you accept, "
+            "which this choice does not permit: nothing leaves. Permit it with --epsilon "
+            f"{min(each, LARGEST_EPSILON):g}."
+        ]
+    return [
+        f"A round costs ε = {bound_text(cost)}; what was spent never comes back.",
+        _lasting(choice, spent, cost),
+    ]
 
 
 def require_sane(epsilon: float) -> None:

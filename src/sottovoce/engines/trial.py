@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.data.interactions import Vocabulary
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.ledger import COLUMNS, Entries, entries_of
@@ -115,8 +116,9 @@ def unequal_parts(n: int, parts: int) -> list[NDArray[np.int64]]:
 
 
 def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore:
-    """A new store with what these users have: their histories and choices. Whoever starts a trial
-    speaks for them, so the terms are agreed to."""
+    """A new store with what these users have: their histories and choices, and what their devices
+    know of them, hidden or not. Whoever starts a trial speaks for them, so the terms are agreed
+    to."""
     from sottovoce.parties.hosted import Hosted  # simulation does without their library
     from sottovoce.parties.store import CohortStore
 
@@ -127,11 +129,21 @@ def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore
     )
     store.set_catalogue(world.catalogue)
     store.add_histories(replace(part.history, item_ids=Vocabulary([i for i, _ in world.catalogue])))
+    if isinstance(world.terms.algorithm, UCConfig):
+        _keep_attributes(store, world.terms.algorithm, part)
     store.set_choices(part.consent)
     hosted = Hosted(store)
     hosted.agree(world.terms)
     hosted.confirm()
     return store
+
+
+def _keep_attributes(store: CohortStore, settings: UCConfig, part: Cohort) -> None:
+    with store.file.transaction():
+        for number, codes in zip(part.users.tolist(), part.labels.tolist(), strict=True):
+            for attribute, code in zip(settings.attributes, codes, strict=True):
+                if code >= 0:
+                    store.set_attribute(number, attribute.name, attribute.classes[code])
 
 
 def make_server_folder(path: Path, world: World) -> ServerFolder:

@@ -16,8 +16,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Counts, CrossDevice, FactorModel, Fusing, Reporting
-from sottovoce.consent import ALWAYS, ShareRule
+from sottovoce.algorithms.base import (
+    Cohort,
+    Counts,
+    CrossDevice,
+    FactorModel,
+    Fusing,
+    Reporting,
+    Selective,
+)
+from sottovoce.consent import ALWAYS, Consent, ShareRule
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.ledger import Entries, Ledger
 from sottovoce.messages import (
@@ -31,6 +39,7 @@ from sottovoce.messages import (
 from sottovoce.one_bit import noise_root
 from sottovoce.privacy.mechanisms import BoundRelease, Release
 from sottovoce.privacy.reports import BoundReports, KReports
+from sottovoce.privacy.updates import BoundClipped, Clipped
 from sottovoce.rng import Streams
 from sottovoce.sums import sum_groups
 
@@ -55,7 +64,9 @@ class Devices:
     cohort: Cohort
     ledger: Ledger
     rng: Streams
-    _release: BoundRelease | BoundReports
+    _offer: Release | Clipped | KReports
+    _noise: bytes
+    _release: BoundRelease | BoundClipped | BoundReports
     _accelerator: Accelerator | None = None
 
     @classmethod
@@ -63,23 +74,30 @@ class Devices:
         cls,
         algorithm: FactorModel,
         cohort: Cohort,
-        release: Release | KReports,
+        release: Release | Clipped | KReports,
         ledger: Ledger,
         rng: Streams,
         noise: bytes | None = None,
     ) -> Devices:
         """`noise` is the root of the private coins of randomised reports: 32 bytes that nobody else
         knows. A simulation leaves it out and gets one that repeats with its seed."""
-        bound: BoundRelease | BoundReports
-        if isinstance(release, KReports):
-            root = noise_root(rng.key) if noise is None else noise
-            bound = release.bind(cohort.users, cohort.consent, rng, root)
-        else:
-            bound = release.bind(cohort.users, cohort.consent, cohort.history, rng)
-        return cls(algorithm, cohort, ledger, rng, bound)
+        root = noise_root(rng.key) if noise is None else noise
+        bound = _bound(algorithm, cohort, cohort.consent, release, rng, root)
+        return cls(algorithm, cohort, ledger, rng, release, root, bound)
 
     def __repr__(self) -> str:
         return f"<Devices {len(self.cohort):,}, redacted>"
+
+    def change_consent(self, consent: Consent) -> None:
+        """From the next round on, these records hold; where they cannot, nothing changes."""
+        if self._accelerator is not None:
+            raise ConfigError("consent can change on --device cpu alone")
+        if not np.array_equal(consent.users, self.cohort.users):
+            raise ConsentError("consent records must belong to the cohort's devices, in order")
+        self._release = _bound(
+            self.algorithm, self.cohort, consent, self._offer, self.rng, self._noise
+        )
+        self.cohort.consent = consent
 
     def accelerate(self, load: Callable[[ShareRule], Accelerator]) -> None:
         """From now on, compute whole rounds on what `load` gives for the rule of all devices."""
@@ -101,11 +119,19 @@ class Devices:
         """Whether many rounds of one device each can be run at once."""
         return isinstance(self.algorithm, Fusing) and self._accelerator is None
 
+    def noise_per_row(self) -> NDArray[np.float64]:
+        """The scale of each device's noise on the rows that it sends, for an accelerator that adds
+        it; 0 where there is none, or where it does not depend on the rows."""
+        release = self._release
+        if isinstance(release, BoundClipped) and release.per_row:
+            return release.scales()
+        return np.zeros(len(self.cohort))
+
     def willing(self) -> NDArray[np.int64]:
         """Rows of the devices that take part, can learn, and may still send."""
         cohort = self.cohort
         able = cohort.consent.takes_part & self.algorithm.device_able(cohort)
-        if isinstance(self._release, BoundReports):
+        if isinstance(self._release, BoundReports | BoundClipped):
             able &= self._release.permits(cohort.spent)
         return np.flatnonzero(able)
 
@@ -116,9 +142,13 @@ class Devices:
     def report(self, view: ModelView, rows: NDArray[np.int64]) -> DeviceReports:
         """One round of these devices, as messages."""
         self._require_consent(rows)
+        self._require_budget(rows)
         updates = self._learning().device_learn(view, self.cohort, rows, self.rng)
         rule = self._sharing().rule(rows, np.array([view.round]))
         reports, counts = self._merge(updates, rows, view.round, self._leaving(updates, rule))
+        if isinstance(self._release, BoundClipped):
+            reports = self._release.add_noise(reports, rows, *view.items.shape)
+            counts = self._every_row(rows, counts, len(view.items))
         self._record(rows, np.full(len(rows), view.round), counts)
         return reports
 
@@ -127,8 +157,11 @@ class Devices:
     ) -> SummedReports:
         """One round of these devices, as the sum of their messages."""
         self._require_consent(rows)
+        self._require_budget(rows)
         algorithm = self._learning()
-        if self._accelerator is None and algorithm.device_few(view, len(rows)):
+        written = isinstance(self._release, BoundClipped) and self._release.per_row
+        few = self._accelerator is None and algorithm.device_few(view, len(rows))
+        if few or (written and self._accelerator is None):
             return add_up(view.round, [self.report(view, rows)], view.items.shape[1])
         if self._accelerator is not None:
             sums, counts = self._accelerator.learn_summed(
@@ -142,6 +175,10 @@ class Devices:
             sums, counts = algorithm.device_learn_summed(
                 view, self.cohort, rows, rule, self.rng, threads
             )
+        if isinstance(self._release, BoundClipped):
+            if not self._release.per_row:  # an accelerator has added that already
+                sums = self._release.add_noise_to_sums(sums, rows, view.round, threads)
+            counts = self._every_row(rows, counts, len(view.items))
         self._record(rows, np.full(len(rows), view.round), counts)
         every_item = np.arange(len(sums), dtype=np.int32)
         return SummedReports(view.round, every_item, sums, len(rows))
@@ -165,9 +202,8 @@ class Devices:
         """One round of these devices as k randomised reports each. Their budgets are charged; one
         that has too little left is not asked, or this raises."""
         self._require_consent(rows)
+        self._require_budget(rows)
         algorithm, release = self._reporting()
-        if not release.permits(self.cohort.spent)[rows].all():
-            raise ConsentError("a device was asked to report beyond what its owner permits")
         rule = release.rule(rows, view.round, *algorithm.sampling(view.items))
         reports = algorithm.device_report(view, self.cohort, rows, rule, threads)
         self.cohort.spent[rows] += release.cost()[rows]
@@ -195,7 +231,7 @@ class Devices:
             raise ConfigError("this algorithm sends randomised reports, not item rows")
         return self.algorithm  # type: ignore[return-value]
 
-    def _sharing(self) -> BoundRelease:
+    def _sharing(self) -> BoundRelease | BoundClipped:
         if isinstance(self._release, BoundReports):
             raise ConfigError("this release sends randomised reports, not item rows")
         return self._release
@@ -208,6 +244,13 @@ class Devices:
     def _require_consent(self, rows: NDArray[np.int64]) -> None:
         if not self.cohort.consent.takes_part[rows].all():
             raise ConsentError("a device that does not take part was asked to send")
+
+    def _require_budget(self, rows: NDArray[np.int64]) -> None:
+        release = self._release
+        if not isinstance(release, BoundReports | BoundClipped):
+            return
+        if not release.permits(self.cohort.spent)[rows].all():
+            raise ConsentError("a device was asked to report beyond what its owner permits")
 
     def _leaving(self, updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
         if not len(rule.allowed) and np.all(rule.threshold == ALWAYS):
@@ -243,6 +286,13 @@ class Devices:
         sender = self.cohort.users[rows][row[starts]]
         return DeviceReports(round, sender, item[starts], sums), counts
 
+    def _every_row(self, rows: NDArray[np.int64], counts: Counts, n_rows: int) -> Counts:
+        """What each device sends, where a row that says nothing is sent for all others, too."""
+        if not isinstance(self._release, BoundClipped) or not self._release.dense:
+            return counts
+        own = self.cohort.history.counts[rows].astype(np.int32)
+        return Counts(own, n_rows - own)
+
     def _record(
         self,
         rows: NDArray[np.int64],
@@ -250,6 +300,10 @@ class Devices:
         counts: Counts,
     ) -> None:
         sent, release = counts.positive.astype(np.int64) + counts.negative, self._sharing()
+        epsilon = np.full(len(rows), release.epsilon)
+        if isinstance(release, BoundClipped):
+            epsilon = release.epsilons[rows]
+            self.cohort.spent[rows] += np.where(np.isfinite(epsilon), epsilon, 0.0)
         self.ledger.record(
             Entries(
                 kind=release.kind,
@@ -258,6 +312,24 @@ class Devices:
                 positive_rows=counts.positive,
                 negative_rows=counts.negative,
                 bytes=sent * self.algorithm.row_bytes,
-                epsilon=np.full(len(rows), release.epsilon, dtype=np.float32),
+                epsilon=epsilon.astype(np.float32),
             )
         )
+
+
+def _bound(
+    algorithm: FactorModel,
+    cohort: Cohort,
+    consent: Consent,
+    release: Release | Clipped | KReports,
+    rng: Streams,
+    noise: bytes,
+) -> BoundRelease | BoundClipped | BoundReports:
+    """The release under these records; raises where it cannot keep to them."""
+    if isinstance(algorithm, Selective):
+        algorithm.device_check(consent)
+    if isinstance(release, KReports):
+        return release.bind(cohort.users, consent, rng, noise)
+    if isinstance(release, Clipped):
+        return release.bind(cohort.users, consent, cohort.history, rng, noise)
+    return release.bind(cohort.users, consent, cohort.history, rng)

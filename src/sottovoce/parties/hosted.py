@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.consent import Choice, Consent, affords
 from sottovoce.errors import (
     ConsentError,
@@ -40,7 +41,7 @@ from sottovoce.parties.prepared import (
 )
 from sottovoce.parties.store import CohortStore
 from sottovoce.parties.store_rounds import Round, RoundBook, kept_terms
-from sottovoce.recommender import FactorScorer, recommend
+from sottovoce.recommender import recommend
 from sottovoce.terms import Terms
 
 __all__ = ["Hosted", "Prepared"]
@@ -191,8 +192,8 @@ class Hosted:
                 self._book.mark(entry, "left", "")
         if changed:
             raise ConsentError(
-                f"a choice was changed since the report for round {entry.round} was prepared, so "
-                f"that it does not leave"
+                f"a choice was changed, or what the device knows of its owner, since the report "
+                f"for round {entry.round} was prepared, so that it does not leave"
             )
         if beyond:
             raise ConsentError(
@@ -257,13 +258,14 @@ class Hosted:
             terms, row = self._agreed()[1], np.flatnonzero(self.store.users == number)
             cohort = self._cohort(terms, self._vectors(None)).take(row)
             catalogue = self.store.catalogue()
-        algorithm = terms.build()
-        if algorithm.refits:  # what she permits does not matter then: nothing leaves
+        algorithm, vectors = terms.build(), cohort.vectors
+        if algorithm.refits or not cohort.consent.takes_part[0]:
+            # What she permits does not matter: nothing leaves.
             cohort.consent = Consent.uniform(cohort.users, _AT_HOME)
-        devices = Devices.behind_door(
-            algorithm, cohort, terms.release, Ledger(), self.store.streams
-        )
-        scorer = FactorScorer.of(devices.vectors_at_home(view), view.items)
+            vectors = Devices.behind_door(
+                algorithm, cohort, terms.release, Ledger(), self.store.streams
+            ).vectors_at_home(view)
+        scorer = algorithm.device_scorer(vectors, view.items)
         items, scores = recommend(scorer, 0, cohort.history.row(0), n)
         return [
             (*catalogue[item], score)
@@ -318,8 +320,8 @@ class Hosted:
             before, choice, users = book.latest(), book.latest_choice(), self.store.users
             cohort = self._cohort(terms, self._vectors(view.round))
             left = book.has_left(era, view.round)
-        bits = terms.reporting is not None
-        noise = self.store.noise(era) if bits else None
+        noisy = terms.noisy or terms.reporting is not None
+        noise = self.store.noise(era) if noisy else None
         devices = Devices.behind_door(
             terms.build(), cohort, terms.release, ledger, self.store.streams, noise
         )
@@ -333,7 +335,7 @@ class Hosted:
                 f"a report for round {view.round} has left already under an earlier choice; the "
                 f"new choice holds from the next round on"
             )
-        if bits:
+        if noisy:
             # The coins of a round serve once. Another attempt may come with another model, and who
             # sees what the same coins make of two values learns by how much these differ: no ε
             # bounds that. A second report would also cost a second time.
@@ -341,7 +343,7 @@ class Hosted:
             if not len(rows):
                 raise ConsentError(
                     f"a report for round {view.round} has left already in an earlier attempt; of "
-                    f"randomised reports there is one for each round"
+                    f"randomised reports and noisy updates there is one for each round"
                 )
         message = self._report(devices, view, rows, summed)
         learnt = devices.cohort.vectors[rows]
@@ -389,8 +391,9 @@ class Hosted:
             raise MessageError(
                 f"the catalogue has {history.n_items:,} items, the federation {terms.n_items:,}"
             )
-        store = self.store
-        return Cohort(store.users, history, store.choices(), vectors, store.spent())
+        store, algorithm = self.store, terms.algorithm
+        labels = store.labels(algorithm.attributes if isinstance(algorithm, UCConfig) else ())
+        return Cohort(store.users, history, store.choices(), vectors, store.spent(), labels)
 
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""

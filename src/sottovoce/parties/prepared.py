@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.errors import ConsentError, MessageError
 from sottovoce.messages import ModelView
 from sottovoce.parties.device import Devices
@@ -60,8 +61,9 @@ def among(
 def space(terms: Terms) -> tuple[object, ...]:
     """Vectors mean something within one federation, algorithm and size alone."""
     algorithm = terms.algorithm
-    size = algorithm.embedding_size
-    return terms.federation, terms.n_items, terms.width, type(algorithm).__name__, size
+    kind = type(algorithm).__name__, getattr(algorithm, "recommender", "")
+    shape = terms.n_items, terms.n_rows, terms.width, algorithm.embedding_size
+    return terms.federation, *kind, *shape
 
 
 def how_revealing(terms: Terms) -> str:
@@ -69,6 +71,12 @@ def how_revealing(terms: Terms) -> str:
     if getattr(terms.algorithm, "variant", "") == "fpl":
         return (
             "with an update for each positive item, as the terms have it, a report is the history"
+        )
+    if isinstance(terms.algorithm, UCConfig):
+        tells = ", and the value of each attribute that is shared" * bool(terms.algorithm.names)
+        return (
+            "with an update for each item that it learns from, as the terms have it, a single "
+            f"report may tell much of the history{tells}"
         )
     if not terms.triples:
         return (
@@ -82,7 +90,7 @@ def how_revealing(terms: Terms) -> str:
 
 
 def check_shape(view: ModelView, terms: Terms) -> None:
-    if view.items.shape != (terms.n_items, terms.width):
+    if view.items.shape != (terms.n_rows, terms.width):
         raise MessageError("the model has another shape than the federation's terms say")
 
 
@@ -96,14 +104,14 @@ def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> 
 
 
 def explain(devices: Devices, asked: NDArray[np.int64], store: Path) -> None:
-    """Raises where the one device that was asked takes part and can learn, but may send no
-    randomised report: its owner should know why."""
+    """Raises where the one device that was asked takes part and can learn, but may not send: its
+    owner should know why."""
     cohort = devices.cohort
     able = cohort.consent.takes_part & devices.algorithm.device_able(cohort)
-    if len(asked) != 1 or not devices.reports_bits or not able[asked[0]]:
+    if len(asked) != 1 or not able[asked[0]]:
         return
     row = int(asked[0])
-    if devices.tiers()[row] < 0:
+    if devices.reports_bits and devices.tiers()[row] < 0:
         raise ConsentError(
             f"the federation asks for more reports, or for a larger ε of each, than the choice "
             f"permits; see `sottovoce device agree {store} --look` and `sottovoce device consent "

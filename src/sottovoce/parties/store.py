@@ -26,7 +26,7 @@ from sottovoce.data.interactions import Interactions, Vocabulary
 from sottovoce.errors import DataError, UsageError
 from sottovoce.ledger import Ledger
 from sottovoce.one_bit import noise_root
-from sottovoce.parties import store_budget
+from sottovoce.parties import store_attributes, store_budget
 from sottovoce.parties.store_budget import SentReports, Spent
 from sottovoce.parties.store_file import StoreFile
 from sottovoce.parties.store_rounds import ledger_rows
@@ -34,6 +34,8 @@ from sottovoce.rng import Streams
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sottovoce.algorithms.uc_config import FilterConfig
 
 MAX_NUMBER = 2**32 - 1
 NOISE_BYTES = 32
@@ -353,7 +355,10 @@ class CohortStore:
     def records(self, number: int) -> list[Record]:
         """Every choice that a user has made, oldest first."""
         sql = "SELECT choice, changed_at FROM consent WHERE number = ? ORDER BY version"
-        return [Record(_from_text(text), at) for text, at in self.file.rows(sql, [int(number)])]
+        rows = self.file.rows(sql, [int(number)])
+        # One that repeats the former stands for a changed attribute.
+        new = [row for k, row in enumerate(rows) if not k or row[0] != rows[k - 1][0]]
+        return [Record(_from_text(text), at) for text, at in new]
 
     def _set_choices(self, rows: Iterable[tuple[int, str]]) -> None:
         # Who makes the same choice again has not changed her mind: a round under way goes on.
@@ -362,6 +367,22 @@ class CohortStore:
             "(SELECT choice FROM consent WHERE number = ?1 ORDER BY version DESC LIMIT 1)",
             ((number, text, self.now()) for number, text in rows),
         )
+
+    # --- attributes ------------------------------------------------------------------------------
+
+    def attributes(self, number: int) -> dict[str, str]:
+        """What the store knows of a user, by name."""
+        self.name(number)
+        return store_attributes.of_user(self.file, int(number))
+
+    def set_attribute(self, number: int, name: str, value: str | None) -> None:
+        """Keep one, or (None) forget it. What was prepared with another value does not leave."""
+        self.name(number)
+        store_attributes.change(self.file, int(number), name, value, self.now())
+
+    def labels(self, filters: Sequence[FilterConfig]) -> NDArray[np.int64]:
+        """[users, filters]: by class; -1 where a value is missing or unknown to the filter."""
+        return store_attributes.labels(self.file, self.users, filters)
 
     # --- ledger and budget -----------------------------------------------------------------------
 

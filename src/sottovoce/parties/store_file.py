@@ -174,6 +174,13 @@ class StoreFile:
                 return self._connection.pragma(name)
             return self._connection.pragma(name, value)
 
+    def cut_log(self) -> None:
+        """Leave nothing in the write-ahead log, where pages lie as they were before. While others
+        read, it stays until the last of them is gone; within a transaction, until the next time."""
+        with self._turn, self._speaking():
+            if not self._connection.in_transaction:
+                self._connection.pragma("wal_checkpoint", "truncate")
+
     @contextlib.contextmanager
     def _scope(self, begin: str) -> Iterator[None]:
         with self._turn, self._speaking():
@@ -254,6 +261,7 @@ def _connect(path: Path, key: str, readonly: bool, new: bool) -> apsw.Connection
         connection.pragma("schema_version")
         if not readonly:
             connection.pragma("synchronous", "full")
+            connection.pragma("secure_delete", "on")  # what is forgotten is overwritten
             connection.pragma("foreign_keys", "on")
         if new:  # the file remembers it
             connection.pragma("journal_mode", "wal")

@@ -166,4 +166,15 @@ WHEN new.reports < old.reports OR new.epsilon <> old.epsilon OR new.batch <> old
 BEGIN SELECT RAISE(ABORT, 'a budget never falls'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS)
+_ATTRIBUTES = """
+-- What the device knows of its owner. Not on record: what is forgotten is gone.
+CREATE TABLE attributes (
+    number INTEGER NOT NULL REFERENCES users ON UPDATE CASCADE,
+    name TEXT NOT NULL CHECK (name <> ''),
+    value TEXT NOT NULL CHECK (value <> ''),
+    changed_at INTEGER NOT NULL,
+    PRIMARY KEY (number, name)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES)

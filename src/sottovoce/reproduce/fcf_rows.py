@@ -14,7 +14,7 @@ from sottovoce.errors import Diverged
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.federation import Federation
 from sottovoce.privacy.mechanisms import Everything
-from sottovoce.recommender import FactorScorer
+from sottovoce.recommender import Scorer
 from sottovoce.reproduce.study import CHOSEN_BY, Part, Study, StudyConfig
 from sottovoce.rng import Streams
 
@@ -29,7 +29,7 @@ class Federated:
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
-    ) -> FactorScorer:
+    ) -> Scorer:
         users = np.arange(train.n_users, dtype=np.int64)
         consent = Consent.uniform(users, Choice(share_positives=1.0))
         federation = Federation.build(self.settings, train, consent, Everything(), rng)

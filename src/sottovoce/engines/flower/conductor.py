@@ -89,7 +89,7 @@ class Conductor:
         self.members: dict[int, Member] = {}
         self.server = Server.start(plan.terms.build(), plan.terms.n_items, Streams(plan.root_key))
         self.attempt = 0
-        self.changed = np.zeros(plan.terms.n_items, np.int64)
+        self.changed = np.zeros(plan.terms.n_rows, np.int64)
         self._restore()
         self._looked = -math.inf
         self._unknown = 0
@@ -380,7 +380,7 @@ class Conductor:
         elif answer.sum:
             try:
                 part = check_sum(answer, opened, len(entry.numbers), self.plan.terms)
-                limit = min(self.plan.rules.value_limit, _LARGEST // part.devices)
+                limit = min(self.plan.value_limit, _LARGEST // part.devices)
                 entry.part = cut_sum(part, limit)
             except MessageError:
                 self._refuse("malformed")
@@ -435,10 +435,10 @@ def check_sum(answer: Answer, opened: OpenRound, asked: int, terms: Terms) -> Su
         raise MessageError("the report is for another round")
     if not 1 <= answer.devices <= asked:
         raise MessageError("the report speaks for more devices than were asked, or for none")
-    most = min(answer.devices * terms.max_rows, terms.n_items)
+    most = min(answer.devices * terms.max_rows, terms.n_rows)
     if len(answer.sum) > message_limit(most, terms.width) + 4:
         raise MessageError("the report is too long")
-    part = decode_sum(answer.sum, n_items=terms.n_items, width=terms.width, round=opened.round)
+    part = decode_sum(answer.sum, n_items=terms.n_rows, width=terms.width, round=opened.round)
     if part.devices != answer.devices or len(part.item) > most:
         raise MessageError("the report speaks for more devices or items than it may")
     most_each = int(terms.largest_value * GRID)

@@ -57,7 +57,7 @@ def _report(hosted: Hosted, view: ModelView, task: Task) -> tuple[bytes, int]:
 def _model(hosted: Hosted, question: Question) -> ModelView:
     terms = question.terms
     view = decode_model(
-        question.model, n_items=terms.n_items, width=terms.width, have=hosted.model()
+        question.model, n_items=terms.n_rows, width=terms.width, have=hosted.model()
     )
     if view.round != question.round:
         raise MessageError(f"the model is of round {view.round}, the round is {question.round}")

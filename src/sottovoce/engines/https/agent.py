@@ -277,7 +277,7 @@ class Agent(Reader):
         answer = await self.client.post("/v1/reports", sealed)
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
         with contextlib.suppress(MessageError):
-            shape = {"n_items": terms.n_items, "width": terms.width}
+            shape = {"n_items": terms.n_rows, "width": terms.width}
             details["rows"] = len(decode(prepared.message, sender=0, round=round, **shape))
         if 200 <= answer.status < 300 or (answer.status, answer.reason) == (409, "replay"):
             await self._aside(lambda: self.hosted.arrived(round, attempt))

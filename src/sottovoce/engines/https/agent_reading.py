@@ -90,7 +90,7 @@ class Reader:
         if kept is not None and kept.round == now.model:
             return kept
         if kept is not None and (
-            kept.round > now.model or kept.items.shape != (terms.n_items, terms.width)
+            kept.round > now.model or kept.items.shape != (terms.n_rows, terms.width)
         ):
             kept = None
         try:
@@ -104,14 +104,14 @@ class Reader:
         return view
 
     async def _download(self, now: Descriptor, terms: Terms, kept: ModelView | None) -> ModelView:
-        limit = full_size(terms.n_items, terms.width) + terms.n_items + 1024
+        limit = full_size(terms.n_rows, terms.width) + terms.n_rows + 1024
         since = "" if kept is None else f"?since={kept.round}"
         answer = await self.client.download(f"/v1/model/{now.model}{since}", limit)
         if answer.status in (404, 410):
             self._known = None
             raise Busy("the round went on while its model was asked for", 0.0)
         body = self._good(answer).body
-        view = decode_model(body, n_items=terms.n_items, width=terms.width, have=kept)
+        view = decode_model(body, n_items=terms.n_rows, width=terms.width, have=kept)
         if view.round != now.model:
             raise MessageError("the server sent the model of another round")
         return view

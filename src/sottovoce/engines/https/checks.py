@@ -127,7 +127,7 @@ class Checks:
             reports = decode(
                 body,
                 sender=envelope.number,
-                n_items=terms.n_items,
+                n_items=terms.n_rows,
                 width=terms.width,
                 round=envelope.round,
                 max_rows=terms.max_rows,

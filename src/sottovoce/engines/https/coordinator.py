@@ -48,6 +48,11 @@ class Plan:
         """Whether reports come through a proxy, from devices that the server cannot tell apart."""
         return self.terms.reporting is not None
 
+    @property
+    def value_limit(self) -> int:
+        """Where the values of reports are cut, in steps of the grid; noise must not be."""
+        return self.terms.noise_limit or self.rules.value_limit
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -78,7 +83,7 @@ class Coordinator:
         if found is None:
             server = Server.start(self._algorithm, terms.n_items, Streams(self._plan.root_key))
             records.set_fact(link, "terms", terms.digest())
-            unmoved = np.zeros(terms.n_items, np.int32)
+            unmoved = np.zeros(terms.n_rows, np.int32)
             records.save_model(link, 0, server.items, unmoved, server.memory)
         elif found != terms.digest():
             raise ServiceError(
@@ -229,7 +234,7 @@ class Coordinator:
         """Everything that is stored for the round, into the server; what of it was left out."""
         n_items, width = server.items.shape
         total: list[SummedReports] = []
-        limit = self._plan.rules.value_limit
+        limit = self._plan.value_limit
         for part in records.bodies(link, now.round, now.attempt):
             reports = [
                 cut(

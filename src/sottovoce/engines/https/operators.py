@@ -70,7 +70,7 @@ class Operator:
     def model(self, round: int, terms: Terms) -> ModelView:
         """The published model, as every device can get it."""
         content = self._ask("GET", f"/v1/model/{round}").content
-        return decode_model(content, n_items=terms.n_items, width=terms.width)
+        return decode_model(content, n_items=terms.n_rows, width=terms.width)
 
     def _ask(self, method: str, path: str, content: Any = None) -> httpx2.Response:
         try:

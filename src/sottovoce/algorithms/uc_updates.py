@@ -1,0 +1,35 @@
+"""What UC-FedRec's clients find in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sottovoce.algorithms.uc_networks import Weights
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Updates:
+    """Each client's weights less those it was given, clipped where they are to be sent.
+
+    Rows of items beyond a client's own are numbered -1 and hold zeros. Filters that a client does
+    not train hold zeros, and `shared` tells which those are."""
+
+    user_rows: Tensor
+    users: Tensor
+    """[C, d], for the users in `user_rows` [C]. These stay on the devices, and are not clipped."""
+    item_rows: Tensor
+    items: Tensor
+    """[C, R, d], for the items in `item_rows` [C, R]."""
+    liked: Tensor
+    """[C]: how many of these are hers."""
+    towers: Weights
+    filters: tuple[Weights, ...]
+    shared: Tensor
+
+    def __len__(self) -> int:
+        return len(self.user_rows)
+
+    def __repr__(self) -> str:
+        return f"<Updates of {len(self):,}, redacted>"

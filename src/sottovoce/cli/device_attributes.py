@@ -1,0 +1,260 @@
+"""`sottovoce device attributes`: what a device knows of its owner, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.device import Store, User, user_number
+from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms.uc_config import FilterConfig
+    from sottovoce.consent import Choice
+    from sottovoce.parties.store import CohortStore
+    from sottovoce.terms import Terms
+
+_MOST_NAMED = 40
+
+
+def attributes(
+    path: Store,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE]...", help="What the device is told of its owner."),
+    ] = None,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="An attribute to erase from the store; repeatable."),
+    ] = None,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a device knows of its owner, or tell it.
+
+    Values stay in the store, encrypted. Where the federation has a filter for an attribute, and its
+    owner does not hide it (sottovoce device consent STORE --hide NAME), the device trains that
+    filter with the value, and what it sends of the filter may tell the value: see sottovoce device
+    agree STORE --look. A value that is not known counts as hidden. Once the federation's terms are
+    known, a value must be one of its filter's classes.
+
+    \b
+    Examples:
+      sottovoce device attributes ~/sottovoce
+      sottovoce device attributes ~/sottovoce gender=F age=25-34
+      sottovoce device attributes ~/sottovoce --forget age
+    """
+    from sottovoce.parties.hosted import Hosted
+    from sottovoce.parties.store import CohortStore
+
+    changes = _read(values or [], forget or [])
+    with CohortStore.open(path, readonly=not changes) as store:
+        number, terms = user_number(store, user), Hosted(store).terms
+        for known in filters_of(terms):
+            value = changes.get(known.name)
+            if value is not None and known.code(value) < 0:
+                raise UsageError(
+                    f"that is no class of {known.name} in this federation, which has "
+                    f"{_listed(known.classes)}"
+                )
+        before = store.attributes(number)
+        for name in forget or []:
+            if name not in before:
+                raise UsageError(
+                    f"the device knows no {name!r} that it could forget; it knows "
+                    f"{_listed(list(before))}"
+                )
+        with store.file.transaction():
+            for name, value in changes.items():
+                store.set_attribute(number, name, value)
+        if changes:
+            store.file.cut_log()
+        name, lines = store.name(number), standing(store, number, terms)
+    if as_json:
+        shown = [{**output.plain(line), "words": line.words()} for line in lines]
+        output.emit({"store": path, "user": name, "changed": bool(changes), "attributes": shown})
+        return
+    if not lines:
+        output.show(f"The device knows nothing of {name}, and there are no filters yet.")
+        return
+    from sottovoce.evaluation.tables import Column, Table
+
+    columns = [Column("name", "attribute"), Column("value"), Column("words", "what becomes of it")]
+    rows = [
+        {
+            "name": output.one_line(line.name),
+            "value": "not known" if line.value is None else output.one_line(line.value),
+            "words": line.words(),
+        }
+        for line in lines
+    ]
+    output.show(Table(f"What the device knows of {name}", columns, rows))
+    for known in filters_of(terms):
+        output.show(f"{known.name}: {_listed(known.classes)}.")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Standing:
+    """An attribute of one user: what is known, and what may be done with it."""
+
+    name: str
+    value: str | None
+    hidden: bool
+    filter: bool
+    """Whether the federation has one for it."""
+    fits: bool
+    """Whether the value is one of the filter's classes."""
+
+    def __repr__(self) -> str:
+        return f"<Standing of {self.name}, redacted>"
+
+    def words(self) -> str:
+        if not self.filter:
+            return "no filter: used by nothing"
+        if self.hidden:
+            return "hidden: trains nothing"
+        if self.value is None:
+            return "not known: counts as hidden"
+        return "shared: trains its filter" if self.fits else "no class of it: counts as hidden"
+
+
+def standing(store: CohortStore, number: int, terms: Terms | None) -> list[Standing]:
+    """Every attribute that has a filter, is known or is hidden; those with filters first."""
+    known, hidden = store.attributes(number), store.choice(number).hidden_attributes
+    filters = {each.name: each for each in filters_of(terms)}
+    return [
+        Standing(
+            name,
+            known.get(name),
+            name in hidden,
+            name in filters,
+            name in filters and filters[name].code(known.get(name)) >= 0,
+        )
+        for name in dict.fromkeys([*filters, *sorted({*known, *hidden})])
+    ]
+
+
+def filters_of(terms: Terms | None) -> Sequence[FilterConfig]:
+    """The attributes for which a federation has filters."""
+    from sottovoce.algorithms.uc_config import UCConfig
+
+    algorithm = None if terms is None else terms.algorithm
+    return algorithm.attributes if isinstance(algorithm, UCConfig) else ()
+
+
+def hiding(
+    choice: Choice, hide: Sequence[str], reveal: Sequence[str], terms: Terms | None
+) -> tuple[str, ...]:
+    """What is hidden after these changes of a choice."""
+    both = sorted({*hide} & {*reveal})
+    if both:
+        raise UsageError(f"choose one of --hide {both[0]} and --reveal {both[0]}")
+    names = [each.name for each in filters_of(terms)]
+    for name in hide:
+        if not name:
+            raise UsageError("--hide needs the name of an attribute")
+        if terms is not None and name not in names:
+            raise UsageError(
+                f"this federation has no filter for {name!r}, so that it cannot be hidden; it has "
+                f"filters for {_listed(names)}"
+            )
+    for name in reveal:
+        if name not in choice.hidden_attributes:
+            raise UsageError(
+                f"{name!r} is not hidden; hidden are: {_listed(choice.hidden_attributes)}"
+            )
+    kept = [name for name in choice.hidden_attributes if name not in reveal]
+    return tuple(dict.fromkeys([*kept, *hide]))
+
+
+def without_filter(choice: Choice, terms: Terms) -> list[str]:
+    """What a choice hides that this federation has no filter for."""
+    names = {each.name for each in filters_of(terms)}
+    return [name for name in choice.hidden_attributes if name not in names]
+
+
+def what_leaves(terms: Terms) -> list[str]:
+    """What devices send in a federation with filters, and what a server can tell from it."""
+    from sottovoce.algorithms.uc_config import UCConfig
+    from sottovoce.privacy.updates import Clipped
+
+    algorithm, release = terms.algorithm, terms.release
+    if not isinstance(algorithm, UCConfig) or not isinstance(release, Clipped):
+        return []
+    networks = "" if algorithm.recommender == "mf" else "; and of the recommender's networks"
+    names = _listed(algorithm.names)
+    told = [f"There are filters for {names}, each of which every user may hide."]
+    if not algorithm.attributes:
+        told = ["There are no filters, so that no attribute can be hidden."]
+    if release.dense:
+        whose = ", also of the filters of hidden attributes" if algorithm.attributes else ""
+        told.append(
+            f"What leaves in a round: a change of every row of the model{whose}, with noise on "
+            f"each number, by which a report costs ε = {release.epsilon:g} in all. What rounds "
+            "cost adds up."
+        )
+        if release.hiding_epsilon:
+            told.append(
+                "Who hides an attribute adds more noise, so that a report costs ε = "
+                f"{release.hiding_epsilon:g}. How much noise there is can be seen: it tells that "
+                "something is hidden."
+            )
+        return told
+    told.append(
+        "What leaves in a round: changes of some items' rows, by name, items of the history among "
+        f"them{networks}."
+    )
+    if algorithm.attributes:
+        told.append(
+            "For each attribute that is shared, the change of its filter leaves, too, in which a "
+            "server can read the value. Filters of which no change comes tell it what is hidden, "
+            "or not known."
+        )
+    if terms.noisy:
+        told.append(
+            f"Each number has noise: its ε = {release.epsilon:g} bounds what one number tells, not "
+            "what a report of thousands does."
+        )
+    return told
+
+
+def _read(values: Sequence[str], forget: Sequence[str]) -> dict[str, str | None]:
+    """What to change; no message repeats a value."""
+    changes: dict[str, str | None] = {}
+    pairs: list[tuple[str, str | None]] = [(name, None) for name in forget]
+    for text in values:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise UsageError(
+                "an attribute is told as NAME=VALUE, such as gender=F; --forget NAME erases one"
+            )
+        pairs.append((name, value))
+    for name, told in pairs:
+        if name in changes:
+            raise UsageError(f"{name!r} is named twice; say one thing of it")
+        changes[name] = told
+    return changes
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", … ({len(names):,} in all)" if len(names) > _MOST_NAMED else ""
+    return (", ".join(map(output.one_line, names[:_MOST_NAMED])) or "none") + more
+
+
+def status_words(lines: Sequence[Standing]) -> str | None:
+    """Each attribute and what becomes of it, without its value."""
+    return "; ".join(f"{line.name} ({line.words()})" for line in lines) or None
+
+
+def to_json(lines: Sequence[Standing]) -> list[dict[str, Any]]:
+    """The same for a machine."""
+    return [
+        {"name": line.name, "known": line.value is not None, "hidden": line.hidden}
+        | {"filter": line.filter, "words": line.words()}
+        for line in lines
+    ]
