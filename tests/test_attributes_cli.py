@@ -269,6 +269,8 @@ def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, say, ask):
         assert "some items' rows, by name, items of the history among them." in words
         assert "a server can read the value" in words
         assert "tell it what is hidden, or not known" in words
+        assert "Who shares an attribute sends her embedding with it" in words
+        assert "shows her value to everybody who reads the model" in words
         assert "networks" not in words  # the rows are all there is
     standing = one_text(say("status", path))
     assert "attributes gender (shared: trains its filter); age (hidden: trains nothing)" in standing
@@ -281,6 +283,11 @@ def test_other_recommenders_and_releases_have_other_words(tmp_path, say):
     ncf = replace(SETTINGS, recommender="ncf")
     words = one_text(say("agree", joined(tmp_path / "ncf", terms_of(settings=ncf)), "--look"))
     assert "among them; and of the recommender's networks." in words
+    assert "sends her embedding" in words
+    layers = terms_of(settings=replace(SETTINGS, filters="two-layer"))
+    words = one_text(say("agree", joined(tmp_path / "layers", layers), "--look"))
+    assert "a server can read the value" in words
+    assert "sends her embedding" not in words
     scalar = Clipped(clip=1.0, norm="scalar", epsilon=3.0)
     words = one_text(say("agree", joined(tmp_path / "scalar", terms_of(scalar)), "--look"))
     assert "a server can read the value" in words
@@ -289,7 +296,7 @@ def test_other_recommenders_and_releases_have_other_words(tmp_path, say):
     words = one_text(say("agree", noisy, "--look"))
     assert "a change of every row of the model, also of the filters of hidden attributes" in words
     assert "a report costs ε = 2 in all" in words
-    for untrue in ("can read", "tell it what is hidden", "Mind:"):
+    for untrue in ("can read", "tell it what is hidden", "sends her embedding", "Mind:"):
         assert untrue not in words
     marked = joined(tmp_path / "marked", terms_of(replace(NOISY, hiding_epsilon=1.0)))
     words = one_text(say("agree", marked, "--look"))
@@ -298,6 +305,7 @@ def test_other_recommenders_and_releases_have_other_words(tmp_path, say):
     words = one_text(say("agree", bare, "--look"))
     assert "no attribute can be hidden" in words
     assert "can read the value" not in words
+    assert "sends her embedding" not in words
 
 
 def test_what_a_choice_means_under_each_release(tmp_path, ask):
@@ -333,6 +341,7 @@ def test_the_means_are_what_the_door_does(tmp_path, ask):
         SHARING,
         Choice(),
         Choice(epsilon=1.0),
+        Choice(epsilon=0.2),  # less than an eighth of what the terms ask for
         replace(SHARING, epsilon=1.0),
         replace(SHARING, max_reports=2),
         replace(SHARING, total_epsilon=1.0),

@@ -115,8 +115,10 @@ class Federation:
 
             if not isinstance(algorithm, UC):
                 raise ConfigError("only FPL, FCF and UC-FedRec run on a GPU")
-            scales = self.devices.noise_per_row()
-            self.devices.accelerate(lambda rule: UCOnTorch.load(algorithm, cohort, scales, device))
+            rng, scales = self.devices.rng, self.devices.noise_per_row()
+            self.devices.accelerate(
+                lambda rule: UCOnTorch.load(algorithm, cohort, rng, scales, device)
+            )
 
     def run(
         self,

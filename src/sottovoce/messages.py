@@ -99,6 +99,11 @@ class SummedReports:
     def __repr__(self) -> str:
         return f"<SummedReports round={self.round} devices={self.devices}>"
 
+    def counts_well(self) -> bool:
+        """Whether the last number of each row can be how many of these devices sent it."""
+        senders = self.sums[:, -1]
+        return bool(np.all((senders >= int(GRID)) & (senders <= self.devices * int(GRID))))
+
     def dense(self, n_items: int) -> NDArray[np.int64]:
         """A row for every item, zeros where nobody sent."""
         table = np.zeros((n_items, self.sums.shape[1]), dtype=np.int64)

@@ -58,7 +58,9 @@ FILTERED = (
     "where they can tell nothing. That is no guarantee: other attackers may still guess better "
     "than chance, because tastes go with attributes. Nothing else is hidden from the server: item "
     "rows name what she used and are near multiples of her embedding, a filter's update tells her "
-    "class of an attribute that she shares, and its absence that she hides it. The ledger books an "
+    "class of an attribute that she shares, and its absence that she hides it. Who shares any "
+    "attribute sends her embedding in the update of a filter of moments, as is the default; where "
+    "she alone shares it, everybody reads her class in the published filter. The ledger books an "
     "unbounded privacy cost for every upload, also where noise is added to each number alone. Who "
     "must not be read should not take part. See docs/privacy.md."
 )

@@ -163,6 +163,11 @@ class Terms:
         return self.algorithm.model_rows(self.n_items)
 
     @property
+    def counts_senders(self) -> bool:
+        """Whether the last number of a row in a report says 1, for its sender."""
+        return isinstance(self.algorithm, UCConfig)
+
+    @property
     def noisy(self) -> bool:
         """Whether devices add noise to updates, from coins that serve once."""
         return isinstance(self.release, Clipped) and self.release.epsilon > 0

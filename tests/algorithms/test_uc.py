@@ -1,6 +1,7 @@
 """UC-FedRec on the core: the same rounds as messages and as sums, and consent does what it says."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from sottovoce.testing import Messages, checkerboard
 torch = pytest.importorskip("torch")
 
 from sottovoce.algorithms.uc_config import FilterConfig, UCConfig  # noqa: E402
-from sottovoce.algorithms.uc_networks import guess  # noqa: E402
+from sottovoce.algorithms.uc_networks import Guesses, guess  # noqa: E402
 from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
 from sottovoce.engines.simulation import Simulation  # noqa: E402
 from sottovoce.federation import Federation  # noqa: E402
@@ -172,7 +173,7 @@ def test_step_sizes_fall_at_the_end():
     algorithm = built(replace(SMALL, rounds=100, cooling=0.2)).server.algorithm
     paces = [algorithm.pace(round) for round in range(120)]
     assert paces[:80] == [1.0] * 80
-    assert all(a >= b for a, b in zip(paces, paces[1:], strict=False))
+    assert all(a >= b for a, b in pairwise(paces))
     assert 0 < paces[99] < 0.1
     assert paces[119] > 0  # a federation may go on
 
@@ -249,12 +250,24 @@ def test_an_attribute_that_a_device_does_not_know_counts_as_hidden():
         assert np.array_equal(heard.values, there.values)
 
 
-def test_hiding_moves_what_filters_say_towards_the_public_shares():
+def logits_of(model):
+    """What the filter says of everybody; one of moments, by its guess of middle strength."""
+    users, weights = model.represent()[0], model.filters[0]
+    if "moments" not in weights:
+        return guess(users[None], {name: weight[None] for name, weight in weights.items()})[0]
+    guesses = Guesses.of(weights, torch.tensor(GENDER.shares))
+    lines = guesses.lines[len(guesses.lines) // 2]
+    return (users - guesses.center) @ lines.T + guesses.shares.log()
+
+
+@pytest.mark.parametrize("filters", ["moments", "two-layer"])
+def test_hiding_moves_what_filters_say_towards_the_public_shares(filters):
     """Gender is the colour of the board, so that embeddings give it away unless they are pulled."""
     hiders = {int(u): ("gender",) for u in USERS[::4]} | {int(u): ("gender",) for u in USERS[1::4]}
     settings = replace(
-        SMALL, rounds=60, item_rate=20.0, filter_rate=0.2, pairs=32, attributes=(GENDER,)
-    )
+        SMALL, rounds=60, item_rate=20.0, filter_rate=0.2, pairs=32, attributes=(GENDER,),
+        filters=filters,
+    )  # fmt: skip
 
     def spread(strength):
         made = built(settings, consent_of(hiders, strength), LABELS[:, :1])
@@ -262,10 +275,7 @@ def test_hiding_moves_what_filters_say_towards_the_public_shares():
         algorithm, items = made.server.algorithm, made.server.items
         vectors = made.devices.cohort.vectors
         model = algorithm.model(items, vectors)
-        logits = guess(
-            model.represent()[0][None], {k: w[None] for k, w in model.filters[0].items()}
-        )
-        told = torch.softmax(logits[0], dim=1)[:, 0].numpy()
+        told = torch.softmax(logits_of(model), dim=1)[:, 0].numpy()
         private = np.array(sorted(hiders))
         public = np.setdiff1d(USERS, private)
         even, odd = private % 2 == 0, private % 2 == 1
@@ -313,8 +323,8 @@ def test_a_value_that_is_none_of_the_classes_counts_as_hidden():
     "fields",
     [
         {"recommender": "transformer"}, {"embedding_size": 0}, {"item_rate": 0.0},
-        {"momentum": 1.0}, {"target": "none"}, {"rounds": 0}, {"cooling": 1.5},
-        {"attributes": (GENDER, GENDER)},
+        {"momentum": 1.0}, {"target": "none"}, {"filters": "means"}, {"rounds": 0},
+        {"cooling": 1.5}, {"attributes": (GENDER, GENDER)},
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(fields):

@@ -26,8 +26,9 @@ from uc_world import (  # noqa: E402
     same,
 )
 
+from sottovoce.algorithms.uc_clipping import clip  # noqa: E402
 from sottovoce.algorithms.uc_draws import Drops, Pairs, user_keys, words  # noqa: E402
-from sottovoce.algorithms.uc_local import Clients, LocalTraining, clip, train  # noqa: E402
+from sottovoce.algorithms.uc_local import Clients, LocalTraining, train  # noqa: E402
 from sottovoce.algorithms.uc_networks import Model, divergence, guess  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -72,7 +72,7 @@ def test_the_nearest_begin_with_oneself():
 @pytest.mark.parametrize("hidden", [(), (128,), (7, 5, 3)])
 def test_stacked_copies_guess_each_for_itself(hidden):
     attribute = Attribute("age", 4, hidden)
-    copies = [attribute.init(12, RNG.child(c)) for c in range(3)]
+    copies = [attribute.init(Recommender("mf", 12), RNG.child(c)) for c in range(3)]
     rows = torch.randn(3, 2, 12, generator=torch.Generator().manual_seed(0))
     stacked = guess(rows, {n: torch.stack([copy[n] for copy in copies]) for n in copies[0]})
     assert stacked.shape == (3, 2, 4)
@@ -86,7 +86,7 @@ def test_stacked_copies_guess_each_for_itself(hidden):
 def test_a_filter_reads_one_user_the_same_in_any_company(width, classes):
     """To the last bit, and so do its slopes."""
     attribute = Attribute("age", classes)
-    copies = [attribute.init(width, RNG.child(c)) for c in range(9)]
+    copies = [attribute.init(Recommender("mf", width), RNG.child(c)) for c in range(9)]
     draw = torch.Generator().manual_seed(0)
     rows, pull = torch.randn(9, 1, width, generator=draw), torch.randn(9, classes, generator=draw)
 
@@ -104,9 +104,9 @@ def test_a_filter_reads_one_user_the_same_in_any_company(width, classes):
 
 
 def test_the_deep_filter_is_as_large_as_the_published_one():
-    weights = Attribute("gender", 2, DEEP).init(256, RNG)
+    weights = Attribute("gender", 2, DEEP).init(Recommender("ncf", 128), RNG)
     assert sum(w.numel() for w in weights.values()) == pytest.approx(1.35e6, rel=0.01)
-    small = Attribute("gender", 2).init(256, RNG)
+    small = Attribute("gender", 2).init(Recommender("ncf", 128), RNG)
     assert sum(w.numel() for w in small.values()) == 256 * 128 + 128 + 2 * 128 + 2
 
 
@@ -210,7 +210,14 @@ def test_wrong_shapes_and_names_are_refused():
     with pytest.raises(DataError, match="one filter per attribute"):
         Model(model.recommender, (age,), model.users, model.items, {}, ())
     with pytest.raises(DataError, match="age: the filter"):
-        Model(model.recommender, (age,), model.users, model.items, {}, (age.init(5, RNG),))
+        Model(
+            model.recommender,
+            (age,),
+            model.users,
+            model.items,
+            {},
+            (age.init(Recommender("mf", 5), RNG),),
+        )
     for kind in ("ncf", "gnn", "neumf"):
         towers, other = model_of(kind).towers, model_of(kind, size=7).towers
         for wrong in ({}, other, {**towers, "more": torch.zeros(6)}):

@@ -9,6 +9,7 @@ import pytest
 
 from sottovoce.attacks.filters import (
     label_from_bias,
+    label_from_moments,
     rank,
     who_hides,
     who_hides_by_guess,
@@ -29,8 +30,8 @@ SHAPES = {
     "weight1": (CLASSES, UNITS),
     "bias1": (CLASSES,),
 }
+MOMENTS = {"center": (WIDTH,), "moments": (WIDTH, WIDTH), "means": (CLASSES, WIDTH)}
 ITEM_ROWS = 10
-FILTER_ROWS = -(-sum(int(np.prod(s)) for s in SHAPES.values()) // WIDTH)
 PRINTED = Clipped(clip=8.0, norm="scalar", epsilon=1.0)
 SOUND = Clipped(clip=8.0, norm="l1", epsilon=1.0)
 
@@ -42,25 +43,32 @@ def leaky(x):
 class World:
     """Clients who train one filter with momentum, each a copy of her own; some hide the label."""
 
+    shapes = SHAPES
+
     def __init__(self, epochs=10, rate=0.05, seed=4):
         draw = np.random.default_rng(seed)
         self.start = {
-            name: draw.normal(0, 0.3, shape) * ("weight" in name) for name, shape in SHAPES.items()
+            name: draw.normal(0, 0.3, shape) * ("weight" in name)
+            for name, shape in self.shapes.items()
         }
         self.users = draw.normal(0, 1, (CLIENTS, WIDTH))
         self.labels = draw.integers(0, CLASSES, CLIENTS)
         self.hides = draw.random(CLIENTS) < 0.3
         self.items = draw.normal(0, 0.05, (CLIENTS, ITEM_ROWS, WIDTH))
+        copy = self.learnt(epochs, rate)
+        shares = ~self.hides
+        self.changes = {
+            n: (copy[n] - w) * shares.reshape(-1, *[1] * w.ndim) for n, w in self.start.items()
+        }
+
+    def learnt(self, epochs, rate):
         copy = {n: np.repeat(w[None], CLIENTS, axis=0) for n, w in self.start.items()}
         speed = {n: np.zeros_like(w) for n, w in copy.items()}
         for _ in range(epochs):
             for name, slope in self.slopes(copy).items():
                 speed[name] = 0.9 * speed[name] + slope
                 copy[name] = copy[name] - rate * speed[name]
-        shares = ~self.hides
-        self.changes = {
-            n: (copy[n] - w) * shares.reshape(-1, *[1] * w.ndim) for n, w in self.start.items()
-        }
+        return copy
 
     def inputs(self, weights):
         """What the last layer reads."""
@@ -88,8 +96,8 @@ class World:
         """What the server gets: for each client and row whether it is there, and the filter's
         changes as it reads them."""
         lines = np.concatenate([c.reshape(CLIENTS, -1) for c in self.changes.values()], axis=1)
-        pad = FILTER_ROWS * WIDTH - lines.shape[1]
-        lines = np.pad(lines, ((0, 0), (0, pad))).reshape(CLIENTS, FILTER_ROWS, WIDTH)
+        pad = -lines.shape[1] % WIDTH
+        lines = np.pad(lines, ((0, 0), (0, pad))).reshape(CLIENTS, -1, WIDTH)
         table = np.concatenate([self.items, lines], axis=1)
         if release.norm == "l1":
             norm = np.abs(table).sum(axis=(1, 2), keepdims=True)
@@ -115,16 +123,57 @@ class World:
         seen[noisy.sender, noisy.item] = True
         got[noisy.sender, noisy.item] = noisy.values[:, :-1] / GRID
         flat, changes, start = got[:, ITEM_ROWS:].reshape(CLIENTS, -1), {}, 0
-        for name, shape in SHAPES.items():
+        for name, shape in self.shapes.items():
             stop = start + int(np.prod(shape))
             changes[name] = flat[:, start:stop].reshape(CLIENTS, *shape)
             start = stop
         return seen[:, ITEM_ROWS:].all(axis=1), changes
 
 
+class Followers(World):
+    """The same clients, whose filter is one of moments, of a federation that has begun."""
+
+    shapes = MOMENTS
+
+    def __init__(self, rate=0.3, seed=4):
+        self.rate = rate
+        super().__init__(seed=seed)
+
+    def learnt(self, epochs, rate):
+        draw = np.random.default_rng(7)
+        self.start["center"] = draw.normal(0, 0.3, WIDTH)
+        self.start["moments"] = np.eye(WIDTH)
+        self.start["means"] = draw.normal(0, 0.2, (CLASSES, WIDTH))
+        away = self.users - self.start["center"]
+        side = np.eye(CLASSES)[self.labels] - 1 / CLASSES
+        goals = {
+            "center": self.users,
+            "moments": away[:, :, None] * away[:, None],
+            "means": side[:, :, None] * away[:, None],
+        }
+        return {n: w + self.rate * (goals[n] - w) for n, w in self.start.items()}
+
+    def published(self):
+        return self.rate * self.start["means"]
+
+    def known_inputs(self):
+        return self.users - self.start["center"]
+
+
 @pytest.fixture(scope="module")
 def world():
     return World()
+
+
+@pytest.fixture(scope="module")
+def followers():
+    return Followers()
+
+
+@pytest.fixture(scope="module")
+def followed(followers):
+    """The same of them."""
+    return np.where(followers.hides, -1, followers.labels)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +235,56 @@ def test_guesses_are_scored_where_the_label_is_known():
     assert guesses.tolist() == [1, 0, -1, 2]
     assert (outcome.claimed, outcome.right, outcome.there) == (2, 1, 3)
     assert outcome.base_rate == 0.5
+
+
+def test_moments_name_the_label_just_as_well(followers, followed):
+    _, changes = followers.sent(Clipped(clip=8.0))
+    blind = label_from_moments(changes, followed).outcome
+    guesses, outcome = label_from_moments(changes, followed, followers.published())
+    assert outcome.precision == outcome.recall == 1.0
+    assert blind.precision > 0.99
+    assert np.all(guesses[followers.hides] == -1)
+    assert label_from_moments(changes, followed, None, followers.known_inputs()).outcome.succeeds
+
+
+def test_noise_on_each_number_lets_the_label_through_moments(followers, followed):
+    _, changes = followers.sent(replace(PRINTED, clip=0.3))
+    told = label_from_moments(changes, followed, followers.published(), followers.known_inputs())
+    assert told.outcome.precision > 2 * told.outcome.base_rate
+
+
+def test_what_was_published_is_told_from_what_is_hers():
+    """Means far from 0 come nearer to it by more than one near the center moves them."""
+    away, side, means = np.array([0.1, 0.0]), np.array([-0.5, 0.5]), np.array([[-2.0, 0], [2.0, 0]])
+    changes = {
+        "center": 0.1 * away[None],
+        "means": 0.1 * (side[:, None] * away - means)[None],
+    }
+    label = np.array([1])
+    assert label_from_moments(changes, label).guesses.tolist() == [0]
+    assert label_from_moments(changes, label, 0.1 * means).guesses.tolist() == [1]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("root", [1, 2, 3])
+def test_under_noise_on_the_whole_upload_moments_tell_nothing_either(
+    followers, followed, root, known
+):
+    sent, changes = followers.sent(SOUND, root)
+    assert sent.all()
+    inputs = followers.known_inputs() if known else None
+    outcome = label_from_moments(changes, followed, followers.published(), inputs).outcome
+    assert outcome.claimed == int((followed >= 0).sum())
+    assert not outcome.succeeds
+    assert not who_hides_by_size(changes, followers.hides).succeeds
+
+
+def test_moments_would_tell_under_too_little_noise(followers, followed):
+    _, changes = followers.sent(replace(SOUND, epsilon=100.0))
+    inputs = followers.known_inputs()
+    outcome = label_from_moments(changes, followed, followers.published(), inputs).outcome
+    assert outcome.precision > 2 * outcome.base_rate
+    assert outcome.succeeds
 
 
 # --- A10: who hides ------------------------------------------------------------------------------
@@ -263,6 +362,12 @@ def test_what_does_not_fit_is_refused():
         label_from_bias({}, np.zeros(3, np.int64))
     with pytest.raises(DataError):
         label_from_bias({"weight0": np.zeros((3, 2, 2)), "bias0": np.zeros((3, 2))}, np.zeros(4))
+    moved = {"center": np.zeros((3, 2)), "means": np.zeros((3, 4, 2))}
+    for wrong in ({"center": moved["center"]}, {**moved, "center": np.zeros((2, 2))}):
+        with pytest.raises(DataError):
+            label_from_moments(wrong, np.zeros(3, np.int64))
+    with pytest.raises(DataError):
+        label_from_moments(moved, np.zeros(4, np.int64))
     with pytest.raises(DataError):
         who_hides(np.ones((3, 2), bool), np.ones((3, 1), bool))
     with pytest.raises(DataError):

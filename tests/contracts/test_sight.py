@@ -112,9 +112,10 @@ def test_the_door_has_no_other_way_out():
         # ways out, each with consent and ledger
         "report", "report_summed", "report_rounds", "report_bits",
         # at home
-        "vectors_at_home", "willing", "tiers", "accelerate", "settle", "behind_door", "change_consent",
+        "vectors_at_home", "willing", "tiers", "accelerate", "settle", "behind_door",
+        "change_consent",
         "noise_per_row",
-        "reports_bits", "fuses",
+        "reports_bits", "spends", "fuses",
         "algorithm", "cohort", "ledger", "rng",  # what a simulation holds of its devices
     }  # fmt: skip
 

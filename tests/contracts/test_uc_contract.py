@@ -17,7 +17,7 @@ from sottovoce.trials import world_of
 
 pytest.importorskip("torch")
 
-from sottovoce.engines.https.trial import HttpsTrial  # noqa: E402
+from sottovoce.engines.https.trial import HttpsTrial
 
 TABLE = {
     "name": "uc",

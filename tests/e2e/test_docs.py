@@ -71,7 +71,7 @@ def test_the_experiment_file_of_the_documents_is_accepted():
     found = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(), re.DOTALL)
     read = [Experiment.from_table(tomllib.loads(text)) for text in found]
     assert read[0].name == "mine"
-    assert [one.system.split()[0] for one in read[1:]] == ["FCF", "FMF-LDP", "DRIFT"]
+    assert [one.system.split()[0] for one in read[1:]] == ["FCF", "FMF-LDP", "UC-MF", "DRIFT"]
 
 
 def test_every_option_of_consent_and_of_the_services_is_documented():
@@ -92,8 +92,53 @@ def test_every_setting_of_a_release_is_documented():
 
     from sottovoce.consent import Choice
     from sottovoce.privacy.reports import KReports, Tier
+    from sottovoce.privacy.updates import Clipped
 
     text = (ROOT / "docs" / "cli.md").read_text()
-    for field in (*fields(KReports), *fields(Tier), *fields(Choice)):
-        if field.name not in ("hidden_attributes", "strength"):  # of systems that are not there yet
-            assert re.search(rf"\b{field.name}\b", text), field.name
+    for field in (*fields(KReports), *fields(Tier), *fields(Clipped), *fields(Choice)):
+        assert re.search(rf"\b{field.name}\b", text), field.name
+
+
+def test_every_setting_of_uc_is_in_its_example_with_its_default():
+    import tomllib
+    from dataclasses import fields
+
+    from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
+
+    text = (ROOT / "docs" / "cli.md").read_text()
+    found = map(tomllib.loads, re.findall(r"```toml\n(.*?)```", text, re.DOTALL))
+    [table] = [one["algorithm"] for one in found if one["algorithm"].get("name") == "uc"]
+    assert table.pop("name") == "uc"
+    attributes = table.pop("attributes")
+    defaults = {field.name: field.default for field in fields(UCConfig)}
+    assert attributes
+    assert not defaults.pop("attributes")
+    assert table == defaults
+    assert all(re.search(rf"`{field.name}`|{field.name} =", text) for field in fields(FilterConfig))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments" / "uc").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_the_examples_of_uc_are_accepted(path):
+    from sottovoce.experiment import Experiment
+
+    experiment = Experiment.from_file(path)
+    assert experiment.system.startswith("UC-")
+    hidden = {name for choice in experiment.consent.choices for name in choice.hidden_attributes}
+    assert hidden
+    assert hidden <= set(experiment.algorithm.names)
+
+
+def test_the_federation_with_filters_of_the_deployment_can_be_made():
+    import tomllib
+
+    from sottovoce.experiment import Experiment
+    from sottovoce.terms import Terms
+
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    [text] = re.findall(r"`filters.toml`:\n\n```\n(.*?)```", page, re.DOTALL)
+    settings = Experiment.from_table(tomllib.loads(text)).cross_device()
+    terms = Terms.of("places", 240, settings.algorithm, 1, settings.release)
+    assert [each.name for each in terms.algorithm.attributes] == ["gender", "age"]
+    assert all(each.classes for each in terms.algorithm.attributes)

@@ -157,7 +157,8 @@ class UC:
         moved = []
         with one_thread():
             for part in self._alike(rows, how):
-                updates = train(model, self.clients(cohort, part), how, stream, self.priors())
+                clients, masks = self.clients(cohort, part), self.masks(cohort, part, rng)
+                updates = train(model, clients, how, stream, self.priors(), masks)
                 moved.append(updates.users.numpy())
                 for client in range(len(part)):
                     numbers, changes = layout.rows_of(updates, client)
@@ -187,7 +188,7 @@ class UC:
         threads: int,
     ) -> tuple[NDArray[np.int64], Counts]:
         """Equal to `device_learn` up to the rounding of single precision."""
-        return self.learn_on(_CPU, view, cohort, rows, rng.child("learn", view.round))
+        return self.learn_on(_CPU, view, cohort, rows, rng)
 
     def learn_on(
         self,
@@ -195,18 +196,20 @@ class UC:
         view: ModelView,
         cohort: Cohort,
         rows: NDArray[np.int64],
-        stream: Streams,
+        rng: Streams,
         perturb: Callable[[Changes, NDArray[np.int64]], Changes] | None = None,
     ) -> tuple[NDArray[np.int64], Counts]:
         """A round of these devices as large operations on `place`. What they send passes through
         `perturb`, with the devices' rows, before it is added up."""
         layout, how = self.layout(view.items), self.training(view.round)
+        stream = rng.child("learn", view.round)
         model = layout.model(view.items, cohort.vectors, place)
         total = torch.zeros(view.items.shape, dtype=torch.int64, device=place)
         positive, negative = [], []
         for part in self._batches(rows, how, place):
             clients = self.clients(cohort, part)
-            updates = train(model, clients, how, stream, self.priors())
+            masks = self.masks(cohort, part, rng).to(place)
+            updates = train(model, clients, how, stream, self.priors(), masks)
             cohort.vectors[part] += updates.users.cpu().numpy()
             if self.norm == "l1" and not layout.within(updates, self.clip):
                 raise Diverged("an update was not clipped as it should be; nothing was sent")
@@ -256,6 +259,11 @@ class UC:
             self.config.hidden(consent),
             consent.strength,
         )
+
+    def masks(self, cohort: Cohort, rows: NDArray[np.int64], rng: Streams) -> torch.Tensor:
+        """Whom each device pretends to be; `rng` is the devices' own, which no server knows."""
+        drawn = rng.child("mask").normal(cohort.users[rows], self.config.embedding_size)
+        return torch.from_numpy(drawn.astype(np.float32))
 
     def priors(self) -> list[torch.Tensor]:
         """The classes' public shares, of each attribute."""

@@ -69,8 +69,8 @@ class UCConfig:
     item_rate: float = 30.0
     """The same on items' embeddings: a step is on the mean over its pairs, of which an item is in
     few, and the server takes the mean over devices."""
-    filter_rate: float = 0.05
-    """The same on filters."""
+    filter_rate: float = 0.03
+    """The same on filters; for moments, what a round counts for against those before."""
     momentum: float = 0.9
     """What a local step keeps of the former one's direction."""
     reg: float = 3e-4
@@ -91,8 +91,10 @@ class UCConfig:
     target: Literal["prior", "uniform"] = "prior"
     """What filters should say of those who hide an attribute: the classes' shares, or, as
     published, all classes alike, which marks them."""
-    deep_filters: bool = False
-    """Filters about as large as those of the published code instead of two layers."""
+    filters: Literal["moments", "two-layer", "deep"] = "moments"
+    """How attributes are told apart: by the moments of those who share, which give every linear
+    guess, by networks of two layers, as published, or by networks about as large as those of the
+    published code. A network that tells nothing keeps no other attacker from telling."""
     init_scale: float = 0.035
     """Largest initial value of an embedding."""
     attributes: tuple[FilterConfig, ...] = ()
@@ -103,6 +105,10 @@ class UCConfig:
         if self.recommender not in RECOMMENDERS:
             raise ConfigError(
                 f"recommender must be one of {list(RECOMMENDERS)}, not {self.recommender!r}"
+            )
+        if self.filters not in ("moments", "two-layer", "deep"):
+            raise ConfigError(
+                f'filters must be "moments", "two-layer" or "deep", not {self.filters!r}'
             )
         if self.target not in ("prior", "uniform"):
             raise ConfigError(f'target must be "prior" or "uniform", not {self.target!r}')

@@ -29,16 +29,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.algorithms.uc_clipping import WILD, clip
 from sottovoce.algorithms.uc_draws import Drops, Pairs, user_keys
-from sottovoce.algorithms.uc_networks import Model, Weights, divergence, guess
+from sottovoce.algorithms.uc_hiding import Wishes
+from sottovoce.algorithms.uc_networks import Model, Weights, times
 from sottovoce.algorithms.uc_updates import Updates
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
-
-_CELLS = 1 << 24
-"""Numbers whose norm is taken at a time."""
-_WILD = "a client's weights left the range of numbers; lower the rates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +155,19 @@ def train(
     how: LocalTraining,
     rng: Streams,
     priors: Sequence[Tensor] = (),
+    masks: Tensor | None = None,
 ) -> Updates:
     """One round of these clients. `rng` is the round's stream; `priors` are the classes' public
-    shares, per attribute, for the target of that name."""
+    shares, per attribute, for the target of that name. `masks` [C, d] are standard normal numbers
+    that nobody else knows and that stay with a client: of whom it pretends to be in the eyes of
+    filters of moments. Without, it is pulled to the middle, which leaves the order of clients as it
+    is, and their faint differences to whoever magnifies them."""
     _check(model, clients)
     place, dropout = model.items.device, round(256 * how.dropout)
     keys = user_keys(clients.users, rng.child("pairs"), place)
     pairs = Pairs.draw(keys, clients.history, how.epochs, how.pairs, how.negatives)
     copy = _Copies.of(model, clients, pairs, how)
-    terms = _Terms.of(model, clients, how, priors)
+    terms = Wishes.of(model, clients, how, priors, masks)
     drops = Drops(
         user_keys(clients.users, rng.child("dropout"), place),
         dropout if model.recommender.drops else 0,
@@ -173,62 +175,8 @@ def train(
     )
     for epoch in range(how.epochs):
         copy.step(pairs.positives[epoch], pairs.negatives[epoch], terms, drops, epoch)
+    copy.follow(terms)
     return copy.updates(terms.shared, pairs.liked)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class _Terms:
-    """What a step asks for beside good recommendations."""
-
-    labels: Tensor
-    """[C, A]; 0 where it is not shared."""
-    shared: Tensor
-    """[C, A], true where the attribute trains its filter; all others are hidden."""
-    weight: Tensor
-    """[C]: w"""
-    targets: tuple[Tensor, ...]
-    hides: bool
-    shares: bool
-
-    @classmethod
-    def of(
-        cls, model: Model, clients: Clients, how: LocalTraining, priors: Sequence[Tensor]
-    ) -> _Terms:
-        place = model.items.device
-        shared = clients.shared()
-        beta = clients.strength.astype(np.float64)
-        targets = [torch.full((a.classes,), 1.0 / a.classes) for a in model.attributes]
-        if how.target == "prior" and not shared.all():
-            if len(priors) != len(targets):
-                raise DataError("the target prior needs the classes' shares of every attribute")
-            for attribute, prior in zip(model.attributes, priors, strict=True):
-                fits = prior.shape == (attribute.classes,) and bool((prior >= 0).all())
-                if not fits or not 0 < float(prior.sum()) < math.inf:
-                    raise DataError(f"{attribute.name}: there must be one share per class")
-            targets = [(prior / prior.sum()).float() for prior in priors]
-        return cls(
-            torch.from_numpy(np.where(shared, clients.labels, 0)).to(place),
-            torch.from_numpy(shared).to(place),
-            torch.from_numpy((beta / (1.0 - beta)).astype(np.float32)).to(place),
-            tuple(target.to(place) for target in targets),
-            hides=not bool(shared.all()),
-            shares=bool(shared.any()) and how.filter_rate > 0,
-        )
-
-    def loss(self, user: Tensor, filters: Sequence[Weights]) -> Tensor:
-        """Sum over clients of w ΣKL and of the filters' own losses; `user` is h_u [C, 1, width]."""
-        total = user.new_zeros(())
-        for t, weights in enumerate(filters):
-            if self.hides:
-                fixed = {name: weight.detach() for name, weight in weights.items()}
-                log_q = F.log_softmax(guess(user, fixed)[:, 0], dim=1)
-                pull = self.weight * ~self.shared[:, t]
-                total = total + (pull * divergence(self.targets[t], log_q)).sum()
-            if self.shares:
-                logits = guess(user.detach(), weights)[:, 0]
-                miss = F.cross_entropy(logits, self.labels[:, t], reduction="none")
-                total = total + (miss * self.shared[:, t]).sum()
-        return total
 
 
 @dataclass(slots=True, repr=False)
@@ -284,11 +232,12 @@ class _Copies:
         """All weights that learn, but the items', and their rates."""
         how = self.how
         weights = [(self.users, how.rate), *((w, how.tower_rate) for w in self.towers.values())]
-        weights += [(w, how.filter_rate) for some in self.filters for w in some.values()]
+        networks = [some for some in self.filters if "moments" not in some]
+        weights += [(w, how.filter_rate) for some in networks for w in some.values()]
         return [(weight, rate) for weight, rate in weights if rate]
 
     def step(
-        self, positives: Tensor, negatives: Tensor, terms: _Terms, drops: Drops, epoch: int
+        self, positives: Tensor, negatives: Tensor, terms: Wishes, drops: Drops, epoch: int
     ) -> None:
         """One step of all clients on these items, [C, n] and [C, n, k]."""
         n, pairs = positives.shape
@@ -314,6 +263,9 @@ class _Copies:
                 if slope is not None:
                     speed.add_(slope)
                 weight.add_(speed, alpha=-rate)
+            if terms.pull is not None and self.how.rate:
+                kept, added = terms.pull
+                self.users.copy_(times(self.users, kept) + added[:, None])
 
     def _represent(self, rows: Tensor, drops: Drops, epoch: int) -> tuple[Tensor, Tensor]:
         recommender = self.model.recommender
@@ -339,6 +291,25 @@ class _Copies:
         length = user.square().sum() + item.square().sum() / pairs
         return 0.5 * self.how.reg * length - (pull * margin).sum() / margin.shape[1]
 
+    def follow(self, terms: Wishes) -> None:
+        """Moments come nearer to what the clients are by now."""
+        rate = self.how.filter_rate
+        for t, weights in enumerate(self.filters):
+            if "moments" not in weights or not rate:
+                continue
+            own, share = self.users[:, 0], terms.targets[t]
+            away = own - weights["center"]
+            side = F.one_hot(terms.labels[:, t], len(share)) - share
+            goals = {
+                "center": own,
+                "moments": away[:, :, None] * away[:, None],
+                "means": side[:, :, None] * away[:, None],
+            }
+            mine = rate * terms.shared[:, t].float()
+            for name, goal in goals.items():
+                pace = mine.view(-1, *[1] * (goal.ndim - 1))
+                weights[name].add_((goal - weights[name]) * pace)
+
     def updates(self, shared: Tensor, liked: Tensor) -> Updates:
         """What the clients' weights have become, less the model's."""
         model, how = self.model, self.how
@@ -356,52 +327,12 @@ class _Copies:
         rest += [change for change in towers.values() if how.tower_rate]
         learnt = [change for some in filters for change in some.values() if how.filter_rate]
         if not bool(users.isfinite().all()):
-            raise Diverged(_WILD)
+            raise Diverged(WILD)
         numbers = model.items.numel() + sum(c[0].numel() for c in [*towers.values(), *learnt])
         for together in [rest, learnt] if how.norm == "l2" else [rest + learnt]:
             clip(together, how.clip, how.norm, numbers)
         given = self.rows, users, self.item_rows, items, liked
         return Updates(*given, towers, tuple(filters), shared)
-
-
-def clip(
-    changes: Sequence[Tensor],
-    limit: float,
-    norm: Literal["l2", "l1", "scalar"] = "l2",
-    numbers: int = 1 << 30,
-) -> None:
-    """Shorten each client's changes [C, ...], taken together, to `limit`, in place.
-
-    The norm is added up in whole numbers, rounded up: it is never above the limit afterwards, and
-    depends neither on the order of the numbers nor on zeros among them. A client has `numbers` of
-    them at most."""
-    if not changes:
-        return
-    largest = torch.stack([c.flatten(1).abs().amax(dim=1) for c in changes]).amax(dim=0).double()
-    if not bool(largest.isfinite().all()):
-        raise Diverged(_WILD)
-    if norm == "scalar":
-        for change in changes:
-            change.clamp_(-limit, limit)
-        return
-    if not limit < math.inf:
-        return
-    unit = largest.clamp(min=torch.finfo(torch.float32).tiny)
-    steps = 2.0 ** (62 - numbers.bit_length())
-    total = torch.zeros_like(unit, dtype=torch.int64)
-    for change in changes:
-        step = max(1, _CELLS // change[0].numel())
-        for start in range(0, len(change), step):
-            part = slice(start, start + step)
-            share = change[part].flatten(1).abs().double() / unit[part, None]
-            share = share.square_() if norm == "l2" else share
-            total[part] += (share * steps).ceil_().long().sum(dim=1)
-    length = total.double() / steps
-    length = unit * (length.sqrt() if norm == "l2" else length)
-    # Two roundings may lengthen a number by 2**-23 of it.
-    factor = torch.where(length > limit, limit / length * (1 - 2.0**-22), 1.0).float()
-    for change in changes:
-        change.mul_(factor.view(-1, *[1] * (change.ndim - 1)))
 
 
 def _changes(now: Weights, before: Weights, rate: float) -> dict[str, Tensor]:

@@ -43,6 +43,12 @@ NEAREST = 10
 TWO_LAYERS = (128,)
 DEEP = (512, 1024, 512, 256, 128)
 """Hidden sizes of a filter about as large as those of the published code (1.35 M weights)."""
+_FIRST_SPREAD = 1e-3
+_LEAST = 1e-8
+_RARE = 0.02
+"""Classes with a share far below this count for less: nobody has seen enough of them."""
+_PULLS = (10.0, 1.0, 0.1)
+"""How strongly a linear guess takes all directions for alike, in units of how much e_u varies."""
 _SLAB = 1 << 22
 """Numbers that an evaluation holds at a time: 16 MB, which caches like."""
 
@@ -113,7 +119,7 @@ class Recommender:
             return own
         units = _linear(own, towers["user"], towers["user_bias"])
         if self.kind == "gnn":
-            units = units + _times(around, towers["around"])
+            units = units + times(around, towers["around"])
         return _beside(own, units, kept)
 
     def item(self, rows: Tensor, towers: Weights, kept: Tensor | None = None) -> Tensor:
@@ -129,7 +135,7 @@ class Recommender:
         user_factors, user_rest = user.split_with_sizes(self.parts, -1)
         factors, rest = item.split_with_sizes(self.parts, -1)
         by_user, by_item = towers["weight0"].chunk(2, -1)
-        first = _times(rest, by_item) + _linear(user_rest, by_user, towers["bias0"])
+        first = times(rest, by_item) + _linear(user_rest, by_user, towers["bias0"])
         return self._judge(user_factors * factors, first, towers)
 
     def _judge(self, products: Tensor, first: Tensor, towers: Weights) -> Tensor:
@@ -145,27 +151,44 @@ class Recommender:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute that has a filter."""
+    """An attribute that has a filter: a network, or the moments of those who share.
+
+    A filter of moments holds the mean of e_u over those who share (`center`), how it varies
+    (`moments`), and how it goes with classes (`means`: of (1 − share)(e_u − center) for one's own
+    class, −share (e_u − center) for the others). From these follow all linear guesses at once, from
+    the plainest, which goes by classes' means alone, to those that make the most of directions in
+    which e_u varies little. A network is but one guess: fooling it, by a nudge where it looks,
+    fools no other attacker.
+    """
 
     name: str
     classes: int
-    hidden: tuple[int, ...] = TWO_LAYERS
+    hidden: tuple[int, ...] | None = TWO_LAYERS
+    """The layers between; none for a linear network, None for a filter of moments."""
 
     def __post_init__(self) -> None:
-        if self.classes < 2 or any(size < 1 for size in self.hidden):
+        if self.classes < 2 or any(size < 1 for size in self.hidden or ()):
             raise ConfigError(f"{self.name}: a filter needs two classes and layers with units")
 
-    def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """`weight0`, `bias0`, `weight1`, ... of a filter that reads `width` numbers."""
-        return _layers((width, *self.hidden, self.classes))
+    def shapes(self, recommender: Recommender) -> dict[str, tuple[int, ...]]:
+        """`weight0`, `bias0`, `weight1`, ... of a network that reads h_u, or moments of e_u."""
+        if self.hidden is None:
+            size = recommender.size
+            return {"center": (size,), "moments": (size, size), "means": (self.classes, size)}
+        return _layers((recommender.width, *self.hidden, self.classes))
 
-    def init(self, width: int, rng: Streams) -> dict[str, Tensor]:
-        """The filter's first weights; biases are 0."""
-        return _first(self.shapes(width), rng)
+    def init(self, recommender: Recommender, rng: Streams) -> dict[str, Tensor]:
+        """The filter's first weights; biases are 0, and moments tell nothing."""
+        shapes = self.shapes(recommender)
+        if self.hidden is not None:
+            return _first(shapes, rng)
+        weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        weights["moments"].fill_diagonal_(_FIRST_SPREAD)
+        return weights
 
 
 def guess(representations: Tensor, weights: Weights) -> Tensor:
-    """A filter's logits [C, B, classes] for representations [C, B, width]."""
+    """A network's logits [C, B, classes] for representations [C, B, width]."""
     layers = len(weights) // 2
     values = representations
     for layer in range(layers):
@@ -173,6 +196,59 @@ def guess(representations: Tensor, weights: Weights) -> Tensor:
             values = F.leaky_relu(values, SLOPE)
         values = _linear(values, weights[f"weight{layer}"], weights[f"bias{layer}"])
     return values
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Guesses:
+    """The linear guesses of a filter of moments: logits are ln shares + lines · (e_u − center)."""
+
+    center: Tensor
+    spread: Tensor
+    """[d, d], its square root: times a standard normal vector, somebody like those who share."""
+    lines: Tensor
+    """[guesses, classes, d]"""
+    shares: Tensor
+
+    @classmethod
+    def of(cls, weights: Weights, shares: Tensor) -> Guesses:
+        """As linear discriminants have it, with what varies pulled to the same in all directions,
+        less and less. What devices send may be noise, so that nothing here relies on moments that
+        can be."""
+        square = weights["moments"].double()
+        spread, axes = torch.linalg.eigh((square + square.mT) / 2)
+        spread = spread.clamp(min=0.0)
+        usual = spread.mean().clamp(min=_LEAST)
+        sides = (weights["means"] / (shares + _RARE)[:, None]).double() @ axes
+        lines = [sides * (1.0 + pull) / (spread + pull * usual) @ axes.mT for pull in _PULLS]
+        root = axes * spread.sqrt()
+        return cls(weights["center"], root.float(), torch.stack(lines).float(), shares)
+
+    def bend(self) -> Tensor:
+        """[d, d]: how KL(shares ‖ q), on average over guesses, bends about the center, where it is
+        lowest. In double precision: rounded to single, it would bend the wrong way somewhere."""
+        lines, shares = self.lines.double(), self.shares.double() / self.shares.double().sum()
+        spread = torch.diag(shares) - shares[:, None] * shares
+        return (lines.mT @ spread @ lines).mean(dim=0)
+
+    def tell(self, representations: Tensor) -> Tensor:
+        """[C, B]: how far these say of representations [C, B, width] other than the shares: the
+        mean of KL(shares ‖ q) over them."""
+        own = representations[..., : len(self.center)] - self.center
+        flat = self.lines.flatten(0, 1)
+        logits = times(own, flat.expand(len(own), *flat.shape))
+        logits = logits.reshape(*logits.shape[:-1], *self.lines.shape[:2])
+        log_q = F.log_softmax(logits + self.shares.clamp(min=_LEAST).log(), dim=-1)
+        return divergence(self.shares, log_q.flatten(0, 2)).view(log_q.shape[:3]).mean(dim=-1)
+
+
+def tells(representations: Tensor, weights: Weights, target: Tensor) -> Tensor:
+    """[C, B]: how far what a filter, or on average each guess of one of moments, says of these
+    [C, B, width] is from `target`: KL(target ‖ q). Weights are those of one filter for all."""
+    if "moments" in weights:
+        return Guesses.of(weights, target).tell(representations)
+    stacked = {name: weight[None] for name, weight in weights.items()}
+    log_q = F.log_softmax(guess(representations, stacked), dim=-1)
+    return divergence(target, log_q.flatten(0, 1)).view(log_q.shape[:2])
 
 
 def divergence(target: Tensor, log_q: Tensor) -> Tensor:
@@ -192,7 +268,7 @@ class Model:
     filters: tuple[Weights, ...]
 
     def __post_init__(self) -> None:
-        size, width = self.recommender.size, self.recommender.width
+        size = self.recommender.size
         if self.users.shape[1:] != (size,) or self.items.shape[1:] != (size,):
             raise DataError(f"embeddings must be rows of {size} numbers")
         if _shapes(self.towers) != self.recommender.shapes():
@@ -200,7 +276,7 @@ class Model:
         if len(self.filters) != len(self.attributes):
             raise DataError("a model needs one filter per attribute")
         for attribute, weights in zip(self.attributes, self.filters, strict=True):
-            if _shapes(weights) != attribute.shapes(width):
+            if _shapes(weights) != attribute.shapes(self.recommender):
                 raise DataError(f"{attribute.name}: the filter has other weights than it needs")
 
     def __repr__(self) -> str:
@@ -223,7 +299,7 @@ class Model:
             xavier(rng.child("users"), n_users, recommender.size),
             xavier(rng.child("items"), n_items, recommender.size),
             recommender.init(rng.child("towers")),
-            tuple(a.init(recommender.width, rng.child("filter", a.name)) for a in attributes),
+            tuple(a.init(recommender, rng.child("filter", a.name)) for a in attributes),
         )
 
     def to(self, device: torch.device | str) -> Model:
@@ -313,10 +389,10 @@ def _shapes(weights: Weights) -> dict[str, tuple[int, ...]]:
 
 
 def _linear(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return _times(values, weight) + bias[..., None, :]
+    return times(values, weight) + bias[..., None, :]
 
 
-def _times(values: Tensor, weight: Tensor) -> Tensor:
+def times(values: Tensor, weight: Tensor) -> Tensor:
     """[C, B, out] of values [C, B, in] and weights [C, out, in]."""
     if values.is_cuda:
         return values @ weight.mT

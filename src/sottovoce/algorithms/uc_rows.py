@@ -26,6 +26,8 @@ from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import Streams
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+Hidden = tuple[int, ...] | None
+_HIDDEN: Mapping[str, Hidden] = {"moments": None, "two-layer": TWO_LAYERS, "deep": DEEP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Layout:
     @classmethod
     def of(cls, settings: UCConfig, n_items: int) -> Layout:
         settings.require_classes()
-        layers = DEEP if settings.deep_filters else TWO_LAYERS
+        layers = _HIDDEN[settings.filters]
         filters = tuple((a.name, len(a.classes), layers) for a in settings.attributes)
         return _layout(settings.recommender, settings.embedding_size, filters, n_items)
 
@@ -86,7 +88,7 @@ class Layout:
             networks.append((self.towers, self.recommender.init(rng.child("init-towers"))))
         for part, attribute in zip(self.filters, self.attributes, strict=True):
             stream = rng.child("init-filter", attribute.name)
-            networks.append((part, attribute.init(self.recommender.width, stream)))
+            networks.append((part, attribute.init(self.recommender, stream)))
         for part, weights in networks:
             table[self._span(part), :size] = part.lines(weights, size).numpy()
         return table.astype(np.float32)
@@ -170,12 +172,12 @@ def on_grid(change: Tensor) -> Tensor:
 
 @cache
 def _layout(
-    kind: str, size: int, filters: tuple[tuple[str, int, tuple[int, ...]], ...], n_items: int
+    kind: str, size: int, filters: tuple[tuple[str, int, Hidden], ...], n_items: int
 ) -> Layout:
     recommender = Recommender(kind, size)  # type: ignore[arg-type]
     attributes = tuple(Attribute(*each) for each in filters)
     first, parts = n_items, []
-    for weights in [recommender.shapes(), *(a.shapes(recommender.width) for a in attributes)]:
+    for weights in [recommender.shapes(), *(a.shapes(recommender) for a in attributes)]:
         shapes = tuple(weights.items())
         rows = -(-sum(math.prod(shape) for _, shape in shapes) // size)
         parts.append(Part(first, rows, shapes))

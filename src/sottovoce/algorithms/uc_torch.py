@@ -25,6 +25,8 @@ class UCOnTorch:
 
     algorithm: UC
     cohort: Cohort
+    rng: Streams
+    """The devices' own."""
     place: torch.device
     scales: NDArray[np.float64]
     """Of the noise on every number that a device sends; 0 where there is none. It has the law of
@@ -32,10 +34,15 @@ class UCOnTorch:
 
     @classmethod
     def load(
-        cls, algorithm: UC, cohort: Cohort, scales: NDArray[np.float64], device: str = "cuda"
+        cls,
+        algorithm: UC,
+        cohort: Cohort,
+        rng: Streams,
+        scales: NDArray[np.float64],
+        device: str = "cuda",
     ) -> UCOnTorch:
         require(device)
-        return cls(algorithm, cohort, torch.device(device), scales)
+        return cls(algorithm, cohort, rng, torch.device(device), scales)
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
@@ -53,7 +60,7 @@ class UCOnTorch:
             view,
             self.cohort,
             rows,
-            Streams(learn_key),
+            self.rng,
             perturb if self.scales[rows].any() else None,
         )
 

@@ -1,7 +1,9 @@
 """What the server can guess from a device's updates of UC-FedRec's filters (A9, A10).
 
-- A9, the label: a filter learns by q − onehot(y), which is also the slope of its last bias. Steps
-  go downhill, so the bias of her own class moves up and all others move down, step after step.
+- A9, the label: a network learns by q − onehot(y), which is also the slope of its last bias. Steps
+  go downhill, so the bias of her own class moves up and all others move down, step after step. Of
+  a filter of moments the center moves along her embedding, and of the classes' means only that of
+  her own class moves the same way.
 - A10, who hides what: who hides an attribute does not train its filter. Where a filter's rows are
   missing, or zero, that says so. Where every row is there, with noise, the size of the filter's
   part is what is left to look at; and in the model itself, how near a filter's guess for a user
@@ -26,7 +28,8 @@ from sottovoce.attacks.drift import CONFIDENCE_Z, Floats, Interval, Ints, Outcom
 from sottovoce.errors import DataError
 
 Changes = Mapping[str, NDArray[Any]]
-"""`weight0`, `bias0`, `weight1`, ... of a filter, each [clients, ...]; [out, in] for weights."""
+"""`weight0`, `bias0`, `weight1`, ... of a network, or `center`, `moments` and `means`; each
+[clients, ...], and [out, in] for weights."""
 Mask = NDArray[np.bool_]
 
 
@@ -82,6 +85,34 @@ def label_from_bias(changes: Changes, labels: Ints, inputs: Floats | None = None
     if inputs is not None:
         weight = np.asarray(changes[f"weight{layer}"], dtype=np.float64)
         score += np.einsum("nci,ni->nc", weight, inputs)
+    return _scored("filter bias" if inputs is None else "filter bias and weights", score, labels)
+
+
+def label_from_moments(
+    changes: Changes, labels: Ints, published: Floats | None = None, inputs: Floats | None = None
+) -> LabelGuesses:
+    """The class whose mean moved most along the center, or along `inputs` [clients, d], which are
+    embeddings less the center, for an attacker who knows these. `published` [classes, d] are the
+    means that devices were given, times the step at which they follow: means also come nearer to
+    0 by that, whoever she is. `labels` score the guesses (-1: not scored)."""
+    if "center" not in changes or "means" not in changes:
+        raise DataError("a filter of moments has a center and means")
+    means = np.asarray(changes["means"], dtype=np.float64)
+    along = np.asarray(changes["center"] if inputs is None else inputs, dtype=np.float64)
+    if means.ndim != 3 or along.shape != (len(means), means.shape[2]):
+        raise DataError("every client needs a change of the center and of every mean")
+    if labels.shape != (len(means),):
+        raise DataError("every client needs a label")
+    there: Mask = np.asarray(means.any(axis=(1, 2)))
+    if published is not None:
+        means = means + published
+    score = np.einsum("ncd,nd->nc", means, along) * there[:, None]
+    name = "filter moments" if inputs is None else "filter moments and embeddings"
+    return _scored(name, score, labels)
+
+
+def _scored(name: str, score: Floats, labels: Ints) -> LabelGuesses:
+    """The highest score is the guess, where there is any."""
     there = score.any(axis=1)
     guesses = np.where(there, score.argmax(axis=1), -1)
     scored = there & (labels >= 0)
@@ -89,7 +120,6 @@ def label_from_bias(changes: Changes, labels: Ints, inputs: Floats | None = None
     majority = np.bincount(truth).max() / len(truth) if len(truth) else 0.0
     right = int((guesses[scored] == truth).sum())
     known = int((labels >= 0).sum())
-    name = "filter bias" if inputs is None else "filter bias and weights"
     outcome = Outcome(name, "server", len(truth), right, known, float(majority))
     return LabelGuesses(guesses.astype(np.int64), outcome)
 

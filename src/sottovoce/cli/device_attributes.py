@@ -215,6 +215,12 @@ def what_leaves(terms: Terms) -> list[str]:
             "server can read the value. Filters of which no change comes tell it what is hidden, "
             "or not known."
         )
+        if algorithm.filters == "moments":
+            told.append(
+                "Who shares an attribute sends her embedding with it: all that the model knows of "
+                "her tastes, from which what she hides may be guessed. Who alone shares an "
+                "attribute shows her value to everybody who reads the model."
+            )
     if terms.noisy:
         told.append(
             f"Each number has noise: its ε = {release.epsilon:g} bounds what one number tells, not "

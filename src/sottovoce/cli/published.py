@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,6 +23,10 @@ def reproduce(
     ] = False,
     out: Out = None,
     threads: Threads = None,
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        typer.Option(help="Where models are trained; cuda is for UC-FedRec alone."),
+    ] = "cpu",
     as_json: Json = False,
 ) -> None:
     """One published table or figure beside our figures, with its claims tested.
@@ -33,6 +37,7 @@ def reproduce(
     Examples:
       sottovoce reproduce --list
       sottovoce reproduce fpl-table2 --quick
+      sottovoce reproduce uc-table2 --device cuda
     """
     from sottovoce import reproduce as published
     from sottovoce.recommender import default_threads
@@ -47,12 +52,18 @@ def reproduce(
         return
     if name not in published.NAMES:
         raise UsageError(f"nothing is called {name}; there are {', '.join(published.NAMES)}")
+    published.check(name, device)
     place = out or Path("runs") / name
     check_writable(place)
     advice = "start it again with the same command; models that are trained are kept"
     with output.interruptible(advice), output.progress() as report:
         found = published.run(
-            name, quick=quick, out=place, threads=threads or default_threads(), report=report
+            name,
+            quick=quick,
+            out=place,
+            threads=threads or default_threads(),
+            report=report,
+            device=device,
         )
     tables = found.pop("tables", [])
     if as_json:

@@ -54,8 +54,21 @@ class Simulation:
                 after = self.devices.report_rounds(server.items, server.round, rows)
                 server.advance(after, len(rows))
             else:
-                self._round(willing[server.select(len(willing), self.cohort_size)])
+                self._round(self._asked(willing))
             self._look()
+
+    def _asked(self, willing: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Who is asked in this round, of those who were willing at the start: budgets may run out
+        on the way."""
+        if self.devices.spends:
+            willing = self.devices.willing()
+        if len(willing) < self.cohort_size:
+            raise Stalled(
+                f"in round {self.server.round} only {len(willing):,} devices may still send, where "
+                f"{self.cohort_size:,} are asked; lower rounds or cohort_size, or let the users "
+                "permit more"
+            )
+        return willing[self.server.select(len(willing), self.cohort_size)]
 
     def _round(self, rows: NDArray[np.int64]) -> None:
         view = self.server.publish()

@@ -115,6 +115,11 @@ class Devices:
         return isinstance(self._release, BoundReports)
 
     @property
+    def spends(self) -> bool:
+        """Whether what leaves is paid for from owners' budgets."""
+        return isinstance(self._release, BoundReports | BoundClipped)
+
+    @property
     def fuses(self) -> bool:
         """Whether many rounds of one device each can be run at once."""
         return isinstance(self.algorithm, Fusing) and self._accelerator is None
@@ -312,7 +317,7 @@ class Devices:
                 positive_rows=counts.positive,
                 negative_rows=counts.negative,
                 bytes=sent * self.algorithm.row_bytes,
-                epsilon=epsilon.astype(np.float32),
+                epsilon=epsilon,
             )
         )
 

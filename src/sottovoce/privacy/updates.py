@@ -37,6 +37,8 @@ from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_lap
 from sottovoce.rng import Streams
 
 Norm = Literal["l2", "l1", "scalar"]
+MOST_OWN = 8
+"""How many times the noise of the release a device may add by its owner's word."""
 _SPARE = Fraction(1, 1 << 16)
 """How much larger than 2·clip/ε the scale is, to pay for rounding."""
 
@@ -126,9 +128,14 @@ class Clipped:
                     "privacy cost; set epsilon, the most that an upload may cost, or "
                     "share_positives = 1 for those who take part"
                 )
-            if limited.any():
-                # Raises where so much noise cannot be had.
-                noise_scale(self.clip, float(consent.epsilon[willing][limited].min()))
+            least = float(consent.epsilon[willing][limited].min(initial=np.inf))
+            # In single precision, as consent has it.
+            if least < np.float32((self.hiding_epsilon or self.epsilon) / MOST_OWN):
+                raise ConsentError(
+                    f"somebody who takes part permits ε = {least:g} an upload, which is less than "
+                    f"1/{MOST_OWN} of the release's: the server would refuse so much noise; permit "
+                    "more, or take no part"
+                )
             return
         if limited.any() or np.isfinite(consent.total_epsilon[willing]).any():
             why = "adds no noise" if self.norm == "l2" else "adds noise to each number alone"

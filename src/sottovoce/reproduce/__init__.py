@@ -25,13 +25,34 @@ NAMES: Mapping[str, str] = {
     "(MovieLens 1M)",
     "drift-figure63": "DRIFT: the time of an epoch by phase, and security's share (MovieLens 1M)",
     "drift-theta": "DRIFT: updates, bytes, accuracy and what can be guessed, by Θ (MovieLens 1M)",
+    "uc-table1": "UC-FedRec: what base models tell of attributes (MovieLens 1M)",
+    "uc-table2": "UC-FedRec: accuracy and strong attackers, beside base models and early stopping "
+    "(MovieLens 1M, Douban)",
+    "uc-table3": "UC-FedRec: hiding an attribute in a trained model (MovieLens 1M, Douban)",
+    "uc-figure3": "UC-FedRec: accuracy against leakage, beside rivals",
+    "uc-figure4": "UC-FedRec: accuracy of users who hide nothing",
+    "uc-figure5": "UC-FedRec: the right filter for the right attribute",
+    "uc-figure6": "UC-FedRec: by the share of users who hide",
+    "uc-figure7": "UC-FedRec: by the number of hidden attributes",
+    "uc-figure8": "UC-FedRec: learning curves",
 }
+ON_GPU = "uc-"
+"""How names begin that can be trained on a GPU."""
 
 
-def run(name: str, *, quick: bool, out: Path, threads: int, report: Report) -> dict[str, Any]:
+def run(
+    name: str,
+    *,
+    quick: bool,
+    out: Path,
+    threads: int,
+    report: Report,
+    device: str = "cpu",
+) -> dict[str, Any]:
     """Run one of `NAMES`. Trained models are kept in `cells/` beside `out`, shared by all names."""
-    if name not in NAMES:
-        raise UsageError(f"there is no {name!r}; there are {', '.join(NAMES)}")
+    check(name, device)
+    if name.startswith("uc-"):
+        return _uc(name, quick, out, threads, report, device)
     if name == "fpl-table3":
         from sottovoce.reproduce import fpl_table3
 
@@ -51,6 +72,40 @@ def run(name: str, *, quick: bool, out: Path, threads: int, report: Report) -> d
         "fpl-figure3": fpl_sweep.figure3,
         "fpl-figure4": fpl_sweep.figure4,
     }
+    return views[name](study, out)
+
+
+def check(name: str, device: str) -> None:
+    """Raises where there is no such name, or where it cannot be trained on `device`."""
+    if name not in NAMES:
+        raise UsageError(f"there is no {name!r}; there are {', '.join(NAMES)}")
+    if device == "cpu":
+        return
+    if not name.startswith(ON_GPU):
+        raise UsageError(f"{name} has no way on a GPU; leave it on --device cpu")
+    from sottovoce.algorithms.fpl_cuda import require
+
+    require(device)
+
+
+def _uc(
+    name: str, quick: bool, out: Path, threads: int, report: Report, device: str
+) -> dict[str, Any]:
+    from sottovoce.reproduce import uc_figures, uc_sweeps, uc_table3, uc_tables
+    from sottovoce.reproduce.uc_study import UCStudy
+
+    views = {
+        "uc-table1": uc_tables.table1,
+        "uc-table2": uc_tables.table2,
+        "uc-table3": uc_table3.table3,
+        "uc-figure3": uc_sweeps.figure3,
+        "uc-figure4": uc_figures.figure4,
+        "uc-figure5": uc_figures.figure5,
+        "uc-figure6": uc_sweeps.figure6,
+        "uc-figure7": uc_figures.figure7,
+        "uc-figure8": uc_sweeps.figure8,
+    }
+    study = UCStudy.read(name, quick, out.parent / "cells", threads, report, device)
     return views[name](study, out)
 
 

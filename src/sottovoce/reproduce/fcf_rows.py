@@ -27,9 +27,7 @@ class Federated:
 
     settings: FCFConfig
 
-    def fit(
-        self, train: Interactions, rng: Streams, progress: Progress | None = None
-    ) -> Scorer:
+    def fit(self, train: Interactions, rng: Streams, progress: Progress | None = None) -> Scorer:
         users = np.arange(train.n_users, dtype=np.int64)
         consent = Consent.uniform(users, Choice(share_positives=1.0))
         federation = Federation.build(self.settings, train, consent, Everything(), rng)

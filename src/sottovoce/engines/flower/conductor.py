@@ -439,12 +439,12 @@ def check_sum(answer: Answer, opened: OpenRound, asked: int, terms: Terms) -> Su
     if len(answer.sum) > message_limit(most, terms.width) + 4:
         raise MessageError("the report is too long")
     part = decode_sum(answer.sum, n_items=terms.n_rows, width=terms.width, round=opened.round)
-    if part.devices != answer.devices or len(part.item) > most:
+    known = not terms.counts_senders or part.counts_well()
+    if part.devices != answer.devices or len(part.item) > most or not known:
         raise MessageError("the report speaks for more devices or items than it may")
     most_each = int(terms.largest_value * GRID)
     if len(opened.numbers) * most_each > _LARGEST:
         raise MessageError("the round asks more devices than can be added up")
-    bound = answer.devices * most_each
-    if part.sums.size and max(int(part.sums.max()), -int(part.sums.min())) > bound:
+    if int(np.abs(part.sums).view(np.uint64).max(initial=0)) > answer.devices * most_each:
         raise MessageError("the report holds values that no device can have sent")
     return part

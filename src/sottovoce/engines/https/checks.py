@@ -135,5 +135,7 @@ class Checks:
         except MessageError as error:
             raise Refused("malformed", str(error)) from None
         values = reports.values
+        if terms.counts_senders and np.any(values[:, -1] != int(GRID)):
+            raise Refused("malformed", "a row does not count its sender once")
         if values.size and max(int(np.max(values)), -int(np.min(values))) > self._largest:
             raise Refused("malformed", "a value is larger than an honest device can send")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.database import Leader
 from sottovoce.engines.rounds import RoundRules
-from sottovoce.errors import ServiceError, UsageError
+from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.messages import SummedReports, cut, decode
 from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
@@ -42,6 +42,12 @@ class Plan:
     root_key: int
     """Of the server's random streams: the first model, and who is asked."""
     rules: RoundRules
+
+    def __post_init__(self) -> None:
+        if self.terms.counts_senders and self.rules.max_value < 1:
+            raise ConfigError(
+                "service.max_value must be at least 1 in UC-FedRec, whose rows count their sender"
+            )
 
     @property
     def proxied(self) -> bool:

@@ -1,0 +1,78 @@
+"""What UC-FedRec is held against at equal cost: early stopping, noise on private users' embeddings,
+and stronger noise in their uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.reproduce.uc_study import Cell, UCStudy
+from sottovoce.reproduce.uc_training import Measured
+from sottovoce.rng import Streams
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Rival:
+    """A trained model whose users' embeddings were changed afterwards."""
+
+    cell: Cell
+    tag: str
+    """For `UCStudy.attacked`, beside `table`."""
+    measured: Measured
+    table: NDArray[np.float16]
+    """h_u, looked up again from the changed embeddings."""
+    changed: NDArray[np.bool_]
+    """Whose embedding was."""
+
+
+def stopped(study: UCStudy, base: Cell, rival: Cell) -> Cell:
+    """Early stopping: the base model at the first look whose HR on validation is that of `rival` or
+    better; where it never is, at the base's own best round. Final trainings have no validation:
+    they stop at a settled share of the rounds."""
+    if study.config.final:
+        return replace(base, stop=round(study.config.early * study.settings(base).rounds))
+    curve, goal = study.trained(base), study.trained(rival).validation
+    good = np.flatnonzero(curve.validation_hr >= goal)
+    return replace(base, stop=int(curve.stops[good[0]]) if len(good) else curve.round)
+
+
+def noisier(study: UCStudy, cell: Cell, epsilon: float) -> Cell:
+    """Stronger noise for private users: the base model with noise on every number that leaves, and
+    more of it (`epsilon` for each number) for those who hide something. Filters are there only to
+    say who does: with β = 0 they pull at nothing."""
+    return replace(
+        cell,
+        attributes=study.attributes(cell.source),
+        beta=0.0,
+        norm="scalar",
+        clip=study.config.scalar_clip,
+        epsilon=study.config.scalar_epsilon,
+        hiding_epsilon=epsilon,
+    )
+
+
+def perturbed(study: UCStudy, cell: Cell, sigma: float, attributes: Sequence[str] = ()) -> Rival:
+    """Gaussian noise on the trained embeddings of those who hide one of these attributes (all under
+    study where none is named): σ standard deviations of the embeddings' numbers."""
+    names = tuple(attributes) or study.attributes(cell.source)
+    private = np.any([study.private(cell, name) for name in names], axis=0)
+    trained = study.trained(cell)
+    users = np.flatnonzero(private)
+    rng = Streams.from_seed(cell.seed).child("perturbation")
+    noise = rng.normal(users, trained.embeddings.shape[1])
+    changed = trained.embeddings.copy()
+    changed[users] += (sigma * float(trained.embeddings.std()) * noise).astype(np.float32)
+    return moved(study, cell, changed, f"gaussian {sigma:g} {' '.join(names)}")
+
+
+def moved(study: UCStudy, cell: Cell, embeddings: NDArray[np.float32], tag: str) -> Rival:
+    """The cell's model with other embeddings of its users: measured and looked up again."""
+    trained = study.trained(cell)
+    algorithm = study.algorithm(cell)
+    measured = study.measure(algorithm.device_scorer(embeddings, trained.rows), cell.source)
+    table = algorithm.representations(embeddings, trained.rows).astype(np.float16)
+    changed: NDArray[np.bool_] = (embeddings != trained.embeddings).any(axis=1)
+    return Rival(cell, tag, measured, table, changed)

@@ -1,0 +1,449 @@
+"""UC-FedRec's filters of moments: what those who share give to them, what they tell, and how those
+who hide are pulled to where they tell little."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from uc_world import (  # noqa: E402
+    HOW,
+    ITEMS,
+    KINDS,
+    PRIORS,
+    RNG,
+    USERS,
+    changes,
+    clients_of,
+    everything,
+    model_of,
+    same,
+)
+
+from sottovoce.algorithms.uc_config import FilterConfig, UCConfig  # noqa: E402
+from sottovoce.algorithms.uc_hiding import LIKE  # noqa: E402
+from sottovoce.algorithms.uc_local import LocalTraining, train  # noqa: E402
+from sottovoce.algorithms.uc_networks import (  # noqa: E402
+    Attribute,
+    Guesses,
+    Recommender,
+    tells,
+)
+from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
+from sottovoce.errors import Diverged  # noqa: E402
+from sottovoce.rng import Streams  # noqa: E402
+
+TWO = (Attribute("gender", 2, None), Attribute("age", 3, None))
+THREE = (*TWO, Attribute("job", 7, None))
+SHARES = (*PRIORS, torch.full((7,), 1 / 7))
+STRENGTHS = [0.5, 0.8, 0.99, 0.9999]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def moments_of(rows, labels, shares):
+    """What a filter holds in the end, if these are those who share."""
+    away = rows - rows.mean(axis=0)
+    side = np.eye(len(shares))[labels] - shares.numpy()
+    weights = {
+        "center": rows.mean(axis=0),
+        "moments": away.T @ away / len(rows),
+        "means": side.T @ away / len(rows),
+    }
+    return {name: torch.tensor(weight, dtype=torch.float32) for name, weight in weights.items()}
+
+
+def crowd(size, attributes=TWO, apart=1.0):
+    """Users whose numbers vary less and less, and whose classes lie apart in some directions."""
+    draw = np.random.default_rng(0)
+    rows, labels = draw.normal(0, 1, (2000, size)), []
+    for shares in SHARES[: len(attributes)]:
+        chances = shares.double().numpy()
+        labels.append(draw.choice(len(shares), 2000, p=chances / chances.sum()))
+        rows = rows + apart * draw.normal(0, 1, (len(shares), size))[labels[-1]]
+    return rows * np.geomspace(1.0, 0.01, size), labels
+
+
+def trained_model(kind="mf", attributes=TWO, size=6, apart=1.0):
+    """A model whose filters know a crowd well."""
+    rows, labels = crowd(size, attributes, apart)
+    filters = [moments_of(rows, found, SHARES[t]) for t, found in enumerate(labels)]
+    return replace(model_of(kind, attributes, size), filters=tuple(filters))
+
+
+def quiet(model):
+    """The same where items say nothing, so that nothing but filters moves anybody."""
+    return replace(model, items=torch.zeros_like(model.items))
+
+
+PULLED = LocalTraining(epochs=1, pairs=8, item_rate=0.0, reg=0.0)
+"""Nothing but the pull, on a quiet model."""
+
+
+# --- what those who share give ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whoever_shares_brings_the_moments_nearer_to_herself(kind):
+    model, clients = trained_model(kind), clients_of(hidden=False)
+    how = replace(HOW, clip=np.inf, filter_rate=0.25)
+    sent = train(model, clients, how, RNG, PRIORS)
+    after = (model.users + sent.users).double().numpy()
+    for t, shares in enumerate(PRIORS):
+        old = {name: weight.double().numpy() for name, weight in model.filters[t].items()}
+        away = after - old["center"]
+        side = np.eye(len(shares))[clients.labels[:, t]] - shares.double().numpy()
+        goals = {
+            "center": after,
+            "moments": np.einsum("ni,nj->nij", away, away),
+            "means": np.einsum("nc,nj->ncj", side, away),
+        }
+        for name, goal in goals.items():
+            moved = sent.filters[t][name].double().numpy()
+            np.testing.assert_allclose(moved, 0.25 * (goal - old[name]), atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whoever_hides_sends_nothing_of_the_filter(kind):
+    model, clients = trained_model(kind), clients_of()
+    settings = UCConfig(
+        recommender=kind, embedding_size=6,
+        attributes=(
+            FilterConfig("gender", ("f", "m"), (0.7, 0.3)),
+            FilterConfig("age", ("a", "b", "c"), (0.2, 0.5, 0.3)),
+        ),
+    )  # fmt: skip
+    layout = Layout.of(settings, ITEMS)
+    sent = train(model, clients, HOW, RNG, PRIORS)
+    assert clients.hidden.any(axis=0).all()
+    for n in range(USERS):
+        rows = layout.rows_of(sent, n)[0].numpy()
+        for t, part in enumerate(layout.filters):
+            there = np.isin(np.arange(part.first, part.stop), rows)
+            assert set(there) == {not clients.hidden[n, t]}
+            if clients.hidden[n, t]:
+                assert not any(change[n].any() for change in sent.filters[t].values())
+
+
+def test_in_the_mean_they_come_to_be_the_moments_of_those_who_share():
+    model, clients = model_of("mf", TWO), clients_of()
+    model = replace(model, users=model.users + torch.linspace(-1, 2, 6))
+    how = LocalTraining(epochs=1, pairs=4, rate=1e-9, filter_rate=0.2, clip=np.inf)
+    filters = model.filters
+    for number in range(80):
+        now = replace(model, filters=filters)
+        sent = train(now, clients, how, RNG.child(number), PRIORS)
+        filters = tuple(
+            {n: w + sent.filters[t][n][sent.shared[:, t]].mean(dim=0) for n, w in old.items()}
+            for t, old in enumerate(filters)
+        )
+    for t, shares in enumerate(PRIORS):
+        mine = ~clients.hidden[:, t]
+        rows = model.users.double().numpy()[mine]
+        expected = moments_of(rows, clients.labels[mine, t], shares)
+        for name, weight in expected.items():
+            assert torch.allclose(filters[t][name], weight, atol=1e-4), name
+
+
+def test_a_hidden_label_is_not_read():
+    one, two = clients_of(), clients_of()
+    two.labels[two.hidden] = 99
+    model = trained_model()
+    same(
+        everything(train(model, one, HOW, RNG, PRIORS)),
+        everything(train(model, two, HOW, RNG, PRIORS)),
+    )
+
+
+# --- what they tell -----------------------------------------------------------------------------
+
+
+def test_guesses_go_from_the_classes_means_to_the_best_direction():
+    """Two classes whose means differ by (1, 1); the second number hardly varies, so that it tells
+    much more than the first, which the means alone do not say."""
+    draw = np.random.default_rng(1)
+    labels = draw.integers(0, 2, 20_000)
+    rows = (2 * labels - 1)[:, None] * [0.5, 0.5] + draw.normal(0, 1, (20_000, 2)) * [3.0, 0.1]
+    shares = torch.tensor([0.5, 0.5])
+    guesses = Guesses.of(moments_of(rows, labels, shares), shares)
+    ways = (guesses.lines[:, 1] - guesses.lines[:, 0]).double().numpy()
+    ways /= np.linalg.norm(ways, axis=1, keepdims=True)
+    plain = np.array([1.0, 1.0]) / np.sqrt(2)
+    within = np.cov((rows - (2 * labels - 1)[:, None] * 0.5).T)
+    best = np.linalg.solve(within, plain)
+    best /= np.linalg.norm(best)
+    near_plain, near_best = ways @ plain, ways @ best
+    assert near_plain[0] > 0.9  # strong shrinking
+    assert np.all(np.diff(near_plain) < 0)
+    assert near_best[-1] > near_best[0]
+    assert near_best[-1] > 0.9  # weak shrinking
+    right = [np.mean((rows @ way > 0) == labels) for way in ways]
+    assert right[0] > 0.55
+    assert right[-1] > 0.95
+
+
+@pytest.mark.parametrize("t", [0, 1, 2])
+def test_guesses_name_the_classes_of_a_crowd(t):
+    shares, (rows, found) = SHARES[t], crowd(12, THREE, apart=2.0)
+    labels = found[t]
+    guesses = Guesses.of(moments_of(rows, labels, shares), shares)
+    away = torch.tensor(rows, dtype=torch.float32) - guesses.center
+    often, right = np.bincount(labels).max() / len(labels), []
+    for lines in guesses.lines:
+        told = (away @ lines.T + shares.log()).argmax(dim=1).numpy()
+        right.append((np.mean(told == labels) - often) / (1 - often))
+    assert min(right) > 0.2
+    assert max(right) > 0.6
+    assert guesses.tell(guesses.center[None, None]).abs().max() < 1e-6
+    assert guesses.tell(torch.tensor(rows, dtype=torch.float32)[None]).mean() > 0.2
+
+
+def test_moments_of_nobody_tell_nothing():
+    attribute = Attribute("age", 3, None)
+    weights = attribute.init(Recommender("mf", 8), RNG)
+    assert not tells(torch.randn(1, 50, 8), weights, PRIORS[1]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e3, 1e8, 1e38])
+def test_noise_in_place_of_moments_breaks_nothing(seed, scale):
+    """As under noise on the whole upload: neither symmetric nor possible."""
+    draw = torch.Generator().manual_seed(seed)
+    weights = {
+        "center": torch.randn(12, generator=draw),
+        "moments": scale * torch.randn(12, 12, generator=draw).clamp(-3, 3),
+        "means": torch.randn(3, 12, generator=draw),
+    }
+    guesses = Guesses.of(weights, PRIORS[1])
+    assert guesses.lines.isfinite().all()
+    assert guesses.spread.isfinite().all()
+    told = guesses.tell(torch.randn(2, 20, 12, generator=draw))
+    assert told.isfinite().all()
+    assert told.min() > -1e-5
+    bend = guesses.bend()
+    assert bend.isfinite().all()
+    values = torch.linalg.eigvalsh(bend.double())
+    assert values.min() >= -1e-9 * values.max()
+
+
+def test_moments_of_one_and_the_same_break_nothing():
+    shares = PRIORS[0]
+    for moments, means in (
+        (torch.zeros(6, 6), torch.zeros(2, 6)),
+        (-torch.eye(6), 1e-6 * torch.ones(2, 6)),
+        (torch.ones(6, 6), torch.ones(2, 6)),
+    ):
+        weights = {"center": torch.zeros(6), "moments": moments, "means": means}
+        guesses = Guesses.of(weights, shares)
+        assert guesses.lines.isfinite().all()
+        model = replace(model_of("mf", TWO[:1]), filters=(weights,))
+        clients = clients_of(hidden=True, strength=0.9, attributes=TWO[:1])
+        how, free = replace(HOW, epochs=30), replace(clients, strength=0 * clients.strength)
+        moved, plain = (train(model, c, how, RNG, PRIORS[:1]).users for c in (clients, free))
+        assert moved.isfinite().all()
+        assert moved.abs().max() < 1.5 * plain.abs().max()
+
+
+# --- the pull -----------------------------------------------------------------------------------
+
+
+def bends_of(model):
+    return [
+        Guesses.of(weights, SHARES[t]).bend().double().numpy()
+        for t, weights in enumerate(model.filters)
+    ]
+
+
+def by_hand(model, beta, hidden, epochs, rate, masks=None):
+    """Where w ΣKL/2 and the way from where one was, squared, are lowest together; step by step."""
+    w = rate * float(np.float32(beta)) / (1.0 - float(np.float32(beta)))
+    bends = bends_of(model)
+    x = model.users.double().numpy().copy()
+    for n in range(len(x)):
+        square, right = np.eye(x.shape[1]), np.zeros(x.shape[1])
+        for t, weights in enumerate(model.filters):
+            if hidden[n, t]:
+                like = weights["center"].double().numpy().copy()
+                if masks is not None:
+                    root = Guesses.of(weights, SHARES[t]).spread.double().numpy()
+                    like += LIKE * root @ masks[n].double().numpy()
+                square += w * bends[t]
+                right += w * bends[t] @ like
+        for _ in range(epochs):
+            x[n] = np.linalg.solve(square, x[n] + right)
+    return x
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("beta", STRENGTHS)
+def test_the_pull_is_the_closed_form(beta, masked):
+    """For those who hide one attribute, the other, both or none."""
+    model, clients = quiet(trained_model(size=8)), clients_of(strength=beta)
+    masks = torch.randn(USERS, 8, generator=torch.Generator().manual_seed(1)) if masked else None
+    how = replace(PULLED, epochs=3)
+    after = (model.users + train(model, clients, how, RNG, PRIORS, masks).users).numpy()
+    expected = by_hand(model, beta, clients.hidden, 3, how.rate, masks)
+    assert len(np.unique(clients.hidden @ [1, 2])) == 4
+    np.testing.assert_allclose(after, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("beta", STRENGTHS)
+@pytest.mark.parametrize("apart", [0.3, 30.0])
+@pytest.mark.parametrize("size", [6, 64])
+def test_the_pull_never_goes_too_far(beta, apart, size):
+    """However strong, and however sure the filter: what it sees of her shrinks, and she comes no
+    further from the center, in a thousand steps."""
+    model = quiet(trained_model(attributes=TWO[:1], size=size, apart=apart))
+    clients = clients_of(hidden=True, strength=beta, attributes=TWO[:1])
+    center, (bend,) = model.filters[0]["center"].double(), bends_of(model)
+    bend = torch.tensor(bend)
+
+    def seen(users):
+        away = users.double() - center
+        return ((away @ bend) * away).sum(dim=1), away.norm(dim=1)
+
+    before, far = seen(model.users)
+    for epochs in (1, 10, 1000):
+        moved = train(model, clients, replace(PULLED, epochs=epochs), RNG, PRIORS[:1]).users
+        now, distance = seen(model.users + moved)
+        assert torch.all(now < before + 1e-9)
+        assert torch.all(distance <= far * (1 + 1e-4))
+        before = now
+    assert torch.all(now < 0.5 * seen(model.users)[0] + 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beta", [0.8, 0.9999])
+def test_a_whole_round_stays_finite_however_strongly_one_hides(kind, beta):
+    model, clients = trained_model(kind, apart=10.0), clients_of(hidden=True, strength=beta)
+    how = replace(HOW, epochs=100, item_rate=5.0)
+    masks = torch.randn(USERS, 6, generator=torch.Generator().manual_seed(2))
+    sent = train(model, clients, how, RNG, PRIORS, masks)
+    assert all(bool(change.isfinite().all()) for change in everything(sent))
+    # No further than those who share are, whom they pretend to be like.
+    spread = torch.stack([weights["moments"].trace().sqrt() for weights in model.filters])
+    far = (model.users + sent.users - model.filters[0]["center"]).norm(dim=1)
+    assert far.max() < 3 * spread.max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_whoever_shares_is_not_touched_by_others_hiding(kind, masked):
+    """To the last bit."""
+    model, some = trained_model(kind), clients_of(strength=0.9)
+    none = replace(some, hidden=np.zeros_like(some.hidden))
+    masks = torch.randn(USERS, 6) if masked else None
+    one, two = (train(model, c, HOW, RNG, PRIORS, masks) for c in (none, some))
+    open_ = ~some.hidden.any(axis=1)
+    assert 0 < open_.sum() < USERS
+    same([c[open_] for c in everything(one)], [c[open_] for c in everything(two)])
+    hiding = torch.from_numpy(~open_)
+    assert bool((one.users != two.users)[hiding].any(dim=1).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_strength_of_nought_asks_for_nothing(kind):
+    model = trained_model(kind)
+    hides, shares = clients_of(hidden=True, strength=0.0), clients_of(hidden=False)
+    one = train(model, hides, HOW, RNG, PRIORS, torch.randn(USERS, 6))
+    two = train(model, shares, HOW, RNG, PRIORS)
+    same([one.users, one.items, *one.towers.values()], [two.users, two.items, *two.towers.values()])
+
+
+def test_a_rate_of_nought_pulls_nobody():
+    clients = clients_of(hidden=True, strength=0.9)
+    sent = train(trained_model(), clients, replace(HOW, rate=0.0), RNG, PRIORS)
+    assert not sent.users.any()
+
+
+def test_of_two_attributes_hidden_at_once_neither_filter_tells_much():
+    model = quiet(trained_model(size=16))
+    model = replace(model, users=torch.tensor(crowd(16)[0][:USERS]).float())
+    how = replace(PULLED, epochs=50)
+
+    def told(hidden, t):
+        clients = clients_of(hidden=np.array(hidden), strength=0.9)
+        users = model.users + train(model, clients, how, RNG, PRIORS).users
+        return float(tells(users[None], model.filters[t], PRIORS[t]).mean())
+
+    for t in (0, 1):
+        alone = [t == 0, t == 1]
+        shown = told([False, False], t)
+        assert told(alone, t) < 0.05 * shown
+        assert told([True, True], t) < 0.05 * shown
+        assert told([not hides for hides in alone], t) > 0.3 * shown  # the other one is no help
+
+
+def test_masks_send_those_who_hide_to_places_of_their_own():
+    """To the middle alone, faint differences would be all that is left of anybody. What filters see
+    of them in the end is what their masks say, whatever they were before."""
+    model = quiet(trained_model(attributes=TWO[:1], size=8))
+    clients = clients_of(hidden=True, strength=0.999, attributes=TWO[:1])
+    masks = torch.randn(USERS, 8, generator=torch.Generator().manual_seed(3))
+    how, guesses = replace(PULLED, epochs=600), Guesses.of(model.filters[0], PRIORS[0])
+    elsewhere = replace(model, users=model.users.flip(0) + 0.1)
+
+    def seen(start, which):
+        users = start.users + train(start, clients, how, RNG, PRIORS[:1], which).users
+        return (users - guesses.center) @ guesses.lines[1].T
+
+    ends = seen(model, masks), seen(elsewhere, masks)
+    assert torch.allclose(*ends, atol=0.02 * float(ends[0].abs().max()))
+    assert seen(model, None).abs().max() < 0.02 * ends[0].abs().max()
+    expected = LIKE * masks @ guesses.spread.T @ guesses.lines[1].T
+    assert torch.allclose(ends[0], expected, atol=0.02 * float(expected.abs().max()))
+
+
+def test_a_devices_mask_is_its_own_and_stays():
+    settings = UCConfig(embedding_size=8, attributes=(FilterConfig("x", ("a", "b"), (1.0, 1.0)),))
+    halves = settings.build(8.0, "l2")
+
+    class Some:
+        users = np.array([4, 7, 9])
+
+    rows = np.arange(3)
+    masks = halves.masks(Some, rows, Streams.from_seed(1))
+    assert torch.equal(masks[1:2], halves.masks(Some, rows[1:2], Streams.from_seed(1)))
+    assert not torch.allclose(masks[0], masks[1])
+    assert not torch.allclose(masks, halves.masks(Some, rows, Streams.from_seed(2)))
+
+
+# --- in company ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [6, 33, 63, 64])
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_a_cohort_of_n_is_n_cohorts_of_one_to_the_last_bit(size, norm):
+    """With three filters and as many wishes as clients."""
+    model = trained_model("mf", THREE, size)
+    strength = np.linspace(0.1, 0.97, USERS).astype(np.float32)
+    clients = replace(clients_of(attributes=THREE), strength=strength)
+    masks = torch.randn(USERS, size, generator=torch.Generator().manual_seed(0))
+    how = replace(HOW, clip=0.05, norm=norm)
+    together = train(model, clients, how, RNG, SHARES, masks)
+    for n in range(USERS):
+        alone = train(model, clients.take(np.array([n])), how, RNG, SHARES, masks[n : n + 1])
+        hers = alone.item_rows.shape[1]
+        found = [together.users, together.items[:, :hers], *changes(together)[1:]]
+        same([change[n] for change in found], [change[0] for change in everything(alone)])
+
+
+def test_numbers_that_left_their_range_are_named():
+    for name, value in (("means", 1e38), ("center", 3e38), ("moments", np.nan)):
+        model = trained_model()
+        model.filters[0][name].fill_(value)
+        with pytest.raises(Diverged):
+            train(model, clients_of(), HOW, RNG, PRIORS)
+    nobody_varies = {"center": torch.zeros(6), "moments": torch.zeros(6, 6)}
+    filters = ({**nobody_varies, "means": torch.ones(2, 6)},)
+    model = replace(model_of("mf", TWO[:1]), filters=filters)
+    with pytest.raises(Diverged):
+        train(model, clients_of(hidden=True, attributes=TWO[:1]), HOW, RNG, PRIORS[:1])
