@@ -11,6 +11,7 @@ from sottovoce.attacks.filters import (
     label_from_bias,
     label_from_moments,
     rank,
+    unmasked,
     who_hides,
     who_hides_by_guess,
     who_hides_by_size,
@@ -376,3 +377,13 @@ def test_what_does_not_fit_is_refused():
         rank("x", np.zeros(3), np.ones(3, bool))
     with pytest.raises(DataError):
         rank("x", np.array([0.0, np.nan]), np.array([True, False]))
+
+
+def test_unmasked_embeddings_lack_what_the_filter_reads_and_nothing_else():
+    draw = np.random.default_rng(3)
+    rows, center = draw.normal(size=(50, 12)), draw.normal(size=12)
+    lines = np.stack([np.outer([-1.0, 1.0], draw.normal(size=12)) for _ in range(3)])
+    left = unmasked(rows, center, lines)
+    assert np.allclose((left - center) @ lines.reshape(-1, 12).T, 0.0, atol=1e-9)
+    assert np.linalg.matrix_rank(rows - left, tol=1e-8) == 3
+    assert np.allclose(unmasked(left, center, lines), left)

@@ -172,3 +172,14 @@ def rank(attack: str, score: Floats, hides: Mask) -> Ranking:
     spread = math.sqrt(float(((ranks - ranks.mean()) ** 2).sum()) / (n * (n - 1) * hiding * others))
     chance = Interval(max(0.0, 0.5 - CONFIDENCE_Z * spread), min(1.0, 0.5 + CONFIDENCE_Z * spread))
     return Ranking(attack, "server", hiding, others, auc, chance)
+
+
+def unmasked(embeddings: Floats, center: Floats, lines: Floats) -> Floats:
+    """Embeddings [users, d] without the directions in which a published filter of moments looks
+    (`lines` [guesses, classes, d]). There, those who hide pretend to be somebody; whoever knows the
+    filter looks elsewhere, at what it does not."""
+    apart = (lines - lines.mean(axis=1, keepdims=True)).reshape(-1, lines.shape[-1])
+    _, size, axes = np.linalg.svd(apart.astype(np.float64), full_matrices=False)
+    axes = axes[size > 1e-4 * max(float(size[0]), 1e-30)]
+    found: Floats = embeddings - (embeddings - center) @ axes.T @ axes
+    return found

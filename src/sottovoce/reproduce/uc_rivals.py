@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.reproduce.uc_study import Cell, UCStudy
+from sottovoce.attacks.filters import unmasked
+from sottovoce.reproduce.uc_study import Cell, Job, UCStudy
 from sottovoce.reproduce.uc_training import Measured
 from sottovoce.rng import Streams
 
@@ -76,3 +77,21 @@ def moved(study: UCStudy, cell: Cell, embeddings: NDArray[np.float32], tag: str)
     table = algorithm.representations(embeddings, trained.rows).astype(np.float16)
     changed: NDArray[np.bool_] = (embeddings != trained.embeddings).any(axis=1)
     return Rival(cell, tag, measured, table, changed)
+
+
+def knowing(study: UCStudy, cell: Cell, attribute: str) -> Job | None:
+    """The attack of somebody who knows the published filter and looks where it does not; None where
+    the filter is a network."""
+    if attribute not in cell.attributes or study.settings(cell).filters != "moments":
+        return None
+    import torch
+
+    from sottovoce.algorithms.uc_networks import Guesses
+
+    trained, settings = study.trained(cell), study.settings(cell)
+    column = settings.names.index(attribute)
+    weights = study.algorithm(cell).model(trained.rows, trained.embeddings).filters[column]
+    guesses = Guesses.of(weights, torch.tensor(settings.attributes[column].shares))
+    center, lines = guesses.center.double().numpy(), guesses.lines.double().numpy()
+    table = unmasked(trained.embeddings.astype(np.float64), center, lines)
+    return Job(cell, attribute, table.astype(np.float16), "knows the filter")
