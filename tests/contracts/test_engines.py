@@ -68,7 +68,24 @@ mix = [
 ]
 """
 ROTATED = FMF.replace('name = "fmf"', 'name = "fmf"\nvariant = "rotated"')
-WORLDS = {"fpl": FPL, "fcf": FCF, "fmf": FMF, "rotated": ROTATED}
+UC = """
+[algorithm]
+name = "uc"
+embedding_size = 8
+item_rate = 4.0
+local_epochs = 3
+pairs = 16
+rounds = 5
+attributes = [{ name = "gender" }, { name = "age" }]
+
+[consent]
+mix = [
+  { weight = 1, takes_part = false },
+  { weight = 4, share_positives = 1.0 },
+  { weight = 3, share_positives = 1.0, hidden_attributes = ["gender"], strength = 0.8 },
+]
+"""
+WORLDS = {"fpl": FPL, "fcf": FCF, "fmf": FMF, "rotated": ROTATED, "uc": UC}
 RESIDENTS = generate_town(TownConfig(residents=8, venues=60, districts=2)).interactions
 
 
@@ -131,6 +148,7 @@ def run_once(place, engine, world):
         ("fcf", "https"),
         ("fmf", "https"),
         ("rotated", "https"),
+        ("uc", "flower"),
         pytest.param("fcf", "flower", marks=pytest.mark.slow),
     ],
 )
