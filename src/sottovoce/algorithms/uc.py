@@ -11,10 +11,12 @@ used have changed; the server moves a row by the mean over those who sent it.
 
 What it promises. An attribute that a user hides, or that her device does not know, trains nothing:
 its value is not read. Filters trained by those who share an attribute pull the embeddings of those
-who hide it to where a filter can tell nothing. That is no guarantee: how much other attackers can
-still tell is measured (`attacks.attributes`). Without noise a server reads in a filter's update the
-class of who sent it, and in its absence that she hides it; item rows are near multiples of her
-embedding, and name the items that she used.
+who hide it to where the filter takes them for somebody else. That is no guarantee: how much other
+attackers can still tell is measured (`attacks.attributes`), and one who knows the filter and looks
+where it does not tells much more (`attacks.filters.unmasked`). Without noise a server reads in a
+filter's update the class of who sent it (and of a filter of moments, her embedding), and in its
+absence that she hides it; item rows are near multiples of her embedding, and name the items that
+she used.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _pull(
     here = [t for t, weights in enumerate(model.filters) if "moments" in weights]
     if not here or not bool(weight[:, here].any()):
         return None
-    bends, goal = [], torch.zeros_like(model.users[: len(weight)], dtype=torch.float64)
+    bends, goal = [], torch.zeros((), dtype=torch.float64, device=weight.device)
     for t in here:
         guesses = Guesses.of(model.filters[t], targets[t])
         bends.append(guesses.bend().double())
