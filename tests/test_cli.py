@@ -109,13 +109,14 @@ def only_json(text):
      "data import"],
 )  # fmt: skip
 def test_help_is_quick_and_has_an_example(command):
-    seconds = []
+    seconds = []  # of the command's own work: others on a busy machine do not count
     while len(seconds) < 5 and min(seconds, default=9) >= 0.5:
-        start = time.perf_counter()
+        start = os.times()
         done = subprocess.run(
             [*COMMAND, *command.split(), "--help"], capture_output=True, text=True, check=True
         )
-        seconds.append(time.perf_counter() - start)
+        end = os.times()
+        seconds.append(end[2] + end[3] - start[2] - start[3])
     assert min(seconds) < 0.5
     assert done.stderr == ""
     assert f"sottovoce {command}".strip() in done.stdout
