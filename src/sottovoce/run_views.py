@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.foursquare_categories import with_top_categories
@@ -83,17 +82,18 @@ class FinishedRun:
     def scorer(self) -> Scorer:
         vectors, items = self.folder.vectors(), self.folder.model()
         train = self.split.train
-        size, rows, settings = vectors.shape[1], train.n_items, self.experiment.algorithm
-        if self.experiment.silo is None:
+        size, silo = vectors.shape[1], self.experiment.silo
+        if silo is not None:
+            shape = (train.n_items, silo.width)
+        else:
             settings = self.experiment.on(self.dataset, self.consent)[0]
-            rows = settings.model_rows(train.n_items)
-        shape = (rows, settings.width)
+            shape = (settings.model_rows(train.n_items), settings.width)
         if vectors.shape != (train.n_users, size) or items.shape != shape:
             raise CorruptData(
                 f"{self.folder.path} holds a model of another run: {len(vectors):,} users and "
                 f"{len(items):,} items, where the data have {train.n_users:,} and {train.n_items:,}"
             )
-        if not isinstance(settings, UCConfig):
+        if silo is not None:
             return FactorScorer.of(vectors, items)
         release = self.experiment.cross_device().release
         return build_algorithm(settings, release, 1).device_scorer(vectors, items)

@@ -124,8 +124,8 @@ def test_whoever_hides_sends_nothing_of_the_filter(kind):
     layout = Layout.of(settings, ITEMS)
     sent = train(model, clients, HOW, RNG, PRIORS)
     assert clients.hidden.any(axis=0).all()
-    for n in range(USERS):
-        rows = layout.rows_of(sent, n)[0].numpy()
+    for n, (numbers, _) in enumerate(layout.messages(sent)):
+        rows = numbers.numpy()
         for t, part in enumerate(layout.filters):
             there = np.isin(np.arange(part.first, part.stop), rows)
             assert set(there) == {not clients.hidden[n, t]}

@@ -162,8 +162,7 @@ class UC:
                 clients, masks = self.clients(cohort, part), self.masks(cohort, part, rng)
                 updates = train(model, clients, how, stream, self.priors(), masks)
                 moved.append(updates.users.numpy())
-                for client in range(len(part)):
-                    numbers, changes = layout.rows_of(updates, client)
+                for numbers, changes in layout.messages(updates):
                     sent.append(numbers.numpy())
                     values.append(changes.numpy())
         cohort.vectors[rows] += np.concatenate(moved)

@@ -332,8 +332,7 @@ class _Copies:
         numbers = model.items.numel() + sum(c[0].numel() for c in [*towers.values(), *learnt])
         for together in [rest, learnt] if how.norm == "l2" else [rest + learnt]:
             clip(together, how.clip, how.norm, numbers)
-        given = self.rows, users, self.item_rows, items, liked
-        return Updates(*given, towers, tuple(filters), shared)
+        return Updates(users, self.item_rows, items, liked, towers, tuple(filters), shared)
 
 
 def _changes(now: Weights, before: Weights, rate: float) -> dict[str, Tensor]:

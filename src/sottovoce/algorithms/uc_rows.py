@@ -9,7 +9,7 @@ together or not at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -121,19 +121,20 @@ class Layout:
             total[self._span(part), size] = int(sent.sum()) * int(GRID)
         return total
 
-    def rows_of(self, updates: Updates, client: int) -> tuple[Tensor, Tensor]:
-        """What one client sends: the rows' numbers, ascending, and their values on the grid,
+    def messages(self, updates: Updates) -> Iterator[tuple[Tensor, Tensor]]:
+        """What each client sends: the rows' numbers, ascending, and their values on the grid,
         [rows, size + 1]."""
-        there = updates.item_rows[client] >= 0
-        numbers = [updates.item_rows[client][there]]
-        values = [on_grid(updates.items[client][there])]
-        for part, lines, sent in self._networks(updates):
-            if bool(sent[client]):
-                numbers.append(torch.arange(part.first, part.stop, device=there.device))
-                values.append(on_grid(lines[client]))
-        every = torch.cat(values)
-        ones = torch.full((len(every), 1), int(GRID), dtype=torch.int64, device=every.device)
-        return torch.cat(numbers), torch.cat([every, ones], dim=1)
+        networks = self._networks(updates)
+        for client, item_rows in enumerate(updates.item_rows):
+            there = item_rows >= 0
+            numbers, values = [item_rows[there]], [on_grid(updates.items[client][there])]
+            for part, lines, sent in networks:
+                if bool(sent[client]):
+                    numbers.append(torch.arange(part.first, part.stop, device=there.device))
+                    values.append(on_grid(lines[client]))
+            every = torch.cat(values)
+            ones = torch.full_like(every[:, :1], int(GRID))
+            yield torch.cat(numbers), torch.cat([every, ones], dim=1)
 
     def within(self, updates: Updates, clip: float) -> bool:
         """Whether what each client sends keeps to an L1 norm of `clip` on the grid."""

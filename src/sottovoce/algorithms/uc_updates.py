@@ -16,9 +16,8 @@ class Updates:
     Rows of items beyond a client's own are numbered -1 and hold zeros. Filters that a client does
     not train hold zeros, and `shared` tells which those are."""
 
-    user_rows: Tensor
     users: Tensor
-    """[C, d], for the users in `user_rows` [C]. These stay on the devices, and are not clipped."""
+    """[C, d]. These stay on the devices, and are not clipped."""
     item_rows: Tensor
     items: Tensor
     """[C, R, d], for the items in `item_rows` [C, R]."""
@@ -29,7 +28,7 @@ class Updates:
     shared: Tensor
 
     def __len__(self) -> int:
-        return len(self.user_rows)
+        return len(self.users)
 
     def __repr__(self) -> str:
         return f"<Updates of {len(self):,}, redacted>"

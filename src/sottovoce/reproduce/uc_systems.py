@@ -88,6 +88,12 @@ def named(study: UCStudy, source: str, recommender: Any) -> str:
 
 PLACE = (Column("data", ""), Column("system", ""))
 SCORES = (Column("HR@10", format=".4f"), Column("NDCG@10", format=".4f"))
+GAP = (
+    Column("apart", "HR − base", "+.4f"), Column("low", "95 % from", "+.4f"),
+    Column("high", "to", "+.4f"), Column("paper_hr", "paper HR", ".3f"),
+    Column("paper_ndcg", "paper NDCG", ".3f"),
+)  # fmt: skip
+"""How far a line is from the base model, and what was printed."""
 
 
 def train(
