@@ -74,6 +74,10 @@ class MessageError(SottovoceError):
     exit_code = 6
 
 
+class WrongSum(MessageError):
+    """A proxy's sum of masks cannot be that of the submissions it was asked for."""
+
+
 class VersionMismatch(MessageError):
     pass
 

@@ -178,9 +178,9 @@ class Experiment:
         if isinstance(algorithm, DRIFTConfig):
             _check_owned(table, consent.choices)
         else:
-            fits = FITTING[type(algorithm)]
-            release = named(_section(table, "release"), RELEASES, fits[0], "release")
-            link = named(_section(table, "link"), LINKS, fits[1], "link")
+            fitting, links = FITTING[type(algorithm)]
+            release = named(_section(table, "release"), RELEASES, fitting, "release")
+            link = named(_section(table, "link"), LINKS, links[0], "link")
             check_fitting(algorithm, release, link)
             if "owners" in table:
                 raise ConfigError('[owners] is for algorithm.name = "drift", which has some')

@@ -11,20 +11,24 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Cohort, Schedule
 from sottovoce.algorithms.fcf import FCF
 from sottovoce.algorithms.fpl import FPL
-from sottovoce.consent import Consent
+from sottovoce.consent import Consent, ShareRule
 from sottovoce.data.interactions import Interactions
 from sottovoce.engines.base import Listener, Observer
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError
 from sottovoce.ledger import Ledger
+from sottovoce.links import Link, SecureSum
+from sottovoce.messages import GRID
+from sottovoce.one_bit import noise_root
 from sottovoce.parties.device import Devices
+from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
 from sottovoce.parties.server import Server
 from sottovoce.privacy.reports import KReports
 from sottovoce.recommender import Scorer
 from sottovoce.rng import Streams
 from sottovoce.runs import Checkpoint
-from sottovoce.terms import AlgorithmConfig, ReleaseConfig, build_algorithm
+from sottovoce.terms import AlgorithmConfig, ReleaseConfig, build_algorithm, largest_value
 
 
 @dataclass(slots=True)
@@ -36,6 +40,10 @@ class Federation:
     devices: Devices
     proxy: Proxy | None = None
     """Between the devices and the server, where randomised reports are what leaves."""
+    masker: Masker | None = None
+    """Who knows the masks, where the server sees sums alone."""
+    largest_value: float = 0.0
+    """Of a number in one device's update, in steps of the grid."""
 
     @classmethod
     def build(
@@ -46,6 +54,7 @@ class Federation:
         release: ReleaseConfig,
         rng: Streams,
         labels: NDArray[np.int64] | None = None,
+        link: Link | None = None,
     ) -> Federation:
         """`labels` are what devices know of their owners, a column per attribute of the algorithm;
         nothing where it has none."""
@@ -63,13 +72,22 @@ class Federation:
         plan = settings.plan(len(willing), int(train.counts[willing].sum()))
         algorithm = build_algorithm(settings, release, plan.triples)
         cohort.vectors = algorithm.device_init(users, rng)
-        devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng)
+        devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng, link=link)
         proxy = None
         if isinstance(release, KReports):
             willing = _check_tiers(devices, release)
             plan = settings.plan(len(willing), int(train.counts[willing].sum()))
             proxy = Proxy([tier.min_devices for tier in release.tiers], release.max_reports)
-        return cls(plan, Server.start(algorithm, train.n_items, rng), devices, proxy)
+        server, masker = Server.start(algorithm, train.n_items, rng), None
+        if isinstance(link, SecureSum):
+            if plan.cohort_size < link.min_devices:
+                raise ConfigError(
+                    f"a secure sum needs at least link.min_devices = {link.min_devices} devices in "
+                    f"a round, and {plan.cohort_size} are asked"
+                )
+            masker = Masker(link, server.items.size, noise_root(rng.child("masker").key))
+        most = largest_value(release, plan.triples) * GRID
+        return cls(plan, server, devices, proxy, masker, most)
 
     def restore(self, saved: Checkpoint) -> None:
         """Put every party where it was after a round."""
@@ -116,9 +134,16 @@ class Federation:
             if not isinstance(algorithm, UC):
                 raise ConfigError("only FPL, FCF and UC-FedRec run on a GPU")
             rng, scales = self.devices.rng, self.devices.noise_per_row()
-            self.devices.accelerate(
-                lambda rule: UCOnTorch.load(algorithm, cohort, rng, scales, device)
-            )
+
+            def load(rule: ShareRule) -> UCOnTorch:
+                if len(rule.allowed):
+                    raise ConfigError(
+                        "somebody shares a part of her positive items, which is sorted out on the "
+                        "CPU; leave it on --device cpu"
+                    )
+                return UCOnTorch.load(algorithm, cohort, rng, scales, device)
+
+            self.devices.accelerate(load)
 
     def run(
         self,
@@ -137,6 +162,8 @@ class Federation:
             listeners,
             threads,
             proxy=self.proxy,
+            masker=self.masker,
+            largest_value=self.largest_value,
         ).run()
 
     def vectors(self) -> NDArray[np.float32]:

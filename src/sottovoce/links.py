@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
+from sottovoce.config import require_number, require_whole
+from sottovoce.errors import ConfigError
+
 Sight = Mapping[str, Mapping[str, frozenset[str]]]
 """Party → message → fields."""
 
@@ -67,4 +70,48 @@ class Proxied:
     )
 
 
-Link = Direct | Proxied
+@dataclass(frozen=True, slots=True)
+class SecureSum:
+    """No single update is visible to anyone: the server gets it masked, a proxy the seed of the
+    mask, sealed to its key, and only the sum over at least `min_devices` devices is opened.
+
+    It holds while the server and the proxy do not put together what they have. Neither can tell
+    people from devices that the server has made up: where all others are such, there is no sum to
+    hide in. What the sum itself tells is not hidden, but for `noise`."""
+
+    min_devices: int = 20
+    """Devices below which the proxy says nothing."""
+    clip: float = 0.0
+    """The largest L2 norm of an update as a whole; 0 does not limit it."""
+    noise: float = 0.0
+    """Standard deviation of the Gaussian noise on the sum, as a multiple of `clip`; the proxy adds
+    it, so that nobody sees the sum without it. 0 adds none."""
+    url: str = ""
+    """Address of the proxy, to which the server turns; empty in simulation, like the two below."""
+    authority: str = ""
+    """Certificate authority that vouches for it (PEM)."""
+    key: str = ""
+    """The proxy's public key in hexadecimal, to which devices seal their seeds."""
+
+    sees: ClassVar[Sight] = MappingProxyType(
+        {
+            "server": {
+                "MaskedReports": frozenset({"round", "sender", "masked"}),
+                "MaskSum": frozenset({"round", "devices", "masks"}),
+            },
+            "proxy": {"MaskSeeds": frozenset({"round", "sender", "seeds"})},
+            "device": {"ModelView": frozenset({"round", "items"})},
+        }
+    )
+
+    def __post_init__(self) -> None:
+        require_whole("link.min_devices", self.min_devices, 2)
+        require_number("link.clip", self.clip, 0.0, 2.0**20, above=False)
+        require_number("link.noise", self.noise, 0.0, 1e6, above=False)
+        if self.noise and not self.clip:
+            raise ConfigError(
+                "link.noise is measured by link.clip, the largest norm of an update; set both"
+            )
+
+
+Link = Direct | Proxied | SecureSum

@@ -157,6 +157,50 @@ class BitCounts:
         return f"<BitCounts round={self.round} devices={self.devices}>"
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskedReports:
+    """device → server: each sender's whole update, masked (`masking`)."""
+
+    round: int
+    sender: NDArray[np.int64]
+    masked: NDArray[np.uint64]
+    """[senders, rows of the model · width]."""
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    def __repr__(self) -> str:
+        return f"<MaskedReports round={self.round} devices={len(self)}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskSeeds:
+    """device → proxy, sealed on its way through the server: the seeds of those masks."""
+
+    round: int
+    sender: NDArray[np.int64]
+    seeds: tuple[bytes, ...]
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    def __repr__(self) -> str:
+        return f"<MaskSeeds round={self.round} devices={len(self)}, redacted>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskSum:
+    """proxy → server: the sum of the masks of the submissions that the server has named, with the
+    noise of the terms taken off, so that it is in what is opened."""
+
+    round: int
+    devices: int
+    masks: NDArray[np.uint64]
+
+    def __repr__(self) -> str:
+        return f"<MaskSum round={self.round} devices={self.devices}>"
+
+
 Aggregate = SummedReports | BitCounts
 """What the server folds into its model."""
 

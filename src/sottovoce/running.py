@@ -10,7 +10,8 @@ from pathlib import Path
 from sottovoce.data.splitting import Split
 from sottovoce.engines.base import Listener, Moment, Observer
 from sottovoce.engines.interrupts import Interrupts
-from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically, Transcript
+from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically
+from sottovoce.engines.transcripts import Transcript
 from sottovoce.engines.trial import Trial
 from sottovoce.errors import ConfigError
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
@@ -70,6 +71,7 @@ def run_experiment(
         settings.release,
         experiment.streams().child("federation"),
         labels,
+        settings.link,
     )
     check_engine(
         engine,
@@ -96,7 +98,8 @@ def run_experiment(
         run.folder = RunFolder.claim(out, manifest, resume=resume)
         with run.folder.locked():
             if engine == "simulation" or run.folder.finished:
-                scorer = run.resume(device, [Transcript(out / "transcript")] if transcript else [])
+                kept = Transcript(out / "transcript", manifest["identity"])
+                scorer = run.resume(device, [kept] if transcript else [])
             else:
                 trial = start_trial(
                     engine, experiment, dataset, federation, run.folder.path, processes

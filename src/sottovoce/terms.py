@@ -20,7 +20,7 @@ from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.errors import ConfigError, MessageError, VersionMismatch
-from sottovoce.links import Direct, Link, Proxied
+from sottovoce.links import Direct, Link, Proxied, SecureSum
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports
@@ -43,14 +43,14 @@ RELEASES: Mapping[str, type[ReleaseConfig]] = {
     "k-reports": KReports,
     "clipped": Clipped,
 }
-LINKS: Mapping[str, type[Link]] = {"direct": Direct, "proxy": Proxied}
-FITTING: Mapping[type[AlgorithmConfig], tuple[str, str]] = {
-    FPLConfig: ("share-fraction", "direct"),
-    FCFConfig: ("everything", "direct"),
-    FMFConfig: ("k-reports", "proxy"),
-    UCConfig: ("clipped", "direct"),
+LINKS: Mapping[str, type[Link]] = {"direct": Direct, "proxy": Proxied, "secure-sum": SecureSum}
+FITTING: Mapping[type[AlgorithmConfig], tuple[str, tuple[str, ...]]] = {
+    FPLConfig: ("share-fraction", ("direct", "secure-sum")),
+    FCFConfig: ("everything", ("direct", "secure-sum")),
+    FMFConfig: ("k-reports", ("proxy",)),
+    UCConfig: ("clipped", ("direct", "secure-sum")),
 }
-"""The release and the link that go with an algorithm."""
+"""The release and the links that go with an algorithm, the first of them by default."""
 LARGEST_MODEL = 1 << 29
 """Bytes of a model's numbers. A device holds it in memory a few times over, and its store keeps it
 as one value, which may have 10⁹ bytes."""
@@ -77,12 +77,36 @@ def name_of(part: object, kinds: Mapping[str, type[Any]]) -> str:
 
 def check_fitting(algorithm: AlgorithmConfig, release: object, link: object) -> None:
     """Raises where these cannot work together."""
-    wanted = FITTING[type(algorithm)]
-    if (type(release), type(link)) != (RELEASES[wanted[0]], LINKS[wanted[1]]):
+    wanted, links = FITTING[type(algorithm)]
+    if type(release) is not RELEASES[wanted] or type(link) not in [LINKS[name] for name in links]:
         raise ConfigError(
-            f"{name_of(algorithm, ALGORITHMS)} needs the release {wanted[0]} and the link "
-            f"{wanted[1]}; leave release.name and link.name out to get them"
+            f"{name_of(algorithm, ALGORITHMS)} needs the release {wanted} and the link "
+            f"{' or '.join(links)}; leave release.name and link.name out to get {wanted} and "
+            f"{links[0]}"
         )
+    if not isinstance(link, SecureSum):
+        return
+    if link.clip and isinstance(algorithm, UCConfig):
+        raise ConfigError(
+            "link.clip and link.noise are for fpl and fcf: uc clips by its own release, and counts "
+            "who sent a row, which noise would spoil"
+        )
+    size = algorithm.cohort_size if isinstance(algorithm, FPLConfig | UCConfig) else "all"
+    if isinstance(size, int) and size < link.min_devices:
+        raise ConfigError(
+            f"{size} devices are asked in a round, and a secure sum needs at least "
+            f"link.min_devices = {link.min_devices}; ask more (nothing can hide in sFPL and sFPL+, "
+            "which ask one)"
+        )
+
+
+def largest_value(release: ReleaseConfig, triples: int) -> float:
+    """Largest absolute value of one number in an honest device's report."""
+    noise = 0.0
+    if isinstance(release, Clipped) and release.epsilon:
+        least = release.hiding_epsilon or release.epsilon
+        noise = _FURTHEST * noise_scale(release.clip, least) / GRID
+    return LIMIT * max(1, triples) + noise
 
 
 def build_algorithm(
@@ -190,11 +214,12 @@ class Terms:
     @property
     def largest_value(self) -> float:
         """Largest absolute value of one number in an honest device's report."""
-        noise = 0.0
-        if isinstance(self.release, Clipped) and self.release.epsilon:
-            least = self.release.hiding_epsilon or self.release.epsilon
-            noise = _FURTHEST * noise_scale(self.release.clip, least) / GRID
-        return LIMIT * max(1, self.triples) + noise
+        return largest_value(self.release, self.triples)
+
+    @property
+    def secure_sum(self) -> SecureSum | None:
+        """The link, where the server sees sums alone."""
+        return self.link if isinstance(self.link, SecureSum) else None
 
     @property
     def noise_limit(self) -> int:

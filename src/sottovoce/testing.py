@@ -19,7 +19,7 @@ from sottovoce.data.interactions import Interactions
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import SottovoceError
 from sottovoce.ledger import Ledger, Totals
-from sottovoce.messages import Batch, DeviceReports
+from sottovoce.messages import DeviceReports
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Release, ShareFraction
@@ -60,9 +60,9 @@ class Messages:
     def __init__(self) -> None:
         self.heard: list[DeviceReports] = []
 
-    def hear(self, reports: DeviceReports | Batch) -> None:
-        if isinstance(reports, DeviceReports):
-            self.heard.append(reports)
+    def hear(self, party: str, message: object) -> None:
+        if isinstance(message, DeviceReports):
+            self.heard.append(message)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

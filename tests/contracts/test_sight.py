@@ -110,7 +110,7 @@ def test_the_door_has_no_other_way_out():
     ways = {name for name in vars(Devices) if not name.startswith("_")}
     assert ways == {
         # ways out, each with consent and ledger
-        "report", "report_summed", "report_rounds", "report_bits",
+        "report", "report_summed", "report_masked", "report_rounds", "report_bits",
         # at home
         "vectors_at_home", "willing", "tiers", "accelerate", "settle", "behind_door",
         "change_consent",

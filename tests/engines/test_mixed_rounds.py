@@ -29,8 +29,9 @@ class Heard:
     def __init__(self):
         self.batches = []
 
-    def hear(self, reports):
-        self.batches.append(reports)
+    def hear(self, party, message):
+        if party == "server":
+            self.batches.append(message)
 
 
 def permits(epsilon, total=float("inf"), reports=10):

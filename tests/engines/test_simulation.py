@@ -65,8 +65,9 @@ def test_every_round_asks_the_right_number_of_distinct_devices():
     heard = []
 
     class Ear:
-        def hear(self, reports):
-            heard.append(reports)
+        def hear(self, party, message):
+            if party == "server":
+                heard.append(message)
 
     simulation(7, rounds=60, listeners=[Ear()]).run()
     assert [r.round for r in heard] == list(range(60))

@@ -167,12 +167,13 @@ class UC:
                     values.append(changes.numpy())
         cohort.vectors[rows] += np.concatenate(moved)
         device = np.repeat(np.arange(len(rows)), [len(numbers) for numbers in sent])
-        own = [np.isin(s, cohort.history.row(r)) for s, r in zip(sent, rows.tolist(), strict=True)]
+        item = np.concatenate(sent)
+        entry = entries_of(cohort, rows[device], item)
         return Updates(
             row=device.astype(np.int32),
-            entry=np.full(len(device), -1, dtype=np.int64),
-            item=np.concatenate(sent).astype(np.int32),
-            positive=np.concatenate(own),
+            entry=entry,
+            item=item.astype(np.int32),
+            positive=entry >= 0,
             values=np.concatenate(values).astype(np.int32),
         )
 
@@ -189,7 +190,8 @@ class UC:
         threads: int,
     ) -> tuple[NDArray[np.int64], Counts]:
         """Equal to `device_learn` up to the rounding of single precision."""
-        return self.learn_on(_CPU, view, cohort, rows, rng)
+        withheld = rule.allowed if len(rule.allowed) else None
+        return self.learn_on(_CPU, view, cohort, rows, rng, allowed=withheld)
 
     def learn_on(
         self,
@@ -199,9 +201,11 @@ class UC:
         rows: NDArray[np.int64],
         rng: Streams,
         perturb: Callable[[Changes, NDArray[np.int64]], Changes] | None = None,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.int64], Counts]:
         """A round of these devices as large operations on `place`. What they send passes through
-        `perturb`, with the devices' rows, before it is added up."""
+        `perturb`, with the devices' rows, before it is added up. Of items that they have, rows
+        leave for interactions that are `allowed` alone; all, where it is not given."""
         layout, how = self.layout(view.items), self.training(view.round)
         stream = rng.child("learn", view.round)
         model = layout.model(view.items, cohort.vectors, place)
@@ -214,6 +218,11 @@ class UC:
             cohort.vectors[part] += updates.users.cpu().numpy()
             if self.norm == "l1" and not layout.within(updates, self.clip):
                 raise Diverged("an update was not clipped as it should be; nothing was sent")
+            if allowed is not None:
+                rows_sent = updates.item_rows.cpu().numpy()
+                entry = entries_of(cohort, np.repeat(part, rows_sent.shape[1]), rows_sent.ravel())
+                held = ((entry >= 0) & ~allowed[entry]).reshape(rows_sent.shape)
+                updates = updates.without(torch.from_numpy(held).to(place))
             total += layout.sums(updates if perturb is None else perturb(updates, part))
             items = (updates.item_rows >= 0).sum(dim=1)
             positive.append(updates.liked.cpu().numpy())
@@ -284,6 +293,18 @@ class UC:
         step = len(rows) if place.type == "cuda" else max(1, _NUMBERS // each)
         for start in range(0, len(rows), max(1, step)):
             yield rows[start : start + step]
+
+
+def entries_of(
+    cohort: Cohort, rows: NDArray[np.int64], items: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The interaction of the cohort's history that each device and item are; -1 where none."""
+    history = cohort.history
+    keys = history.users.astype(np.int64) * history.n_items + history.items
+    wanted = rows * history.n_items + items
+    place = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
+    known = (items >= 0) & (items < history.n_items) & (keys[place] == wanted)
+    return np.where(known, place, -1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

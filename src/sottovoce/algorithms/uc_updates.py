@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -29,6 +29,15 @@ class Updates:
 
     def __len__(self) -> int:
         return len(self.users)
+
+    def without(self, held: Tensor) -> Updates:
+        """The same less some rows of items that clients have; `held` is [C, R]."""
+        return replace(
+            self,
+            item_rows=self.item_rows.masked_fill(held, -1),
+            items=self.items * ~held[..., None],
+            liked=self.liked - held.sum(dim=1),
+        )
 
     def __repr__(self) -> str:
         return f"<Updates of {len(self):,}, redacted>"

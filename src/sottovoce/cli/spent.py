@@ -267,7 +267,8 @@ def _rows_lines(choice: Choice, terms: Terms, spent: float) -> list[str]:
             f"The federation asks for item rows and adds {noise}, so that it cannot keep to an ε: "
             "nothing leaves. Choose --reports 0 --epsilon 0."
         ]
-    if isinstance(terms.release, Everything | Clipped) and choice.share_positives < 1:
+    every = isinstance(terms.release, Everything) or terms.noisy
+    if every and choice.share_positives < 1:
         return [
             "The federation asks for the rows of all positive items, which this choice does not "
             "permit: nothing leaves. Only --share-positives 1 permits it."

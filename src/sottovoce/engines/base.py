@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.ledger import Ledger
-from sottovoce.messages import Batch, DeviceReports
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -37,6 +36,9 @@ class Observer(Protocol):
 
 
 class Listener(Protocol):
-    """Hears every message that reaches the server. Where there is one, messages are written out."""
+    """Hears every message. Where there is one, messages are written out."""
 
-    def hear(self, reports: DeviceReports | Batch) -> None: ...
+    def hear(self, party: str, message: object) -> None:
+        """A message of `messages` has reached this party: "server", "proxy", or, what is published,
+        "device"."""
+        ...

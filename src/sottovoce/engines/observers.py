@@ -1,16 +1,12 @@
-"""Observers of a run: evaluation as it goes, checkpoints, progress, transcripts for attacks."""
+"""Observers of a run: evaluation as it goes, checkpoints, progress."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import numpy as np
 
 from sottovoce.engines.base import Moment
-from sottovoce.messages import Batch, DeviceReports
 
 
 def every(round: int, step: int) -> int:
@@ -64,26 +60,3 @@ class Checkpoints:
         if moment.round == moment.rounds or time.monotonic() - self._last >= self.seconds:
             self.save(moment)
             self._last = time.monotonic()
-
-
-@dataclass(slots=True)
-class Transcript:
-    """Keeps every message the server receives, one file per round, for the attacks."""
-
-    folder: Path
-
-    def hear(self, reports: DeviceReports | Batch) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if isinstance(reports, Batch):
-            np.savez_compressed(
-                self.folder / f"round-{reports.round:06d}-tier-{reports.tier}.npz",
-                devices=np.array(reports.devices),
-                reports=reports.reports,
-            )
-            return
-        np.savez_compressed(
-            self.folder / f"round-{reports.round:06d}.npz",
-            sender=reports.sender,
-            item=reports.item,
-            values=reports.values,
-        )

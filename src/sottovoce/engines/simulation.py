@@ -8,16 +8,22 @@ the vectors and the ledger are the same bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.engines.base import Listener, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, Stalled
+from sottovoce.messages import MaskSeeds, ModelView
 from sottovoce.parties.device import Devices
+from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
+from sottovoce.parties.secure_sum import MaskedSum, summed
 from sottovoce.parties.server import Server
+
+_MASKED_AT_ONCE = 16
+"""Devices whose masked updates are in memory together."""
 
 
 @dataclass(slots=True)
@@ -35,6 +41,10 @@ class Simulation:
     """Most rounds fused at once, so that an interrupt is heard soon."""
     proxy: Proxy | None = None
     """Between the devices and the server, where randomised reports are what leaves."""
+    masker: Masker | None = None
+    """Who knows the masks, where the server sees sums alone."""
+    largest_value: float = 0.0
+    """Of a number in one device's update, in steps of the grid; a masker needs it."""
 
     def run(self) -> None:
         """Go on from the server's round to `rounds`."""
@@ -72,10 +82,12 @@ class Simulation:
 
     def _round(self, rows: NDArray[np.int64]) -> None:
         view = self.server.publish()
-        if self.listeners:
+        self._tell("device", view)
+        if self.masker is not None:
+            self._summed_round(self.masker, view, rows)
+        elif self.listeners:
             reports = self.devices.report(view, rows)
-            for listener in self.listeners:
-                listener.hear(reports)
+            self._tell("server", reports)
             self.server.fold(self.server.sum_reports([reports]))
         else:
             self.server.fold(self.devices.report_summed(view, rows, self.threads))
@@ -83,17 +95,47 @@ class Simulation:
     def _mixed_round(self, proxy: Proxy) -> None:
         """A round of everyone whose budget permits it, through the proxy."""
         view, rows = self.server.publish(), self.devices.willing()
-        batches = proxy.collect(self.devices.report_bits(view, rows, self.threads), self.threads)
+        self._tell("device", view)
+        bits = self.devices.report_bits(view, rows, self.threads)
+        # To the proxy they are sealed.
+        self._tell("proxy", replace(bits, reports=np.zeros((len(bits), 0), np.uint32)))
+        batches = proxy.collect(bits, self.threads)
         if not batches:
             raise Stalled(
                 f"in round {view.round} no tier has its minimum of devices with enough budget "
                 "left, so that the proxy holds everything back; lower rounds, or let the users "
                 "permit more"
             )
-        for listener in self.listeners:
-            for batch in batches:
-                listener.hear(batch)
+        for batch in batches:
+            self._tell("server", batch)
         self.server.fold(self.server.count(batches))
+
+    def _summed_round(self, masker: Masker, view: ModelView, rows: NDArray[np.int64]) -> None:
+        """A round of which the server sees the sum alone."""
+        link, (n_rows, width) = masker.link, view.items.shape
+        if not self.listeners:
+            sums = self.devices.report_summed(view, rows, self.threads).dense(n_rows)
+            noise = masker.noise(view.round)
+            if noise is not None:
+                sums += noise.reshape(sums.shape)
+            self.server.fold(summed(view.round, sums, len(rows)))
+            return
+        total = MaskedSum(view.round, n_rows, width, link, self.largest_value)
+        seeds: list[bytes] = []
+        for start in range(0, len(rows), _MASKED_AT_ONCE):
+            masked, mine = self.devices.report_masked(view, rows[start : start + _MASKED_AT_ONCE])
+            self._tell("server", masked)
+            total.add(masked)
+            seeds += mine.seeds
+        named = MaskSeeds(view.round, self.devices.cohort.users[rows], tuple(seeds))
+        self._tell("proxy", named)
+        told = masker.sum_masks(named, self.threads)
+        self._tell("server", told)
+        self.server.fold(total.open(told))
+
+    def _tell(self, party: str, message: object) -> None:
+        for listener in self.listeners:
+            listener.hear(party, message)
 
     def _next_stop(self) -> int:
         stops = [o.next_stop(self.server.round) for o in self.observers]

@@ -3,14 +3,14 @@
 Consent is read first; then the device learns, the release decides what may leave, the ledger gets a
 row, and only then is there a report. Item rows have three ways out, which differ in how many
 devices and rounds they serve at once, not in what leaves: `report` is the definition (a message per
-device), the other two are the same sums without the messages. `report_bits` is the one way out of
-randomised reports.
+device), the other two are the same sums without the messages. `report_masked` is `report` where
+only a sum of many may be read. `report_bits` is the one way out of randomised reports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -28,15 +28,21 @@ from sottovoce.algorithms.base import (
 from sottovoce.consent import ALWAYS, Consent, ShareRule
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.ledger import Entries, Ledger
+from sottovoce.links import Direct, Link, SecureSum
+from sottovoce.masking import masked, seeds_from
 from sottovoce.messages import (
     BitReports,
     DeviceReports,
+    MaskedReports,
+    MaskSeeds,
     ModelView,
     SummedReports,
     Updates,
+    add_sums,
     add_up,
 )
 from sottovoce.one_bit import noise_root
+from sottovoce.privacy.central import clip_reports
 from sottovoce.privacy.mechanisms import BoundRelease, Release
 from sottovoce.privacy.reports import BoundReports, KReports
 from sottovoce.privacy.updates import BoundClipped, Clipped
@@ -44,6 +50,10 @@ from sottovoce.rng import Streams
 from sottovoce.sums import sum_groups
 
 _HOME_BATCH = 1024
+_WRITTEN_NUMBERS = 1 << 25
+"""Of a round's messages that are written out at a time, where each must be looked at."""
+SEALED_SEED_BYTES = 80
+"""Of a mask's seed as it is sealed to the proxy."""
 
 
 class Accelerator(Protocol):
@@ -67,6 +77,7 @@ class Devices:
     _offer: Release | Clipped | KReports
     _noise: bytes
     _release: BoundRelease | BoundClipped | BoundReports
+    _link: Link
     _accelerator: Accelerator | None = None
 
     @classmethod
@@ -78,12 +89,14 @@ class Devices:
         ledger: Ledger,
         rng: Streams,
         noise: bytes | None = None,
+        link: Link | None = None,
     ) -> Devices:
-        """`noise` is the root of the private coins of randomised reports: 32 bytes that nobody else
-        knows. A simulation leaves it out and gets one that repeats with its seed."""
+        """`noise` is the root of the private coins of randomised reports and of masks: 32 bytes
+        that nobody else knows. A simulation leaves it out and gets one that repeats with its seed.
+        `link` is the way that reports go; straight to the server where it is not given."""
         root = noise_root(rng.key) if noise is None else noise
         bound = _bound(algorithm, cohort, cohort.consent, release, rng, root)
-        return cls(algorithm, cohort, ledger, rng, release, root, bound)
+        return cls(algorithm, cohort, ledger, rng, release, root, bound, link or Direct())
 
     def __repr__(self) -> str:
         return f"<Devices {len(self.cohort):,}, redacted>"
@@ -154,8 +167,27 @@ class Devices:
         if isinstance(self._release, BoundClipped):
             reports = self._release.add_noise(reports, rows, *view.items.shape)
             counts = self._every_row(rows, counts, len(view.items))
-        self._record(rows, np.full(len(rows), view.round), counts)
+        if self._clip:
+            reports = clip_reports(reports, self._clip)
+        self._record(rows, np.full(len(rows), view.round), counts, view.items.size)
         return reports
+
+    def report_masked(
+        self, view: ModelView, rows: NDArray[np.int64], seeds: tuple[bytes, ...] | None = None
+    ) -> tuple[MaskedReports, MaskSeeds]:
+        """One round of these devices as masked messages and the seeds of their masks, which are for
+        the proxy alone. A simulation leaves `seeds` out."""
+        if not isinstance(self._link, SecureSum):
+            raise ConfigError("masked reports are for a secure sum")
+        reports, users = self.report(view, rows), self.cohort.users[rows]
+        if seeds is None:
+            seeds = tuple(seeds_from(self._noise, users, view.round))
+        hidden = np.empty((len(rows), view.items.size), dtype=np.uint64)
+        for row, (user, seed) in enumerate(zip(users.tolist(), seeds, strict=True)):
+            whole, mine = np.zeros(view.items.shape, np.int64), reports.sender == user
+            whole[reports.item[mine]] = reports.values[mine]
+            hidden[row] = masked(whole, seed)
+        return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)
 
     def report_summed(
         self, view: ModelView, rows: NDArray[np.int64], threads: int = 1
@@ -168,6 +200,8 @@ class Devices:
         few = self._accelerator is None and algorithm.device_few(view, len(rows))
         if few or (written and self._accelerator is None):
             return add_up(view.round, [self.report(view, rows)], view.items.shape[1])
+        if self._clip:
+            return self._summed_in_parts(view, rows)
         if self._accelerator is not None:
             sums, counts = self._accelerator.learn_summed(
                 view,
@@ -184,7 +218,7 @@ class Devices:
             if not self._release.per_row:  # an accelerator has added that already
                 sums = self._release.add_noise_to_sums(sums, rows, view.round, threads)
             counts = self._every_row(rows, counts, len(view.items))
-        self._record(rows, np.full(len(rows), view.round), counts)
+        self._record(rows, np.full(len(rows), view.round), counts, view.items.size)
         every_item = np.arange(len(sums), dtype=np.int32)
         return SummedReports(view.round, every_item, sums, len(rows))
 
@@ -200,7 +234,7 @@ class Devices:
         after, counts = self.algorithm.device_learn_rounds(
             items, first_round, self.cohort, rows, rule, self.rng
         )
-        self._record(rows, rounds, counts)
+        self._record(rows, rounds, counts, items.size)
         return after
 
     def report_bits(self, view: ModelView, rows: NDArray[np.int64], threads: int = 1) -> BitReports:
@@ -230,6 +264,24 @@ class Devices:
             self.algorithm.device_fit(view, part, self.rng)
             vectors[rows] = part.vectors
         return vectors
+
+    @property
+    def _clip(self) -> float:
+        """The largest norm of an update as a whole; 0 where any may leave."""
+        return self._link.clip if isinstance(self._link, SecureSum) else 0.0
+
+    def _summed_in_parts(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
+        """`report` of all, a part at a time, added up."""
+        if self._accelerator is not None:
+            raise ConfigError("link.clip looks at every update by itself; leave it on --device cpu")
+        per, width = max(1, _WRITTEN_NUMBERS // view.items.size), view.items.shape[1]
+        total = SummedReports(view.round, np.zeros(0, np.int32), np.zeros((0, width), np.int64), 0)
+        for start in range(0, len(rows), per):
+            part = rows[start : start + per]
+            sums = add_up(view.round, [self.report(view, part)], width)
+            # Who sends nothing counts, too.
+            total = add_sums(view.round, [total, replace(sums, devices=len(part))], width)
+        return total
 
     def _learning(self) -> CrossDevice:
         if isinstance(self.algorithm, Reporting):
@@ -261,9 +313,12 @@ class Devices:
         if not len(rule.allowed) and np.all(rule.threshold == ALWAYS):
             return np.ones(len(updates), dtype=bool)
         positive = updates.positive
-        entry = updates.entry[positive].reshape(len(rule.keys), -1)
+        entry = updates.entry[positive]
         leaves = np.ones(len(updates), dtype=bool)
-        leaves[positive] = rule.may_leave(entry).ravel()
+        if np.all(rule.threshold == ALWAYS):
+            leaves[positive] = rule.allowed[entry]
+        else:
+            leaves[positive] = rule.may_leave(entry.reshape(len(rule.keys), -1)).ravel()
         return leaves
 
     def _merge(
@@ -303,7 +358,9 @@ class Devices:
         rows: NDArray[np.int64],
         rounds: NDArray[np.int64],
         counts: Counts,
+        numbers: int,
     ) -> None:
+        """`numbers` are those of the whole model, which a masked report has."""
         sent, release = counts.positive.astype(np.int64) + counts.negative, self._sharing()
         epsilon = np.full(len(rows), release.epsilon)
         if isinstance(release, BoundClipped):
@@ -316,7 +373,11 @@ class Devices:
                 round=rounds,
                 positive_rows=counts.positive,
                 negative_rows=counts.negative,
-                bytes=sent * self.algorithm.row_bytes,
+                bytes=(
+                    np.full(len(rows), 8 * numbers + SEALED_SEED_BYTES, dtype=np.int64)
+                    if isinstance(self._link, SecureSum)
+                    else sent * self.algorithm.row_bytes
+                ),
                 epsilon=epsilon,
             )
         )

@@ -27,11 +27,13 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.ledger import Ledger
-from sottovoce.messages import ModelView, encode, encode_bits, encode_sum
+from sottovoce.messages import ModelView
 from sottovoce.parties.device import Devices
 from sottovoce.parties.prepared import (
+    Pack,
     Prepared,
     among,
+    as_bytes,
     check_shape,
     digest,
     explain,
@@ -56,9 +58,11 @@ _OFFERED, _SEEN = "offered-terms", "terms-seen"
 class Hosted:
     """The users of a store as the devices they are."""
 
-    def __init__(self, store: CohortStore, *, threads: int = 1) -> None:
+    def __init__(self, store: CohortStore, *, threads: int = 1, pack: Pack | None = None) -> None:
+        """`pack` makes a message of a masked update and its seed; without it there is no part in a
+        secure sum."""
         self.store = store
-        self._threads = threads
+        self._threads, self._pack = threads, pack
         self._book = RoundBook(store.file)
 
     def __repr__(self) -> str:
@@ -322,8 +326,9 @@ class Hosted:
             left = book.has_left(era, view.round)
         noisy = terms.noisy or terms.reporting is not None
         noise = self.store.noise(era) if noisy else None
+        streams = self.store.streams
         devices = Devices.behind_door(
-            terms.build(), cohort, terms.release, ledger, self.store.streams, noise
+            terms.build(), cohort, terms.release, ledger, streams, noise, terms.link
         )
         rows = among(devices.willing(), users, numbers)
         if not len(rows):
@@ -345,7 +350,10 @@ class Hosted:
                     f"a report for round {view.round} has left already in an earlier attempt; of "
                     f"randomised reports and noisy updates there is one for each round"
                 )
-        message = self._report(devices, view, rows, summed)
+        message = as_bytes(
+            devices, view, rows, terms, attempt, summed=summed, threads=self._threads,
+            pack=self._pack,
+        )  # fmt: skip
         learnt = devices.cohort.vectors[rows]
         if not np.isfinite(learnt).all():
             raise Diverged("a user's vector ran off to infinity; nothing was sent")
@@ -359,20 +367,6 @@ class Hosted:
             book.add(entry, ledger, hashlib.sha256(message).hexdigest(), self.store.now())
             book.keep_learnt(users[rows], learnt)
         return True, Prepared.of(entry)
-
-    def _report(
-        self, devices: Devices, view: ModelView, rows: NDArray[np.int64], summed: bool
-    ) -> bytes:
-        """Through the door, as bytes."""
-        if summed and devices.reports_bits:
-            raise UsageError("randomised reports are sent by each device itself, not as a sum")
-        if summed:
-            return encode_sum(devices.report_summed(view, rows, self._threads))
-        if len(rows) > 1:
-            raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
-        if devices.reports_bits:
-            return encode_bits(devices.report_bits(view, rows, self._threads))
-        return encode(devices.report(view, rows))
 
     def _affordable(self, entry: Round) -> bool:
         """Whether everybody in a prepared round has room for what it costs."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.uc_config import UCConfig
-from sottovoce.errors import ConsentError, MessageError
-from sottovoce.messages import ModelView
+from sottovoce.errors import ConsentError, MessageError, UsageError
+from sottovoce.masking import SEED_BYTES
+from sottovoce.messages import (
+    MaskedReports,
+    MaskSeeds,
+    ModelView,
+    encode,
+    encode_bits,
+    encode_sum,
+)
 from sottovoce.parties.device import Devices
 from sottovoce.parties.store_rounds import Round, State
 from sottovoce.terms import Terms
+
+Pack = Callable[[Terms, int, MaskedReports, MaskSeeds], bytes]
+"""One device's message from the terms, the attempt, its masked update and the seed of the mask."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,6 +71,37 @@ def among(
     return willing[np.isin(users[willing], wanted)]
 
 
+def as_bytes(
+    devices: Devices,
+    view: ModelView,
+    rows: NDArray[np.int64],
+    terms: Terms,
+    attempt: int,
+    *,
+    summed: bool,
+    threads: int,
+    pack: Pack | None,
+) -> bytes:
+    """What leaves these devices in a round, through the door, as one message."""
+    if summed and devices.reports_bits:
+        raise UsageError("randomised reports are sent by each device itself, not as a sum")
+    if summed and terms.secure_sum is not None:
+        raise UsageError("masked updates are sent by each device itself, not as a sum")
+    if summed:
+        return encode_sum(devices.report_summed(view, rows, threads))
+    if len(rows) > 1:
+        raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
+    if devices.reports_bits:
+        return encode_bits(devices.report_bits(view, rows, threads))
+    if terms.secure_sum is None:
+        return encode(devices.report(view, rows))
+    if pack is None:
+        raise UsageError("this store has no key to sign with, which a secure sum needs")
+    # From the operating system, anew for every message: a mask serves once.
+    seed = secrets.token_bytes(SEED_BYTES)
+    return pack(terms, attempt, *devices.report_masked(view, rows, (seed,)))
+
+
 def space(terms: Terms) -> tuple[object, ...]:
     """Vectors mean something within one federation, algorithm and size alone."""
     algorithm = terms.algorithm
@@ -68,6 +112,13 @@ def space(terms: Terms) -> tuple[object, ...]:
 
 def how_revealing(terms: Terms) -> str:
     """Why a single round may give a history away under terms that are `revealing`."""
+    if terms.secure_sum is not None:
+        return f"if the server and the proxy put together what they have, {_in_the_open(terms)}"
+    return _in_the_open(terms)
+
+
+def _in_the_open(terms: Terms) -> str:
+    """Why that is so where a report can be read."""
     if getattr(terms.algorithm, "variant", "") == "fpl":
         return (
             "with an update for each positive item, as the terms have it, a report is the history"

@@ -2,7 +2,8 @@
 
 What it promises.
 
-- `norm="l2"` bounds how far an upload can move the model, and hides nothing: it costs infinity.
+- `norm="l2"` bounds how far an upload can move the model, and hides nothing: it costs infinity. Of
+  items that she has, rows leave for a subset of at most π·n alone, fixed once, as in FPL.
 - `norm="scalar"` is the noise of the cited works: every number is cut to ±clip and gets discrete
   Laplace noise of scale 2·clip/ε. That is ε for each number and n·ε for n of them
   (`price_per_number`), and the rows that are sent say in clear what she touched and which
@@ -34,6 +35,7 @@ from sottovoce.errors import ConfigError, ConsentError, DataError
 from sottovoce.messages import GRID, LIMIT, DeviceReports
 from sottovoce.one_bit import noise_keys
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums
+from sottovoce.privacy.mechanisms import share_subsets
 from sottovoce.rng import Streams
 
 Norm = Literal["l2", "l1", "scalar"]
@@ -108,9 +110,13 @@ class Clipped:
             # In single precision, as consent has it, so that 0.7 is no less than 0.7.
             own = consent.epsilon
             level = np.where((own > 0) & (own < level.astype(np.float32)), own, level)
+        allowed = np.zeros(0, dtype=bool)
+        if self.norm == "l2" and np.any(consent.share_positives[consent.takes_part] < 1.0):
+            allowed = share_subsets(users, consent, history, rng)
         return BoundClipped(
-            self, users, level, consent.total_epsilon, rng.child("share"), noise_keys(noise, users)
-        )
+            self, users, level, consent.total_epsilon, rng.child("share"),
+            noise_keys(noise, users), allowed,
+        )  # fmt: skip
 
     def _require_fit(self, consent: Consent) -> None:
         willing = consent.takes_part
@@ -143,10 +149,10 @@ class Clipped:
                 f"epsilon or total_epsilon is set, but {self.kind} {why} and cannot keep to them; "
                 "take them out of the consent, or choose a release that does"
             )
-        if not shares.all():
+        if self.norm == "scalar" and not shares.all():
             raise ConsentError(
-                "this system sends a row for every positive item, and somebody who takes part does "
-                "not share them all; set share_positives = 1 for those who take part"
+                "this release sends a row for every positive item, and somebody who takes part "
+                "does not share them all; set share_positives = 1 for those who take part"
             )
 
 
@@ -161,6 +167,8 @@ class BoundClipped:
     limit: NDArray[np.float64]
     rng: Streams
     noise: NDArray[np.uint32]
+    allowed: NDArray[np.bool_]
+    """A flag per interaction: the positives for which a row may leave; empty where all may."""
 
     def __repr__(self) -> str:
         return f"<BoundClipped {self.kind} devices={len(self.users)}, redacted>"
@@ -211,9 +219,9 @@ class BoundClipped:
         return affords(spent, self.epsilons, self.limit)
 
     def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
-        """Every update leaves."""
+        """Every update leaves, but for positives outside of a user's subset."""
         keys = self.rng.paired_keys(rounds, self.users[rows])
-        return ShareRule(keys, np.full(len(rows), ALWAYS, dtype=np.uint64), np.zeros(0, dtype=bool))
+        return ShareRule(keys, np.full(len(rows), ALWAYS, dtype=np.uint64), self.allowed)
 
     def round_key(self, round: int) -> int:
         return self.rng.child(round).key

@@ -1,0 +1,215 @@
+"""What an attack gets, what it is judged by, and what comes of it.
+
+A `View` is all that one party saw in a run, and nothing else. An attack is a function of a view:
+`guess` sees the view alone, and only then `judge` holds the guess against the truth. To add one,
+put a file into `attacks/suite/` with a module-level `ATTACK`; it is found by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.data.interactions import Interactions
+from sottovoce.messages import ModelView
+
+Party = Literal["server", "proxy", "orchestrator", "owner", "network", "anyone"]
+"""Who attacks. "network" is whoever reads what passes, "anyone" knows what is published."""
+M = TypeVar("M")
+CONFIDENCE_Z = 1.959964
+
+
+class Seen(NamedTuple):
+    """One round."""
+
+    round: int
+    messages: tuple[object, ...]
+    """What reached the party in it, in order: messages of `messages` or `drift_messages`, and for
+    the network `Packet`s."""
+    published: ModelView | None = None
+    """The model that the round started from, where it is published."""
+
+
+class Packet(NamedTuple):
+    """What a network observer sees of a message inside TLS: from whom, to whom, how long."""
+
+    sender: int
+    receiver: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class View:
+    """All that a party saw."""
+
+    party: Party
+    rounds: tuple[Seen, ...]
+    algorithm: object
+    """The configuration, which is public: learning rates and all."""
+    release: object
+    link: object
+    n_items: int
+    final: NDArray[np.float32]
+    """The model after the last round, as published."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """What the party holds itself, by name (an orchestrator's model, say)."""
+    triples: int = 0
+    """FPL's draws per device and round, which is public."""
+
+    def __repr__(self) -> str:
+        return f"<View of {self.party}, {len(self.rounds)} rounds, redacted>"
+
+    def messages(self, kind: type[M]) -> list[M]:
+        """All messages of one kind, in order."""
+        return [m for seen in self.rounds for m in seen.messages if isinstance(m, kind)]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Truth:
+    """What was really so, for scoring alone; no `guess` gets it. Users and items are those of the
+    training part."""
+
+    train: Interactions
+    test: Interactions
+    takes_part: NDArray[np.bool_]
+    share_positives: NDArray[np.float32]
+    hidden: Mapping[str, NDArray[np.bool_]]
+    """By attribute: who hides it."""
+    labels: Mapping[str, NDArray[np.int64]]
+    """By attribute: each user's class, -1 where it is not known to her device."""
+    vectors: NDArray[np.float32]
+    """Every device's vector at the end."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """What single attacks need beside that, by name."""
+
+    def __repr__(self) -> str:
+        return f"<Truth of {self.train.n_users:,} users, redacted>"
+
+
+Verdict = Literal["holds", "broken", "nothing to attack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An attack's outcome, with what a guess without it would be worth."""
+
+    code: str
+    """A1 to A12, or a name."""
+    attack: str
+    party: Party
+    promise: str
+    """What a device owner may have hoped for, in her words."""
+    measure: str
+    """What `value` is: "precision", "AUC", …"""
+    value: float
+    interval: tuple[float, float]
+    """95 %."""
+    base_rate: float
+    """The same measure for the best guess without the attack."""
+    recall: float = math.nan
+    claims: int = 0
+    """How many things were claimed; 0 says that there was nothing to claim from."""
+    detail: str = ""
+    """A sentence, where there is more to say."""
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.claims:
+            return "nothing to attack"
+        return "broken" if self.interval[0] > self.base_rate else "holds"
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One attack on one promise."""
+
+    code: str
+    name: str
+    party: Party
+    promise: str
+    applies: Callable[[View], str]
+    """Why it does not apply to this view, in a sentence; empty where it does."""
+    guess: Callable[[View], Any]
+    judge: Callable[[Any, Truth], Result]
+
+    def run(self, view: View, truth: Truth) -> Result:
+        return self.judge(self.guess(view), truth)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Claims:
+    """That these users have these items."""
+
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __repr__(self) -> str:
+        return f"<Claims {len(self):,}, redacted>"
+
+    def unique(self) -> Claims:
+        """Each pair once, by user, then item."""
+        pairs = np.unique(np.stack([self.users, self.items], axis=1), axis=0)
+        return Claims(pairs[:, 0], pairs[:, 1])
+
+
+def judge_claims(
+    attack: str,
+    code: str,
+    party: Party,
+    promise: str,
+    claims: Claims,
+    truth: Interactions,
+    wanted: Claims | None = None,
+    detail: str = "",
+) -> Result:
+    """Precision of claimed pairs, with a 95 % interval over users (claims about one user go
+    together), against the precision of the same claims about other users, which is what popularity
+    alone gives. Recall is over `wanted`, or over all items of the users of whom anything is
+    claimed."""
+    claims = claims.unique() if len(claims) else claims
+    if not len(claims):
+        return Result(code, attack, party, promise, "precision", 0.0, (0.0, 1.0), 0.0, 0.0, 0)
+    n_items = truth.n_items
+    known = np.unique(truth.users.astype(np.int64) * n_items + truth.items)
+    right = np.isin(claims.users * n_items + claims.items, known)
+    users, where = np.unique(claims.users, return_inverse=True)
+    hits, counts = np.bincount(where, right), np.bincount(where)
+    # The chance that a claimed item belongs to another of these users.
+    mine = np.isin(truth.users, users)
+    popular = np.bincount(truth.items[mine], minlength=n_items).astype(np.float64)
+    others = max(1, len(users) - 1)
+    base = float(((popular[claims.items] - right) / others).mean()) if len(users) > 1 else 0.0
+    target = known[np.isin(known // n_items, users)]
+    if wanted is not None:
+        target = np.unique(wanted.users * n_items + wanted.items)
+    found = int(np.isin(target, claims.users * n_items + claims.items).sum())
+    recall = found / len(target) if len(target) else math.nan
+    value = float(right.mean())
+    return Result(
+        code, attack, party, promise, "precision", value, clustered(hits, counts), base, recall,
+        len(claims), detail,
+    )  # fmt: skip
+
+
+def clustered(hits: NDArray[np.number], counts: NDArray[np.integer]) -> tuple[float, float]:
+    """The 95 % interval of a share Σ hits / Σ counts over independent groups; Wilson's where the
+    groups do not differ or there is one alone."""
+    total, n = float(counts.sum()), len(counts)
+    p = float(hits.sum()) / total
+    spread = 0.0
+    if n > 1:
+        spread = math.sqrt(float(((hits - p * counts) ** 2).sum()) * n / (n - 1)) / total
+    z2 = CONFIDENCE_Z**2
+    middle = (p + z2 / (2 * total)) / (1 + z2 / total)
+    half = math.sqrt(p * (1 - p) / total + z2 / (4 * total**2)) * CONFIDENCE_Z / (1 + z2 / total)
+    low = min(middle - half, p - CONFIDENCE_Z * spread)
+    high = max(middle + half, p + CONFIDENCE_Z * spread)
+    return max(0.0, low), min(1.0, high)

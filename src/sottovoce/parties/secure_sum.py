@@ -1,0 +1,88 @@
+"""The server's half of a secure sum: adds up what it cannot read, and opens the sum of all."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import ConfigError, MessageError, WrongSum
+from sottovoce.links import SecureSum
+from sottovoce.masking import unmasked
+from sottovoce.messages import GRID, MaskedReports, MaskSum, SummedReports
+from sottovoce.parallel import each, equal_spans
+
+_AT_ONCE = 1 << 14
+"""Numbers of a sum to which all updates at hand are added before the next ones, near the processor."""
+_FURTHEST = 40
+"""Standard deviations of noise beyond which no number is taken for one."""
+
+
+class MaskedSum:
+    """One round's submissions, as they come."""
+
+    def __init__(self, round: int, rows: int, width: int, link: SecureSum, largest: float) -> None:
+        """`largest` is the largest absolute value of a number in one honest device's update, in
+        steps of the grid."""
+        self.round, self._width, self._link = round, width, link
+        self._largest = largest
+        self._total = np.zeros(rows * width, dtype=np.uint64)
+        self._senders: set[int] = set()
+
+    @property
+    def devices(self) -> int:
+        return len(self._senders)
+
+    def add(self, reports: MaskedReports, threads: int = 1) -> None:
+        """Takes masked updates in any order; a second one of a device is refused with the whole."""
+        if reports.round != self.round:
+            raise MessageError(f"report for round {reports.round} in round {self.round}")
+        if reports.masked.shape != (len(reports), len(self._total)):
+            raise MessageError("a masked update has a number for every number of the model")
+        new = set(reports.sender.tolist())
+        if len(new) != len(reports) or self._senders & new:
+            raise MessageError("a device reported twice in one round")
+        self._senders |= new
+
+        def part(span: slice) -> None:
+            for at in range(span.start, span.stop, _AT_ONCE):
+                some = slice(at, min(at + _AT_ONCE, span.stop))
+                total = self._total[some]
+                for one in reports.masked:
+                    np.add(total, one[some], out=total)
+
+        each(part, equal_spans(len(self._total), threads), threads)
+
+    def open(self, told: MaskSum) -> SummedReports:
+        """The sum of the updates. Raises `WrongSum` where it cannot be one: under a wrong sum of
+        masks every number is uniform below 2⁶⁴, and honest sums are far smaller. (A proxy that
+        adds little to the right sum is not found out.)"""
+        if told.round != self.round or told.devices != self.devices:
+            raise WrongSum(
+                f"the proxy told the sum of {told.devices:,} masks of round {told.round}, and was "
+                f"asked for {self.devices:,} of round {self.round}"
+            )
+        if told.masks.shape != self._total.shape:
+            raise WrongSum("the proxy told a sum of masks of another size than the model's")
+        sums = unmasked(self._total, told.masks, self._width)
+        most = sum_limit(self._link, self.devices, self._largest)
+        if bool(np.any((sums > most) | (sums < -most))):
+            raise WrongSum(
+                "the sum that was opened is larger than these devices could have sent: the proxy "
+                "told a wrong sum of masks, or a device sent what no honest one does"
+            )
+        return summed(self.round, sums, self.devices)
+
+
+def sum_limit(link: SecureSum, devices: int, largest: float) -> int:
+    """The largest absolute value of a number in an honest sum, in steps of the grid."""
+    one = min(largest, link.clip * GRID) if link.clip else largest
+    most = int(devices * one + _FURTHEST * link.noise * link.clip * GRID)
+    if most >= 1 << 62:
+        raise ConfigError("so many devices could add up to numbers beyond 2**62; lower the limits")
+    return most
+
+
+def summed(round: int, sums: NDArray[np.int64], devices: int) -> SummedReports:
+    """A table of sums as what a server folds: the rows that anybody sent."""
+    item = np.flatnonzero(sums.any(axis=1)).astype(np.int32)
+    return SummedReports(round, item, sums[item], devices)

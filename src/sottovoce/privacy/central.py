@@ -1,0 +1,275 @@
+"""Noise on a sum of updates: a user's whole update is clipped, the sum of many gets Gaussian noise.
+
+What it promises, and against whom. Whoever sees the noisy sums of all rounds, and the models that
+follow from them, the server included, tells with (ε, δ) as `price` has it whether one user's
+updates are in them or not. It is the *proxy* that adds the noise: this holds while proxy and server
+do not put together what they have, and against the two together nothing is promised. Neighbours
+are: one user's updates counted, or left out. Who takes part in which round is public and must not
+follow from anybody's data; so there is no amplification by sampling, and a user pays for the rounds
+in which she takes part, all at full price.
+
+**Clipping** is on the grid: the squares of a clipped update's whole numbers add up to no more than
+the square of the limit, exactly.
+
+**Noise.** Sums are whole numbers x, and what is told is x + round(Z) with a Gaussian Z. That is
+round(x + Z), hence a function of x + Z alone: rounding takes away and adds nothing to what the
+continuous mechanism tells, and the price of that one holds.
+
+Z itself is not a rounded logarithm, which would leave gaps between far numbers. |Z| is
+2^m·H + L, with 2^m at most σ/32. The cell H is drawn by thresholds of 128 bits, up to 13 σ, behind
+which lie less than 2^−126 of all draws. L has 38 bits, m of them before the point and at least one
+behind it, and is kept with the probability by which the density has fallen since the cell's begin,
+by a coin of 53 bits. So there is no gap: every whole number within 13 σ has its probability to
+within a part of 2^50, which adds at most `ROUNDING` per number to a user's ε (10^−6 for half a
+billion numbers), and to δ less than 2^−90 for as many.
+
+Coins are ChaCha20's (RFC 8439). The noise of a number is a function of key, round and place. A key
+and a round are for one sum, never for two: the difference of two would be free of noise.
+"""
+
+# Kernels carry no types (numba infers them).
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+from numba import float64, int64, njit, uint32, uint64
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+from sottovoce.errors import ConfigError
+from sottovoce.messages import GRID, DeviceReports
+from sottovoce.one_bit import chacha_words, nonce
+from sottovoce.privacy.accountant import DELTA
+from sottovoce.privacy.laplace import _AT_ONCE, _LANES, chacha_lanes
+
+ROUNDING = 2.0**-49
+"""What sampling may add to the privacy cost of one number."""
+LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
+MOST_NUMBERS = 1 << 32
+MOST_ROUNDS = 10**12
+_AHEAD = 5
+"""2^m is at most σ / 2^5, so that few L are thrown away."""
+_REACH = 13
+"""Standard deviations that the cells cover."""
+_LOW_BITS = 38
+"""Of L, the point included in their middle."""
+_COIN_BITS = 25
+"""Coins of so many bits are enough for nearly all L."""
+
+
+# --- clipping ------------------------------------------------------------------------------------
+
+
+def clip_reports(reports: DeviceReports, clip: float) -> DeviceReports:
+    """Every sender's whole update, scaled down to an L2 norm of at most `clip`. Numbers are rounded
+    toward 0, so that the norm keeps below it. Updates that are no longer stay bit for bit."""
+    if not 0.0 < clip < math.inf:
+        raise ConfigError(f"the largest norm of an update is above 0 and finite, not {clip:g}")
+    if not reports.values.size:
+        return reports
+    _, owner = np.unique(reports.sender, return_inverse=True)
+    values = np.ascontiguousarray(reports.values, dtype=np.int64)
+    squares = np.zeros(int(owner.max()) + 1)
+    _add_squares(values, owner.astype(np.int64), squares)
+    # What the floating-point sum of so many squares may be off by, relatively.
+    slack = (values.size + 16) * 2.0**-52
+    limit = clip * GRID
+    over = squares > limit**2 * (1.0 + slack)
+    for close in np.flatnonzero(~over & (squares > limit**2 * (1.0 - slack))):
+        exact = sum(number * number for number in values[owner == close].ravel().tolist())
+        over[close] = exact > Fraction(limit) ** 2
+    if not over.any():
+        return reports
+    factor = np.ones(len(squares))
+    factor[over] = limit / np.sqrt(squares[over]) * (1.0 - slack)
+    long = np.flatnonzero(over[owner])
+    clipped = values.copy()
+    clipped[long] = np.trunc(values[long] * factor[owner[long], None]).astype(np.int64)
+    return replace(reports, values=clipped)
+
+
+@njit(nogil=True, cache=True)
+def _add_squares(values, owner, squares):
+    """One number after another, so that a sum does not depend on who else is there."""
+    for k in range(len(values)):
+        total = squares[owner[k]]
+        for f in range(values.shape[1]):
+            total += float64(values[k, f]) * float64(values[k, f])
+        squares[owner[k]] = total
+
+
+# --- the price -----------------------------------------------------------------------------------
+
+
+def price(noise: float, rounds: int, delta: float = DELTA) -> float:
+    """ε, at this δ, of a user who took part in so many rounds, `noise` being the standard deviation
+    of the noise as a multiple of the clipping norm. Exact for the Gaussian mechanism (rounded up in
+    the tenth digit): T sums, even where each depends on those before, tell as much as one with √T
+    times less noise. Infinite without noise."""
+    _check(rounds, delta)
+    if not 0.0 <= noise < math.inf:
+        raise ConfigError(f"the noise multiplier is 0 or above and finite, not {noise:g}")
+    if not noise:
+        return math.inf
+    distance = math.sqrt(rounds) / noise
+    low, high = 0.0, distance**2 / 2 + distance * math.sqrt(2 * math.log(1 / delta))
+    if _log_delta(distance, 0.0) <= math.log(delta):
+        return 0.0
+    while high - low > 1e-11 * high:
+        middle = (low + high) / 2
+        if _log_delta(distance, middle) > math.log(delta):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def noise_for(epsilon: float, rounds: int, delta: float = DELTA) -> float:
+    """The least `noise` of which the price of so many rounds is at most ε."""
+    _check(rounds, delta)
+    if not 0.0 < epsilon < math.inf:
+        raise ConfigError(f"ε is above 0 and finite, not {epsilon:g}")
+    low, high = 0.0, 1.0
+    while price(high, rounds, delta) > epsilon:
+        low, high = high, 2 * high
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        if price(middle, rounds, delta) > epsilon:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _log_delta(distance: float, epsilon: float) -> float:
+    """log δ at ε of telling apart two Gaussians of variance 1 at this distance: δ = Φ(d/2 − ε/d) −
+    e^ε · Φ(−d/2 − ε/d)."""
+    first = float(log_ndtr(distance / 2 - epsilon / distance))
+    second = epsilon + float(log_ndtr(-distance / 2 - epsilon / distance))
+    if second >= first:
+        return -math.inf
+    return first + math.log(-math.expm1(second - first))
+
+
+def _check(rounds: int, delta: float) -> None:
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise ConfigError(f"rounds must lie in 1 to {MOST_ROUNDS:,}, not at {rounds:,}")
+    if not 0.0 < delta < 1.0:
+        raise ConfigError(f"δ must lie between 0 and 1, not at {delta:g}")
+
+
+# --- noise ---------------------------------------------------------------------------------------
+
+
+def gaussian_noise(key: bytes, round: int, numbers: int, sigma: float) -> NDArray[np.int64]:
+    """Gaussian noise of this standard deviation, rounded to whole numbers. `key` is 32 bytes that
+    nobody else knows; a key and a round serve for one sum."""
+    if len(key) != 32:
+        raise ConfigError("the key of noise has 32 bytes")
+    if not 0 <= round < 1 << 64:
+        raise ConfigError("rounds are numbered from 0")
+    if not 0 <= numbers <= MOST_NUMBERS:
+        raise ConfigError("a table has too many numbers")
+    if not LEAST_SIGMA <= sigma <= MOST_SIGMA:
+        raise ConfigError(
+            f"the standard deviation of noise must lie in [{LEAST_SIGMA:g}, 2**41] steps of the "
+            f"grid of 2**-24, not at {sigma:g}; change link.noise or link.clip"
+        )
+    words = np.frombuffer(key, dtype="<u4").astype(np.uint32)
+    noise = np.empty(numbers, dtype=np.int64)
+    _fill(noise, words, nonce(round), *_table(float(sigma)))
+    return noise
+
+
+@lru_cache(maxsize=64)
+def _table(
+    sigma: float,
+) -> tuple[
+    NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64], int, float
+]:
+    """Of all cells: the high and the low words of the thresholds P(H ≤ j) · 2^128, and the coins
+    that keep any L; by the highest eight bits of a word, where to begin to look; m; and σ."""
+    shift = max(0, math.floor(math.log2(sigma)) - _AHEAD)
+    cell = (1 << shift) / sigma
+    cells = math.ceil(_REACH / cell)
+    with localcontext() as context:
+        context.prec = 60
+        step = Decimal(1 << shift) / Decimal(sigma)
+        weights = [(-((step * j) ** 2) / 2).exp() for j in range(cells)]
+        total, so_far, cuts = sum(weights), Decimal(0), []
+        for weight in weights:
+            so_far += weight
+            cuts.append(min(int((2**128 * so_far / total).to_integral_value()), 2**128 - 1))
+    cuts[-1] = 2**128 - 1
+    high = np.array([cut >> 64 for cut in cuts], dtype=np.uint64)
+    low = np.array([cut & (2**64 - 1) for cut in cuts], dtype=np.uint64)
+    fallen = [math.exp(-(2 * j + 1) * cell**2 / 2) for j in range(cells)]
+    sure = np.array([int(2**_COIN_BITS * one * (1 - 1e-12)) for one in fallen], dtype=np.uint64)
+    starts = np.arange(256, dtype=np.uint64) << np.uint64(56)
+    guide = np.searchsorted(high, starts, side="right").astype(np.int64)
+    return high, low, sure, guide, shift, sigma
+
+
+@njit(nogil=True, cache=True)
+def _fill(noise, key, nonce, high, low, sure, guide, shift, sigma):
+    words, block = np.empty((16, _LANES), dtype=np.uint32), np.empty(16, dtype=np.uint32)
+    drop = uint64(_LOW_BITS - shift - 1)
+    below = (uint64(1) << uint64(_LOW_BITS)) - uint64(1)
+    for begin in range(0, len(noise), _AT_ONCE):
+        chacha_lanes(key, nonce, uint32(begin // 4), words)
+        for k in range(min(_AT_ONCE, len(noise) - begin)):
+            lane, w = k >> 2, 4 * (k & 3)
+            first = uint64(words[w, lane]) | (uint64(words[w + 1, lane]) << uint64(32))
+            second = uint64(words[w + 2, lane]) | (uint64(words[w + 3, lane]) << uint64(32))
+            j = guide[first >> uint64(56)]
+            while first >= high[j] and j < len(high) - 1:
+                j += 1
+            # The high word alone decides, unless it is a threshold's own.
+            clear = first != high[j] and (j == 0 or first != high[j - 1])
+            if clear and (second >> uint64(64 - _COIN_BITS)) < sure[j]:
+                # One bit behind the point is left, and rounds.
+                length = (int64((second & below) >> drop) + 1) >> 1
+                sign = int64((second >> uint64(_LOW_BITS)) & uint64(1))
+                noise[begin + k] = (((j << shift) + length) ^ -sign) + sign
+            else:
+                noise[begin + k] = _slow(
+                    first, second, key, nonce, begin + k, block, high, low, sure, shift, sigma
+                )
+
+
+@njit(nogil=True, cache=True)
+def _slow(first, second, key, nonce, at, block, high, low, sure, shift, sigma):
+    """The noise of a number by its definition; `first` and `second` are the words that it starts
+    with, and it has four more for each time that it must draw again."""
+    more = np.array([nonce[0], nonce[1], uint32(0)])
+    drop = uint64(_LOW_BITS - shift - 1)
+    below = (uint64(1) << uint64(_LOW_BITS)) - uint64(1)
+    while True:
+        more[2] += uint32(1)
+        chacha_words(key, more, uint32(at), block)
+        extra = uint64(block[0]) | (uint64(block[1]) << uint64(32))
+        last = uint64(block[2]) | (uint64(block[3]) << uint64(32))
+        j = 0
+        while j < len(high) - 1 and (first > high[j] or (first == high[j] and extra >= low[j])):
+            j += 1
+        coin = second >> uint64(64 - _COIN_BITS)
+        kept = coin < sure[j]
+        if not kept:
+            coin = (coin << uint64(53 - _COIN_BITS)) | (last >> uint64(11 + _COIN_BITS))
+            # In standard deviations, in the middle of what L stands for.
+            cell = 2.0**shift / sigma
+            part = (float64(second & below) + 0.5) * 2.0**-_LOW_BITS
+            kept = float64(coin) < math.exp(-(2.0 * j + part) * part * cell * cell / 2.0) * 2.0**53
+        if kept:
+            length = (int64((second & below) >> drop) + 1) >> 1
+            value = (int64(j) << shift) + length
+            return -value if (second >> uint64(_LOW_BITS)) & uint64(1) else value
+        first = uint64(block[4]) | (uint64(block[5]) << uint64(32))
+        second = uint64(block[6]) | (uint64(block[7]) << uint64(32))
