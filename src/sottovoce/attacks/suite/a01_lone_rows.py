@@ -1,0 +1,110 @@
+"""A1 on sums: rows of a sum to which one device alone has added.
+
+A secure sum hides whose an update is, not what the sum holds. Where a round makes few draws per
+item, many rows of the sum are a single device's, and everybody sees sums: the server opens them,
+and two published models in a row differ by one. A row that comes of one negative draw gives a
+vector away, and the score that the hidden positive had; where some item has just this score, the
+row was one draw's, and this is the item. Whose vector it is the sum does not say; here it is taken
+to be known to whoever knows the users' vectors more or less, from other data, say.
+
+Draws per item and round decide: with twenty and more there are no such rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
+
+Floats = NDArray[np.float64]
+NEAR = 1e-5
+"""How near in score the hidden item must be: what rounding to single precision explains."""
+SMALLEST_STEP = 1e-3
+"""Biases that moved less say too little in single precision."""
+_AT_ONCE = 256
+PROMISE = "In a sum of many nobody sees what I alone have sent."
+
+
+class Lone(NamedTuple):
+    """What single rows of a round's sum give away."""
+
+    round: int
+    vectors: Floats
+    """[rows, factors]"""
+    items: NDArray[np.int64]
+    """The hidden positive of each."""
+
+
+def lone_rows(before: Floats, after: Floats, config: FPLConfig, round: int) -> Lone:
+    """From the models before and after one round, factors and bias."""
+    step = config.step()
+    moved = (after - before) / step.learning_rate
+    factors, bias, slope = before[:, :-1], before[:, -1], -moved[:, -1]
+    rows = np.flatnonzero((slope > SMALLEST_STEP) & (slope < 1.0))
+    slope = slope[rows]
+    vectors = -(moved[rows, :-1] + step.reg_negative * factors[rows]) / slope[:, None]
+    found, items = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=np.int64)
+    for start in range(0, len(rows), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        scores, place = bias + vectors[part] @ factors.T, np.arange(len(rows[part]))
+        hidden = np.log((1.0 - slope[part]) / slope[part]) + scores[place, rows[part]]
+        distance = np.abs(scores - hidden[:, None])
+        distance[place, rows[part]] = np.inf
+        items[part] = distance.argmin(axis=1)
+        found[part] = distance[place, items[part]] < NEAR
+    return Lone(round, vectors[found], items[found])
+
+
+def _applies(view: View) -> str:
+    if not isinstance(view.algorithm, FPLConfig):
+        return "it is about FPL's rows"
+    if view.algorithm.reg_bias:
+        return "it needs biases that are not pulled to 0"
+    if not _pairs(view):
+        return "it needs the models of two rounds in a row"
+    return ""
+
+
+def _pairs(view: View) -> list[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
+    models = {seen.round: seen.published.items for seen in view.rounds if seen.published}
+    return [(r, m, models[r + 1]) for r, m in sorted(models.items()) if r + 1 in models]
+
+
+def _guess(view: View) -> list[Lone]:
+    if not isinstance(view.algorithm, FPLConfig):
+        return []
+    return [
+        lone_rows(before.astype(np.float64), after.astype(np.float64), view.algorithm, round)
+        for round, before, after in _pairs(view)
+    ]
+
+
+def _judge(guess: list[Lone], truth: Truth) -> Result:
+    """Whose a vector is goes by the true vectors that are nearest: before the round where
+    `truth.own["vectors"]` has them by round, else at the end."""
+    users: list[NDArray[np.int64]] = []
+    for lone in guess:
+        known = truth.own.get("vectors", {}).get(lone.round, truth.vectors).astype(np.float64)
+        length = (known**2).sum(axis=1)
+        for start in range(0, len(lone.vectors), _AT_ONCE):
+            part = lone.vectors[start : start + _AT_ONCE]
+            users.append((length - 2.0 * part @ known.T).argmin(axis=1))
+    none = np.zeros(0, dtype=np.int64)
+    claims = Claims(
+        np.concatenate([none, *users]), np.concatenate([none, *(lone.items for lone in guess)])
+    )
+    rounds = max(1, len(guess))
+    detail = (
+        f"{len(claims) / rounds:.4g} rows of single devices a round can be read in the published "
+        "models; whose they are is told by whoever knows the vectors from elsewhere"
+    )
+    return judge_claims(
+        "rows of one device in the sum", "A1", "anyone", PROMISE, claims, truth.train, detail=detail
+    )
+
+
+ATTACK = Attack("A1", "rows of one device in the sum", "anyone", PROMISE, _applies, _guess, _judge)

@@ -1,0 +1,94 @@
+"""A secure sum hides whose an update is; rows that one device alone has sent show in the sum."""
+
+import numpy as np
+import pytest
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.attacks.suite.a01_lone_rows import ATTACK
+from sottovoce.attacks.views import Seen, Truth, View
+from sottovoce.consent import Choice, Consent
+from sottovoce.engines.simulation import Simulation
+from sottovoce.ledger import Ledger
+from sottovoce.links import SecureSum
+from sottovoce.messages import GRID, LIMIT, ModelView
+from sottovoce.parties.device import Devices
+from sottovoce.parties.masker import Masker
+from sottovoce.parties.server import Server
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.rng import Streams
+from sottovoce.testing import random_world
+
+N_USERS, N_ITEMS, ROUNDS = 60, 400, 12
+TRAIN = random_world(N_USERS, N_ITEMS, 900, seed=5)
+USERS = np.arange(N_USERS, dtype=np.int64)
+
+
+class Published:
+    """Keeps the models, and, for judging alone, the vectors at the time."""
+
+    def __init__(self, devices):
+        self.devices, self.seen, self.vectors = devices, [], {}
+
+    def hear(self, party, message):
+        if isinstance(message, ModelView):
+            self.seen.append(
+                Seen(message.round, (), ModelView(message.round, message.items.copy()))
+            )
+            self.vectors[message.round] = self.devices.cohort.vectors.copy()
+
+
+def attacked(triples, noise=0.0, clip=0.0):
+    config = FPLConfig(embedding_size=8, learning_rate=0.05, triples=triples)
+    algorithm, rng = FPL(config, triples), Streams.from_seed(8)
+    consent = Consent.uniform(USERS, Choice(share_positives=0.0))
+    link = SecureSum(min_devices=40, clip=clip, noise=noise)
+    cohort = Cohort(USERS, TRAIN, consent, algorithm.device_init(USERS, rng))
+    devices = Devices.behind_door(algorithm, cohort, ShareFraction(), Ledger(), rng, link=link)
+    server, ear = Server.start(algorithm, N_ITEMS, rng), Published(devices)
+    masker = Masker(link, server.items.size, bytes(32))
+    Simulation(
+        server, devices, N_USERS, ROUNDS, listeners=[ear], masker=masker,
+        largest_value=LIMIT * triples * GRID,
+    ).run()  # fmt: skip
+    view = View("anyone", tuple(ear.seen), config, ShareFraction(), link, N_ITEMS, server.items)
+    truth = Truth(
+        TRAIN, TRAIN, consent.takes_part, consent.share_positives, {}, {}, cohort.vectors,
+        {"vectors": ear.vectors},
+    )  # fmt: skip
+    assert ATTACK.applies(view) == ""
+    return ATTACK.run(view, truth)
+
+
+def test_where_few_draw_an_item_single_rows_give_hidden_positives_away():
+    found = attacked(triples=1)
+    assert found.verdict == "broken"
+    assert found.value > 0.9
+    assert found.claims > 300
+    assert found.base_rate < 0.1
+
+
+def test_where_many_draw_every_item_there_is_nothing_to_read():
+    found = attacked(triples=200)  # 30 draws of an item in a round
+    assert found.verdict != "broken"
+    assert found.claims < 5
+
+
+def test_central_noise_closes_it():
+    found = attacked(triples=1, clip=0.5, noise=1.0)
+    assert found.verdict != "broken"
+    assert found.claims < 300
+
+
+def test_it_says_what_it_needs():
+    config = FPLConfig(triples=1)
+    view = View("anyone", (), config, ShareFraction(), SecureSum(), 3, np.zeros((3, 11), "f4"))
+    assert "two rounds" in ATTACK.applies(view)
+
+
+@pytest.mark.parametrize("rounds", [(), (0, 2)])
+def test_only_rounds_in_a_row_are_compared(rounds):
+    models = [ModelView(r, np.zeros((3, 11), np.float32)) for r in rounds]
+    seen = tuple(Seen(m.round, (), m) for m in models)
+    view = View("anyone", seen, FPLConfig(), ShareFraction(), SecureSum(), 3, np.zeros((3, 11)))
+    assert ATTACK.guess(view) == []
