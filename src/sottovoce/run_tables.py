@@ -17,6 +17,7 @@ from sottovoce.baselines import TopPop
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
+from sottovoce.links import SecureSum
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.run_views import FinishedRun, LedgerLine, Sums, choice_groups
 from sottovoce.running import DeviceOutcome, Outcome
@@ -44,6 +45,11 @@ def name_of(system: str) -> str:
     return NAMES.get(system, system)
 
 
+DRAWS_PER_ITEM = 20
+"""Draws of an item in a round with which no row of a sum is one device's, or hardly ever one of two
+(`attacks/suite/a01_lone_rows.py`)."""
+
+
 def readable_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
@@ -54,7 +60,7 @@ def readable_bytes(count: float) -> str:
 
 def hints(outcome: Outcome) -> list[str]:
     """What a reader of the results should be told: that a system which learns ends below
-    popularity, and what to try."""
+    popularity, and what to try; that a sum hides less than it seems to."""
     own = outcome.evaluations[outcome.system]
     metric = own_metric(own)
     advice = _advice(outcome)
@@ -69,7 +75,28 @@ def hints(outcome: Outcome) -> list[str]:
             for test in compare(pair, metric, label)
             if test.significant() and test.mean < test.reference_mean
         ]
-    return found + (_silo_hints(outcome) if isinstance(outcome, SiloOutcome) else [])
+    if isinstance(outcome, SiloOutcome):
+        return found + _silo_hints(outcome)
+    return found + _sum_hints(outcome)
+
+
+def _sum_hints(outcome: Outcome) -> list[str]:
+    """Where so few devices draw an item in a round that its row of the sum may be one device's."""
+    if not isinstance(outcome, DeviceOutcome):
+        return []
+    link, plan = outcome.experiment.link, outcome.federation.schedule
+    n_items = outcome.split.train.n_items
+    if not isinstance(link, SecureSum) or link.noise or not plan.triples:
+        return []
+    each = plan.cohort_size * plan.triples / n_items
+    if each >= DRAWS_PER_ITEM:
+        return []
+    enough = -(-DRAWS_PER_ITEM * n_items // plan.cohort_size)
+    return [
+        f"an item is drawn {each:.2g} times in a round, so that rows of the sum that are one "
+        f"device's can be read by everybody; set algorithm.triples to {enough:,} or more (with "
+        "fewer rounds), or link.clip and link.noise; see `sottovoce attack`"
+    ]
 
 
 def _silo_hints(outcome: SiloOutcome) -> list[str]:

@@ -18,10 +18,20 @@ from sottovoce.terms import Terms
 Engine = Literal["simulation", "https", "flower"]
 MOST_DEVICES = 512
 """Users of a trial: each is a device with a store of its own."""
+_OPEN_TO_GATEWAYS = (
+    "in a secure sum every device masks its own update, and Flower's gateways see the updates of "
+    "the devices they host; use --engine https or --engine simulation"
+)
 
 
 def check_engine(
-    engine: Engine, device: str, users: int, *, kept: bool, proxied: bool = False
+    engine: Engine,
+    device: str,
+    users: int,
+    *,
+    kept: bool,
+    proxied: bool = False,
+    summed: bool = False,
 ) -> None:
     """Raises where an engine cannot run with what was asked for, before anything is written."""
     if engine == "simulation":
@@ -33,6 +43,8 @@ def check_engine(
             "randomised reports go through a proxy to a server that must not know whose they are, "
             "and Flower's gateways say who sends; use --engine https or --engine simulation"
         )
+    if engine == "flower" and summed:
+        raise ConfigError(_OPEN_TO_GATEWAYS)
     if engine == "https" and users > MOST_DEVICES:
         raise ConfigError(
             f"{users:,} users would be {users:,} devices on this machine; a trial takes at most "
@@ -55,6 +67,8 @@ def start_trial(
         from sottovoce.engines.https.trial import HttpsTrial
 
         return HttpsTrial(world, folder_of(run), processes or 8)
+    if federation.masker is not None:
+        raise ConfigError(_OPEN_TO_GATEWAYS)
     from sottovoce.engines.flower.trial import FlowerTrial
 
     return FlowerTrial(world, folder_of(run), processes or 3)

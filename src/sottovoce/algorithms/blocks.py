@@ -28,6 +28,8 @@ Order = Literal["user", "time"]
 """How a table is replayed: user by user, or everybody's events as time goes."""
 Ridge = Literal["rows", "pairs"]
 """The pull to 0: once for every row of a block, or averaged over its pairs."""
+Release = Literal["printed", "aggregated"]
+"""What owners tell the orchestrator: each block's rows, or sums over many users."""
 Ints = NDArray[np.int64]
 
 

@@ -12,7 +12,7 @@ many interactions, as organisations far apart are.
 What each party sees: an owner the interactions with its own items; the orchestrator the users and
 items of each request, and gradients. An item's gradient is a multiple of the vectors of the users
 who touched it, and the orchestrator has those: it can tell who it was, and whether she liked it.
-Θ does not prevent that.
+Θ does not prevent that; `release = "aggregated"` does (drift_aggregated.py).
 
 The loop over events is in drift_replay.py.
 """
@@ -35,6 +35,7 @@ from sottovoce.algorithms.blocks import (
     Model,
     OpenBlock,
     Order,
+    Release,
     Ridge,
     first_rows,
     gradient,
@@ -71,6 +72,10 @@ class DRIFTConfig:
     max_age: int = 100
     """Gradients of rows that are more versions old than this are refused. Updates of one round
     start from the same rows and do not make each other older."""
+    release: Release = "printed"
+    """As printed, or sums over people, with users' vectors at the owners (drift_aggregated.py)."""
+    min_users: int = 10
+    """"aggregated": how many people are behind every row that an owner sends, at least."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
@@ -78,9 +83,12 @@ class DRIFTConfig:
         require_whole("epochs", self.epochs, 1, 1_000_000)
         require_whole("window", self.window, 0)
         require_whole("max_age", self.max_age, 0)
+        require_whole("min_users", self.min_users, 1, 1_000_000)
         require_number("positive_from", self.positive_from, -1e9, 1e9)
         if self.order not in ("user", "time"):
             raise ConfigError(f'order must be "user" or "time", not {self.order!r}')
+        if self.release not in ("printed", "aggregated"):
+            raise ConfigError(f'release is "printed" or "aggregated", not {self.release!r}')
         self.step()
 
     @property

@@ -120,21 +120,9 @@ def plan(
     model. Where refused[u, k], the k-th owner of the table gets nothing of user u."""
     require_whole("theta", theta, 1)
     require_whole("window", window, 0)
-    pointer, holders, owners = table.arrays(int(events.item.max(initial=-1)) + 1)
-    if refused is None:
-        refused = np.zeros((0, owners), dtype=bool)
-    elif refused.shape[1] != owners or len(refused) <= events.user.max(initial=-1):
-        raise DataError("there must be a row for every user and a column for every data owner")
-    facts, entries = _cut(events, pointer, holders, owners, refused)
     if window:
-        owner = facts[:, kernels.OWNER].astype(np.int64)
-        rounds = np.minimum(facts[:, kernels.END] // 2, len(events) - 1) // window
-        turn, when = _in_windows(owner, rounds.astype(np.int64), theta, (len(events) - 1) // window)
-        new_round = np.diff(when, prepend=-1) != 0
-        starts = np.flatnonzero(new_round | (np.diff(owner[turn], prepend=-1) != 0))
-        updates = np.r_[starts, len(turn)].astype(np.int64)
-        together = np.r_[np.flatnonzero(new_round[starts]), len(starts)].astype(np.int64)
-        return Blocks(*_laid_out(facts, turn, entries), updates, together)
+        return plan_windows(events, table, theta, window, refused)[0]
+    facts, entries, owners = _cut(events, table, refused)
     n = len(facts)
     ordered = np.empty_like(facts)
     bits = (2 * len(events) + owners).bit_length()
@@ -144,10 +132,35 @@ def plan(
     return Blocks(*_laid_out(ordered, turn, entries), updates[: count + 1].copy())
 
 
+def plan_windows(
+    events: Events,
+    table: OwnerTable,
+    theta: int,
+    window: int,
+    refused: NDArray[np.bool_] | None = None,
+) -> tuple[Blocks, Ints]:
+    """`plan` where there are windows; and the owner of each update, as the table counts them."""
+    facts, entries, _ = _cut(events, table, refused)
+    owner = facts[:, kernels.OWNER].astype(np.int64)
+    rounds = np.minimum(facts[:, kernels.END] // 2, len(events) - 1) // window
+    turn, when = _in_windows(owner, rounds.astype(np.int64), theta, (len(events) - 1) // window)
+    new_round = np.diff(when, prepend=-1) != 0
+    starts = np.flatnonzero(new_round | (np.diff(owner[turn], prepend=-1) != 0))
+    updates = np.r_[starts, len(turn)].astype(np.int64)
+    together = np.r_[np.flatnonzero(new_round[starts]), len(starts)].astype(np.int64)
+    return Blocks(*_laid_out(facts, turn, entries), updates, together), owner[turn][starts]
+
+
 def _cut(
-    events: Events, pointer: Ints, holders: Ints, owners: int, refused: NDArray[np.bool_]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The facts of all blocks, by user, then owner, then time, and the items that they refer to."""
+    events: Events, table: OwnerTable, refused: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+    """The facts of all blocks, by user, then owner, then time, the items that they refer to, and
+    how many owners there are."""
+    pointer, holders, owners = table.arrays(int(events.item.max(initial=-1)) + 1)
+    if refused is None:
+        refused = np.zeros((0, owners), dtype=bool)
+    elif refused.shape[1] != owners or len(refused) <= events.user.max(initial=-1):
+        raise DataError("there must be a row for every user and a column for every data owner")
     users = int(events.user.max(initial=-1)) + 1
     start, sent = np.zeros(users + 1, dtype=np.int64), np.zeros(users, dtype=np.int64)
     if kernels.count_messages(events.user, events.item, pointer, start, sent):
@@ -163,7 +176,7 @@ def _cut(
         start, words, pointer, holders, owners, events.order == "user", refused, entries, facts,
         int(sent.max(initial=0)),
     )  # fmt: skip
-    return facts[:blocks], entries[:items]
+    return facts[:blocks], entries[:items], owners
 
 
 def _laid_out(

@@ -14,6 +14,7 @@ import typer.core
 
 import sottovoce
 from sottovoce.cli import (
+    attack,
     budget,
     data,
     demo,
@@ -25,6 +26,7 @@ from sottovoce.cli import (
     published,
     serve_device,
     serve_flower,
+    serve_masker,
     serve_orchestrator,
     serve_owner,
     serve_proxy,
@@ -141,6 +143,7 @@ def root(
       sottovoce run pfpl-plus                 an experiment that comes with the package
       sottovoce recommend runs/demo --user r0003
       sottovoce ledger runs/demo --user r0003
+      sottovoce attack runs/demo              what its promises are worth
       sottovoce serve --help                  the same, between real machines
 
     Every command takes --json: one JSON object on standard output, everything else on standard
@@ -159,6 +162,7 @@ app.command()(training.run)
 app.command()(views.recommend)
 app.command()(views.ledger)
 app.command()(views.report)
+app.command()(attack.attack)
 app.command()(published.reproduce)
 app.command()(published.bench)
 app.command()(budget.budget)
@@ -172,6 +176,7 @@ serve_app.command("target")(serve_server.target)
 serve_app.command("shut-out")(serve_server.shut_out)
 serve_app.command("device")(serve_device.device)
 serve_app.command("proxy")(serve_proxy.proxy)
+serve_app.command("masker")(serve_masker.masker)
 serve_app.command("owner")(serve_owner.owner)
 serve_app.command("orchestrator")(serve_orchestrator.orchestrator)
 serve_app.command("superlink")(serve_flower.superlink)

@@ -70,7 +70,7 @@ def agree(
     else:
         done = "Agreed to" if agreed else "Not agreed to yet"
         output.show(f"{done}:", *(f"  {k}: {a} → {b}" for k, a, b in changes))
-        output.show(*what_leaves(offered), *_warning(offered))
+        output.show(*_leaving(offered), *_warning(offered))
 
 
 def terms_in_words(terms: Terms | None, path: Path) -> list[str]:
@@ -87,10 +87,35 @@ def _in_words(terms: Terms) -> list[str]:
     return [
         f"The terms in force are the server's ({terms.federation}):",
         *(f"  {k} = {_short(value)}" for k, value in sorted(_flat(terms).items())),
-        *what_leaves(terms),
+        *_leaving(terms),
         *_costs(terms),
         *_warning(terms),
     ]
+
+
+def _leaving(terms: Terms) -> list[str]:
+    """What leaves, and who sees what of it, where that needs words."""
+    link = terms.secure_sum
+    if link is None:
+        return what_leaves(terms)
+    told = what_leaves(terms)[:1]  # the filters, where there are any
+    told.append(
+        "What leaves in a round: a change of every number of the model, masked. The server cannot "
+        "read it; the proxy gets the mask and not the change. What the server can read is the sum "
+        f"over at least {link.min_devices:,} devices, and the proxy tells one such sum in a round."
+    )
+    if link.clip:
+        told.append(f"A change as a whole is cut to a length of {link.clip:g} before.")
+    if link.noise:
+        told.append(f"The proxy adds noise to the sum: Gaussian, {link.noise:g} times that length.")
+    else:
+        told.append("The sum has no noise: what it tells of those who are in it is not hidden.")
+    told.append(
+        "This holds while whoever runs the server and whoever runs the proxy do not put together "
+        "what they have, and while the others in the sum are people: a server that makes up all "
+        "other devices can read yours."
+    )
+    return told
 
 
 def _costs(terms: Terms) -> list[str]:

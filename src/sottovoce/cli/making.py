@@ -22,18 +22,20 @@ def make_federation(
     names: list[str],
     rounds: int | None,
     proxy: tuple[str, Path] | None = None,
+    proxy_key: Path | None = None,
     *,
     gateways: bool = False,
 ) -> ServerFolder:
     """The folder of a new federation, from an experiment file; `proxy` is the address of its proxy
-    and the file with the proxy's authority. `gateways`: it will run on Flower."""
+    and the file with the proxy's authority, `proxy_key` the file with its public key, for a secure
+    sum. `gateways`: it will run on Flower."""
     import secrets
 
     from sottovoce import experiment_files
     from sottovoce.algorithms.fpl import FPLConfig
     from sottovoce.engines.https.folder import create_folder
     from sottovoce.experiment import Experiment
-    from sottovoce.links import Proxied
+    from sottovoce.links import Proxied, SecureSum
     from sottovoce.terms import Terms
 
     experiment = Experiment.from_file(experiment_files.find(file), settings)
@@ -42,6 +44,11 @@ def make_federation(
         raise ConfigError(
             "randomised reports go through a proxy to a server that must not know whose they are, "
             "and Flower's gateways say who sends; use `sottovoce serve server`"
+        )
+    if gateways and isinstance(chosen, SecureSum):
+        raise ConfigError(
+            "in a secure sum every device masks its own update, and Flower's gateways see the "
+            "updates of the devices they host; use `sottovoce serve server`"
         )
     drawing = algorithm if isinstance(algorithm, FPLConfig) else None
     if drawing is not None and not isinstance(drawing.triples, int):
@@ -57,7 +64,7 @@ def make_federation(
         raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
     items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
     federation = f"{experiment.name}-{secrets.token_hex(4)}"
-    link = _link(chosen, proxy)
+    link = _link(chosen, proxy, proxy_key)
     triples = drawing.triples if drawing is not None and isinstance(drawing.triples, int) else 0
     terms = Terms.of(federation, len(items), algorithm, triples, release, link)
     return create_folder(
@@ -71,34 +78,68 @@ def make_federation(
     )
 
 
-def _link(link: Link, proxy: tuple[str, Path] | None) -> Link:
+def _link(link: Link, proxy: tuple[str, Path] | None, key: Path | None) -> Link:
     """The link of an experiment file, with the proxy of a real federation."""
-    from sottovoce.engines.https.client import loopback
-    from sottovoce.engines.https.folder import require_address
-    from sottovoce.links import Proxied
+    from dataclasses import replace
 
-    if not isinstance(link, Proxied):
+    from sottovoce.links import Proxied, SecureSum
+
+    summed = isinstance(link, SecureSum)
+    if key is not None and not summed:
+        raise ConfigError("--proxy-key is for a secure sum; set link.name to secure-sum")
+    if not isinstance(link, Proxied | SecureSum):
         if proxy is not None:
-            raise ConfigError("--proxy is for an algorithm whose reports go through one, like fmf")
+            raise ConfigError(
+                "--proxy is for an algorithm whose reports go through one, like fmf, or for a "
+                "secure sum"
+            )
         return link
     if proxy is not None:
         url, file = proxy
         try:
-            link = Proxied(url, file.read_text("ascii"))
+            link = replace(link, url=url, authority=file.read_text("ascii"))
         except (OSError, ValueError):
             raise DataNotFound(f"the proxy's certificate authority {file} cannot be read") from None
-    if not link.url or not link.authority:
-        raise ConfigError(
-            "the federation needs a proxy: say where it is with --proxy URL and --proxy-ca FILE"
-        )
-    require_address(link.url, "--proxy")
-    if link.url.startswith("http:") and not loopback(link.url):
+    if isinstance(link, SecureSum) and key is not None:
+        link = replace(link, key=_sealing_key(key))
+    if not link.url or not link.authority or (isinstance(link, SecureSum) and not link.key):
+        more = ", --proxy-ca FILE and --proxy-key FILE" if summed else " and --proxy-ca FILE"
+        raise ConfigError(f"the federation needs a proxy: say where it is with --proxy URL{more}")
+    _require_proxy(link.url, link.authority)
+    return link
+
+
+def _require_proxy(url: str, authority: str) -> None:
+    """Raises where nobody could reach a proxy there."""
+    from sottovoce.engines.https.client import loopback
+    from sottovoce.engines.https.folder import require_address
+
+    require_address(url, "--proxy")
+    if url.startswith("http:") and not loopback(url):
         raise UsageError(
-            f"--proxy must be an https:// address, not {link.url}: without TLS devices would send "
+            f"--proxy must be an https:// address, not {url}: without TLS devices would send "
             "to nobody, and the terms of a federation do not change"
         )
-    _require_authority(link.authority)
-    return link
+    _require_authority(authority)
+
+
+def _sealing_key(file: Path) -> str:
+    """The public key of a secure sum's proxy, as its own `--init` wrote it."""
+    try:
+        text = file.read_text("ascii").strip().lower()
+        good = len(bytes.fromhex(text)) == 32 and len(text) == 64
+    except OSError:
+        raise DataNotFound(f"the proxy's key {file} cannot be read") from None
+    except ValueError:
+        good = False
+    if not good:
+        raise KeyTrouble(
+            "--proxy-key must be the file seal.pub of the proxy, with its public key in "
+            "hexadecimal, and nothing else"
+        )
+    if file.name.endswith(".key"):
+        raise KeyTrouble("--proxy-key is the proxy's public key, seal.pub; seal.key is a secret")
+    return text
 
 
 def _require_authority(text: str) -> None:

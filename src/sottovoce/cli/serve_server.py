@@ -46,6 +46,12 @@ def server(
         Path | None,
         typer.Option(metavar="FILE", help="With --proxy: the proxy's ca.crt, which its owner has."),
     ] = None,
+    proxy_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --proxy, for a secure sum: the proxy's public key, seal.pub."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
@@ -69,7 +75,8 @@ def server(
     """Serve a federation: publish rounds and models, take reports, fold them.
 
     The first start makes DIR from an experiment file, in which algorithm.triples is a number where
-    the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too.
+    the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too; a
+    secure sum also --proxy-key, from `sottovoce serve masker --init`.
     Everything that was acknowledged survives a crash, and the next start goes on where the last one
     was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
     SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
@@ -88,10 +95,12 @@ def server(
 
     if (proxy is None) != (proxy_ca is None):
         raise UsageError("--proxy and --proxy-ca go together")
+    if proxy_key is not None and proxy is None:
+        raise UsageError("--proxy-key goes with --proxy and --proxy-ca")
     through = None if proxy is None or proxy_ca is None else (proxy, proxy_ca)
     if experiment is not None:
         made = make_federation(
-            folder, experiment, settings or [], catalogue, names or [], rounds, through
+            folder, experiment, settings or [], catalogue, names or [], rounds, through, proxy_key
         )
         words = f"{folder} holds the federation {made.plan.terms.federation}"
         output.note(f"{words}, {made.plan.terms.n_items:,} items")
@@ -174,8 +183,9 @@ def introduce(
 ) -> None:
     """Write the introduction of the federation's proxy, a file for whoever runs it.
 
-    It says where the server is, how it is known and how it knows the proxy. It is a secret: hand it
-    over in confidence. The federation's terms must name a proxy.
+    It says where the server is, how it is known and how it knows the proxy; or, to the proxy of a
+    secure sum (`sottovoce serve masker`), what the terms are and how it knows the server. It is a
+    secret: hand it over in confidence. The federation's terms must name a proxy.
 
     \b
     Example:
@@ -185,12 +195,29 @@ def introduce(
     from sottovoce.engines.https.admissions import write_introduction
 
     found = folders.open_folder(folder)
+    if found.plan.summed:
+        _introduce_masker(found, out, as_json)
+        return
     address = _address(found, server)
     write_introduction(out, folders.introduction(found, address))
     if as_json:
         output.emit({"server": address, "file": out})
     else:
         output.show(f"The introduction of the proxy to {address} is {out}; it is a secret")
+
+
+def _introduce_masker(folder: ServerFolder, out: Path, as_json: bool) -> None:
+    """The proxy of a secure sum is asked by the server and need not know where that is."""
+    from sottovoce.engines.https.masker_folder import (
+        masker_introduction,
+        write_masker_introduction,
+    )
+
+    write_masker_introduction(out, masker_introduction(folder))
+    if as_json:
+        output.emit({"server": None, "file": out})
+    else:
+        output.show(f"The introduction of the proxy is {out}; it is a secret")
 
 
 def status(

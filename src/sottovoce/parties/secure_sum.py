@@ -11,8 +11,6 @@ from sottovoce.masking import unmasked
 from sottovoce.messages import GRID, MaskedReports, MaskSum, SummedReports
 from sottovoce.parallel import each, equal_spans
 
-_AT_ONCE = 1 << 14
-"""Numbers of a sum to which all updates at hand are added before the next ones, near the processor."""
 _FURTHEST = 40
 """Standard deviations of noise beyond which no number is taken for one."""
 
@@ -44,11 +42,9 @@ class MaskedSum:
         self._senders |= new
 
         def part(span: slice) -> None:
-            for at in range(span.start, span.stop, _AT_ONCE):
-                some = slice(at, min(at + _AT_ONCE, span.stop))
-                total = self._total[some]
-                for one in reports.masked:
-                    np.add(total, one[some], out=total)
+            total = self._total[span]
+            for one in reports.masked:
+                np.add(total, one[span], out=total)
 
         each(part, equal_spans(len(self._total), threads), threads)
 

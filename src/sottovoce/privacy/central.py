@@ -15,13 +15,14 @@ the square of the limit, exactly.
 round(x + Z), hence a function of x + Z alone: rounding takes away and adds nothing to what the
 continuous mechanism tells, and the price of that one holds.
 
-Z itself is not a rounded logarithm, which would leave gaps between far numbers. |Z| is
-2^m·H + L, with 2^m at most σ/32. The cell H is drawn by thresholds of 128 bits, up to 13 σ, behind
-which lie less than 2^−126 of all draws. L has 38 bits, m of them before the point and at least one
-behind it, and is kept with the probability by which the density has fallen since the cell's begin,
-by a coin of 53 bits. So there is no gap: every whole number within 13 σ has its probability to
-within a part of 2^50, which adds at most `ROUNDING` per number to a user's ε (10^−6 for half a
-billion numbers), and to δ less than 2^−90 for as many.
+Z itself is not a rounded logarithm, which would leave gaps between far numbers. |Z| is 2^m·H + L,
+with 2^m at most σ/32. The cell H is drawn by thresholds of 128 bits, up to 13 σ. L has 38 bits, m
+of them before the point and at least one behind it, and is kept with the probability by which the
+density has fallen since its cell began, by a coin of 53 bits. So every whole number within 13 σ can
+come, and none is favoured. The end at 13 σ and the rounding of thresholds concern fewer than 2^−115
+of all draws, which counts toward δ: less than 2^−80 for a billion numbers. The rounding of coins
+moves the others by a part in 2^50, which counts toward ε: at most `ROUNDING` for each number, or
+10^−6 for half a billion of them. `price` leaves both out.
 
 Coins are ChaCha20's (RFC 8439). The noise of a number is a function of key, round and place. A key
 and a round are for one sum, never for two: the difference of two would be free of noise.
@@ -59,7 +60,7 @@ _AHEAD = 5
 _REACH = 13
 """Standard deviations that the cells cover."""
 _LOW_BITS = 38
-"""Of L, the point included in their middle."""
+"""Of L, m of them before the point."""
 _COIN_BITS = 25
 """Coins of so many bits are enough for nearly all L."""
 

@@ -3,7 +3,7 @@ enrolled (an admission), which the proxy asks for; to the proxy's operator, once
 all that the proxy needs of the server (an introduction).
 
 Files of the key folder: `admission.key` (signs admissions), `proxy.token` (by which the server
-knows the proxy). Both have mode 600.
+knows the proxy, or the proxy of a secure sum the server). Both have mode 600.
 """
 
 from __future__ import annotations
@@ -68,8 +68,14 @@ def init_proxy_secrets(folder: Path) -> None:
     write_new_files(folder, {ADMISSION_KEY: key, PROXY_TOKEN: token})
 
 
+def init_proxy_token(folder: Path) -> None:
+    """Make the token by which the proxy of a secure sum knows the server. Never over one."""
+    write_new_files(folder, {PROXY_TOKEN: secrets.token_hex(32).encode() + b"\n"})
+
+
 def proxy_token(folder: Path) -> str:
-    """The secret with which the proxy hands over batches."""
+    """The secret with which the proxy hands over batches; or with which the server asks the proxy
+    of a secure sum."""
     return read_secret(folder / PROXY_TOKEN).decode("ascii", "replace").strip()
 
 

@@ -25,9 +25,11 @@ from sottovoce.engines.https.agent_proxy import ProxyLink, admission_in, may_rep
 from sottovoce.engines.https.agent_reading import Reader
 from sottovoce.engines.https.client import Busy, Traffic, loopback
 from sottovoce.engines.https.descriptor import Descriptor
+from sottovoce.engines.https.masked_wire import binding, encode_masked, seal_seed
 from sottovoce.engines.https.pacing import Draw, Pace, from_system
 from sottovoce.engines.https.signing import NONCE_BYTES, Purpose, seal
 from sottovoce.errors import (
+    ConfigError,
     ConsentError,
     KeyTrouble,
     MessageError,
@@ -35,7 +37,8 @@ from sottovoce.errors import (
     SottovoceError,
     VersionMismatch,
 )
-from sottovoce.messages import decode
+from sottovoce.messages import MaskedReports, MaskSeeds, decode
+from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.prepared import Prepared
 from sottovoce.parties.store import CohortStore
 from sottovoce.terms import PROTOCOL, Terms
@@ -80,6 +83,7 @@ class Agent(Reader):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(store, server, plaintext=plaintext, clock=clock)
+        self.hosted = Hosted(store, pack=self._pack)
         self.tally = Tally()
         self._pace = Pace(poll, draw, near=loopback(self.client.url))
         self._log, self._sleep = log, sleep
@@ -380,6 +384,15 @@ class Agent(Reader):
         key = Ed25519PrivateKey.generate()
         self.store.set_secret(_KEY, key.private_bytes_raw())
         return key
+
+    def _pack(self, terms: Terms, attempt: int, reports: MaskedReports, seeds: MaskSeeds) -> bytes:
+        """A masked update with its seed, sealed to the proxy and signed by this device."""
+        link = terms.secure_sum
+        if link is None:
+            raise ConfigError("only a secure sum takes masked updates")
+        bound = binding(terms, reports.round, attempt)
+        record = seal_seed(seeds.seeds[0], self._signing_key(), link, bound)
+        return encode_masked(reports.masked[0], record, reports.round, attempt)
 
     async def _seal(
         self, purpose: Purpose, round: int, attempt: int, nonce: bytes, body: bytes

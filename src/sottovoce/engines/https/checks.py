@@ -10,6 +10,7 @@ from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.aside import Aside
 from sottovoce.engines.https.board import Board, Snapshot
 from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.masked_wire import binding, decode_masked, is_signed, message_bytes
 from sottovoce.engines.https.records import Submission
 from sottovoce.engines.https.refusals import Refused
 from sottovoce.engines.https.signing import OVERHEAD, Envelope, Purpose, open_envelope
@@ -36,6 +37,8 @@ class Checks:
     @property
     def longest(self) -> int:
         """Bytes of the longest message that can be a report."""
+        if self._terms.secure_sum is not None:
+            return OVERHEAD + message_bytes(self._terms)
         return OVERHEAD + message_limit(self._terms.max_rows, self._terms.width)
 
     def enrolled(self, number: int, public_key: bytes) -> None:
@@ -119,7 +122,24 @@ class Checks:
             raise Refused("replay", "this report was accepted before")
         raise Refused("late", f"round {envelope.round} is closed; the report did not count")
 
+    def _check_masked(self, envelope: Envelope) -> None:
+        """Of a masked update all that can be seen is its size; and that its seed is sealed by the
+        same device, or the proxy would refuse the whole sum."""
+        terms, round, attempt = self._terms, envelope.round, envelope.attempt
+        if envelope.body[:3] == b"SVM" and envelope.body[3:4] != b"1":
+            raise Refused("version", _OTHER_RELEASE)
+        try:
+            record = decode_masked(envelope.body, terms, round, attempt).record
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+        key = self._keys[envelope.number].public_bytes_raw()
+        if record.device != key or not is_signed(record, binding(terms, round, attempt)):
+            raise Refused("bad_signature", "the sealed seed was not signed by the enrolled device")
+
     def _check_body(self, envelope: Envelope) -> None:
+        if self._terms.secure_sum is not None:
+            self._check_masked(envelope)
+            return
         terms, body = self._terms, envelope.body
         if other_version(body):
             raise Refused("version", _OTHER_RELEASE)

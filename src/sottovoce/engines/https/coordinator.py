@@ -28,7 +28,9 @@ CohortSize = int | Literal["all"]
 Clock = Callable[[], float]
 """Seconds that only go forward. The time of day plays no part."""
 Verdict = Literal["goal", "deadline", "abandoned"]
-What = Literal["opened", "closing", "goal", "deadline", "abandoned", "diverged"]
+What = Literal[
+    "opened", "closing", "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,17 @@ class Plan:
             raise ConfigError(
                 "service.max_value must be at least 1 in UC-FedRec, whose rows count their sender"
             )
+        link, size = self.terms.secure_sum, self.cohort_size
+        if link is not None and size != "all" and size < link.min_devices:
+            raise ConfigError(
+                f"{size} devices are asked in a round, and a secure sum needs at least "
+                f"link.min_devices = {link.min_devices}"
+            )
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server sees sums alone, with the help of a proxy."""
+        return self.terms.secure_sum is not None
 
     @property
     def proxied(self) -> bool:
@@ -70,6 +83,8 @@ class Event:
     asked: int
     reported: int = 0
     seconds: float = 0.0
+    trouble: str = ""
+    """What the operator should know of it."""
 
 
 class Coordinator:

@@ -21,7 +21,13 @@ from urllib.parse import urlsplit
 
 from sottovoce import config
 from sottovoce.engines.https import records, roster
-from sottovoce.engines.https.admissions import Introduction, init_proxy_secrets, introduce
+from sottovoce.engines.https.admissions import (
+    PROXY_TOKEN,
+    Introduction,
+    init_proxy_secrets,
+    init_proxy_token,
+    introduce,
+)
 from sottovoce.engines.https.coordinator import CohortSize, Plan
 from sottovoce.engines.https.database import Database, keep_private
 from sottovoce.engines.https.invitations import MAX_NUMBER, Invitation
@@ -157,6 +163,8 @@ def create_folder(
     if plan.proxied and not ReportKeys(path / "keys").exists:
         init_proxy_secrets(path / "keys")
         ReportKeys(path / "keys").create()
+    if plan.summed and not (path / "keys" / PROXY_TOKEN).exists():
+        init_proxy_token(path / "keys")
     _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})
     _write(path / "state.json", {"kept_in": "nowhere"})
     _write(

@@ -12,11 +12,14 @@ import numpy as np
 import sqlalchemy as sa
 
 from sottovoce.engines.https import batches, records, roster
+from sottovoce.engines.https.admissions import proxy_token
 from sottovoce.engines.https.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
 from sottovoce.engines.https.database import Leader
+from sottovoce.engines.https.masked_wire import sum_bytes
 from sottovoce.engines.https.opening import count_round
 from sottovoce.engines.https.report_keys import KEPT_ROUNDS, ReportKeys
 from sottovoce.engines.https.sealing import key_id
+from sottovoce.engines.https.summed_rounds import ProxyLine, SummedCoordinator
 from sottovoce.errors import ConfigError, Diverged, ServiceError
 from sottovoce.parties.server import Server
 
@@ -28,6 +31,9 @@ def coordinator_of(plan: Plan, clock: Clock, keys: Path) -> Coordinator:
     """The coordinator of a federation whose server has these keys."""
     if plan.proxied:
         return ProxiedCoordinator(plan, clock, ReportKeys(keys))
+    if plan.terms.secure_sum is not None:
+        line = ProxyLine(plan.terms.secure_sum, proxy_token(keys), sum_bytes(plan.terms))
+        return SummedCoordinator(plan, clock, line.ask)
     return Coordinator(plan, clock)
 
 

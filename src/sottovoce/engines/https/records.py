@@ -304,7 +304,9 @@ def reporters(link: sa.Connection, round: int, attempt: int) -> Numbers:
     return np.fromiter(found, dtype=np.uint32)
 
 
-def bodies(link: sa.Connection, round: int, attempt: int) -> Iterator[list[tuple[int, bytes]]]:
+def bodies(
+    link: sa.Connection, round: int, attempt: int, at_once: int = AT_ONCE
+) -> Iterator[list[tuple[int, bytes]]]:
     """Every accepted report with its sender, a few at a time."""
     last = -1
     while True:
@@ -312,7 +314,7 @@ def bodies(link: sa.Connection, round: int, attempt: int) -> Iterator[list[tuple
             sa.select(submissions.c.number, submissions.c.body)
             .where(*_is(submissions, round, attempt), submissions.c.number > last)
             .order_by(submissions.c.number)
-            .limit(AT_ONCE)
+            .limit(at_once)
         ).all()
         if not rows:
             return

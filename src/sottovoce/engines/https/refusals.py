@@ -42,6 +42,7 @@ Reason = Literal[
     "bad_pass",
     "session",
     "tag",
+    "unknown_server",
 ]
 
 STATUS: dict[Reason, int] = {
@@ -69,6 +70,9 @@ STATUS: dict[Reason, int] = {
     "bad_pass": 403,
     "session": 401,
     "tag": 401,
+    "unknown_server": 401,
+    "duplicate": 400,
+    "undecryptable": 409,
 }
 
 

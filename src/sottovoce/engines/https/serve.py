@@ -260,3 +260,5 @@ class RoundsThread:
             reported=event.reported,
             seconds=event.seconds,
         )
+        if event.trouble:
+            self._log.error("round given up", round=event.round, detail=event.trouble)

@@ -24,6 +24,13 @@ from sottovoce.engines.https.keys import (
     init_keys,
     write_new_files,
 )
+from sottovoce.engines.https.masker_folder import (
+    PUBLIC_KEY,
+    create_masker,
+    init_masker,
+    masker_introduction,
+    open_masker,
+)
 from sottovoce.engines.https.operators import Operator
 from sottovoce.engines.https.proxy_folder import create_proxy_folder
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
@@ -38,7 +45,8 @@ from sottovoce.engines.trial import (
 )
 from sottovoce.errors import ServiceError, Stalled, Unreachable
 from sottovoce.ledger import Entries, Ledger
-from sottovoce.links import Proxied
+from sottovoce.links import Proxied, SecureSum
+from sottovoce.one_bit import noise_root
 from sottovoce.parties.device import Devices
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
@@ -72,9 +80,14 @@ class HttpsTrial:
         if terms.reporting is not None:
             link = prepare_proxy(self.folder)
             self.world = replace(self.world, terms=replace(terms, link=link))
+        elif terms.secure_sum is not None:
+            summed = prepare_masker(self.folder, terms.secure_sum, self.world.root_key)
+            self.world = replace(self.world, terms=replace(terms, link=summed))
         folder = self._prepared()
-        self.server = self._start("server", "serve", "server", folder.path, "--port", "0")
+        if terms.secure_sum is not None:
+            self.start_masker()
         try:
+            self.server = self._start("server", "serve", "server", folder.path, "--port", "0")
             wait_for(self.server, lambda: folder.running() is not None)
             url = (folder.running() or {})["url"]
             self._operator = Operator.of(folder, url)
@@ -86,9 +99,9 @@ class HttpsTrial:
             if self._operator is not None:
                 self._operator.close()
             stop_all(self.agents)  # first, so that no report of theirs goes nowhere
-            if self.proxy is not None:
-                self.proxy.stop()
-            self.server.stop()
+            for service in (self.proxy, self.server):
+                if service is not None:
+                    service.stop()
 
     def round(self) -> int:
         return int(self._status()["round"])
@@ -146,6 +159,16 @@ class HttpsTrial:
             *goals,
             f"--hold-seconds={_HOLD_SECONDS}",
         )
+        wait_for(self.proxy, lambda: folder.running() is not None)
+
+    def start_masker(self) -> None:
+        """Who knows the masks, at the address that the terms name; also after it was stopped."""
+        place = self.folder / _PROXY
+        if not (place / _INTRODUCTION).exists():
+            create_masker(place, masker_introduction(open_folder(self.folder / "server")))
+        folder = open_masker(place)
+        port = str(_kept_port(place))
+        self.proxy = self._start("proxy", "serve", "masker", place, "--port", port)
         wait_for(self.proxy, lambda: folder.running() is not None)
 
     def _tiers(self) -> list[int]:
@@ -253,6 +276,16 @@ def prepare_proxy(folder: Path) -> Proxied:
     if not (place / _PORT).exists():
         write_new_files(place, {_PORT: str(free_port()).encode()})
     return Proxied(f"https://127.0.0.1:{_kept_port(place)}", authority_pem(place / "keys"))
+
+
+def prepare_masker(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
+    """The same for the proxy of a secure sum, with the noise of the simulation."""
+    place = folder / _PROXY
+    if not (place / PUBLIC_KEY).exists():
+        init_masker(place, noise_key=noise_root(Streams(root_key).child("masker").key))
+    told = prepare_proxy(folder)
+    key = (place / PUBLIC_KEY).read_text().strip()
+    return replace(link, url=told.url, authority=told.authority, key=key)
 
 
 def _kept_port(place: Path) -> int:
