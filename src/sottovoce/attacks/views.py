@@ -176,7 +176,8 @@ def judge_claims(
     claimed."""
     claims = claims.unique() if len(claims) else claims
     if not len(claims):
-        return Result(code, attack, party, promise, "precision", 0.0, (0.0, 1.0), 0.0, 0.0, 0)
+        nothing = 0.0, (0.0, 1.0), 0.0, 0.0, 0
+        return Result(code, attack, party, promise, "precision", *nothing, detail)
     n_items = truth.n_items
     known = np.unique(truth.users.astype(np.int64) * n_items + truth.items)
     right = np.isin(claims.users * n_items + claims.items, known)
