@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.consent import Choice, Consent, ConsentPolicy
@@ -39,7 +40,8 @@ from sottovoce.engines.rounds import RoundRules
 from sottovoce.engines.silo import Sharing, owners_of
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
-from sottovoce.links import Link
+from sottovoce.links import Direct, Link, SecureSum
+from sottovoce.parties.defence import Defence
 from sottovoce.rng import Streams
 from sottovoce.terms import (
     ALGORITHMS,
@@ -134,6 +136,7 @@ class Experiment:
     baselines: tuple[tuple[str, Baseline], ...]
     town: TownConfig
     service: RoundRules
+    defence: Defence
     table: Mapping[str, Any] = field(repr=False)
     """The file as read, for the manifest."""
 
@@ -156,7 +159,7 @@ class Experiment:
     def from_table(cls, table: Mapping[str, Any]) -> Experiment:
         known = {
             "name", "seed", "data", "town", "algorithm", "release", "link", "consent",
-            "evaluation", "baselines", "service", "owners",
+            "evaluation", "baselines", "service", "owners", "defence",
         }  # fmt: skip
         unknown = sorted(set(table) - known)
         if unknown:
@@ -197,6 +200,7 @@ class Experiment:
             baselines=tuple(_baselines(_section(table, "baselines"))),
             town=config.build(TownConfig, _section(table, "town"), "town"),
             service=config.build(RoundRules, _section(table, "service"), "service"),
+            defence=_defence(table, link, algorithm),
             table=json.loads(json.dumps(table, default=str)),
         )
 
@@ -290,7 +294,7 @@ class Experiment:
 
 def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice]) -> None:
     """Raises where a file wants of data owners what they do not do."""
-    for name in ("release", "link", "service"):
+    for name in ("release", "link", "service", "defence"):
         if name in table:
             raise ConfigError(
                 f"[{name}] is not for drift, whose users send every interaction, sealed, to the "
@@ -310,6 +314,22 @@ def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice]) -> None:
                 f"consent.{kept[0]} is set, but in drift the owners of an item read everything; a "
                 "user can refuse owners (refused_owners) or take no part (takes_part = false)"
             )
+
+
+def _defence(table: Mapping[str, Any], link: Link | None, algorithm: object) -> Defence:
+    """Raises where a cap looks at what the server does not see."""
+    found: Defence = config.build(Defence, _section(table, "defence"), "defence")
+    if found.looks_at_devices and not isinstance(link, Direct):
+        raise ConfigError(
+            "defence.max_row_norm, max_device_norm, max_rows and min_contributors look at single "
+            "devices' updates, which this link hides from the server; use max_sum_norm (secure "
+            "sum) or max_reports_over (randomised reports)"
+        )
+    if found.max_sum_norm and not isinstance(link, Direct | SecureSum):
+        raise ConfigError("defence.max_sum_norm is for sums of updates, which this system has not")
+    if found.max_reports_over and not isinstance(algorithm, FMFConfig):
+        raise ConfigError("defence.max_reports_over is for randomised reports; see fmf")
+    return found
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -20,10 +20,11 @@ from sottovoce.ledger import Ledger
 from sottovoce.links import Link, SecureSum
 from sottovoce.messages import GRID
 from sottovoce.one_bit import noise_root
+from sottovoce.parties.defence import Defence
 from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
-from sottovoce.parties.server import Server
+from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.privacy.reports import KReports
 from sottovoce.recommender import Scorer
 from sottovoce.rng import Streams
@@ -55,6 +56,7 @@ class Federation:
         rng: Streams,
         labels: NDArray[np.int64] | None = None,
         link: Link | None = None,
+        defence: Defence = NO_DEFENCE,
     ) -> Federation:
         """`labels` are what devices know of their owners, a column per attribute of the algorithm;
         nothing where it has none."""
@@ -79,6 +81,7 @@ class Federation:
             plan = settings.plan(len(willing), int(train.counts[willing].sum()))
             proxy = Proxy([tier.min_devices for tier in release.tiers], release.max_reports)
         server, masker = Server.start(algorithm, train.n_items, rng), None
+        server.defence = defence
         if isinstance(link, SecureSum):
             if plan.cohort_size < link.min_devices:
                 raise ConfigError(
@@ -109,6 +112,8 @@ class Federation:
             )
         if self.proxy is not None:
             raise ConfigError("randomised reports are made on the CPU; leave it on --device cpu")
+        if self.server.defence.looks_at_devices:
+            raise ConfigError("[defence] looks at every message; leave it on --device cpu")
         from sottovoce.algorithms.fpl_cuda import require
 
         require(device)

@@ -72,6 +72,7 @@ def run_experiment(
         experiment.streams().child("federation"),
         labels,
         settings.link,
+        experiment.defence,
     )
     check_engine(
         engine,

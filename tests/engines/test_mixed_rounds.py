@@ -6,10 +6,11 @@ import pytest
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.engines.base import Moment
-from sottovoce.engines.observers import AtRounds, Transcript
+from sottovoce.engines.observers import AtRounds
+from sottovoce.engines.transcripts import Transcript, read_transcript
 from sottovoce.errors import ConfigError, ConsentError, Stalled
 from sottovoce.federation import Federation
-from sottovoce.messages import Batch
+from sottovoce.messages import Batch, BitReports
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world
@@ -118,9 +119,11 @@ def test_interrupted_and_resumed_spends_no_more_and_no_less():
 
 def test_a_transcript_holds_what_the_server_saw(tmp_path):
     made = federation([permits(2.0)], USERS * 0, rounds=2)
-    made.run(listeners=[Transcript(tmp_path)])
-    files = sorted(tmp_path.iterdir())
-    assert [f.name for f in files] == ["round-000000-tier-1.npz", "round-000001-tier-1.npz"]
-    with np.load(files[0]) as kept:
-        assert set(kept.files) == {"devices", "reports"}
-        assert kept["reports"].shape == (400,)
+    made.run(listeners=[Transcript(tmp_path, "this run")])
+    heard = read_transcript(tmp_path, "this run")
+    (batch,) = heard["server"][0]
+    assert isinstance(batch, Batch)
+    assert (batch.tier, batch.devices, batch.reports.shape) == (1, 40, (400,))
+    (sealed,) = heard["proxy"][1]
+    assert isinstance(sealed, BitReports)
+    assert not sealed.reports.size

@@ -20,7 +20,7 @@ from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
 from sottovoce.parties.secure_sum import MaskedSum, summed
-from sottovoce.parties.server import Server
+from sottovoce.parties.server import NO_DEFENCE, Server
 
 _MASKED_AT_ONCE = 16
 """Devices whose masked updates are in memory together."""
@@ -55,6 +55,7 @@ class Simulation:
             )
         server = self.server
         fuse = self.fuse and self.cohort_size == 1 and self.devices.fuses
+        fuse &= server.defence == NO_DEFENCE
         while server.round < self.rounds:
             stop = self._next_stop()
             if self.proxy is not None:
@@ -85,7 +86,7 @@ class Simulation:
         self._tell("device", view)
         if self.masker is not None:
             self._summed_round(self.masker, view, rows)
-        elif self.listeners:
+        elif self.listeners or self.server.defence.looks_at_devices:
             reports = self.devices.report(view, rows)
             self._tell("server", reports)
             self.server.fold(self.server.sum_reports([reports]))

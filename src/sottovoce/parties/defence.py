@@ -1,0 +1,179 @@
+"""What a server does against devices that want to push an item.
+
+Each cap bounds what one device, or one round, can do to an item's row, whatever was sent:
+
+* `max_row_norm`: each row of each device is no longer than this. n malicious devices then move an
+  item by n times the limit at most. This is the cap that counts.
+* `max_device_norm`, `max_rows`: of a device's whole update.
+* `min_contributors`: a row that fewer devices sent is not folded, so that no handful of devices
+  owns an item in a round. It is no help where malicious devices are more than the threshold.
+* `max_sum_norm`: where only sums are seen, a summed row is no longer than this multiple of the
+  median row's. It slows an attack down. It does not stop one: a single device can fill it alone.
+* `max_reports_over`: where randomised reports are sent, the reports about one coordinate count no
+  more than so many as chance could have drawn.
+
+All of them are the server's. Limits that devices are asked to keep (`link.clip`) bind honest ones.
+
+Clipping works on whole numbers of the grid, row by row, so the sum stays the same in any order and
+however messages are batched. A message below all caps is folded bit for bit.
+"""
+
+# Kernels carry no types (numba infers them).
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from sottovoce.config import require_number, require_whole
+from sottovoce.errors import MessageError
+from sottovoce.messages import GRID, BitCounts, DeviceReports, SummedReports, add_sums, add_up
+
+_LARGEST = 2.0**20
+
+
+@dataclass(frozen=True, slots=True)
+class Defence:
+    """Caps; 0 leaves a cap out."""
+
+    max_row_norm: float = 0.0
+    """The largest L2 norm of one device's update of one item."""
+    max_device_norm: float = 0.0
+    """The largest L2 norm of one device's whole update."""
+    max_rows: int = 0
+    """Rows of a device; the message of one that sends more is not folded."""
+    min_contributors: int = 0
+    """Devices that must have sent an item's row for it to be folded."""
+    max_sum_norm: float = 0.0
+    """The largest L2 norm of an item's summed row, as a multiple of the median of the round."""
+    max_reports_over: float = 0.0
+    """Standard deviations by which the reports about a coordinate may outnumber the expected."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_row_norm", "max_device_norm", "max_sum_norm", "max_reports_over"):
+            require_number(f"defence.{name}", getattr(self, name), 0.0, _LARGEST, above=False)
+        for name in ("max_rows", "min_contributors"):
+            require_whole(f"defence.{name}", getattr(self, name), 0)
+
+    @property
+    def looks_at_devices(self) -> bool:
+        """Whether it needs single messages, which a secure sum hides."""
+        return bool(
+            self.max_row_norm or self.max_device_norm or self.max_rows or self.min_contributors
+        )
+
+    def defended(
+        self, round: int, batches: Sequence[DeviceReports], width: int
+    ) -> SummedReports:
+        """`add_up` under all caps. A device's rows come in one batch."""
+        devices = sum(len(np.unique(batch.sender)) for batch in batches)
+        kept = [self._capped(batch) for batch in batches]
+        total = add_up(round, kept, width)
+        if self.min_contributors:
+            item = np.concatenate([np.zeros(0, np.int32), *(batch.item for batch in kept)])
+            senders = np.bincount(item, minlength=int(total.item.max(initial=-1)) + 1)
+            enough = senders[total.item] >= self.min_contributors
+            total = replace(total, item=total.item[enough], sums=total.sums[enough])
+        return self.defended_sum(replace(total, devices=devices))
+
+    def defended_sum(self, total: SummedReports) -> SummedReports:
+        """A sum under the cap of sums; the other caps need single messages."""
+        if not self.max_sum_norm or not len(total.item):
+            return total
+        norms = row_norms(total.sums)
+        sent = norms[norms > 0]
+        if not len(sent):
+            return total
+        return replace(total, sums=_cut(total.sums, norms, self.max_sum_norm * np.median(sent)))
+
+    def defended_counts(
+        self, counts: BitCounts, drawn: NDArray[np.float64] | float
+    ) -> BitCounts:
+        """Counts of randomised reports, with no coordinate beyond what chance could have brought.
+        `drawn` is the chance of each coordinate in an honest report (a number: all alike)."""
+        if not self.max_reports_over:
+            return counts
+        sums = counts.sums.copy()
+        for tier, reports in enumerate(counts.reports):
+            expected = np.asarray(reports * drawn, dtype=np.float64)
+            most = np.floor(expected + self.max_reports_over * np.sqrt(expected)).astype(np.int64)
+            sums[tier] = np.clip(sums[tier], -most, most)
+        return replace(counts, sums=sums)
+
+    def _capped(self, batch: DeviceReports) -> DeviceReports:
+        if self.max_rows and len(batch):
+            _, place, rows = np.unique(batch.sender, return_inverse=True, return_counts=True)
+            fits = rows[place] <= self.max_rows
+            if not fits.all():
+                batch = replace(
+                    batch,
+                    sender=batch.sender[fits],
+                    item=batch.item[fits],
+                    values=batch.values[fits],
+                )
+        values = batch.values
+        if self.max_row_norm and len(batch):
+            values = _cut(values, row_norms(values), self.max_row_norm * GRID)
+        if self.max_device_norm and len(batch):
+            values = _cut_devices(batch, values, self.max_device_norm * GRID)
+        return batch if values is batch.values else replace(batch, values=values)
+
+
+def row_norms(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The L2 norm of each row, in steps of the grid."""
+    norms = np.empty(len(values))
+    _norms(np.ascontiguousarray(values), norms)
+    return norms
+
+
+def _cut(
+    values: NDArray[np.int64], norms: NDArray[np.float64], limit: float
+) -> NDArray[np.int64]:
+    """Rows no longer than the limit, rounded towards 0; the others stay as they are."""
+    over = np.flatnonzero(norms > limit)
+    if not len(over):
+        return values
+    shorter = values.copy()
+    shorter[over] = np.trunc(values[over] * (limit / norms[over])[:, None]).astype(np.int64)
+    return shorter
+
+
+def _cut_devices(
+    batch: DeviceReports, values: NDArray[np.int64], limit: float
+) -> NDArray[np.int64]:
+    # In the order of items, so that the rounding of a sum does not depend on that of messages.
+    order = np.lexsort((batch.item, batch.sender))
+    _, place = np.unique(batch.sender, return_inverse=True)
+    squares = np.bincount(place[order], weights=row_norms(values)[order] ** 2)
+    return _cut(values, np.sqrt(squares)[place], limit)
+
+
+def grouped(senders: NDArray[np.int64], groups: int) -> list[NDArray[np.int64]]:
+    """Devices in so many groups, each of which gets a secure sum of its own."""
+    if not 1 <= groups <= max(1, len(senders)):
+        raise MessageError(f"{len(senders):,} devices cannot be put into {groups:,} groups")
+    return np.array_split(senders, groups)
+
+
+def defended_groups(
+    round: int, sums: Sequence[SummedReports], max_row_norm: float, width: int
+) -> SummedReports:
+    """The sum of several groups' secure sums, each row of each group no longer than the limit: a
+    device that sends what it likes spoils its group and no other."""
+    cap = max_row_norm * GRID
+    kept = [replace(part, sums=_cut(part.sums, row_norms(part.sums), cap)) for part in sums]
+    return add_sums(round, kept, width)
+
+
+@njit(nogil=True, cache=True)
+def _norms(values, norms):
+    for row in range(len(values)):
+        total = 0.0
+        for f in range(values.shape[1]):
+            total += np.float64(values[row, f]) * np.float64(values[row, f])
+        norms[row] = np.sqrt(total)
