@@ -51,8 +51,8 @@ def seeds_from(root: bytes, users: NDArray[np.int64], round: int) -> list[bytes]
 
 def expand(seed: bytes, numbers: int) -> Words:
     """The mask of a seed."""
-    mask = np.zeros(numbers, dtype=np.uint64)
     _check(seed, numbers)
+    mask = np.zeros(numbers, dtype=np.uint64)
     _adder()(mask, seed)
     return mask
 

@@ -100,7 +100,12 @@ def _write(
             Section(tables[-1].title, [tables[-1]]),
             Section(
                 "What this does not protect",
-                [honest_notes(run.experiment.release for run in runs.values())],
+                [
+                    honest_notes(
+                        (run.experiment.release for run in runs.values()),
+                        (run.experiment.link for run in runs.values()),
+                    )
+                ],
             ),
         ]
         write_report(report, "Runs side by side", sections)

@@ -1,10 +1,11 @@
-"""What a run's report says of privacy: what is not protected, and what randomised reports cost."""
+"""What a run's report says of privacy: what is not protected, and what reports and sums cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ import numpy as np
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock
 from sottovoce.evaluation.tables import Column, Table
+from sottovoce.links import SecureSum
 from sottovoce.privacy.accountant import DELTA, Account, Sent, account, rounded_up
+from sottovoce.privacy.central import noise_for, price
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import KReports
 from sottovoce.privacy.updates import Clipped
@@ -76,13 +79,56 @@ ASSUMED = (
     "with the server and no batch has fewer honest users than the smallest batch. Without: the "
     "plain sum of all reports, δ = 0, which assumes nothing."
 )
+SUMMED = (
+    "The server opens the sum over all devices of a round and sees no single update; the proxy "
+    "sees masks, and no update. That holds while the two do not put together what they have: "
+    "together they read everything. Devices that the server has made up hide nobody. Both see who "
+    "takes part in which round."
+)
+OPEN_SUMS = (
+    "The sums themselves are not protected. A row to which one device alone has added is this "
+    "device's row, and who follows the published models sees the sums, too; the more devices draw "
+    "an item in a round, the fewer such rows there are. So there is no ε, and the ledger books an "
+    "unbounded privacy cost for every release. Noise on the sums (link.clip and link.noise) would "
+    "bound it. See docs/privacy.md."
+)
+NOISY_SUMS = (
+    "The proxy adds noise to every sum, and every update was clipped as a whole: what the server "
+    "and everybody else can tell of a user from all sums and models is bounded by the run's "
+    "certificate, and above ε = 10 that protects nothing. Against server and proxy together there "
+    "is no such bound, which is why the ledger books an unbounded privacy cost for every release. "
+    "See docs/privacy.md."
+)
+SUMMED_FILTERS = (
+    "Filters are no guarantee: other attackers may still guess better than chance, because tastes "
+    "go with attributes; and where she alone of a round shares an attribute, everybody reads her "
+    "class in the published filter."
+)
+SUM_ASSUMED = (
+    "At δ = {delta:g}, for one user's updates counted or left out, by the exact formula of the "
+    "Gaussian mechanism; toward the server and everybody who sees the models, if the proxy does "
+    "not collude with the server. Against the two together nothing is promised. Who takes part in "
+    "which round is public, so that sampling makes nothing cheaper."
+)
 _PLACES = 12
 
 
-def honest_notes(releases: Iterable[object]) -> TextBlock:
-    """What these releases do not protect, each kind once; None is what goes to data owners."""
-    notes = {_note(release): None for release in releases}
+def honest_notes(releases: Iterable[object], links: Iterable[object] = ()) -> TextBlock:
+    """What these releases do not protect, each kind once; None is what goes to data owners. `links`
+    are the ways that they went, where they are known."""
+    pairs = zip_longest(releases, links)
+    notes = {note: None for release, link in pairs for note in _notes(release, link)}
     return TextBlock("\n\n".join(notes))
+
+
+def _notes(release: object, link: object) -> list[str]:
+    if not isinstance(link, SecureSum):
+        return [_note(release)]
+    notes = [SUMMED, NOISY_SUMS if link.noise else OPEN_SUMS]
+    if isinstance(release, Clipped):
+        # Noise of the devices' own bounds each upload by itself, whoever sees it.
+        return [SUMMED, NOISY] if release.dense else [*notes, SUMMED_FILTERS]
+    return notes
 
 
 def _note(release: object) -> str:
@@ -126,9 +172,45 @@ def tier_costs(table: pa.Table) -> list[TierCost]:
     return found
 
 
-def budget_sections(release: object, table: pa.Table, figures: Path) -> list[Section]:
-    """Both certificates by tier, and how they grow with the rounds; nothing where no randomised
-    report has left."""
+def sum_sections(link: object, table: pa.Table) -> list[Section]:
+    """The certificate of noisy sums, from the rows of a run's ledger; nothing where there was no
+    noise, or where nothing has left."""
+    if not isinstance(link, SecureSum) or not link.noise or not table.num_rows:
+        return []
+    rounds = int(np.bincount(table["user"].to_numpy()).max())
+    per_round = np.bincount(table["round"].to_numpy())
+    row = {
+        "clip": link.clip,
+        "noise": link.noise,
+        "devices": int(per_round[per_round > 0].min()),
+        "rounds": rounds,
+        "epsilon": rounded_up(price(link.noise, rounds)),
+        "needed": rounded_up(noise_for(1.0, rounds)),
+    }
+    columns = [
+        Column("clip", "largest norm of an update", "g"),
+        Column("noise", "noise, as a multiple of it", "g"),
+        Column("devices", "fewest devices in a round", ","),
+        Column("rounds", "rounds of a user", ","),
+        Column("epsilon", "total ε", ",.10g"),
+        Column("needed", "noise for ε = 1", ",.10g"),
+    ]
+    shown = Table(
+        "Certificate of the noisy sums, for the user who took part most often",
+        columns,
+        [row],
+        notes=[SUM_ASSUMED.format(delta=DELTA)],
+    )
+    return [Section("What it costs a user", [shown])]
+
+
+def budget_sections(
+    release: object, table: pa.Table, figures: Path, link: object = None
+) -> list[Section]:
+    """Both certificates by tier, and how they grow with the rounds, or the one of noisy sums;
+    nothing where neither has left."""
+    if isinstance(link, SecureSum):
+        return sum_sections(link, table)
     costs = tier_costs(table) if isinstance(release, KReports) else []
     if not costs:
         return []

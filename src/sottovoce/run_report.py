@@ -84,7 +84,10 @@ def write_run_report(
             Section("Does permitting more serve a user better?", _service(outcome, finished)),
             *_what_left(outcome, finished, figures),
             *_bias(outcome, figures),
-            Section("What this does not protect", [honest_notes([outcome.experiment.release])]),
+            Section(
+                "What this does not protect",
+                [honest_notes([outcome.experiment.release], [outcome.experiment.link])],
+            ),
         ]
         return write_report(page, f"{outcome.experiment.name}: {outcome.system}", sections)
 
@@ -270,7 +273,9 @@ def _what_left(outcome: Outcome, run: FinishedRun, figures: Path) -> list[Sectio
     sums = run.ledger_per_user()
     return [
         Section("What left the devices", _sent(run, sums, figures)),
-        *budget_sections(outcome.experiment.release, run.ledger(), figures),
+        *budget_sections(
+            outcome.experiment.release, run.ledger(), figures, outcome.experiment.link
+        ),
         Section("Cost of communication", [_cost(outcome, sums)]),
     ]
 

@@ -25,23 +25,24 @@ Answered = tuple[int, bytes]
 NEVER: Answered = (-1, b"")
 
 
-def set_name(senders: Sequence[bytes]) -> bytes:
-    """The name of a set of devices, whatever their order."""
+def set_name(sent: Sequence[bytes]) -> bytes:
+    """The name of a set of submissions, whatever their order."""
     named = hashlib.blake2b(digest_size=16)
-    for one in sorted(senders):
+    for one in sorted(sent):
         named.update(len(one).to_bytes(4, "little") + one)
     return named.digest()
 
 
-def check_set(link: SecureSum, answered: Answered, round: int, senders: Sequence[bytes]) -> bytes:
-    """The set's name. Raises where the sum over it must not be told."""
-    if len(set(senders)) != len(senders):
+def check_set(link: SecureSum, answered: Answered, round: int, sent: Sequence[bytes]) -> bytes:
+    """The name of a set of submissions, each of which says whose it is and has its seed. Raises
+    where the sum over it must not be told."""
+    if len(set(sent)) != len(sent):
         raise MessageError("a device is named twice in one sum")
-    if len(senders) < link.min_devices:
+    if len(sent) < link.min_devices:
         raise MessageError(
-            f"a sum over {len(senders):,} devices is not told, the least is {link.min_devices:,}"
+            f"a sum over {len(sent):,} devices is not told, the least is {link.min_devices:,}"
         )
-    name = set_name(senders)
+    name = set_name(sent)
     if round < answered[0]:
         raise MessageError(f"round {round} is over")
     if round == answered[0] and name != answered[1]:
@@ -89,10 +90,15 @@ class Masker:
 
     def sum_masks(self, seeds: MaskSeeds, threads: int = 1) -> MaskSum:
         """The sum over these devices, which the server has named."""
-        senders = [int(one).to_bytes(8, "little", signed=True) for one in seeds.sender]
-        name = check_set(self.link, self._answered, seeds.round, senders)
         if len(seeds.seeds) != len(seeds.sender):
             raise MessageError("every device needs one seed")
+        if len(np.unique(seeds.sender)) != len(seeds.sender):
+            raise MessageError("a device is named twice in one sum")
+        sent = [
+            int(user).to_bytes(8, "little", signed=True) + seed
+            for user, seed in zip(seeds.sender, seeds.seeds, strict=True)
+        ]
+        name = check_set(self.link, self._answered, seeds.round, sent)
         self._answered = seeds.round, name
         masks = sum_told(
             self.link, seeds.round, seeds.seeds, self._numbers, self._noise_key, threads

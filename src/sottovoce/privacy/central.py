@@ -1,12 +1,12 @@
 """Noise on a sum of updates: a user's whole update is clipped, the sum of many gets Gaussian noise.
 
-What it promises, and against whom. Whoever sees the noisy sums of all rounds, and the models that
-follow from them, the server included, tells with (ε, δ) as `price` has it whether one user's
-updates are in them or not. It is the *proxy* that adds the noise: this holds while proxy and server
-do not put together what they have, and against the two together nothing is promised. Neighbours
-are: one user's updates counted, or left out. Who takes part in which round is public and must not
-follow from anybody's data; so there is no amplification by sampling, and a user pays for the rounds
-in which she takes part, all at full price.
+What it promises, and against whom. The noisy sums of all rounds, and the models that follow from
+them, are (ε, δ)-differentially private with the ε of `price`, toward everybody who sees them, the
+server included. It is the *proxy* that adds the noise: this holds while proxy and server do not put
+together what they have, and against the two together nothing is promised. Neighbours are: one
+user's updates counted, or left out. Who takes part in which round, and how many, is public and must
+not follow from anybody's data; so there is no amplification by sampling, and a user pays for the
+rounds in which she takes part, each at its full price.
 
 **Clipping** is on the grid: the squares of a clipped update's whole numbers add up to no more than
 the square of the limit, exactly.
@@ -18,7 +18,7 @@ continuous mechanism tells, and the price of that one holds.
 Z itself is not a rounded logarithm, which would leave gaps between far numbers. |Z| is 2^m·H + L,
 with 2^m at most σ/32. The cell H is drawn by thresholds of 128 bits, up to 13 σ. L has 38 bits, m
 of them before the point and at least one behind it, and is kept with the probability by which the
-density has fallen since its cell began, by a coin of 53 bits. So every whole number within 13 σ can
+density has fallen since its cell began, by a coin of 53 bits. So every whole number within 12 σ can
 come, and none is favoured. The end at 13 σ and the rounding of thresholds concern fewer than 2^−115
 of all draws, which counts toward δ: less than 2^−80 for a billion numbers. The rounding of coins
 moves the others by a part in 2^50, which counts toward ε: at most `ROUNDING` for each number, or

@@ -100,7 +100,8 @@ def _judge(guess: list[Lone], truth: Truth) -> Result:
     rounds = max(1, len(guess))
     detail = (
         f"{len(claims) / rounds:.4g} rows of single devices a round can be read in the published "
-        "models; whose they are is told by whoever knows the vectors from elsewhere"
+        "models; whose they are is told by whoever knows the vectors from elsewhere; more draws "
+        "per device and round (algorithm.triples) or noise on the sum (link.noise) close it"
     )
     return judge_claims(
         "rows of one device in the sum", "A1", "anyone", PROMISE, claims, truth.train, detail=detail
