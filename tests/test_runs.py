@@ -127,7 +127,7 @@ def test_threads_and_transcripts_do_not_change_a_run(tmp_path, whole):
     run_experiment(make(), tmp_path / "heard", transcript=True)
     assert same(content(whole), content(tmp_path / "two"))
     assert same(content(whole), content(tmp_path / "heard"))
-    assert len(list((tmp_path / "heard" / "transcript").glob("*.npz"))) == int(
+    assert len(list((tmp_path / "heard" / "transcript" / "server").glob("*.npz"))) == int(
         RunFolder.open(whole).manifest()["schedule"]["rounds"]
     )
 

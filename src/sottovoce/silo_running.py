@@ -26,14 +26,15 @@ from sottovoce.data.interactions import Interactions
 from sottovoce.data.splitting import Split
 from sottovoce.engines.interrupts import Ears
 from sottovoce.engines.silo import (
+    Federated,
     Read,
     SiloTrial,
     SiloWorld,
+    federated,
     held_out_blocks,
     ledger_entries,
     owners_of,
     read_by_owners,
-    rows_moved,
 )
 from sottovoce.engines.trial import folder_of
 from sottovoce.errors import ConfigError, DataError
@@ -47,25 +48,6 @@ from sottovoce.runs import RunFolder
 from sottovoce.trials import Engine
 
 CHECKPOINT_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Federated:
-    """What an epoch of a world comes to."""
-
-    blocks: int
-    updates: int
-    rounds: int
-    """0 where owners are served at once."""
-    user_rows: int
-    item_rows: int
-    """Rows that owners ask for, and give a gradient for."""
-    members: int
-    """Users who take part."""
-    without_blocks: int
-    """Of them, those whose interactions make no block: all positive, say, or all negative."""
-    empty_owners: tuple[str, ...]
-    """Categories without an item in training; nobody stands for them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -123,7 +105,7 @@ def run_silo(
     protocol = experiment.evaluation.protocol(split, experiment.seed)
     check_protocol(protocol, split)
     blocks = world.blocks()
-    facts = _facts(blocks, consent, empty)
+    facts = federated(world, blocks, int(consent.takes_part.sum()), empty)
     if not len(blocks):
         raise DataError(
             "no user has a block of negatives and the positives behind them at any owner, so that "
@@ -223,6 +205,11 @@ def _check_engine(engine: Engine, settings: DRIFTConfig, *, kept: bool) -> None:
             "data owners and their orchestrator talk through Flower; use --engine flower or "
             "--engine simulation"
         )
+    if settings.release == "aggregated":
+        raise ConfigError(
+            'with algorithm.release = "aggregated" owners run in simulation alone so far; use '
+            "--engine simulation"
+        )
     if not kept:
         raise ConfigError("the flower engine needs a run folder")
     if not settings.window:
@@ -234,21 +221,6 @@ def _check_engine(engine: Engine, settings: DRIFTConfig, *, kept: bool) -> None:
 
 
 _TRIAL = "sottovoce.engines.flower.silo_trial"
-
-
-def _facts(blocks: Blocks, consent: Consent, empty: tuple[str, ...]) -> Federated:
-    users, items = rows_moved(blocks)
-    members = int(consent.takes_part.sum())
-    return Federated(
-        blocks=len(blocks),
-        updates=blocks.steps,
-        rounds=0 if blocks.rounds is None else len(blocks.rounds) - 1,
-        user_rows=users,
-        item_rows=items,
-        members=members,
-        without_blocks=members - len(np.unique(blocks.user)),
-        empty_owners=empty,
-    )
 
 
 def _manifest(world: SiloWorld, facts: Federated, read: Read) -> dict[str, Any]:
@@ -266,7 +238,8 @@ def _manifest(world: SiloWorld, facts: Federated, read: Read) -> dict[str, Any]:
             "user_rows_per_epoch": facts.user_rows,
             "item_rows_per_epoch": facts.item_rows,
             "users_without_blocks": facts.without_blocks,
-        },
+        }
+        | ({} if world.config.release == "printed" else {"withheld_rows": facts.withheld}),
         "owners": [
             {
                 "number": number,
@@ -316,20 +289,27 @@ class _Run:
         return self._train_for_real(processes)
 
     def train(self, begun: Model | None = None, at: int = 0) -> Model:
-        """Epoch by epoch; Ctrl-C is answered between two of them."""
+        """Epoch by epoch; Ctrl-C is answered between two of them. What aggregating owners hold is
+        not kept: a run that was stopped begins again."""
         config, ears, last = self.world.config, Ears(), time.monotonic()
-        model = begun or self.world.first_model()
+        together = config.release == "aggregated" and at < config.epochs
+        owners = self.world.aggregation() if together else None
+        model = begun or (owners.model() if owners else self.world.first_model())
         if begun is None:
             self._note(0, model)
         with ears.heard():
             for epoch in range(at + 1, config.epochs + 1):
-                learn(model, self.blocks, config.step())
+                if owners is None:
+                    learn(model, self.blocks, config.step())
+                else:
+                    owners.epoch()
+                    model = owners.model()
                 model.check()
                 if epoch < config.epochs:
                     self._note(epoch, model)
                 self.tell("training", epoch, config.epochs)
                 due = time.monotonic() - last >= CHECKPOINT_SECONDS
-                if due or ears.asked or epoch == config.epochs:
+                if epoch == config.epochs or (owners is None and (due or ears.asked)):
                     self._save(epoch, model)
                     last = time.monotonic()
                 if ears.asked:

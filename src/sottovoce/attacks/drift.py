@@ -106,6 +106,25 @@ def wilson(right: int, tried: int) -> Interval:
     return Interval(max(0.0, middle - half), min(1.0, middle + half))
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class DriftTruth:
+    """What was behind the gradients that the orchestrator got, numbered as they came."""
+
+    message: Ints
+    user: Ints
+    item: Ints
+    liked: NDArray[np.bool_]
+    """An entry for everything in the blocks of each message."""
+    rows: Ints
+    """[n, 3]: message, item, and how many people are behind the row, for rows that are not 0."""
+    members: Ints
+    """Who interacted at all."""
+    n_users: int
+
+    def __repr__(self) -> str:
+        return f"<DriftTruth of {len(self.user):,} entries, redacted>"
+
+
 # --- the request log -----------------------------------------------------------------------------
 
 

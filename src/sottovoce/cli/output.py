@@ -28,6 +28,7 @@ STAGES = {
     "training": "Devices learn",
     "baselines": "Fitting baselines",
     "evaluation": "Ranking for every user",
+    "attacks": "Trying attacks",
     "report": "Writing the report",
 }
 _STEERING = re.compile(

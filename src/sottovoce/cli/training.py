@@ -41,7 +41,7 @@ def run(
         bool, typer.Option("--resume", help="Go on with the same run where it stopped.")
     ] = False,
     transcript: Annotated[
-        bool, typer.Option("--transcript", help="Keep every message the server gets (large).")
+        bool, typer.Option("--transcript", help="Keep what reaches every party (large).")
     ] = False,
     as_json: Json = False,
 ) -> None:

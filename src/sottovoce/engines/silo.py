@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.blocks import Blocks, Events, Ints, Model
 from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.drift_aggregated import AggregatedPlan, Aggregation
 from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.algorithms.drift_replay import plan
 from sottovoce.data.dataset import Dataset
@@ -57,9 +58,19 @@ class SiloWorld:
 
     def blocks(self) -> Blocks:
         """What an epoch learns from."""
+        if self.config.release == "aggregated":
+            return self.aggregated_plan().blocks
         return plan(
             self.events, self.table, self.config.theta, self.config.window, refused=self.refused
         )
+
+    def aggregated_plan(self) -> AggregatedPlan:
+        return AggregatedPlan.of(self.events, self.table, self.config.window, self.refused)
+
+    def aggregation(self) -> Aggregation:
+        """All aggregating owners, at the start."""
+        plan = self.aggregated_plan()
+        return Aggregation(plan, self.config, self.n_users, len(self.catalogue), self.root)
 
     def first_model(self) -> Model:
         return Model.start(self.n_users, len(self.catalogue), self.config.embedding_size, self.root)
@@ -167,6 +178,43 @@ def ledger_entries(world: SiloWorld, read: Read) -> list[Entries]:
             )
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Federated:
+    """What an epoch of a world comes to."""
+
+    blocks: int
+    updates: int
+    rounds: int
+    """0 where owners are served at once, or in turn."""
+    user_rows: int
+    item_rows: int
+    """Rows that owners ask for, and give a gradient for."""
+    members: int
+    """Users who take part."""
+    without_blocks: int
+    """Of them, those whose interactions make no block: all positive, say, or all negative."""
+    empty_owners: tuple[str, ...]
+    """Categories without an item in training; nobody stands for them."""
+    withheld: int = 0
+    """Rows of items at owners that stay there, since too few people touch them."""
+
+
+def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, ...]) -> Federated:
+    config, withheld = world.config, 0
+    rounds = 0 if blocks.rounds is None else len(blocks.rounds) - 1
+    if config.release == "printed":
+        updates, (users, items) = blocks.steps, rows_moved(blocks)
+    else:  # every owner speaks in every round, of all its items
+        rounds = -(-len(world.events) // config.window) if config.window else 0
+        updates, users = max(rounds, 1) * len(world.owners), 0
+        held = sum(len(world.table.items(k)) for k in world.table.all_owners())
+        items = max(rounds, 1) * held
+        people = world.aggregated_plan().people(len(world.catalogue))
+        withheld = int(((people > 0) & (people < config.min_users)).sum())
+    without = members - len(np.unique(blocks.user))
+    return Federated(len(blocks), updates, rounds, users, items, members, without, empty, withheld)
 
 
 def rows_moved(blocks: Blocks) -> tuple[int, int]:

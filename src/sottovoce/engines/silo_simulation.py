@@ -22,6 +22,7 @@ from typing import cast
 
 from sottovoce.algorithms.blocks import Events, Model
 from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift_aggregated import AggregatingOwner
 from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift_replay import replay
 from sottovoce.engines.silo_bytes import (
@@ -52,7 +53,8 @@ SIGHT: Sight = MappingProxyType(
     }
 )
 """Which fields of which messages reach whom. A user sees her own interactions, an owner those with
-its items; of a packet's content the network reads what is not sealed."""
+its items; of a packet's content the network reads what is not sealed. With release = "aggregated"
+the fields of users are empty, and those of items have all of the owner's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ class SiloSimulation:
         links = {owner: Link(owner, sealing == "pairs", self._meter) for owner in owners}
         self.orchestrator = _joined(config, rng, table, numbers, model)
         self.orchestrator.wire(links, self._meter)
-        self.owners = {
-            k: _WiredOwner(k, table.items(k), config, way, links[k], self._meter) for k in owners
+        self.owners: dict[int, Owner] = {
+            k: _wired(k, table, config, way, links[k], self._meter) for k in owners
         }
         self._users = {u: _MeteredUser(u, table, self._meter) for u in numbers}
         for owner in self.owners.values():
@@ -142,16 +144,7 @@ class _MeteredUser(User):
 
 
 class _WiredOwner(Owner):
-    def __init__(
-        self,
-        number: int,
-        items: Iterable[int],
-        config: DRIFTConfig,
-        way: Way,
-        link: Link,
-        meter: Meter,
-    ) -> None:
-        super().__init__(number, items, config)
+    def wire(self, way: Way, link: Link, meter: Meter) -> None:
         self._way, self._link, self._meter = way, link, meter
 
     def receive(self, interaction: Interaction) -> bool:
@@ -204,6 +197,19 @@ class _WiredOwner(Owner):
         return arrived
 
 
+class _WiredAggregatingOwner(_WiredOwner, AggregatingOwner):  # type: ignore[misc]
+    """Asks and answers always, which is narrower than what any owner may do."""
+
+
+def _wired(
+    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: Link, meter: Meter
+) -> Owner:
+    kind = _WiredAggregatingOwner if config.release == "aggregated" else _WiredOwner
+    owner = kind(number, table.items(number), config)
+    owner.wire(way, link, meter)
+    return owner
+
+
 class _WiredOrchestrator(Orchestrator):
     def wire(self, links: Mapping[int, Link], meter: Meter) -> None:
         self._links, self._meter = links, meter
@@ -235,9 +241,11 @@ def _joined(
         orchestrator = _WiredOrchestrator(config, rng)
         for owner in table.all_owners():
             orchestrator.add_items(owner, table.items(owner))
-        for user in users:
+        for user in users if config.release == "printed" else ():
             orchestrator.join_user(user)
         return orchestrator
+    if config.release == "aggregated":
+        raise ConfigError("aggregating owners have vectors of their own; start from first rows")
     known_users = {user: model.users[user] for user in users}
     known_items = {item: model.items[item] for item in table}
     restored = _WiredOrchestrator.restore(config, rng, 0, table, known_users, known_items)

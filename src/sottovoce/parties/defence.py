@@ -2,9 +2,13 @@
 
 Each cap bounds what one device, or one round, can do to an item's row, whatever was sent:
 
-* `max_row_norm`: each row of each device is no longer than this. n malicious devices then move an
-  item by n times the limit at most. This is the cap that counts.
-* `max_device_norm`, `max_rows`: of a device's whole update.
+* `burst` and `refill_rounds`: what one device adds to one item counts up to an L2 norm of `burst`,
+  and an allowance that is used up comes back over so many rounds (`allowances`). Honest devices
+  draw their negatives anew in every round and keep their weight; one that pushes the same item
+  every time is left with about what a fan would bring. This is the cap that counts.
+* `max_row_norm`, `max_device_norm`, `max_rows`: of one device's row, and of its whole update. A low
+  limit for rows makes every item a vote by heads, which few malicious devices win where an item has
+  few honest contributors: it helps the attacker.
 * `min_contributors`: a row that fewer devices sent is not folded, so that no handful of devices
   owns an item in a round. It is no help where malicious devices are more than the threshold.
 * `max_sum_norm`: where only sums are seen, a summed row is no longer than this multiple of the
@@ -31,16 +35,22 @@ from numba import njit
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
-from sottovoce.errors import MessageError
 from sottovoce.messages import GRID, BitCounts, DeviceReports, SummedReports, add_sums, add_up
+from sottovoce.parties.allowances import Allowances
 
 _LARGEST = 2.0**20
+_ITEM_BITS = 31
+"""Of the number of a pair (device, item); the rest is the device's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defence:
     """Caps; 0 leaves a cap out."""
 
+    burst: float = 0.0
+    """The largest L2 norm that one device may add to one item at once."""
+    refill_rounds: int = 50
+    """Rounds in which a burst that is used up comes back."""
     max_row_norm: float = 0.0
     """The largest L2 norm of one device's update of one item."""
     max_device_norm: float = 0.0
@@ -55,7 +65,9 @@ class Defence:
     """Standard deviations by which the reports about a coordinate may outnumber the expected."""
 
     def __post_init__(self) -> None:
-        for name in ("max_row_norm", "max_device_norm", "max_sum_norm", "max_reports_over"):
+        require_whole("defence.refill_rounds", self.refill_rounds, 1)
+        norms = ("burst", "max_row_norm", "max_device_norm", "max_sum_norm", "max_reports_over")
+        for name in norms:
             require_number(f"defence.{name}", getattr(self, name), 0.0, _LARGEST, above=False)
         for name in ("max_rows", "min_contributors"):
             require_whole(f"defence.{name}", getattr(self, name), 0)
@@ -63,16 +75,27 @@ class Defence:
     @property
     def looks_at_devices(self) -> bool:
         """Whether it needs single messages, which a secure sum hides."""
-        return bool(
-            self.max_row_norm or self.max_device_norm or self.max_rows or self.min_contributors
-        )
+        per_device = self.burst, self.max_row_norm, self.max_device_norm
+        return any((*per_device, self.max_rows, self.min_contributors))
+
+    def guard(self) -> Guard:
+        """What a server keeps of it while it runs."""
+        return Guard(self)
 
     def defended(
-        self, round: int, batches: Sequence[DeviceReports], width: int
+        self,
+        round: int,
+        batches: Sequence[DeviceReports],
+        width: int,
+        allowances: Allowances | None = None,
     ) -> SummedReports:
-        """`add_up` under all caps. A device's rows come in one batch."""
+        """`add_up` under all caps. A device's rows come in one batch. Without `allowances` every
+        device begins with a whole burst."""
         devices = sum(len(np.unique(batch.sender)) for batch in batches)
         kept = [self._capped(batch) for batch in batches]
+        if self.burst:
+            left = self.allowances() if allowances is None else allowances
+            kept = [_within(batch, round, left) for batch in kept]
         total = add_up(round, kept, width)
         if self.min_contributors:
             item = np.concatenate([np.zeros(0, np.int32), *(batch.item for batch in kept)])
@@ -91,9 +114,7 @@ class Defence:
             return total
         return replace(total, sums=_cut(total.sums, norms, self.max_sum_norm * np.median(sent)))
 
-    def defended_counts(
-        self, counts: BitCounts, drawn: NDArray[np.float64] | float
-    ) -> BitCounts:
+    def defended_counts(self, counts: BitCounts, drawn: NDArray[np.float64] | float) -> BitCounts:
         """Counts of randomised reports, with no coordinate beyond what chance could have brought.
         `drawn` is the chance of each coordinate in an honest report (a number: all alike)."""
         if not self.max_reports_over:
@@ -104,6 +125,10 @@ class Defence:
             most = np.floor(expected + self.max_reports_over * np.sqrt(expected)).astype(np.int64)
             sums[tier] = np.clip(sums[tier], -most, most)
         return replace(counts, sums=sums)
+
+    def allowances(self) -> Allowances:
+        """Nothing used up."""
+        return Allowances(self.burst, self.burst / self.refill_rounds)
 
     def _capped(self, batch: DeviceReports) -> DeviceReports:
         if self.max_rows and len(batch):
@@ -124,6 +149,27 @@ class Defence:
         return batch if values is batch.values else replace(batch, values=values)
 
 
+class Guard:
+    """A defence at work: it remembers which devices have used up their allowance of an item."""
+
+    def __init__(self, defence: Defence) -> None:
+        self.defence = defence
+        self._left = defence.allowances() if defence.burst else None
+
+    def __repr__(self) -> str:
+        return f"<Guard {self.defence}>"
+
+    def sum_reports(
+        self, round: int, batches: Sequence[DeviceReports], width: int
+    ) -> SummedReports:
+        """A round's messages, checked by the server before, as what it folds. Each round once."""
+        return self.defence.defended(round, batches, width, self._left)
+
+    def sum_opened(self, total: SummedReports) -> SummedReports:
+        """The same where the server sees the sum alone."""
+        return self.defence.defended_sum(total)
+
+
 def row_norms(values: NDArray[np.int64]) -> NDArray[np.float64]:
     """The L2 norm of each row, in steps of the grid."""
     norms = np.empty(len(values))
@@ -131,9 +177,7 @@ def row_norms(values: NDArray[np.int64]) -> NDArray[np.float64]:
     return norms
 
 
-def _cut(
-    values: NDArray[np.int64], norms: NDArray[np.float64], limit: float
-) -> NDArray[np.int64]:
+def _cut(values: NDArray[np.int64], norms: NDArray[np.float64], limit: float) -> NDArray[np.int64]:
     """Rows no longer than the limit, rounded towards 0; the others stay as they are."""
     over = np.flatnonzero(norms > limit)
     if not len(over):
@@ -141,6 +185,17 @@ def _cut(
     shorter = values.copy()
     shorter[over] = np.trunc(values[over] * (limit / norms[over])[:, None]).astype(np.int64)
     return shorter
+
+
+def _within(batch: DeviceReports, round: int, left: Allowances) -> DeviceReports:
+    pairs = (batch.sender << _ITEM_BITS) + batch.item
+    shares = left.shares(round, pairs, row_norms(batch.values) / GRID)
+    over = np.flatnonzero(shares < 1.0)
+    if not len(over):
+        return batch
+    values = batch.values.copy()
+    values[over] = np.trunc(values[over] * shares[over, None]).astype(np.int64)
+    return replace(batch, values=values)
 
 
 def _cut_devices(
@@ -151,13 +206,6 @@ def _cut_devices(
     _, place = np.unique(batch.sender, return_inverse=True)
     squares = np.bincount(place[order], weights=row_norms(values)[order] ** 2)
     return _cut(values, np.sqrt(squares)[place], limit)
-
-
-def grouped(senders: NDArray[np.int64], groups: int) -> list[NDArray[np.int64]]:
-    """Devices in so many groups, each of which gets a secure sum of its own."""
-    if not 1 <= groups <= max(1, len(senders)):
-        raise MessageError(f"{len(senders):,} devices cannot be put into {groups:,} groups")
-    return np.array_split(senders, groups)
 
 
 def defended_groups(

@@ -308,7 +308,8 @@ class Service:
     async def _report(self, scope: Scope, receive: Receive, send: Send) -> None:
         limit = self._checks.longest
         room = min(content_length(scope, limit), limit)
-        if self._in_flight + room > self._limits.in_flight:
+        # One is always taken, however large the model is.
+        if self._in_flight and self._in_flight + room > self._limits.in_flight:
             raise Refused("overload", "the server has too much to do; come back later")
         self._in_flight += room
         payload = b""

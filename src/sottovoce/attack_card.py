@@ -1,0 +1,278 @@
+"""The report card: what attacks on a run's promises came to, in a table, in words, in a plot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sottovoce.attacks.views import Result
+from sottovoce.evaluation import plots
+from sottovoce.evaluation.report import (
+    Block,
+    FigureBlock,
+    KeyValues,
+    Section,
+    TextBlock,
+    write_report,
+)
+from sottovoce.evaluation.tables import Column, Table
+from sottovoce.runs import new_figures, write_text
+
+PAGE, JSON = "report-card.html", "attacks.json"
+READING = (
+    "A promise is broken where even the low end of the 95 % interval lies above what the best "
+    "guess without the attack would reach. That a promise holds says that this attack got nowhere "
+    "on these data, not that none could."
+)
+_PARTIES = {
+    "server": "the server",
+    "proxy": "the proxy",
+    "orchestrator": "the orchestrator",
+    "owner": "a data owner",
+    "network": "whoever watches the network",
+    "anyone": "anyone who knows what is published",
+}
+_SUM = "adding updates up under masks, so that nobody sees a single one (the link secure-sum)"
+_OWNERS = (
+    'owners that add up over many people (algorithm.release = "aggregated"), or refusing owners'
+)
+_REMEDIES: Mapping[tuple[str, str], tuple[str, str]] = {
+    **{(code, "server"): ("secure-sum", _SUM) for code in ("A1", "A2", "A3", "A4", "A9", "A10")},
+    ("A1", "anyone"): ("", "more draws for each item in a round, so that no row is one device's"),
+    ("A5", "server"): ("", "fewer reports with a smaller ε, and a proxy that does not collude"),
+    ("A6", "orchestrator"): ("aggregated", _OWNERS),
+    ("A7", "orchestrator"): ("aggregated", _OWNERS),
+    ("A12", "anyone"): ("noise", "noise on the sum (link.clip, link.noise), at a loss of accuracy"),
+    ("N1", "network"): ("secure-sum", "masked updates, which all have one length (secure-sum)"),
+}
+"""By attack and party: what is made for it, by name and in words. Nothing else is promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicable:
+    """An attack that was not run, and why."""
+
+    code: str
+    attack: str
+    party: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the people of a run relied on."""
+
+    words: str
+    """As the subject of a sentence: "π = 0", say."""
+    remedies: tuple[str, ...] = ()
+    """What is in force already: "secure-sum", "noise", "aggregated"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What came of all attacks on one run."""
+
+    name: str
+    results: tuple[Result, ...]
+    not_applicable: tuple[NotApplicable, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """System, data, link, release, choices, what was looked at: in words."""
+    notes: tuple[str, ...] = ()
+    setting: Setting = Setting("what was set")
+
+    @property
+    def broken(self) -> tuple[Result, ...]:
+        return tuple(r for r in self.results if r.verdict == "broken")
+
+    def attacks(self) -> list[dict[str, Any]]:
+        """The results for JSON; what is no finite number is null."""
+        return [_plain({**asdict(r), "verdict": r.verdict}) for r in self.results]
+
+    def content(self, run: object) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "run": str(run),
+            "attacks": self.attacks(),
+            "not_applicable": [asdict(one) for one in self.not_applicable],
+            "facts": dict(self.facts),
+            "notes": list(self.notes),
+        }
+
+    def table(self) -> Table:
+        rows: list[Mapping[str, str | int | float]] = [
+            {
+                "promise": r.promise,
+                "attack": f"{r.code} {r.attack}",
+                "party": r.party,
+                "measure": r.measure,
+                "value": r.value if r.claims else math.nan,
+                "interval": _interval(r),
+                "base": r.base_rate if r.claims else math.nan,
+                "recall": r.recall,
+                "verdict": r.verdict,
+            }
+            for r in self.results
+        ]
+        columns = [
+            Column("promise"),
+            Column("attack"),
+            Column("party", "by"),
+            Column("measure"),
+            Column("value", "result", ".3f"),
+            Column("interval", "95 %"),
+            Column("base", "without the attack", ".3f"),
+            Column("recall", "found", ".3f"),
+            Column("verdict"),
+        ]
+        return Table(f"Attacks on {self.name}", columns, rows, notes=[READING])
+
+    def left_out(self) -> Table:
+        rows: list[Mapping[str, str]] = [
+            {"attack": f"{one.code} {one.attack}", "by": one.party, "why": one.reason}
+            for one in self.not_applicable
+        ]
+        return Table(
+            "Attacks that do not apply", [Column("attack"), Column("by"), Column("why")], rows
+        )
+
+    def paragraphs(self) -> list[str]:
+        """A few sentences for each promise, for whom it was made."""
+        if not self.results:
+            return ["No attack of the suite applies to this run. That is no proof of anything."]
+        return [in_words(result, self.setting) for result in self.results]
+
+
+def in_words(result: Result, setting: Setting) -> str:
+    """What a result means to the owner of a device."""
+    head = f"{result.promise.rstrip('.')} ({result.code})."
+    who = _PARTIES[result.party]
+    who = who[0].upper() + who[1:]
+    if result.verdict == "nothing to attack":
+        return f"{head} {who} had nothing to make a guess from."
+    more = f" More: {result.detail.rstrip('.')}." if result.detail else ""
+    found = _found(result, who)
+    if result.verdict == "holds":
+        return f"{head} {found} That is no better than guessing, so this attack failed.{more}"
+    return f"{head} {found} {setting.words} did not prevent that. {_remedy(result, setting)}{more}"
+
+
+def _found(result: Result, who: str) -> str:
+    value, base = _of_hundred(result.value), _of_hundred(result.base_rate)
+    if result.measure == "AUC":
+        return (
+            f"Shown a pair, one that is so and one that is not, {_lower(who)} picks the right one "
+            f"{value} times; a guess without the attack, {base}."
+        )
+    if result.measure == "precision":
+        whole = ""
+        if not math.isnan(result.recall):
+            whole = f" It found {_of_hundred(result.recall)} of what there was to find."
+        return (
+            f"Of the claims of {_lower(who)}, {value} are right; without the attack, {base} would "
+            f"be.{whole}"
+        )
+    if result.measure in ("accuracy", "share", "recall"):
+        return f"{who} is right in {value} cases; the best guess without the attack, in {base}."
+    shown, plain = f"{result.value:.3g}", f"{result.base_rate:.3g}"
+    return f"{who} reaches a {result.measure} of {shown}; without the attack it is {plain}."
+
+
+def _remedy(result: Result, setting: Setting) -> str:
+    stay = "Who must not be read should not take part."
+    name, remedy = _REMEDIES.get((result.code, result.party), ("", ""))
+    if not remedy or name in setting.remedies:
+        return stay
+    return f"What is made for it: {remedy}. {stay}"
+
+
+def _of_hundred(share: float) -> str:
+    return f"{100 * share:.0f} of 100" if share < 0.995 or share == 1 else "more than 99 of 100"
+
+
+def _lower(who: str) -> str:
+    return who[0].lower() + who[1:]
+
+
+def _interval(result: Result) -> str:
+    return "–" if not result.claims else f"{result.interval[0]:.3f} to {result.interval[1]:.3f}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- in files ------------------------------------------------------------------------------------
+
+
+def write_card(card: Card, run: object, page: Path, content: Path) -> Path:
+    """The page, its figure in a folder beside it, and the same as JSON; each replaces an older one
+    whole or not at all."""
+    folder = page.with_name(f"{page.stem}-figures")
+    with new_figures(folder) as figures:
+        sections = [
+            Section("What was attacked", _attacked(card)),
+            Section("Results", _results(card, figures)),
+            Section("In words", [TextBlock("\n\n".join(card.paragraphs()))]),
+        ]
+        if card.not_applicable:
+            sections.append(Section("What does not apply", [card.left_out()]))
+        write_report(page, f"{card.name}: what its promises are worth", sections)
+    write_text(content, json.dumps(card.content(run), indent=2, allow_nan=False) + "\n")
+    return page
+
+
+def _attacked(card: Card) -> list[Block]:
+    blocks: list[Block] = [KeyValues(card.facts)]
+    return [*blocks, TextBlock("\n\n".join(card.notes))] if card.notes else blocks
+
+
+def _results(card: Card, figures: Path) -> list[Block]:
+    shown = [r for r in card.results if r.claims and math.isfinite(r.value)]
+    blocks: list[Block] = [card.table()]
+    if shown:
+        drawn = draw_results(figures / "attacks", shown)
+        words = "What each attack reached, with its 95 % interval, beside a guess without it"
+        blocks.append(FigureBlock(drawn.png, words, f"{words}."))
+    return blocks
+
+
+def draw_results(path: Path, results: Sequence[Result], title: str = "") -> plots.Figures:
+    """A line for each attack: its result with the interval, and the base rate."""
+    height = 1.6 + 0.42 * len(results)
+    with plots.drawing(path, title, (7.6, height)) as (figure, axes):
+        places = range(len(results))[::-1]
+        for broken, colour, words in (
+            (True, plots.PALETTE[1], "attack, broken"),
+            (False, plots.PALETTE[0], "attack, holds"),
+        ):
+            mine = [(p, r) for p, r in zip(places, results, strict=True)
+                    if (r.verdict == "broken") == broken]  # fmt: skip
+            if not mine:
+                continue
+            low = [max(0.0, r.value - r.interval[0]) for _, r in mine]
+            high = [max(0.0, r.interval[1] - r.value) for _, r in mine]
+            axes.errorbar(
+                [r.value for _, r in mine], [p for p, _ in mine], xerr=[low, high], fmt="o",
+                color=colour, capsize=3, markersize=6, linewidth=1.6, label=words,
+            )  # fmt: skip
+        axes.scatter(
+            [r.base_rate for r in results], list(places), marker="|", s=220, linewidths=2.2,
+            color="#57606a", zorder=3, label="without the attack",
+        )  # fmt: skip
+        axes.set_yticks(list(places), [f"{r.code} {r.attack}\n({r.party}, {r.measure})"
+                                       for r in results], fontsize=8)  # fmt: skip
+        top = max(1.0, *(r.interval[1] for r in results if math.isfinite(r.interval[1])))
+        axes.set(xlim=(-0.03, 1.03 * top), ylim=(-0.7, len(results) - 0.3), xlabel="result")
+        axes.grid(visible=False, axis="y")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return plots.figure_files(path)

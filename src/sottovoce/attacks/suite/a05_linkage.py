@@ -1,0 +1,264 @@
+"""A5: what a server behind a proxy gets out of randomised reports.
+
+Which reports come from one device, by where they stand in the batch and by what they say; and
+whether a user has an item, for a server that knows all her other items. (How much one report gives
+away is audited where it is made, in `privacy.audit`.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.attacks.filters import rank
+from sottovoce.attacks.membership import Question, against_chance
+from sottovoce.attacks.one_run import Counted, counted, values_before_coins
+from sottovoce.attacks.views import Attack, Result, Truth, View
+from sottovoce.data.interactions import Interactions
+from sottovoce.errors import DataError
+from sottovoce.messages import Batch, BitReports
+from sottovoce.one_bit import bits, coordinates
+from sottovoce.rng import Streams
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+PAIRS = 20_000
+"""Of reports that are looked at, of one device and of two."""
+MOST_ROUNDS, MOST_TARGETS, AT_ONCE = 5, 300, 64
+_RNG = Streams.from_seed(5)
+_LINK: Final = "Nobody can tell which of the reports are from the same device as mine."
+_ITEM: Final = "The server cannot read from the reports whether I have an item."
+_NO_RECORD: Final = (
+    "nobody kept a record of who sent what (truth.own['bits']), without which no pairing can be "
+    "judged"
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pool:
+    """What the server knows."""
+
+    settings: FMFConfig
+    batches: tuple[Batch, ...]
+    models: tuple[NDArray[np.float32], ...]
+    """Which each batch is about."""
+    rounds: tuple[Counted, ...]
+
+    @classmethod
+    def of(cls, view: View) -> Pool:
+        if not isinstance(view.algorithm, FMFConfig):
+            raise DataError("randomised reports are those of FMF-LDP")
+        rounds = [s for s in view.rounds if any(isinstance(m, Batch) for m in s.messages)]
+        batches = [(m, s) for s in rounds for m in s.messages if isinstance(m, Batch)]
+        models = [view.final if s.published is None else s.published.items for _, s in batches]
+        return cls(
+            view.algorithm, tuple(b for b, _ in batches), tuple(models), tuple(counted(view))
+        )
+
+    def __repr__(self) -> str:
+        return f"<Pool of {len(self.batches)} batches>"
+
+    def likeness(self, batch: int, one: Ints, other: Ints) -> Floats:
+        """How much two reports each, by their places, sound like one device. As published, bits
+        about the same factor of similar items agree for one user. Of rotated reports no two about
+        different rows have to do with each other; about the same row they agree, or differ, as the
+        signs of the factors do for most users."""
+        signs = np.where(bits(self.batches[batch].reports), 1.0, -1.0)
+        place = coordinates(self.batches[batch].reports)
+        size = self.settings.embedding_size
+        row, factor = place // size, place % size
+        said = signs[one] * signs[other]
+        if self.settings.variant == "rotated":
+            main = np.where(self.models[batch].sum(axis=0) < 0, -1.0, 1.0)
+            agree = main[factor[one]] * main[factor[other]]
+            return np.asarray(said * agree * (row[one] == row[other]))
+        items = self.models[batch].astype(np.float64)
+        items = items / np.maximum(np.linalg.norm(items, axis=1, keepdims=True), 1e-30)
+        cosine = (items[row[one]] * items[row[other]]).sum(axis=1)
+        return np.asarray(said * cosine * (factor[one] == factor[other]))
+
+
+def _applies(view: View) -> str:
+    if not isinstance(view.algorithm, FMFConfig):
+        return "Only devices of FMF-LDP send randomised reports."
+    if not view.messages(Batch):
+        return "The server got no batch of reports."
+    return ""
+
+
+# --- which reports go together -------------------------------------------------------------------
+
+
+def _judge_place(pool: Pool, truth: Truth) -> Result:
+    def near(batch: int, one: Ints, other: Ints) -> Floats:
+        return np.asarray(-np.abs(one - other), dtype=np.float64)
+
+    return _linked("linkage by place", pool, truth, near)
+
+
+def _judge_content(pool: Pool, truth: Truth) -> Result:
+    return _linked("linkage by content", pool, truth, pool.likeness)
+
+
+def _linked(name: str, pool: Pool, truth: Truth, score: Any) -> Result:
+    """`truth.own["bits"]`: the `BitReports` of the run, open, as devices sent them."""
+    sent = truth.own.get("bits")
+    if not sent:
+        return _result(name, _LINK, 0.5, (0.0, 1.0), 0.5, 0, _NO_RECORD)
+    draw, scores, same = _RNG.child(name).generator(), [], []
+    for number, batch in enumerate(pool.batches[:MOST_ROUNDS]):
+        owner = _owners(batch, sent, draw)
+        by_owner = np.argsort(owner, kind="stable")
+        per = len(owner) // max(1, batch.devices)
+        if per < 2:
+            continue
+        # Two different reports of one device, and two of any two.
+        device = draw.integers(0, batch.devices, PAIRS) * per
+        first = draw.integers(0, per, PAIRS)
+        second = (first + draw.integers(1, per, PAIRS)) % per
+        pairs = [(by_owner[device + first], by_owner[device + second])]
+        pairs.append((draw.integers(0, len(owner), PAIRS), draw.integers(0, len(owner), PAIRS)))
+        for one, other in pairs:
+            apart = one != other
+            scores.append(score(number, one[apart], other[apart]))
+            same.append(owner[one[apart]] == owner[other[apart]])
+    if not scores:
+        return _result(name, _LINK, 0.5, (0.0, 1.0), 0.5, 0, "every device sent one report a round")
+    found = rank(name, np.concatenate(scores), np.concatenate(same))
+    half = found.chance.high - 0.5
+    ends = (max(0.0, found.auc - half), min(1.0, found.auc + half))
+    detail = (
+        "whoever reads the proxy's memory as well as the server's knows it without any attack: "
+        "then only the coins of each report protect"
+    )
+    return _result(name, _LINK, found.auc, ends, 0.5, found.hiding + found.others, detail)
+
+
+def _owners(batch: Batch, sent: list[BitReports], draw: np.random.Generator) -> Ints:
+    """Who sent the report at each place. Of equal reports nobody can say it, so they are given to
+    their senders at random."""
+    mine = [b for b in sent if b.round == batch.round]
+    if len(mine) != 1:
+        raise DataError("truth.own['bits'] must have the reports of every round once")
+    members = np.flatnonzero(mine[0].tier == batch.tier)
+    reports = mine[0].reports[members]
+    value = reports.ravel()
+    sender = np.repeat(np.arange(len(members)), reports.shape[1])
+    mixed = draw.permutation(len(value))
+    order = mixed[np.argsort(value[mixed], kind="stable")]
+    place = np.argsort(batch.reports, kind="stable")
+    if not np.array_equal(value[order], batch.reports[place]):
+        raise DataError("the batch does not hold the reports that were sent")
+    owner = np.empty(len(value), dtype=np.int64)
+    owner[place] = sender[order]
+    return owner
+
+
+# --- whether a user has an item ------------------------------------------------------------------
+
+
+def _judge_items(pool: Pool, truth: Truth) -> Result:
+    """The attacker knows all of a user's items but one, and is asked about that one and about
+    another that she does not have, about as popular: which of the two is hers?"""
+    question = Question.took_part(truth.train, _RNG, MOST_TARGETS)
+    inside = truth.takes_part[question.users]
+    users = question.users[inside]
+    if not len(users):
+        return _result("item by reports", _ITEM, 0.5, (0.0, 1.0), 0.5, 0, "")
+    rounds = pool.rounds[:MOST_ROUNDS]
+    sent = {b.round: b for b in truth.own.get("bits", ())}
+    told, colluding = _effects(pool, rounds, sent, truth.train, question, inside)
+    wins = (np.sign(told) + 1.0) / 2.0
+    found = against_chance(users, wins)
+    base = max(0.5, float(question.popular_wins()[inside].mean()))
+    detail = "held against popularity alone, for a server that knows all the other items of hers"
+    if sent:
+        share = float(((np.sign(colluding) + 1.0) / 2.0).mean())
+        detail += (
+            f"; one that colludes with the proxy, and so reads whose reports are whose, is right "
+            f"in {share:.3f} of cases"
+        )
+    return _result("item by reports", _ITEM, found.auc, found.interval, base, len(wins), detail)
+
+
+def _effects(
+    pool: Pool,
+    rounds: tuple[Counted, ...],
+    sent: dict[int, BitReports],
+    train: Interactions,
+    question: Question,
+    inside: NDArray[np.bool_],
+) -> tuple[Floats, Floats]:
+    """Of each pair: by how much better the reports fit if she has the one item than if she has the
+    other; of all reports, and of her own alone."""
+    users, gone, new = (c[inside] for c in (question.users, question.members, question.strangers))
+    told, own = np.zeros(len(users)), np.zeros(len(users))
+    for start in range(0, len(users), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        with_one = _rows(train, users[part])
+        with_other = _swapped(with_one, gone[part], new[part])
+        for seen in rounds:
+            said = [
+                values_before_coins(pool.settings, seen.published.items, history)
+                for history in (with_one, with_other)
+            ]
+            effect = said[0].astype(np.float64) - said[1]
+            told[part] += effect @ seen.total
+            if seen.published.round in sent:
+                mine = _own_counts(sent[seen.published.round], users[part], effect.shape[1])
+                own[part] += (effect * mine).sum(axis=1)
+    return told, own
+
+
+def _rows(train: Interactions, users: Ints) -> Interactions:
+    """These users' items; a user may come more than once."""
+    counts = train.counts[users]
+    starts = np.cumsum(counts) - counts
+    entries = np.repeat(train.indptr[users] - starts, counts) + np.arange(int(counts.sum()))
+    return Interactions.from_pairs(
+        np.repeat(np.arange(len(users)), counts), train.items[entries],
+        n_users=len(users), n_items=train.n_items,
+    )  # fmt: skip
+
+
+def _swapped(history: Interactions, gone: Ints, new: Ints) -> Interactions:
+    """Every user with another item in the place of one."""
+    items = np.where(history.items == gone[history.users], new[history.users], history.items)
+    return Interactions.from_pairs(
+        history.users, items, n_users=history.n_users, n_items=history.n_items
+    )
+
+
+def _own_counts(sent: BitReports, users: Ints, places: int) -> Floats:
+    table = np.zeros((len(users), places))
+    row = {int(user): k for k, user in enumerate(sent.sender)}
+    for k, user in enumerate(users.tolist()):
+        if user in row:
+            reports = sent.reports[row[user]]
+            table[k] = np.bincount(coordinates(reports), np.where(bits(reports), 1, -1), places)
+    return table
+
+
+def _result(
+    name: str,
+    promise: str,
+    value: float,
+    interval: tuple[float, float],
+    base: float,
+    claims: int,
+    detail: str,
+) -> Result:
+    return Result(
+        "A5", name, "server", promise, "AUC", value, interval, base, claims=claims, detail=detail
+    )
+
+
+ATTACKS = (
+    Attack("A5", "linkage by place", "server", _LINK, _applies, Pool.of, _judge_place),
+    Attack("A5", "linkage by content", "server", _LINK, _applies, Pool.of, _judge_content),
+    Attack("A5", "item by reports", "server", _ITEM, _applies, Pool.of, _judge_items),
+)

@@ -1,0 +1,92 @@
+"""`sottovoce attack`: what a run's promises are worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json, Run, Threads
+from sottovoce.errors import UsageError
+
+
+def attack(
+    folder: Run,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Rounds whose messages are looked at; by default enough to hear every device "
+            "several times.",
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="A1,A4", help="These attacks alone.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE.html",
+            help="Where to write the report card, with its JSON beside it; by default "
+            "report-card.html and attacks.json in the run's folder.",
+        ),
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Every attack that applies to a run, against its base rate; leaves a report card.
+
+    RUN is the folder of a finished run.
+
+    Each attack gets what one party saw and nothing else: the server, the proxy, data owners, the
+    orchestrator, whoever watches the network, or anyone who knows what is published. What they saw
+    is read from the run's transcript (run --transcript); where there is none, the first rounds are
+    enacted again, which gives the same messages.
+
+    A promise is broken where the attack does better than the best guess without it, by its 95 %
+    interval. That is a finding, and the exit code is 0.
+
+    \b
+    Examples:
+      sottovoce attack runs/demo
+      sottovoce attack runs/demo --only A1,A3 --rounds 5
+      sottovoce attack runs/demo --json
+    """
+    from sottovoce.attack_card import JSON, PAGE, write_card
+    from sottovoce.recommender import default_threads
+    from sottovoce.run_attacks import attack_run
+    from sottovoce.runs import check_writable
+
+    page, content = folder / PAGE, folder / JSON
+    if out is not None:
+        if out.suffix != ".html" or out.is_dir():
+            raise UsageError(f"--out must name an HTML file, such as card.html, not {out}")
+        page, content = out, out.with_suffix(".json")
+        check_writable(page.parent)
+    codes = [] if only is None else [code.strip() for code in only.split(",") if code.strip()]
+    if only is not None and not codes:
+        raise UsageError("--only needs the codes of attacks, such as A1,A4")
+    advice = "no report card was written; the run is as it was"
+    with output.interruptible(advice), output.progress() as report:
+        card = attack_run(
+            folder, rounds=rounds, only=codes, threads=threads or default_threads(), report=report
+        )
+        report("report", 0, 1)
+        check_writable(page.parent)
+        write_card(card, folder, page, content)
+        report("report", 1, 1)
+    for note in card.notes:
+        output.note(f"note: {note}")
+    if as_json:
+        output.emit(card.content(folder) | {"report": page})
+        return
+    output.show(card.table(), "")
+    output.show(*[line for text in card.paragraphs() for line in (text, "")])
+    if card.not_applicable:
+        output.show(card.left_out())
+    output.show(f"Report card: {page}")

@@ -1,0 +1,215 @@
+"""What a device of a secure sum sends, and what server and proxy say to each other about it.
+
+A device's message is its masked update, a number for every number of the model, and behind it a
+record: the device's public key, the mask's seed sealed to the proxy's key (HPKE, RFC 9180), and the
+device's signature over it. All messages of a federation have the same length. The server passes the
+records on and cannot open them. Seal and signature are bound to the federation, its terms, round,
+attempt and device: a record is good for nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from sottovoce.engines.https.proxy_wire import TERMS_BYTES, terms_name
+from sottovoce.errors import KeyTrouble, MessageError
+from sottovoce.links import SecureSum
+from sottovoce.masking import SEED_BYTES, Words
+from sottovoce.messages import MaskSum
+from sottovoce.terms import Terms
+
+KEY_BYTES = 32
+_SEALED_BYTES, _SIGNATURE_BYTES = 32 + SEED_BYTES + 16, 64
+RECORD_BYTES = KEY_BYTES + _SEALED_BYTES + _SIGNATURE_BYTES
+"""Of a device's key, its sealed seed and its signature."""
+MOST_DEVICES = 1 << 18
+"""In one sum."""
+
+_HEAD = struct.Struct("<4sIII")
+_MAGIC, _SUM_MAGIC = b"SVM1", b"SVK1"
+_QUESTION = struct.Struct(f"<4sIII{TERMS_BYTES}s")
+_QUESTION_MAGIC = b"SVQ1"
+LONGEST_QUESTION = _QUESTION.size + MOST_DEVICES * RECORD_BYTES
+_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+_SEALED_FOR, _SIGNED_FOR = b"sottovoce mask seed\0", b"sottovoce sealed mask seed\0"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Record:
+    """A device's sealed seed, as the server passes it on."""
+
+    device: bytes
+    """Public key of the device that says so."""
+    sealed: bytes
+    signature: bytes
+
+    @classmethod
+    def of(cls, content: bytes | memoryview) -> Record:
+        found, ends = bytes(content), KEY_BYTES + _SEALED_BYTES
+        return cls(found[:KEY_BYTES], found[KEY_BYTES:ends], found[ends:])
+
+    @property
+    def content(self) -> bytes:
+        return self.device + self.sealed + self.signature
+
+    def __repr__(self) -> str:
+        return "<Record, redacted>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskedMessage:
+    masked: Words
+    record: Record
+
+    def __repr__(self) -> str:
+        return f"<MaskedMessage of {len(self.masked):,} numbers>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Question:
+    """server → proxy: the sum of the masks of these submissions."""
+
+    round: int
+    attempt: int
+    terms: bytes
+    """Name of the server's terms."""
+    records: tuple[Record, ...]
+
+    def __repr__(self) -> str:
+        return f"<Question round={self.round} devices={len(self.records)}>"
+
+
+# --- seeds ---------------------------------------------------------------------------------------
+
+
+def binding(terms: Terms, round: int, attempt: int) -> bytes:
+    """What a record is good for."""
+    name = terms.federation.encode()
+    where = struct.pack("<III", len(name), round, attempt)
+    return where + name + terms_name(terms)
+
+
+def public_key(link: SecureSum) -> X25519PublicKey:
+    """The proxy's, to which devices seal."""
+    try:
+        return X25519PublicKey.from_public_bytes(bytes.fromhex(link.key))
+    except ValueError:
+        raise KeyTrouble(
+            "the terms of the federation name no good key of the proxy, so that nothing can be "
+            "sealed to it; tell the operator"
+        ) from None
+
+
+def seal_seed(seed: bytes, key: Ed25519PrivateKey, link: SecureSum, bound: bytes) -> Record:
+    """Sealing draws from the operating system: the same seed gives other bytes each time."""
+    device = key.public_key().public_bytes_raw()
+    try:
+        sealed = _SUITE.encrypt(seed, public_key(link), info=_SEALED_FOR + bound + device)
+    except ValueError:  # a public key of low order, with which nothing would be secret
+        raise KeyTrouble("the proxy's key is not good; nothing was sealed") from None
+    return Record(device, sealed, key.sign(_SIGNED_FOR + bound + sealed))
+
+
+def open_seed(record: Record, key: X25519PrivateKey, bound: bytes) -> bytes | None:
+    """The seed; None where this was not sealed by this device for this."""
+    try:
+        seed = _SUITE.decrypt(record.sealed, key, info=_SEALED_FOR + bound + record.device)
+    except (InvalidTag, ValueError):
+        return None
+    return seed if len(seed) == SEED_BYTES else None
+
+
+def is_signed(record: Record, bound: bytes) -> bool:
+    """Whether the device whose key it names has signed this for this."""
+    try:
+        Ed25519PublicKey.from_public_bytes(record.device).verify(
+            record.signature, _SIGNED_FOR + bound + record.sealed
+        )
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+# --- device → server -----------------------------------------------------------------------------
+
+
+def message_bytes(terms: Terms) -> int:
+    """The length of a device's message; there is no other."""
+    return _HEAD.size + 8 * terms.n_rows * terms.width + RECORD_BYTES
+
+
+def encode_masked(masked: Words, record: Record, round: int, attempt: int) -> bytes:
+    head = _HEAD.pack(_MAGIC, round, attempt, len(masked))
+    return head + masked.astype("<u8").tobytes() + record.content
+
+
+def decode_masked(payload: bytes, terms: Terms, round: int, attempt: int) -> MaskedMessage:
+    """The inverse of `encode_masked`. Rejects whatever is not of this round and these terms."""
+    numbers = terms.n_rows * terms.width
+    if len(payload) < _HEAD.size:
+        raise MessageError("message too short")
+    magic, sent_round, sent_attempt, sent = _HEAD.unpack_from(payload)
+    if magic != _MAGIC:
+        raise MessageError("not a masked update of this version")
+    if (sent_round, sent_attempt) != (round, attempt):
+        raise MessageError(
+            f"masked update for attempt {sent_attempt} at round {sent_round}, it is attempt "
+            f"{attempt} at round {round}"
+        )
+    if sent != numbers or len(payload) != message_bytes(terms):
+        raise MessageError(f"a masked update has {numbers:,} numbers, as the model has")
+    masked = np.frombuffer(payload, "<u8", numbers, _HEAD.size).astype(np.uint64, copy=False)
+    return MaskedMessage(masked, Record.of(payload[-RECORD_BYTES:]))
+
+
+# --- server ↔ proxy ------------------------------------------------------------------------------
+
+
+def encode_question(terms: Terms, round: int, attempt: int, records: Sequence[Record]) -> bytes:
+    head = _QUESTION.pack(_QUESTION_MAGIC, round, attempt, len(records), terms_name(terms))
+    return head + b"".join(record.content for record in records)
+
+
+def decode_question(payload: bytes) -> Question:
+    if len(payload) < _QUESTION.size:
+        raise MessageError("message too short")
+    magic, round, attempt, count, name = _QUESTION.unpack_from(payload)
+    if magic != _QUESTION_MAGIC:
+        raise MessageError("not a question for a sum of masks of this version")
+    if count > MOST_DEVICES or len(payload) != _QUESTION.size + count * RECORD_BYTES:
+        raise MessageError("the length of the message does not match its head")
+    content = memoryview(payload)[_QUESTION.size :]
+    records = tuple(
+        Record.of(content[at : at + RECORD_BYTES]) for at in range(0, len(content), RECORD_BYTES)
+    )
+    return Question(round, attempt, name, records)
+
+
+def encode_sum(told: MaskSum) -> bytes:
+    head = _HEAD.pack(_SUM_MAGIC, told.round, told.devices, len(told.masks))
+    return head + told.masks.astype("<u8").tobytes()
+
+
+def sum_bytes(terms: Terms) -> int:
+    """The length of the proxy's answer."""
+    return _HEAD.size + 8 * terms.n_rows * terms.width
+
+
+def decode_sum(payload: bytes) -> MaskSum:
+    """The inverse of `encode_sum`. Whether it is the sum that was asked for is seen when it is
+    opened."""
+    if len(payload) < _HEAD.size:
+        raise MessageError("the proxy's answer is too short")
+    magic, round, devices, numbers = _HEAD.unpack_from(payload)
+    if magic != _SUM_MAGIC or len(payload) != _HEAD.size + 8 * numbers:
+        raise MessageError("the proxy's answer is no sum of masks of this version")
+    masks = np.frombuffer(payload, "<u8", numbers, _HEAD.size).astype(np.uint64, copy=False)
+    return MaskSum(round, devices, masks)

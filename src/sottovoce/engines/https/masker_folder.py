@@ -1,0 +1,237 @@
+"""The folder of the proxy of a secure sum: its keys, whom it serves, and what it has answered.
+
+`keys/` (a certificate authority of its own, which the server learns from the terms), `seal.key` and
+`seal.pub` (to which devices seal the seeds of their masks; the public one goes into the terms),
+`noise.secret` (from which the noise of every round is made), `introduction.json` (the terms that it
+follows for ever, and the token of the server; a secret), `answered.json` (for which set of devices
+it has answered last), `masker.json` (address and process of a running one).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from sottovoce.engines.https.admissions import proxy_token
+from sottovoce.engines.https.database import keep_private
+from sottovoce.engines.https.folder import ServerFolder
+from sottovoce.engines.https.keys import (
+    SERVER_KEY,
+    init_keys,
+    read_private_key,
+    read_secret,
+    write_new_files,
+)
+from sottovoce.engines.https.ready import locked, running
+from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
+from sottovoce.links import SecureSum
+from sottovoce.parties.masker import NEVER, Answered
+from sottovoce.terms import PROTOCOL, Terms
+
+SEAL_KEY, PUBLIC_KEY, NOISE_SECRET = "seal.key", "seal.pub", "noise.secret"
+_INTRODUCTION, _ANSWERED = "introduction.json", "answered.json"
+_READY, _LOCK = "masker.json", "masker.lock"
+_LARGEST = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskerIntroduction:
+    """All that the proxy of a secure sum needs to know of the federation."""
+
+    terms: Terms
+    token: str
+    """By which it knows the server; hexadecimal. A secret."""
+
+    def __repr__(self) -> str:
+        return f"<MaskerIntroduction to {self.terms.federation}, redacted>"
+
+    @property
+    def link(self) -> SecureSum:
+        link = self.terms.secure_sum
+        if link is None:
+            raise UsageError(
+                f"the federation {self.terms.federation} has no secure sum; its proxy, if it has "
+                "one, is served with `sottovoce serve proxy`"
+            )
+        return link
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskerFolder:
+    path: Path
+    introduction: MaskerIntroduction
+
+    def __repr__(self) -> str:
+        return f"<MaskerFolder {self.path}>"
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    @property
+    def ready_file(self) -> Path:
+        return self.path / _READY
+
+    def seal_key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(read_private_key(self.path / SEAL_KEY))
+
+    def noise_key(self) -> bytes:
+        return read_private_key(self.path / NOISE_SECRET)
+
+    def answers(self) -> Answers:
+        return Answers(self.path / _ANSWERED)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Within, no other process can serve from this folder."""
+        return locked(self.path / _LOCK)
+
+    def running(self) -> dict[str, Any] | None:
+        """Address and process of a proxy that runs from this folder."""
+        return running(self.ready_file)
+
+
+class Answers:
+    """For which set of devices the last sum was told, also after a crash."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        try:
+            table = json.loads(place.read_bytes())
+            self.last: Answered = int(table["round"]), bytes.fromhex(table["set"])
+        except FileNotFoundError:
+            raise ServiceError(
+                f"{place} is not there, but it says which sums were told: a proxy without it could "
+                "tell a second one; put it back, or make a new proxy in another folder"
+            ) from None
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            raise ServiceError(f"{place} cannot be read; put the right file back") from None
+
+    def keep(self, answered: Answered) -> None:
+        """It is on the disk when this returns."""
+        if answered == self.last:
+            return
+        try:
+            _replace(self._place, _content(answered))
+        except (OSError, KeyTrouble):
+            raise ServiceError(f"{self._place} cannot be written; nothing was told") from None
+        self.last = answered
+
+
+def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None) -> str:
+    """Make the keys of a proxy, for its owner alone; its public key, which goes into the terms. The
+    noise is the operating system's unless a trial sets its key."""
+    if (path / SEAL_KEY).exists():
+        raise UsageError(f"{path} has the keys of a proxy already; they are not overwritten")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    keep_private(path, 0o700)
+    if not (path / "keys" / SERVER_KEY).exists():
+        init_keys(path / "keys", hosts)
+    key = X25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw().hex()
+    noise = secrets.token_bytes(32) if noise_key is None else noise_key
+    contents = {
+        PUBLIC_KEY: public.encode() + b"\n",
+        NOISE_SECRET: noise.hex().encode() + b"\n",
+        SEAL_KEY: key.private_bytes_raw().hex().encode() + b"\n",
+    }
+    write_new_files(path, contents)
+    return public
+
+
+def create_masker(path: Path, introduction: MaskerIntroduction) -> MaskerFolder:
+    """A folder with keys becomes that of a federation, once and for all."""
+    if (path / _INTRODUCTION).exists():
+        raise UsageError(f"{path} holds a proxy already; start it without --introduction")
+    if not (path / SEAL_KEY).exists():
+        raise UsageError(
+            f"{path} has no keys, which the terms of the federation name; make them first, with "
+            f"`sottovoce serve masker {path} --init`"
+        )
+    folder = MaskerFolder(path, introduction)
+    public = folder.seal_key().public_key().public_bytes_raw().hex()
+    if introduction.link.key != public:
+        raise KeyTrouble(
+            f"the terms of the federation {introduction.terms.federation} name another key than "
+            f"{path / PUBLIC_KEY}: devices would seal their seeds to somebody else"
+        )
+    _replace(path / _ANSWERED, _content(NEVER))
+    write_masker_introduction(path / _INTRODUCTION, introduction)
+    return folder
+
+
+def open_masker(path: Path) -> MaskerFolder:
+    """A folder that `create_masker` made. Raises with one sentence where it is none."""
+    place = path / _INTRODUCTION
+    if not place.exists():
+        raise ServiceError(
+            f"{path} holds no proxy of a secure sum; make its keys with `sottovoce serve masker "
+            f"{path} --init`, and then start it with --introduction FILE"
+        )
+    read_secret(place)
+    return MaskerFolder(path, read_masker_introduction(place))
+
+
+def masker_introduction(folder: ServerFolder) -> MaskerIntroduction:
+    """What the operator of the proxy is given, from the server's folder."""
+    return MaskerIntroduction(folder.plan.terms, proxy_token(folder.keys))
+
+
+def write_masker_introduction(path: Path, introduction: MaskerIntroduction) -> None:
+    """As a file of mode 600. Never over an existing one."""
+    if path.exists():
+        raise UsageError(f"{path} is there already and is not overwritten")
+    table = {
+        "protocol": PROTOCOL,
+        "terms": introduction.terms.to_table(),
+        "token": introduction.token,
+    }
+    write_new_files(path.parent, {path.name: json.dumps(table, indent=1).encode() + b"\n"})
+
+
+def read_masker_introduction(path: Path) -> MaskerIntroduction:
+    """Raises with one sentence where the file is missing, of another version or none."""
+    wrong = UsageError(f"{path} is no introduction to a secure sum; ask the server's operator")
+    try:
+        with path.open("rb") as source:
+            table = json.loads(source.read(_LARGEST))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise wrong from None
+    if not isinstance(table, dict) or set(table) != {"protocol", "terms", "token"}:
+        raise wrong
+    try:
+        found = MaskerIntroduction(Terms.from_table(table["terms"]), str(table["token"]))
+        good = len(bytes.fromhex(found.token)) > 0
+    except MessageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except ValueError:
+        good = False
+    if not good:
+        raise wrong
+    _ = found.link  # raises where there is none
+    return found
+
+
+def _content(answered: Answered) -> bytes:
+    return json.dumps({"round": answered[0], "set": answered[1].hex()}).encode() + b"\n"
+
+
+def _replace(place: Path, content: bytes) -> None:
+    """Whole or not at all, and on the disk when this returns."""
+    fresh = f".{place.name}.{secrets.token_hex(4)}"
+    write_new_files(place.parent, {fresh: content})
+    os.replace(place.parent / fresh, place)
+    handle = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

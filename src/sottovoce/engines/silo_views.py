@@ -1,0 +1,225 @@
+"""What each party of a federation of data owners saw, as views that the attack suite works on.
+
+The federation is replayed message by message (`drift_replay`), and everything is written down where
+it arrives. Nothing is sealed here; the network's view has what TLS leaves open: who, to whom, how
+long.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sottovoce.algorithms.blocks import Events, Ints, Model, first_rows
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift_aggregated import AggregatingOwner, owner_of
+from sottovoce.algorithms.drift_messages import Gradients, Interaction, RowRequest, Rows
+from sottovoce.algorithms.drift_replay import replay
+from sottovoce.attacks.drift import DriftTruth
+from sottovoce.attacks.views import Packet, Party, Seen, View
+from sottovoce.config import require_whole
+from sottovoce.engines.silo import SEALED_BYTES, SiloWorld
+from sottovoce.engines.silo_bytes import gradients_bytes, request_bytes, rows_bytes
+
+RECORD_BYTES = 22
+"""What TLS adds to a message."""
+SESSION_BYTES = 16
+"""A session's name, in front of an interaction."""
+ORCHESTRATOR = -1
+"""As the sender of a packet; owner k is −2 − k, users have their numbers."""
+PRINTED_EVENTS = 20_000
+"""As many interactions are replayed as printed, unless told otherwise: each of its many updates is
+attacked on its own."""
+
+OwnerKind = Callable[[int, Iterable[int], DRIFTConfig], Owner]
+
+
+def silo_views(
+    world: SiloWorld,
+    model: Model | None = None,
+    *,
+    rounds: int = 1,
+    events: int | None = None,
+    owner: int | None = None,
+    kind: OwnerKind = owner_of,
+) -> tuple[dict[str, View], dict[str, Any]]:
+    """The views "orchestrator", "owner" and "network" of a replay of the first `rounds`, which are
+    epochs, and of the first `events` interactions of each: all of them with release = "aggregated",
+    otherwise PRINTED_EVENTS. `owner` is whose view is taken; by default the one that most refuse.
+    `model` is what the run ended with; by default what the replay does.
+
+    Beside them what `Truth.own` has to hold: "drift", a `DriftTruth`, and "refused", who refuses
+    which owner ([users, owners], or None). `kind` makes the owners; a broken one is for controls.
+    """
+    require_whole("rounds", rounds, 1)
+    if events is None and world.config.release == "printed":
+        events = PRINTED_EVENTS
+    part = _first(world.events, events)
+    if owner is None:
+        owner = 0 if world.refused is None else int(world.refused.sum(axis=0).argmax())
+    tape = _Tape(world, kind, owner)
+    seen: dict[str, list[Seen]] = defaultdict(list)
+    for epoch in range(1, rounds + 1):
+        replay(part, tape.users, tape.owners, tape.orchestrator, world.config.window)
+        heard = tape.cut()
+        for name, party in _parties(owner).items():
+            seen[name].append(Seen(epoch, tuple(heard.get(party, ()))))
+    views: dict[str, View] = {
+        name: tape.view(name, seen[name], owner, model) for name in _parties(owner)
+    }
+    return views, {"drift": tape.truth(part), "refused": world.refused}
+
+
+def _parties(owner: int) -> dict[Party, tuple[str, int]]:
+    return {"orchestrator": ("orchestrator", 0), "owner": ("owner", owner), "network": ("net", 0)}
+
+
+def _first(events: Events, n: int | None) -> Events:
+    cut = slice(0, len(events) if n is None else n)
+    return replace(
+        events, user=events.user[cut], item=events.item[cut], positive=events.positive[cut],
+        time=events.time[cut],
+    )  # fmt: skip
+
+
+class _Tape:
+    """The parties, and what each of them hears."""
+
+    def __init__(self, world: SiloWorld, kind: OwnerKind, watched: int) -> None:
+        config, table = world.config, world.table
+        self._world, self._messages, self._watched = world, 0, watched
+        self._heard: dict[tuple[str, int], list[object]] = defaultdict(list)
+        self._touched: list[tuple[int, int, int, bool]] = []
+        self._behind: list[tuple[int, int, int]] = []
+        self._talking: dict[int, set[int]] = defaultdict(set)
+        self._lines: list[Ints] = []
+        self.orchestrator = Orchestrator(config, world.root)
+        self.users: dict[int, User] = {}
+        self.there: Ints = np.unique(world.events.user)
+        there = self.there.tolist()
+        for user in there:
+            shut = () if world.refused is None else np.flatnonzero(world.refused[user]).tolist()
+            self.users[user] = User(user, table, shut)
+        for number in table.all_owners():
+            self.orchestrator.add_items(number, table.items(number))
+        for user in there if config.release == "printed" else ():
+            self.orchestrator.join_user(user)
+        self.start = self.orchestrator.model
+        self.owners: dict[int, Owner] = {}
+        for number in table.all_owners():
+            owner = kind(number, table.items(number), config)
+            for user in there:
+                owner.admit(user)
+            self._listen(owner)
+            self.owners[number] = owner
+        self._answer()
+
+    def __repr__(self) -> str:
+        return "<Tape, redacted>"
+
+    def cut(self) -> dict[tuple[str, int], list[object]]:
+        """What was heard since the last time."""
+        heard, self._heard = self._heard, defaultdict(list)
+        return heard
+
+    def _packet(self, sender: int, receiver: str, size: int) -> None:
+        self._heard["net", 0].append(Packet(sender, receiver, size + RECORD_BYTES))
+
+    def _listen(self, owner: Owner) -> None:
+        """Writes down what an owner gets and sends."""
+        receive, request, gradients = owner.receive, owner.request, owner.gradients
+        size, watched = self._world.config.embedding_size, owner.number == self._watched
+        address, sender = f"owner {owner.number}", ORCHESTRATOR - 1 - owner.number
+
+        def heard_receive(interaction: Interaction) -> bool:
+            if watched:
+                self._heard["owner", owner.number].append(interaction)
+            self._packet(interaction.user, address, SESSION_BYTES + SEALED_BYTES)
+            self._talking[owner.number].add(interaction.user)
+            return receive(interaction)
+
+        def heard_request() -> RowRequest | None:
+            found = request()
+            if found is not None:
+                self._heard["orchestrator", 0].append(found)
+                length = request_bytes(len(found.users), len(found.items))
+                self._packet(sender, "orchestrator", length)
+            return found
+
+        def heard_gradients(rows: Rows) -> Gradients | None:
+            if watched:
+                self._heard["owner", owner.number].append(rows)
+            length = rows_bytes(len(rows.users), len(rows.items), size)
+            self._packet(ORCHESTRATOR, address, length)
+            behind = _people(owner)
+            found = gradients(rows)
+            if found is not None:
+                self._heard["orchestrator", 0].append(found)
+                length = gradients_bytes(len(found.users), len(found.items), size)
+                self._packet(sender, "orchestrator", length)
+                self._note(owner, found, behind)
+            return found
+
+        owner.receive = heard_receive  # type: ignore[method-assign]
+        owner.request = heard_request  # type: ignore[method-assign]
+        owner.gradients = heard_gradients  # type: ignore[method-assign]
+
+    def _answer(self) -> None:
+        answer = self.orchestrator.answer
+
+        def heard_answer(request: RowRequest) -> Rows:
+            rows = answer(request)
+            self._heard["orchestrator", 0].append(rows)
+            return rows
+
+        self.orchestrator.answer = heard_answer  # type: ignore[method-assign]
+
+    def _note(self, owner: Owner, sent: Gradients, behind: dict[int, set[int]]) -> None:
+        for user, block in owner.asked:
+            for liked, side in ((False, block.negatives), (True, block.positives)):
+                self._touched += [(self._messages, user, item, liked) for item in side]
+        for item in sent.items[sent.item_rows.any(axis=1)].tolist():
+            self._behind.append((self._messages, item, len(behind.get(item, ()))))
+        self._lines.append(np.array(sorted(self._talking.pop(owner.number, ())), dtype=np.int64))
+        self._messages += 1
+
+    def view(self, party: Party, rounds: list[Seen], owner: int, model: Model | None) -> View:
+        world = self._world
+        model = model or self.orchestrator.model
+        own: dict[str, Any] = {"table": world.table}
+        if party == "owner":
+            own |= {"owner": owner, "users": self.there}
+        if party == "orchestrator":
+            # The lines are the network's: for one who watches both.
+            own |= {"model": self.start, "users": self.there, "lines": tuple(self._lines)}
+            if world.config.release == "aggregated":
+                # It may draw what it would have started users with, had it been asked to.
+                size = world.config.embedding_size
+                own["first_users"] = first_rows("users", range(world.n_users), size, world.root)
+        return View(
+            party=party, rounds=tuple(rounds), algorithm=world.config,
+            release=world.config.release, link=None, n_items=len(world.catalogue),
+            final=model.items, own=own,
+        )  # fmt: skip
+
+    def truth(self, part: Events) -> DriftTruth:
+        touched = np.array(self._touched, dtype=np.int64).reshape(-1, 4)
+        behind: Ints = np.array(self._behind, dtype=np.int64).reshape(-1, 3)
+        return DriftTruth(
+            touched[:, 0], touched[:, 1], touched[:, 2], touched[:, 3] > 0, behind,
+            np.unique(part.user), self._world.n_users,
+        )  # fmt: skip
+
+
+def _people(owner: Owner) -> dict[int, set[int]]:
+    """Whose gradients would be in each item's row."""
+    kept = owner.waiting_people() if isinstance(owner, AggregatingOwner) else {}
+    found = {item: set(people) for item, people in kept.items()}
+    for user, block in owner.asked:
+        for item in block.negatives + block.positives:
+            found.setdefault(item, set()).add(user)
+    return found

@@ -1,0 +1,102 @@
+"""Attack a run: every attack that applies, and the report card that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sottovoce.attack_card import JSON, PAGE, Card, NotApplicable, write_card
+from sottovoce.attacks.views import Attack, Result
+from sottovoce.errors import SottovoceError, UsageError
+from sottovoce.experiment import Experiment
+from sottovoce.outcomes import Report
+from sottovoce.run_scenes import Scene as Scene
+from sottovoce.run_scenes import views_and_truth as views_and_truth
+from sottovoce.run_scenes import views_of as views_of
+
+
+def attack_run(
+    folder: Path,
+    *,
+    rounds: int | None = None,
+    only: Sequence[str] = (),
+    threads: int = 1,
+    report: Report | None = None,
+    attacks: Sequence[Attack] | None = None,
+) -> Card:
+    """Every attack that applies to a finished run."""
+    chosen = choose(attacks, only)
+    scene = views_and_truth(folder, rounds=rounds, threads=threads, report=report)
+    return _card(scene, chosen, report)
+
+
+def attack_experiment(
+    experiment: Experiment,
+    *,
+    rounds: int | None = None,
+    threads: int = 1,
+    report: Report | None = None,
+    out: Path | None = None,
+    only: Sequence[str] = (),
+    attacks: Sequence[Attack] | None = None,
+) -> Card:
+    """Train an experiment and attack it; no run folder is needed, and none is left. `out` is a
+    folder for the report card."""
+    chosen = choose(attacks, only)
+    scene = views_and_truth(experiment, rounds=rounds, threads=threads, report=report)
+    card = _card(scene, chosen, report)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_card(card, experiment.name, out / PAGE, out / JSON)
+    return card
+
+
+def choose(attacks: Sequence[Attack] | None, only: Sequence[str] = ()) -> tuple[Attack, ...]:
+    """The suite, or those of it with these codes; raises where there is no such code."""
+    if attacks is None:
+        from sottovoce.attacks.suite import every_attack
+
+        attacks = every_attack()
+    wanted = [code.strip().upper() for code in only if code.strip()]
+    known = [attack.code.upper() for attack in attacks]
+    unknown = [code for code in wanted if code not in known]
+    if unknown:
+        codes = ", ".join(dict.fromkeys(attack.code for attack in attacks)) or "none"
+        raise UsageError(f"there is no attack {unknown[0]}; there are {codes}")
+    return tuple(a for a in attacks if not wanted or a.code.upper() in wanted)
+
+
+def _card(scene: Scene, attacks: Sequence[Attack], report: Report | None) -> Card:
+    tell = report or (lambda what, done, total: None)
+    found = []
+    for number, attack in enumerate(attacks):
+        tell("attacks", number, len(attacks))
+        found.append(try_attack(attack, scene))
+    tell("attacks", len(attacks), len(attacks))
+    return Card(
+        scene.facts["experiment"],
+        tuple(one for one in found if isinstance(one, Result)),
+        tuple(one for one in found if isinstance(one, NotApplicable)),
+        scene.facts,
+        scene.notes,
+        scene.setting,
+    )
+
+
+def try_attack(attack: Attack, scene: Scene) -> Result | NotApplicable:
+    """The result, or why there is none. What is not there to attack is a reason; anything else that
+    goes wrong in an attack is an error, because a promise would seem to hold."""
+    view = scene.views.get(attack.party)
+    reason = f"there is no {attack.party} here"
+    if view is not None:
+        try:
+            reason = attack.applies(view)
+            if not reason:
+                return attack.run(view, scene.truth)
+        except SottovoceError as error:
+            reason = str(error)
+        except (KeyError, AttributeError) as error:
+            reason = f"what it needs is not in the view: {error}"
+        except ModuleNotFoundError as error:
+            reason = f"it needs {error.name}: pip install 'sottovoce[attacks]'"
+    return NotApplicable(attack.code, attack.name, attack.party, reason)

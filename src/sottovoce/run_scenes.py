@@ -1,0 +1,414 @@
+"""What each party saw of a run, and what was so.
+
+What parties saw is read from the run's transcript. Without one the first rounds are enacted again
+from the experiment in the manifest, which gives the same messages, since every draw is keyed and
+all engines agree; the final model and the devices' vectors are those of the run's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sottovoce
+from sottovoce.algorithms.base import Schedule
+from sottovoce.algorithms.blocks import Model, learn
+from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.uc_config import UCConfig
+from sottovoce.attack_card import Setting
+from sottovoce.attacks.drift import DriftTruth
+from sottovoce.attacks.pairs import drawn_positives
+from sottovoce.attacks.views import Truth, View
+from sottovoce.consent import Consent
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.interactions import Interactions
+from sottovoce.data.splitting import Split
+from sottovoce.engines.base import Listener
+from sottovoce.engines.observers import Periodically
+from sottovoce.engines.silo import SiloWorld
+from sottovoce.engines.silo_views import silo_views
+from sottovoce.engines.transcripts import Heard, Recorder, network_of, read_transcript, seen_by
+from sottovoce.errors import RunError, UsageError
+from sottovoce.experiment import Experiment
+from sottovoce.federation import Federation
+from sottovoce.links import Proxied, SecureSum
+from sottovoce.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
+from sottovoce.outcomes import Report
+from sottovoce.parties.device import SEALED_SEED_BYTES
+from sottovoce.parties.proxy import Proxy
+from sottovoce.privacy.reports import SEALED_BYTES, KReports
+from sottovoce.run_facts import facts_of, setting_of
+from sottovoce.run_views import FinishedRun
+from sottovoce.silo_running import build_world
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_NUMBERS = 1 << 27
+"""Of plain updates that are kept in memory, over all rounds; 8 bytes each."""
+MOST_MODEL_BYTES = 1 << 30
+"""Of published models that are kept in memory, over all rounds."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Scene:
+    """What parties saw of a run, and what was so."""
+
+    views: Mapping[str, View]
+    truth: Truth
+    facts: Mapping[str, str]
+    setting: Setting
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Scene of {sorted(self.views)}, redacted>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _World:
+    """An experiment with its data, before anything is run."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    consent: Consent
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> _World:
+        dataset = experiment.dataset()
+        consent = experiment.records(dataset)
+        return cls(experiment, dataset, experiment.split(dataset), consent)
+
+    def scene(
+        self, views: Mapping[str, View], truth: Truth, more: Mapping[str, str], notes: list[str]
+    ) -> Scene:
+        facts = facts_of(self.experiment, self.dataset, self.split.train)
+        return Scene(views, truth, {**facts, **more}, setting_of(self.experiment), tuple(notes))
+
+    def federation(self) -> Federation:
+        algorithm, labels = self.experiment.on(self.dataset, self.consent)
+        settings = self.experiment.cross_device()
+        return Federation.build(
+            algorithm,
+            self.split.train,
+            self.consent,
+            settings.release,
+            self.experiment.streams().child("federation"),
+            labels,
+            settings.link,
+            self.experiment.defence,
+        )
+
+
+# --- what was seen -------------------------------------------------------------------------------
+
+
+def views_of(folder: Path, rounds: int | None = None) -> dict[str, View]:
+    """What each party of a finished run saw, by its transcript alone."""
+    run = FinishedRun.open(folder)
+    heard = _transcript(run, rounds)
+    if heard is None:
+        raise RunError(f"{folder} has no transcript; run it with --transcript")
+    world = _World(run.experiment, run.dataset, run.split, run.consent)
+    run.scorer()
+    return _views(world, world.federation(), heard, run.folder.model(), run.folder.vectors())
+
+
+def views_and_truth(
+    run: Path | Experiment,
+    *,
+    rounds: int | None = None,
+    threads: int = 1,
+    report: Report | None = None,
+) -> Scene:
+    """What each party saw of a finished run, or of an experiment that is trained for it; and what
+    was so. `rounds` are those whose messages are looked at; by default enough for the attacks."""
+    tell = report or (lambda what, done, total: None)
+    if rounds is not None and rounds < 1:
+        raise UsageError(f"--rounds must be at least 1, not {rounds}")
+    tell("data", 0, 1)
+    finished = FinishedRun.open(run) if isinstance(run, Path) else None
+    if finished is not None:
+        finished.scorer()  # raises where the model is not that of this run
+        world = _World(finished.experiment, finished.dataset, finished.split, finished.consent)
+    elif isinstance(run, Experiment):
+        world = _World.of(run)
+    tell("data", 1, 1)
+    if world.experiment.silo is not None:
+        return _silo_scene(world, finished, rounds, tell)
+    return _device_scene(world, finished, rounds, threads, tell)
+
+
+def default_rounds(settings: object, link: object, plan: Schedule, model_bytes: int) -> int:
+    """So many rounds that each device is heard three times; in FPL twenty times, where what a
+    device never sends tells something, too. No more than memory holds."""
+    times = 20 if isinstance(settings, FPLConfig) and plan.cohort_size > 1 else 3
+    times = 3 if isinstance(link, SecureSum) else times
+    enough = -(-times * plan.devices // max(1, plan.cohort_size))
+    return max(1, min(plan.rounds, enough, MOST_MODEL_BYTES // max(1, model_bytes)))
+
+
+def _device_scene(
+    world: _World, finished: FinishedRun | None, rounds: int | None, threads: int, tell: Report
+) -> Scene:
+    federation, settings = world.federation(), world.experiment.cross_device()
+    plan = federation.schedule
+    count = rounds or default_rounds(
+        settings.algorithm, settings.link, plan, federation.server.items.nbytes
+    )
+    count = min(count, plan.rounds)
+    heard = None if finished is None else _transcript(finished, count)
+    source, notes = "the run's transcript", []
+    recorder = Recorder(MOST_NUMBERS // count)
+    # With a transcript, too: what was private then is needed for scoring.
+    own = _enact(federation, count, threads, tell, [] if heard else [recorder])
+    if heard is None:
+        heard, share = recorder.heard, recorder.keeper.share
+        source = "rounds enacted again from the manifest" if finished else "rounds listened to"
+        if share < 1.0:
+            notes.append(
+                f"Of the devices' updates those of about {share:.0%} of the devices were kept, "
+                "the same in every round; attacks on updates are attacks on these."
+            )
+    if finished is None:
+        _go_on(federation, plan, threads, tell)
+        final, vectors = federation.server.items, federation.vectors()
+    else:
+        final, vectors = finished.folder.model(), finished.folder.vectors()
+        notes += _differences(finished) + _unlike_ledger(finished, federation, count)
+    views = _views(world, federation, heard, final, vectors)
+    own |= _draws(world, federation, heard)
+    seen = len(views["server"].rounds)
+    looked = f"{seen:,} of {plan.rounds:,} rounds: {source}"
+    return world.scene(views, _truth(world, vectors, own), {"looked at": looked}, notes)
+
+
+def _transcript(finished: FinishedRun, rounds: int | None) -> Heard | None:
+    """What was kept of a run; None where it has no transcript."""
+    folder = finished.folder.path / "transcript"
+    if not folder.exists():
+        return None
+    return read_transcript(folder, str(finished.folder.manifest().get("identity")), rounds)
+
+
+class _Private:
+    """Keeps what parties do not see, for scoring: the devices' vectors before each round, as far as
+    there is room, and what they seal to the server."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.vectors: dict[int, NDArray[np.float32]] = {}
+        self.bits: list[BitReports] = []
+        self._federation, self._room = federation, MOST_MODEL_BYTES
+
+    def hear(self, party: str, message: object) -> None:
+        if isinstance(message, ModelView):
+            self.keep(message.round)
+
+    def keep(self, round: int) -> None:
+        vectors = self._federation.devices.cohort.vectors
+        if self._room >= vectors.nbytes:
+            self.vectors[round] = vectors.copy()
+            self._room -= vectors.nbytes
+
+
+class _GlassProxy(Proxy):
+    """A proxy that does what another one does, and shows what it was given."""
+
+    def __init__(self, inner: Proxy, bits: list[BitReports]) -> None:
+        self._inner, self._open = inner, bits
+
+    def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
+        self._open.append(bits)
+        return self._inner.collect(bits, threads)
+
+
+def _enact(
+    federation: Federation, rounds: int, threads: int, tell: Report, listeners: list[Listener]
+) -> dict[str, Any]:
+    """Runs the first rounds with these listening; what was private in them, by the names that
+    attacks are scored by."""
+    plan, proxy, private = federation.schedule, federation.proxy, _Private(federation)
+    bar = Periodically(max(1, rounds // 100), lambda m: tell("training", m.round, plan.rounds))
+    federation.schedule = replace(plan, rounds=rounds)
+    federation.proxy = None if proxy is None else _GlassProxy(proxy, private.bits)
+    try:
+        federation.run([bar], [*listeners, private], threads=threads)
+    finally:
+        federation.schedule, federation.proxy = plan, proxy
+    private.keep(rounds)
+    return {"vectors": private.vectors} | ({"bits": private.bits} if private.bits else {})
+
+
+def _go_on(federation: Federation, plan: Schedule, threads: int, tell: Report) -> None:
+    if federation.server.round < plan.rounds:
+        step = max(1, plan.rounds // 100)
+        bar = Periodically(step, lambda m: tell("training", m.round, plan.rounds))
+        federation.run([bar], threads=threads)
+
+
+def _views(
+    world: _World,
+    federation: Federation,
+    heard: Heard,
+    final: NDArray[np.float32],
+    vectors: NDArray[np.float32],
+) -> dict[str, View]:
+    settings, release = world.experiment.cross_device(), world.experiment.release
+    algorithm = world.experiment.on(world.dataset, world.consent)[0]
+    k = release.max_reports if isinstance(release, KReports) else 0
+    base = View(
+        "anyone",
+        tuple(seen._replace(messages=()) for seen in seen_by(heard, "device")),
+        algorithm,
+        release,
+        settings.link,
+        world.split.train.n_items,
+        final,
+        triples=federation.schedule.triples,
+    )
+    network = network_of(heard, 8 * final.size + SEALED_SEED_BYTES, k * SEALED_BYTES)
+    views: dict[str, View] = {
+        "anyone": base,
+        "server": replace(base, party="server", rounds=seen_by(heard, "server")),
+        "network": replace(base, party="network", rounds=network),
+    }
+    if isinstance(algorithm, UCConfig):
+        views["anyone"] = replace(base, own=_every_embedding(federation, final, vectors))
+    if isinstance(settings.link, Proxied | SecureSum):
+        views["proxy"] = replace(base, party="proxy", rounds=seen_by(heard, "proxy"))
+    return views
+
+
+def _every_embedding(
+    federation: Federation, final: NDArray[np.float32], vectors: NDArray[np.float32]
+) -> dict[str, Any]:
+    """UC-FedRec asks what embeddings tell if somebody gets hold of them all: the worst case."""
+    from sottovoce.algorithms.uc import UC
+
+    algorithm = federation.server.algorithm
+    if not isinstance(algorithm, UC):
+        return {}
+    return {"representations": algorithm.representations(vectors, final)}
+
+
+# --- what was so ---------------------------------------------------------------------------------
+
+
+def _draws(world: _World, federation: Federation, heard: Heard) -> dict[str, Any]:
+    """FPL's draws, which depend on the seed alone: of the devices of which something was kept."""
+    settings = world.experiment.cross_device().algorithm
+    if not isinstance(settings, FPLConfig):
+        return {}
+    rounds: dict[int, NDArray[np.int64]] = {}
+    for party in ("server", "proxy"):
+        for round, messages in heard.get(party, {}).items():
+            senders = [m.sender for m in messages if isinstance(m, DeviceReports | MaskSeeds)]
+            if senders:
+                rounds[round] = np.unique(np.concatenate(senders))
+    triples, rng = federation.schedule.triples, federation.devices.rng
+    return {"drawn": drawn_positives(settings, triples, world.split.train, rounds, rng)}
+
+
+def _truth(
+    world: _World, vectors: NDArray[np.float32], own: Mapping[str, Any] | None = None
+) -> Truth:
+    consent, labels = world.consent, {}
+    for name, known in world.dataset.user_attributes.items():
+        labels[name] = known.codes.astype(np.int64)
+    if world.experiment.silo is None:
+        settings, codes = world.experiment.on(world.dataset, consent)
+        if isinstance(settings, UCConfig) and codes is not None:  # by its own numbers of classes
+            labels |= {name: codes[:, k] for k, name in enumerate(settings.names)}
+    return Truth(
+        train=world.split.train,
+        test=_in_catalogue(world.split),
+        takes_part=consent.takes_part,
+        share_positives=consent.share_positives,
+        hidden={
+            name: consent.hidden_attributes[:, column]
+            for column, name in enumerate(consent.attributes)
+        },
+        labels=labels,
+        vectors=vectors,
+        own=own or {},
+    )
+
+
+def _in_catalogue(split: Split) -> Interactions:
+    """The test part over the items that were there to be learnt."""
+    n = split.train.n_items
+    known = split.test.select(split.test.items < n)
+    return replace(known, n_items=n, item_ids=split.train.item_ids)
+
+
+def _differences(finished: FinishedRun) -> list[str]:
+    """What is not as it was when the run was made."""
+    then = finished.folder.manifest().get("versions", {}).get("sottovoce")
+    now = sottovoce.__version__
+    if then == now:
+        return []
+    return [f"The run was made with release {then} of Sottovoce, and is attacked with {now}."]
+
+
+def _unlike_ledger(finished: FinishedRun, federation: Federation, rounds: int) -> list[str]:
+    """Where the run's ledger books other releases than those of the rounds that were enacted."""
+
+    def booked(table: pa.Table) -> NDArray[np.int64]:
+        names = ("round", "user", "positive_rows", "negative_rows", "reports")
+        rows = np.stack([table[name].to_numpy().astype(np.int64) for name in names], axis=1)
+        rows = rows[rows[:, 0] < rounds]
+        return rows[np.lexsort(rows.T[::-1])]
+
+    then, now = booked(finished.ledger()), booked(federation.devices.ledger.pending())
+    if np.array_equal(then, now):
+        return []
+    return [
+        "The run's ledger books other releases in these rounds than were enacted again: devices "
+        "were missing then, or another release of Sottovoce learnt otherwise. What is attacked is "
+        "what was enacted."
+    ]
+
+
+# --- data owners ---------------------------------------------------------------------------------
+
+
+def _silo_scene(
+    world: _World, finished: FinishedRun | None, rounds: int | None, tell: Report
+) -> Scene:
+    whole = world.experiment.split(world.dataset)
+    silo = build_world(world.experiment, world.dataset, whole, world.consent)[0]
+    epochs = min(rounds or 1, silo.config.epochs)
+    if finished is None:
+        model = _trained(silo, tell)
+    else:
+        model = Model(finished.folder.vectors(), finished.folder.model())
+    views, own = silo_views(silo, model, rounds=epochs)
+    judged = replace(world, split=world.experiment.judged(whole, world.consent))
+    notes = [] if finished is None else _differences(finished)
+    drift: DriftTruth = own["drift"]
+    more = {
+        "owners": ", ".join(silo.owners),
+        "looked at": f"{epochs:,} of {silo.config.epochs:,} epochs, replayed, with the "
+        f"interactions of {len(drift.members):,} users",
+    }
+    return world.scene(views, _truth(judged, model.users, own), more, notes)
+
+
+def _trained(silo: SiloWorld, tell: Report) -> Model:
+    epochs = silo.config.epochs
+    owners = silo.aggregation() if silo.config.release == "aggregated" else None
+    model, blocks = silo.first_model(), silo.blocks()
+    for epoch in range(1, epochs + 1):
+        if owners is None:
+            learn(model, blocks, silo.config.step())
+        else:
+            owners.epoch()
+            model = owners.model()
+        model.check()
+        tell("training", epoch, epochs)
+    return model

@@ -1,0 +1,159 @@
+"""A6 and A7 on DRIFT: they work on what is printed and fail on sums over people, and they catch
+owners whose protection is broken."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sottovoce.algorithms.blocks import Events
+from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.drift_aggregated import AggregatingOwner
+from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.attacks.suite import a06_cosine, a07_requests, owners_refused
+from sottovoce.attacks.views import Truth, View
+from sottovoce.data.interactions import Interactions
+from sottovoce.engines.silo import SiloWorld
+from sottovoce.engines.silo_views import silo_views
+from sottovoce.rng import Streams
+
+N_USERS, N_ITEMS, N = 300, 240, 5_000
+DRAW = np.random.default_rng(3)
+USERS = DRAW.integers(0, N_USERS, N)
+RARE = DRAW.geometric(0.022, N) % N_ITEMS
+"""Some items are everybody's, some nearly nobody's."""
+TRAIN = Interactions.from_pairs(
+    USERS, RARE, n_users=N_USERS, n_items=N_ITEMS,
+    timestamps=20 * USERS + DRAW.integers(0, 30, N), ratings=DRAW.integers(1, 6, N),
+)  # fmt: skip
+REFUSED = DRAW.random((N_USERS, 3)) < [0.0, 0.0, 0.2]
+SUMS = DRIFTConfig(release="aggregated", min_users=10, window=400)
+EVERY = (*a06_cosine.ATTACKS, *a07_requests.ATTACKS, owners_refused.ATTACK)
+
+
+def seen(config, refused=None, **more):
+    member = np.arange(3) == (np.arange(N_ITEMS) % 3)[:, None]
+    world = SiloWorld(
+        config=config, owners=("a", "b", "c"), table=OwnerTable.of_membership(member),
+        catalogue=tuple(map(str, range(N_ITEMS))), events=Events.of(TRAIN, 4.0, "time"),
+        refused=refused, root=Streams.from_seed(5), n_users=N_USERS,
+    )  # fmt: skip
+    views, own = silo_views(world, **more)
+    nobody = np.zeros(N_USERS, bool)
+    truth = Truth(
+        TRAIN, TRAIN.select(np.zeros(TRAIN.n_interactions, bool)), ~nobody,
+        np.ones(N_USERS, np.float32), {}, {}, np.zeros((0, 4), np.float32), own,
+    )  # fmt: skip
+    return views, truth
+
+
+def results(views, truth):
+    return {
+        (a.code, a.name): a.run(views[a.party], truth)
+        for a in EVERY
+        if not a.applies(views[a.party])
+    }
+
+
+COSINE, ALONE = ("A6", "cosine"), ("A6", "a row of one person")
+LOG, FEW = ("A7", "request log"), ("A7", "items that few touched")
+LENGTHS, REFUSAL = ("A7", "lengths"), ("O1", "refused owner")
+WHEN = ("A7", "sums and users' lines")
+
+
+@pytest.fixture(scope="module")
+def printed():
+    return results(*seen(DRIFTConfig(theta=2), refused=REFUSED))
+
+
+@pytest.mark.parametrize("attack", [COSINE, LOG, FEW])
+def test_as_printed_the_orchestrator_knows(printed, attack):
+    """So nobody should take it for protection."""
+    result = printed[attack]
+    assert result.verdict == "broken"
+    assert result.value >= 0.99
+    assert result.base_rate < 0.5
+    assert result.claims > 300
+
+
+def test_as_printed_the_cosine_finds_nearly_all(printed):
+    assert printed[COSINE].recall > 0.98
+    assert ALONE not in printed
+
+
+def test_as_printed_lengths_tell(printed):
+    assert printed[LENGTHS].verdict == "broken"
+
+
+@pytest.mark.parametrize("window", [0, 400])
+@pytest.mark.parametrize("min_users", [4, 10])
+def test_against_sums_every_attack_is_at_its_base_rate(window, min_users):
+    config = replace(SUMS, window=window, min_users=min_users)
+    found = results(*seen(config, refused=REFUSED, rounds=2))
+    when = found.pop(WHEN)
+    assert (when.verdict == "holds") == (not window), "sums in short windows tell when it was"
+    assert set(found) == {COSINE, ALONE, LOG, FEW, LENGTHS, REFUSAL}
+    for result in found.values():
+        low, high = result.interval
+        assert low <= result.base_rate <= high, result
+        assert result.verdict != "broken"
+    for attack in (COSINE, ALONE, LOG, FEW):
+        assert found[attack].claims > 0, "the attacker must commit itself"
+
+
+@pytest.mark.parametrize("window", [0, 400])
+def test_a_threshold_that_is_ignored_is_caught(window):
+    class Careless(AggregatingOwner):
+        def __init__(self, number, items, config):
+            super().__init__(number, items, replace(config, min_users=1))
+
+    found = results(*seen(replace(SUMS, window=window), kind=Careless))
+    assert found[ALONE].verdict == "broken"
+    assert found[ALONE].value > 0.9
+    assert found[ALONE].claims > 1
+
+
+def test_requests_that_are_not_padded_are_caught():
+    class Unpadded(AggregatingOwner):
+        def _all_items(self):
+            named = {i for _, b in self.asked for i in b.negatives + b.positives}
+            return np.array(sorted(named | set(self.waiting_people())), dtype=np.int64)
+
+    found = results(*seen(replace(SUMS, window=50), kind=Unpadded))
+    assert found[FEW].verdict == "broken"
+    # Where nothing waits, the lengths tell as well.
+    found = results(*seen(replace(SUMS, window=50, min_users=1), kind=Unpadded))
+    assert found[LENGTHS].verdict == "broken"
+
+
+def test_an_owner_that_reads_who_refuses_it_is_caught():
+    views, truth = seen(DRIFTConfig())
+    own = {**truth.own, "refused": np.ones((N_USERS, 3), bool)}
+    result = owners_refused.ATTACK.run(views["owner"], replace(truth, own=own))
+    assert result.verdict == "broken"
+    assert result.value > 0.98
+
+
+def test_where_nobody_refuses_there_is_nothing_to_attack():
+    assert results(*seen(SUMS))[REFUSAL].verdict == "nothing to attack"
+
+
+def test_views_of_others_and_of_nothing_are_declined_with_a_reason():
+    views, _ = seen(DRIFTConfig(), events=50)
+    wrong = {"orchestrator": "network", "network": "owner", "owner": "orchestrator"}
+    for attack in EVERY:
+        assert attack.applies(views[wrong[attack.party]])
+        view = views[attack.party]
+        assert attack.applies(replace(view, algorithm=object()))
+        assert attack.applies(replace(view, rounds=()))
+        if attack.party != "network":
+            assert attack.applies(View(attack.party, view.rounds, SUMS, "", None, 3, view.final))
+    pairs = replace(views["orchestrator"], algorithm=DRIFTConfig(ridge="pairs"))
+    assert "ridge" in a06_cosine.ATTACKS[0].applies(pairs)
+
+
+def test_nothing_private_is_shown():
+    views, truth = seen(SUMS, events=600)
+    guess = a06_cosine.ATTACKS[0].guess(views["orchestrator"])
+    for thing in (guess, truth.own["drift"], views["orchestrator"]):
+        assert "redacted" in repr(thing)

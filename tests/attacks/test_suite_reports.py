@@ -1,0 +1,151 @@
+"""A5 and A11: what a server behind a proxy gets out of randomised reports, and that a proxy which
+does not mix is found out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sottovoce import shuffling
+from sottovoce.algorithms.fcf import FCFConfig
+from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.attacks.suite import a05_linkage, a11_item_sets
+from sottovoce.attacks.views import Truth, View
+from sottovoce.consent import Choice, Consent
+from sottovoce.engines.transcripts import Recorder, seen_by
+from sottovoce.errors import DataError
+from sottovoce.federation import Federation
+from sottovoce.links import Proxied
+from sottovoce.messages import BitReports
+from sottovoce.parties.proxy import Proxy
+from sottovoce.privacy.reports import KReports, Tier
+from sottovoce.rng import Streams
+from sottovoce.testing import random_world
+
+N_USERS, N_ITEMS, K = 200, 300, 40
+TRAIN = random_world(N_USERS, N_ITEMS, 4000, seed=2)
+PLACE, CONTENT, ITEM = a05_linkage.ATTACKS
+
+
+class Open(Proxy):
+    """A proxy that keeps what it was sent, for the truth."""
+
+    def __init__(self, minimum, reports):
+        super().__init__(minimum, reports)
+        self.bits = []
+
+    def collect(self, bits, threads=1):
+        self.bits.append(bits)
+        return super().collect(bits, threads)
+
+
+def played(variant="published", epsilon=2.5, rounds=2, seed=1):
+    settings = FMFConfig(
+        variant=variant, embedding_size=3, rounds=rounds, scale=1e6, init_scale=1.0,
+        learning_rate=1e-4,
+    )  # fmt: skip
+    release, link = KReports(K, (Tier(epsilon, 50),)), Proxied()
+    choice = Choice(epsilon=epsilon, max_reports=K)
+    consent = Consent.uniform(np.arange(N_USERS), choice)
+    made = Federation.build(settings, TRAIN, consent, release, Streams.from_seed(seed), link=link)
+    made.proxy, heard = Open([50], K), Recorder()
+    made.run(listeners=[heard])
+    view = View(
+        "server", seen_by(heard.heard, "server"), settings, release, link, N_ITEMS,
+        made.server.items,
+    )  # fmt: skip
+    truth = Truth(
+        TRAIN, TRAIN, consent.takes_part, consent.share_positives, {}, {}, made.vectors(),
+        {"bits": made.proxy.bits},
+    )  # fmt: skip
+    return view, truth
+
+
+@pytest.mark.parametrize("variant", ["published", "rotated"])
+def test_behind_the_proxy_nothing_is_linked(variant):
+    view, truth = played(variant)
+    for attack in (PLACE, CONTENT):
+        assert attack.applies(view) == ""
+        found = attack.run(view, truth)
+        assert found.verdict == "holds", found
+        assert found.claims > 50_000
+        assert abs(found.value - 0.5) < 0.02
+
+
+def test_a_proxy_that_does_not_mix_is_caught(monkeypatch):
+    monkeypatch.setattr(shuffling, "shuffled", lambda values, seed, threads=1: values.copy())
+    found = PLACE.run(*played())
+    assert found.verdict == "broken"
+    assert found.value > 0.95
+
+
+def test_reports_without_coins_of_a_marked_user_can_be_linked_by_content():
+    """The attack by content is no formality: of two users whose reports are all alike it tells."""
+    view, truth = played(epsilon=16.0, rounds=1)
+    batch, sent = view.rounds[0].messages[0], truth.own["bits"][0]
+    # Half of the devices say 1 and half 0, about the same coordinate each time.
+    reports = np.tile((np.arange(N_USERS) % 2)[:, None], (1, K)).astype(np.uint32)
+    mixed = np.random.default_rng(0).permutation(reports.ravel())
+    seen = view.rounds[0]._replace(messages=(replace(batch, reports=mixed),))
+    told = replace(truth, own={"bits": [replace(sent, reports=reports)]})
+    found = CONTENT.run(replace(view, rounds=(seen,)), told)
+    assert found.verdict == "broken"
+    assert found.value == pytest.approx(0.75, abs=0.02)
+
+
+@pytest.mark.parametrize("variant", ["published", "rotated"])
+def test_the_pool_does_not_tell_an_item_but_a_colluding_proxy_helps(variant):
+    view, truth = played(variant)
+    found = ITEM.run(view, truth)
+    assert found.verdict == "holds", found
+    assert found.claims > 500
+    share = float(found.detail.split("is right in ")[1].split()[0])
+    assert share > 0.53  # of 80 reports, few of which are about the item
+    assert "colludes" in found.detail
+
+
+def test_without_coins_and_mixing_the_item_is_told():
+    """One device in the batch: nothing is mixed with its reports."""
+    view, truth = played("rotated", epsilon=16.0, rounds=2)
+    rounds = []
+    for seen, sent in zip(view.rounds, truth.own["bits"], strict=True):
+        batch = seen.messages[0]
+        alone = replace(batch, devices=1, reports=sent.reports[7])
+        rounds.append(seen._replace(messages=(alone,)))
+    mine = np.arange(N_USERS) == 7
+    found = ITEM.run(replace(view, rounds=tuple(rounds)), replace(truth, takes_part=mine))
+    assert found.value > 0.8
+    assert found.claims > 5
+
+
+def test_what_cannot_be_judged_is_said():
+    view, truth = played(rounds=1)
+    blind = replace(truth, own={})
+    found = PLACE.run(view, blind)
+    assert found.verdict == "nothing to attack"
+    assert "truth.own['bits']" in found.detail
+    assert "colludes" not in ITEM.run(view, blind).detail
+    nobody = replace(truth, takes_part=np.zeros(N_USERS, bool))
+    assert ITEM.run(view, nobody).verdict == "nothing to attack"
+    other = [replace(bits, reports=bits.reports ^ np.uint32(1)) for bits in truth.own["bits"]]
+    with pytest.raises(DataError, match="that were sent"):
+        PLACE.run(view, replace(truth, own={"bits": other}))
+    with pytest.raises(DataError, match="every round once"):
+        PLACE.run(view, replace(truth, own={"bits": truth.own["bits"] * 2}))
+
+
+def test_other_systems_and_silent_runs_are_not_attacked():
+    view, _ = played(rounds=1)
+    for attack in a05_linkage.ATTACKS:
+        assert "FMF-LDP" in attack.applies(replace(view, algorithm=FCFConfig()))
+        assert "no batch" in attack.applies(replace(view, rounds=()))
+        assert attack.promise.endswith(".")
+    with pytest.raises(DataError):
+        PLACE.guess(replace(view, algorithm=FCFConfig()))
+    assert not view.messages(BitReports)
+
+
+def test_item_sets_are_for_fedgnn_alone():
+    view, truth = played(rounds=1)
+    assert "FedGNN" in a11_item_sets.ATTACK.applies(view)
+    assert a11_item_sets.ATTACK.run(view, truth).verdict == "nothing to attack"

@@ -1,0 +1,89 @@
+"""The presets that are to survive attacks run as they are, and are what their comments say."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sottovoce import resources
+from sottovoce.experiment import Experiment
+from sottovoce.links import Proxied, SecureSum
+from sottovoce.privacy.central import price
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.privacy.reports import KReports
+from sottovoce.running import run_experiment
+
+SOUND = resources.folder("experiments") / "sound"
+MINE = sorted(p for p in SOUND.glob("*.toml") if not p.stem.startswith("drift"))
+SHORT = {
+    "fpl": ["algorithm.epochs=1"],
+    "fpl-noise": ["algorithm.rounds=3"],
+    "fcf": ["algorithm.rounds=3"],
+    "fmf": ["algorithm.rounds=2"],
+    "uc": ["algorithm.rounds=2"],
+    "combined": ["algorithm.rounds=2"],
+}
+
+
+def read(name, *settings):
+    return Experiment.from_file(SOUND / f"{name}.toml", settings)
+
+
+def test_there_is_one_for_each_system():
+    assert {path.stem for path in MINE} == set(SHORT)
+
+
+@pytest.mark.parametrize("name", sorted(SHORT))
+def test_it_runs_on_the_town(name, tmp_path):
+    experiment = read(name, *SHORT[name])
+    assert experiment.data.source == "town"
+    outcome = run_experiment(experiment, tmp_path / "run")
+    assert (tmp_path / "run" / "model.npz").exists()
+    assert 0 <= outcome.evaluations[outcome.system].summary()["P@10"] <= 1
+
+
+@pytest.mark.parametrize("name", sorted(SHORT))
+def test_no_single_update_reaches_the_server_in_the_clear(name):
+    """By the sight table of the link, which tests of its own hold the engines to."""
+    link = read(name).cross_device().link
+    assert isinstance(link, SecureSum | Proxied)
+    assert "DeviceReports" not in link.sees["server"]
+
+
+@pytest.mark.parametrize("name", ["fpl", "fcf", "uc", "combined"])
+def test_a_sum_hides_in_hundreds(name):
+    experiment = read(name)
+    assert experiment.cross_device().link.min_devices >= 200
+
+
+def test_pi_is_per_item():
+    for name in ("fpl", "fpl-noise"):
+        assert read(name).release == ShareFraction("item")
+
+
+def test_the_noise_costs_what_the_comment_says():
+    experiment = read("fpl-noise")
+    link, rounds = experiment.cross_device().link, experiment.algorithm.rounds
+    assert 7.5 < price(link.noise, rounds) <= 8.0
+    assert math.isinf(price(read("fpl").cross_device().link.noise, rounds))
+
+
+def test_who_reports_is_mixed_with_others_of_her_tier():
+    release = read("fmf").release
+    assert isinstance(release, KReports)
+    assert len(release.tiers) == 2
+    assert min(tier.min_devices for tier in release.tiers) >= 200
+
+
+def test_many_wishes_in_one_federation():
+    choices = read("combined").consent.choices
+    assert {c.share_positives for c in choices if c.takes_part} == {0.0, 0.5, 1.0}
+    assert {c.hidden_attributes for c in choices} == {(), ("gender",), ("gender", "age")}
+    assert not all(c.takes_part for c in choices)
+
+
+def test_one_bit_reports_would_drown_a_model():
+    """The figure in combined.toml."""
+    numbers, reports, e = 1e5, 1000 * 100, math.exp(2.5)
+    assert round((e + 1) / (e - 1) * math.sqrt(numbers / reports), 2) == 1.18
+    assert "is 1.18," in Path(SOUND / "combined.toml").read_text().replace("\n# ", " ")

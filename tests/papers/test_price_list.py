@@ -1,0 +1,191 @@
+"""The price list: its file, its claims, and a small one from end to end."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sottovoce import reproduce
+from sottovoce.attack_card import Card
+from sottovoce.attacks.views import Result
+from sottovoce.errors import ConfigError
+from sottovoce.privacy.central import price
+from sottovoce.reproduce import price_claims
+from sottovoce.reproduce.price_cells import Cell, PriceConfig, PriceStudy, Row
+from sottovoce.reproduce.price_list import price_list
+
+DATA = {"town": {"source": "town"}}
+FPL = {"configuration": "pFPL+", "embedding_size": 4, "rounds": 3}
+SUM = {"name": "secure-sum", "min_devices": 20}
+HALF = {"mix": [{"weight": 80, "share_positives": 0.5}, {"weight": 20, "takes_part": False}]}
+NONE = {"mix": [{"weight": 80, "share_positives": 0.0}, {"weight": 20, "takes_part": False}]}
+
+
+def quiet(what, done, total):
+    pass
+
+
+def fpl(label, kind, **more):
+    table = {"system": "FPL", "label": label, "kind": kind, "algorithm": FPL, "consent": HALF}
+    return Row.of({**table, **more}, 0)
+
+
+ROWS = [
+    fpl("as printed, π = 0", "printed", consent=NONE, rounds=1, release={"per": "draw"}),
+    fpl("direct", "other", rounds=1),
+    fpl("secure sum", "sound", link=SUM, rounds=1),
+    fpl("noise", "sound", link={**SUM, "clip": 1.0}, epsilon=8.0, rounds=1),
+]
+
+
+def study(tmp_path, rows=ROWS, **more):
+    small = {"town": {"source": "town"}}
+    return PriceStudy(
+        PriceConfig(sources=("town",)), small, rows, tmp_path / "cells", 1, quiet, **more
+    )
+
+
+@pytest.fixture
+def small_town(monkeypatch):
+    original = Row.experiment
+
+    def shrunk(self, source, data, seed):
+        made = original(self, source, data, seed)
+        table = {**made.table, "town": {"residents": 150, "venues": 80}}
+        return type(made).from_table(table)
+
+    monkeypatch.setattr(Row, "experiment", shrunk)
+
+
+def test_a_small_list_from_end_to_end(tmp_path, small_town):
+    found = price_list(study(tmp_path), tmp_path / "out")
+    assert Path(found["report"]).exists()
+    for suffix in ("png", "svg"):
+        assert (tmp_path / "out" / "figures" / f"price-list-town.{suffix}").exists()
+    tables = found.pop("tables")
+    json.dumps(found, allow_nan=False)
+    assert [len(table.rows) for table in tables] == [4, len(found["attacks"])]
+    printed, direct, summed, noisy = found["rows"]
+    assert "A1" in printed["broken"]
+    assert "A1" in direct["broken"]
+    assert direct["model"] == summed["model"] != noisy["model"]
+    items = summed["down"] / (4 * 5)
+    assert summed["up"] == 8 * items * 5 + 80
+    assert direct["up"] < summed["up"]
+    assert price(noisy["noise"], 3) <= 8.0
+    claims = {claim["claim"]: claim["holds"] for claim in found["claims"]}
+    assert [holds for text, holds in claims.items() if "bit for bit" in text] == [True]
+    assert [holds for text, holds in claims.items() if "hidden positives" in text] == [True]
+
+
+def test_a_cell_is_not_run_twice(tmp_path, small_town):
+    runs = []
+
+    def attacker(folder, rounds, threads):
+        runs.append(folder)
+        return Card("x", (result(),), ())
+
+    made = study(tmp_path, ROWS[2:3], attacker=attacker)
+    first = made.cell(ROWS[2], "town")
+    again = study(tmp_path, ROWS[2:3], attacker=attacker).cell(ROWS[2], "town")
+    assert (first, len(runs)) == (again, 1)
+    made.cell(replace(ROWS[2], rounds=2), "town")
+    assert len(runs) == 2
+    assert not any(folder.exists() for folder in runs)
+
+
+def result(code="A1", value=0.1, low=0.0, high=0.2, base=0.1, party="server", recall=math.nan):
+    return Result(code, "an attack", party, "x", "precision", value, (low, high), base, recall, 9)
+
+
+def cell(*results, digest="d", p=0.1):
+    attacks = tuple(Card("x", results, ()).attacks())
+    return Cell(
+        {"P@10": p, "NDCG@10": p}, 0.05, "", "", 1, 1, 1.0, 1.0, 1.0, digest, 0.0, attacks, ()
+    )
+
+
+def claims_of(tmp_path, *cells):
+    made = study(tmp_path, ROWS[: len(cells)])
+    found = list(zip(ROWS, cells, strict=False))
+    return {c["claim"]: c for c in price_claims.every_claim(made, "town", found)}
+
+
+def one(claims, words):
+    (found,) = [claim for text, claim in claims.items() if words in text]
+    return found["holds"]
+
+
+@pytest.mark.parametrize(("recall", "low", "holds"), [(0.97, 0.9, True), (0.9, 0.9, False),
+                                                      (0.97, 0.0, False)])  # fmt: skip
+def test_a1_must_find_nearly_all(tmp_path, recall, low, holds):
+    printed = cell(result(value=0.95, low=low, high=1.0, recall=recall))
+    assert one(claims_of(tmp_path, printed), "hidden positives") is holds
+
+
+def test_an_attack_that_wins_against_a_sound_way_is_named(tmp_path):
+    weak, strong = result(), result("A3", 0.9, 0.8, 1.0)
+    held = claims_of(tmp_path, cell(weak), cell(weak), cell(weak))
+    lost = claims_of(tmp_path, cell(weak), cell(weak), cell(weak, strong))
+    assert one(held, "secure sum: no attack") is True
+    assert one(lost, "secure sum: no attack") is False
+    detail = next(c["detail"] for text, c in lost.items() if "secure sum: no attack" in text)
+    assert "A3" in detail
+    assert "A1" not in detail
+
+
+def test_membership_has_a_claim_of_its_own_with_what_noise_costs(tmp_path):
+    leak, closed = result("A12", 0.7, 0.6, 0.8, 0.5), result("A12", 0.5, 0.4, 0.6, 0.5)
+    claims = claims_of(tmp_path, cell(), cell(), cell(leak), cell(closed, p=0.05))
+    assert one(claims, "tells nothing of members") is False
+    assert one(claims, "noise for ε = 8 closes A12") is True
+    assert one(claims, "FPL, secure sum: no attack") is True
+    assert any("(-50%)" in claim["detail"] for claim in claims.values())
+
+
+def test_another_model_is_seen(tmp_path):
+    claims = claims_of(tmp_path, cell(), cell(digest="d"), cell(digest="e"))
+    assert one(claims, "bit for bit") is False
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"system": "FPL", "label": "x", "kind": "good"},
+        {"system": "FPL", "label": "x"},
+        {"system": "FPL", "label": "x", "kind": "sound", "colour": "red"},
+    ],
+)
+def test_rows_that_make_no_sense_are_refused(table):
+    with pytest.raises(ConfigError):
+        Row.of(table, 3)
+
+
+def test_noise_needs_to_know_the_rounds():
+    row = fpl("x", "sound", epsilon=1.0, link={**SUM, "clip": 1.0}, algorithm={"epochs": 2})
+    with pytest.raises(ConfigError, match="rounds"):
+        row.experiment("town", DATA["town"], 0)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_installed_file_makes_sense(tmp_path, quick):
+    made = PriceStudy.read("price-list", quick, tmp_path, 1, quiet)
+    for source in made.config.sources:
+        rows = made.rows_of(source)
+        kinds = {(row.system, row.kind) for row in rows}
+        systems = {row.system for row in rows}
+        assert systems >= {"FPL", "FCF", "FMF-LDP", "UC-FedRec"}
+        assert kinds >= {(s, k) for s in systems for k in ("printed", "sound")}
+        for row in rows:
+            assert row.experiment(source, made.data[source], 0).baselines
+
+
+def test_it_is_among_what_can_be_reproduced(tmp_path, monkeypatch):
+    made = study(tmp_path, ROWS[:1], attacker=lambda *_: Card("x", (), ()))
+    monkeypatch.setattr(PriceStudy, "read", lambda *_: made)
+    monkeypatch.setattr(PriceStudy, "cell", lambda *_: cell(result()))
+    found = reproduce.run("price-list", quick=True, out=tmp_path / "o", threads=1, report=quiet)
+    assert found["name"] == "price-list"
+    assert found["rows"][0]["system"] == "FPL"

@@ -1,0 +1,127 @@
+"""`sottovoce attack RUN`: a table, a JSON object, a report card, one sentence on bad input."""
+
+import json
+import shutil
+
+import pytest
+
+import sottovoce.cli
+from sottovoce.experiment import Experiment
+from sottovoce.running import run_experiment
+from sottovoce.runs import RUNNING, RunFolder
+
+TABLE = {
+    "name": "tiny",
+    "seed": 3,
+    "town": {"residents": 60, "venues": 80, "visits_per_resident": 20.0},
+    "algorithm": {"configuration": "pFPL", "embedding_size": 4, "epochs": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "tiny"
+    run_experiment(Experiment.from_table(TABLE), path)
+    return path
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "tiny")
+
+
+@pytest.fixture
+def sottovoce_(capsys):
+    def call(*arguments):
+        code = sottovoce.cli.call([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+KEYS = {
+    "attack", "code", "party", "promise", "measure", "value", "interval", "base_rate", "recall",
+    "claims", "verdict", "detail",
+}  # fmt: skip
+
+
+def test_json_is_one_object_and_broken_promises_are_no_error(sottovoce_, run):
+    code, out, err = sottovoce_("attack", run, "--rounds", "2", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["run"] == str(run)
+    assert found["attacks"]
+    for attack in found["attacks"]:
+        assert set(attack) == KEYS
+        low, high = attack["interval"]
+        assert low <= high
+        assert attack["verdict"] in ("holds", "broken", "nothing to attack")
+    assert all(set(one) == {"code", "attack", "party", "reason"} for one in found["not_applicable"])
+    kept = json.loads((run / "attacks.json").read_text())
+    assert kept["attacks"] == found["attacks"]
+    assert found["report"] == str(run / "report-card.html")
+    assert (run / "report-card.html").exists()
+
+
+def test_text_says_what_a_promise_is_worth(sottovoce_, run):
+    code, out, err = sottovoce_("attack", run, "--rounds", "2", "--out", run.parent / "card.html")
+    assert (code, err) == (0, "")
+    assert "verdict" in out
+    assert "Report card:" in out
+    assert (run.parent / "card.html").exists()
+    assert (run.parent / "card.json").exists()
+    assert not (run / "attacks.json").exists()
+    assert not (run / "report-card.html").exists()
+
+
+def test_only_some(sottovoce_, run):
+    code, out, _ = sottovoce_("attack", run, "--rounds", "2", "--only", "a12", "--json")
+    assert code == 0
+    found = json.loads(out)
+    every = [*found["attacks"], *found["not_applicable"]]
+    assert {one["code"] for one in every} == {"A12"}
+
+
+def unfinished(run):
+    RunFolder.open(run).update_manifest(status=RUNNING)
+
+
+def without_data(run):
+    manifest = RunFolder.open(run).manifest()
+    table = manifest["experiment"] | {"data": {"source": "nowhere-to-be-found"}}
+    RunFolder.open(run).update_manifest(experiment=table)
+
+
+def no_transcript(run):
+    (run / "transcript").mkdir()
+
+
+def torn(run):
+    (run / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("harm", "more", "code", "words"),
+    [
+        (unfinished, [], 4, "has not finished"),
+        (without_data, [], 3, "nowhere-to-be-found"),
+        (no_transcript, [], 3, "is no transcript"),
+        (torn, [], 3, "cannot be read"),
+        (shutil.rmtree, [], 4, "is not a run folder"),
+        (None, ["--only", "A1,X9"], 2, "there is no attack X9"),
+        (None, ["--only", ","], 2, "--only needs"),
+        (None, ["--rounds", "0"], 2, "--rounds"),
+        (None, ["--out", "card.pdf"], 2, "HTML file"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_lost(sottovoce_, run, harm, more, code, words):
+    if harm is not None:
+        harm(run)
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    got, out, err = sottovoce_("attack", run, *more)
+    assert (got, out) == (code, "")
+    assert words in err
+    assert err.startswith("error: ")
+    assert len(err.strip().splitlines()) == 1
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
