@@ -125,8 +125,15 @@ def test_pairwise_models_and_reports_are_attacked_alike():
     assert found.verdict == "holds"
 
 
-def test_a_filtered_model_is_attacked_as_well():
+def test_a_filtered_model_is_attacked_as_well(monkeypatch):
     pytest.importorskip("torch")
+    few = Question.held_or_not(TRAIN, TEST, RNG)
+    keep = few.users < 120
+    few = replace(
+        few, users=few.users[keep], members=few.members[keep], strangers=few.strangers[keep],
+        popularity=few.popularity[keep],
+    )  # fmt: skip
+    monkeypatch.setattr(Question, "held_or_not", lambda *_: few)
     from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
     from sottovoce.privacy.updates import Clipped
 
@@ -138,7 +145,7 @@ def test_a_filtered_model_is_attacked_as_well():
     )  # fmt: skip
     truth = played(replace(FCF, rounds=1))[1]
     found = HELD.run(view, truth)
-    assert found.claims > 500  # nothing was learnt, so nothing is remembered
+    assert found.claims > 150  # nothing was learnt, so nothing is remembered
     assert found.verdict == "holds"
 
 

@@ -22,8 +22,8 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world
 
-N_USERS, N_ITEMS, K = 200, 300, 40
-TRAIN = random_world(N_USERS, N_ITEMS, 4000, seed=2)
+N_USERS, N_ITEMS, K = 1500, 300, 20
+TRAIN = random_world(N_USERS, N_ITEMS, 20 * N_USERS, seed=2)
 PLACE, CONTENT, ITEM = a05_linkage.ATTACKS
 
 
@@ -39,9 +39,9 @@ class Open(Proxy):
         return super().collect(bits, threads)
 
 
-def played(variant="published", epsilon=2.5, rounds=2, seed=1):
+def played(variant="rotated", epsilon=1.0, rounds=2, seed=1, scale=1.0, size=3):
     settings = FMFConfig(
-        variant=variant, embedding_size=3, rounds=rounds, scale=1e6, init_scale=1.0,
+        variant=variant, embedding_size=size, rounds=rounds, scale=scale, init_scale=1.0,
         learning_rate=1e-4,
     )  # fmt: skip
     release, link = KReports(K, (Tier(epsilon, 50),)), Proxied()
@@ -73,15 +73,24 @@ def test_behind_the_proxy_nothing_is_linked(variant):
 
 
 def test_a_proxy_that_does_not_mix_is_caught(monkeypatch):
+    """Coordinates are many here, so that few reports are equal and senders are known for sure."""
     monkeypatch.setattr(shuffling, "shuffled", lambda values, seed, threads=1: values.copy())
-    found = PLACE.run(*played())
+    found = PLACE.run(*played("published", rounds=1, size=128))
     assert found.verdict == "broken"
-    assert found.value > 0.95
+    assert found.value > 0.7
+
+
+def test_reports_that_are_bare_signs_can_be_linked_a_little():
+    """As published, with gradients scaled up until each is cut to ±1: bits about one factor of
+    similar items agree. Asserted so that nobody takes mixing for more than it is."""
+    found = CONTENT.run(*played("published", epsilon=2.5, scale=1e6))
+    assert found.verdict == "broken"
+    assert 0.505 < found.value < 0.6
 
 
 def test_reports_without_coins_of_a_marked_user_can_be_linked_by_content():
     """The attack by content is no formality: of two users whose reports are all alike it tells."""
-    view, truth = played(epsilon=16.0, rounds=1)
+    view, truth = played("published", epsilon=16.0, rounds=1)
     batch, sent = view.rounds[0].messages[0], truth.own["bits"][0]
     # Half of the devices say 1 and half 0, about the same coordinate each time.
     reports = np.tile((np.arange(N_USERS) % 2)[:, None], (1, K)).astype(np.uint32)
@@ -93,19 +102,20 @@ def test_reports_without_coins_of_a_marked_user_can_be_linked_by_content():
     assert found.value == pytest.approx(0.75, abs=0.02)
 
 
-@pytest.mark.parametrize("variant", ["published", "rotated"])
-def test_the_pool_does_not_tell_an_item_but_a_colluding_proxy_helps(variant):
-    view, truth = played(variant)
+@pytest.mark.parametrize(("variant", "scale"), [("published", 1e6), ("rotated", 1.0)])
+def test_the_pool_does_not_tell_an_item_but_a_colluding_proxy_helps(variant, scale):
+    view, truth = played(variant, scale=scale)
     found = ITEM.run(view, truth)
     assert found.verdict == "holds", found
     assert found.claims > 500
     share = float(found.detail.split("is right in ")[1].split()[0])
-    assert share > 0.53  # of 80 reports, few of which are about the item
+    assert share > 0.7
     assert "colludes" in found.detail
 
 
-def test_without_coins_and_mixing_the_item_is_told():
+def test_without_coins_and_mixing_the_item_is_told(monkeypatch):
     """One device in the batch: nothing is mixed with its reports."""
+    monkeypatch.setattr(a05_linkage, "MOST_TARGETS", N_USERS)
     view, truth = played("rotated", epsilon=16.0, rounds=2)
     rounds = []
     for seen, sent in zip(view.rounds, truth.own["bits"], strict=True):

@@ -73,7 +73,7 @@ class DRIFTConfig:
     """Gradients of rows that are more versions old than this are refused. Updates of one round
     start from the same rows and do not make each other older."""
     release: Release = "printed"
-    """As printed, or sums over people, with users' vectors at the owners (drift_aggregated.py)."""
+    """As printed, or sums over people; window = 0 is then a whole epoch (drift_aggregated.py)."""
     min_users: int = 10
     """"aggregated": how many people are behind every row that an owner sends, at least."""
 

@@ -10,7 +10,8 @@ the user who touched it. Here the orchestrator holds item rows alone:
   them. A row is the sum of the gradients since the item's last row, once `min_users` people are
   behind it; until then it is zeros, and the sum waits at the owner, which works with it meanwhile.
 - Owners are served after every `window` interactions, together, or, with window = 0, once at the
-  end of an epoch, in turn. Θ has no meaning.
+  end of an epoch, in turn. Θ has no meaning. Windows tell when an item got its people, to one who
+  also watches the users' lines (A7); a whole epoch does not.
 - A user asks her owners for her vectors, and ranks with their mean and the published rows. An item
   of which no row has been sent yet counts as an average one.
 

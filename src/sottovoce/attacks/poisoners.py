@@ -11,7 +11,6 @@ large a number. How the published ones work was taken from their descriptions:
 * `Profiles`: honest devices with made-up histories, the item among random or popular ones. Nothing
   in a single message tells them from people: what they reach is what as many fans would.
 * `Twin`: pulls the item's row to that of the most popular items (as in PIECK, 2025).
-* `Shout`: one number as large as a sum may be, where nobody can see who sent it.
 """
 
 from __future__ import annotations
@@ -233,14 +232,17 @@ class Twin:
     copied: int = 10
     reach: float = 2.0
     """How long the copy is, beside the mean."""
+    learning_rate: float = 0.05
+    """The server's, which the terms tell: together the devices ask for one whole step."""
 
     def device_poison(
         self, view: ModelView, senders: NDArray[np.int64], rng: Streams
     ) -> DeviceReports:
         items = view.items.astype(np.float64)
         others = self.facts.popular[self.facts.popular != self.target][: self.copied]
-        row = clipped(GRID * (self.reach * items[others].mean(axis=0) - items[self.target]), 1.0)
-        rows = np.tile(self.norm * row, (len(senders), 1, 1))
+        gap = self.reach * items[others].mean(axis=0) - items[self.target]
+        row = clipped(gap / (self.learning_rate * len(senders)), self.norm)
+        rows = np.tile(row, (len(senders), 1, 1))
         item = np.full((len(senders), 1), self.target, dtype=np.int64)
         return messages(view, senders, item, rows, self.allowed)
 
@@ -288,13 +290,6 @@ class Profiles:
         )
         values = sum_groups(updates.values, order, starts)
         return DeviceReports(view.round, senders[row[starts]], item[starts], values)
-
-
-def shout(view: ModelView, target: int, row: Floats) -> NDArray[np.int64]:
-    """A whole update as it goes into a secure sum: one row of any size, zeros elsewhere."""
-    whole = np.zeros(view.items.shape, dtype=np.int64)
-    whole[target] = np.rint(row * GRID).astype(np.int64)
-    return whole
 
 
 def pushing_bits(

@@ -35,8 +35,8 @@ NAMES: Mapping[str, str] = {
     "uc-figure6": "UC-FedRec: by the share of users who hide",
     "uc-figure7": "UC-FedRec: by the number of hidden attributes",
     "uc-figure8": "UC-FedRec: learning curves",
-    "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what each "
-    "attack came to (MovieLens 1M, Foursquare Italy)",
+    "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
+    "each attack came to (MovieLens 1M, Foursquare Italy)",
 }
 ON_GPU = "uc-"
 """How names begin that can be trained on a GPU."""

@@ -48,7 +48,7 @@ from sottovoce.terms import largest_value
 NAME = "poisoning"
 METRICS = ("P@10", "NDCG@10", "HR@10")
 FIGURES = ("ER@10", "ER@20", *METRICS)
-LOUD = 30.0
+LOUD = 100.0
 """Norm of a row where an attacker does not bother to look harmless."""
 FILLERS = 30
 LATE_ROUNDS = 10
@@ -199,11 +199,16 @@ class _Scene:
         )
 
 
+def _twin(scene: _Scene) -> Twin:
+    rate = scene.world.config.learning_rate
+    return Twin(scene.target, scene.world.facts, scene.allowed, LOUD, learning_rate=rate)
+
+
 ATTACKS: Mapping[str, Any] = {
     "fedrecattack": lambda s, train: FedRecAttack(s.target, s.world.facts, s.allowed),
     "a-hum": lambda s, train: HardUsers(s.target, s.allowed),
-    "twin": lambda s, train: Twin(s.target, s.world.facts, s.allowed, LOUD),
-    "late-twin": lambda s, train: Twin(s.target, s.world.facts, s.allowed, LOUD),
+    "twin": lambda s, train: _twin(s),
+    "late-twin": lambda s, train: _twin(s),
     "random": lambda s, train: s.profiles(np.arange(train.n_items), train.n_items),
     "popular": lambda s, train: s.profiles(
         s.world.facts.popular[: max(FILLERS + 1, train.n_items // 10)], train.n_items

@@ -19,9 +19,9 @@ from sottovoce.run_tables import readable_bytes
 NAME = "price-list"
 _READING = (
     "Accuracy is that of the run's own protocol, by full ranking. Trainings are short, and in most "
-    "cases the same for all ways to run a system; on Foursquare Italy FPL makes more draws in fewer "
-    "rounds where the link is a sum, and with noise vectors are smaller and rounds fewer. Two in "
-    "ten users take no part and are served at home.\n\n"
+    "cases the same for all ways to run a system; on Foursquare Italy FPL makes more draws in "
+    "fewer rounds where the link is a sum, and with noise vectors are smaller and rounds fewer. "
+    "Two in ten users take no part and are served at home.\n\n"
     "Bytes up are what a device sends in a round in which it is asked, by its ledger; down is the "
     "published model. In DRIFT they are those of a data owner in an epoch, to the orchestrator and "
     "back. Seconds are those of a whole round on this machine, every message written out: what "

@@ -19,7 +19,6 @@ from sottovoce.engines.https.masked_wire import sum_bytes
 from sottovoce.engines.https.opening import count_round
 from sottovoce.engines.https.report_keys import KEPT_ROUNDS, ReportKeys
 from sottovoce.engines.https.sealing import key_id
-from sottovoce.engines.https.summed_rounds import ProxyLine, SummedCoordinator
 from sottovoce.errors import ConfigError, Diverged, ServiceError
 from sottovoce.parties.server import Server
 
@@ -32,6 +31,9 @@ def coordinator_of(plan: Plan, clock: Clock, keys: Path) -> Coordinator:
     if plan.proxied:
         return ProxiedCoordinator(plan, clock, ReportKeys(keys))
     if plan.terms.secure_sum is not None:
+        # A client's libraries, without which other servers start sooner.
+        from sottovoce.engines.https.summed_rounds import ProxyLine, SummedCoordinator
+
         line = ProxyLine(plan.terms.secure_sum, proxy_token(keys), sum_bytes(plan.terms))
         return SummedCoordinator(plan, clock, line.ask)
     return Coordinator(plan, clock)

@@ -1,0 +1,187 @@
+"""Caps against malicious devices: what they bound, and that they leave honest sums alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sottovoce.errors import ConfigError
+from sottovoce.messages import GRID, BitCounts, DeviceReports, add_up
+from sottovoce.parties.allowances import Allowances
+from sottovoce.parties.defence import Defence, defended_groups, row_norms
+
+WIDTH = 3
+HIGH = Defence(
+    burst=1000.0, max_row_norm=1000.0, max_device_norm=1000.0, max_rows=99, max_sum_norm=1e6
+)
+
+
+def report(sender, rows, round=0):
+    """{item: row} in units, as one device's message."""
+    item = np.array(sorted(rows), dtype=np.int32)
+    values = np.array([rows[i] for i in item.tolist()], dtype=np.float64).reshape(-1, WIDTH)
+    whole = np.rint(values * GRID).astype(np.int64)
+    return DeviceReports(round, np.full(len(item), sender, np.int64), item, whole)
+
+
+def equal(one, other):
+    return (
+        np.array_equal(one.item, other.item)
+        and np.array_equal(one.sums, other.sums)
+        and (one.round, one.devices) == (other.round, other.devices)
+    )
+
+
+def norms(total):
+    return dict(zip(total.item.tolist(), row_norms(total.sums) / GRID, strict=True))
+
+
+numbers = st.floats(-5.0, 5.0, width=32)
+tables = st.dictionaries(st.integers(0, 6), st.tuples(*[numbers] * WIDTH), max_size=4)
+crowds = st.lists(tables, min_size=1, max_size=6).map(
+    lambda found: [report(sender, rows) for sender, rows in enumerate(found)]
+)
+caps = st.builds(
+    Defence,
+    burst=st.sampled_from([0.0, 0.5, 3.0]),
+    max_row_norm=st.sampled_from([0.0, 0.7, 4.0]),
+    max_device_norm=st.sampled_from([0.0, 1.0, 9.0]),
+    max_rows=st.sampled_from([0, 2]),
+    min_contributors=st.sampled_from([0, 2]),
+    max_sum_norm=st.sampled_from([0.0, 1.5]),
+)
+
+
+@given(crowds)
+def test_caps_that_nobody_reaches_change_nothing(batches):
+    plain = add_up(0, batches, WIDTH)
+    assert equal(Defence().defended(0, batches, WIDTH), plain)
+    assert equal(HIGH.defended(0, batches, WIDTH), plain)
+
+
+@settings(deadline=None)
+@given(crowds, caps, st.randoms(use_true_random=False))
+def test_neither_order_nor_batching_matters(batches, defence, chance):
+    shuffled = list(batches)
+    chance.shuffle(shuffled)
+    one = DeviceReports(
+        0,
+        np.concatenate([b.sender for b in shuffled]),
+        np.concatenate([b.item for b in shuffled]),
+        np.concatenate([b.values for b in shuffled]),
+    )
+    expected = defence.defended(0, batches, WIDTH)
+    assert equal(defence.defended(0, shuffled, WIDTH), expected)
+    assert equal(defence.defended(0, [one], WIDTH), replace(expected))
+
+
+@given(crowds, st.floats(0.1, 3.0))
+def test_one_device_moves_a_row_by_the_cap_at_most(batches, cap):
+    without, loud = batches[1:], batches[0]
+    for defence in (Defence(max_row_norm=cap), Defence(burst=cap)):
+        alone = defence.defended(0, [loud], WIDTH)
+        assert all(length <= cap + 1e-6 for length in norms(alone).values())
+        before = defence.defended(0, without, WIDTH).dense(7)
+        after = defence.defended(0, batches, WIDTH).dense(7)
+        assert (row_norms(after - before) / GRID <= cap + 1e-6).all()
+
+
+def test_a_whole_update_is_capped():
+    total = Defence(max_device_norm=1.0).defended(
+        0, [report(0, {0: (3, 0, 0), 1: (0, 4, 0)}), report(1, {2: (0.5, 0, 0)})], WIDTH
+    )
+    assert norms(total) == pytest.approx({0: 0.6, 1: 0.8, 2: 0.5}, abs=1e-6)
+
+
+def test_rows_of_too_few_devices_are_not_folded():
+    batches = [report(n, {0: (1, 0, 0)} | ({5: (9, 9, 9)} if n == 0 else {})) for n in range(3)]
+    total = Defence(min_contributors=2).defended(0, batches, WIDTH)
+    assert total.item.tolist() == [0]
+    assert total.devices == 3
+
+
+def test_a_message_with_too_many_rows_does_not_count():
+    batches = [report(0, {i: (1, 1, 1) for i in range(5)}), report(1, {0: (1, 0, 0)})]
+    total = Defence(max_rows=4).defended(0, batches, WIDTH)
+    assert norms(total) == {0: 1.0}
+
+
+def test_a_burst_comes_back_over_the_rounds():
+    guard = Defence(burst=1.0, refill_rounds=10).guard()
+
+    def counted(round, sender=7, item=0):
+        message = report(sender, {item: (5, 0, 0)}, round)
+        return norms(guard.sum_reports(round, [message], WIDTH)).get(item, 0.0)
+
+    assert counted(0) == pytest.approx(1.0, abs=1e-6)
+    assert counted(1) == pytest.approx(0.1, abs=1e-6)
+    assert counted(1, sender=8) == pytest.approx(1.0, abs=1e-6), "every device has its own"
+    assert counted(1, item=3) == pytest.approx(1.0, abs=1e-6), "and for every item"
+    assert counted(6) == pytest.approx(0.5, abs=1e-6)
+    assert counted(99) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_guard_without_memory_is_found_out():
+    """The broken control: a fresh allowance in each round lets a device push for ever."""
+    defence, sent = Defence(burst=1.0, refill_rounds=100), report(7, {0: (5, 0, 0)})
+    guard = defence.guard()
+
+    def moved(sum_reports):
+        sums = [sum_reports(round, [replace(sent, round=round)], WIDTH) for round in range(20)]
+        return sum(norms(total)[0] for total in sums)
+
+    assert moved(guard.sum_reports) <= 1.2
+    assert moved(defence.defended) > 19.9
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 50), unique=True, max_size=20), min_size=1, max_size=30))
+def test_buckets_are_those_of_a_plain_table(rounds):
+    """Beside a dictionary that forgets nothing; the table is made to grow on the way."""
+    left, levels = Allowances(1.0, 0.25), {}
+    for round, pairs in enumerate(rounds):
+        many = np.array([*pairs, *range(1000 * round + 51, 1000 * round + 551)], dtype=np.int64)
+        amounts = 0.1 + (many % 7) / 5.0
+        shares = left.shares(round, many, amounts)
+        levels = {pair: max(0.0, level - 0.25) for pair, level in levels.items()}
+        for pair, amount, share in zip(pairs, amounts, shares, strict=False):
+            room = 1.0 - levels.get(pair, 0.0)
+            assert share == pytest.approx(min(1.0, room / amount), abs=1e-9)
+            levels[pair] = levels.get(pair, 0.0) + amount * min(1.0, room / amount)
+
+
+def test_a_sum_is_capped_by_its_median_row():
+    batches = [report(0, {i: (1, 0, 0) for i in range(5)} | {9: (0, 400, 0)})]
+    total = add_up(0, batches, WIDTH)
+    found = norms(Defence(max_sum_norm=3.0).defended_sum(total))
+    assert found == pytest.approx({0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 9: 3}, abs=1e-6)
+    assert equal(Defence(max_sum_norm=500.0).defended_sum(total), total)
+
+
+def test_a_loud_device_spoils_its_group_alone():
+    quiet = [add_up(0, [report(n, {0: (0, 0.5, 0)})], WIDTH) for n in range(3)]
+    loud = add_up(0, [report(9, {0: (1e5, 0, 0)})], WIDTH)
+    total = defended_groups(0, [*quiet, loud], 1.0, WIDTH)
+    assert total.devices == 4
+    assert (total.sums[0] / GRID).tolist() == pytest.approx([1.0, 1.5, 0.0], abs=1e-6)
+
+
+def test_reports_about_a_coordinate_count_no_more_than_chance_brings():
+    counts = BitCounts(0, (100,), (10_000,), np.array([[5000, -5000, 90, -3]]))
+    found = Defence(max_reports_over=4.0).defended_counts(counts, 0.01)
+    assert found.sums.tolist() == [[140, -140, 90, -3]]
+    assert Defence().defended_counts(counts, 0.01) is counts
+
+
+@pytest.mark.parametrize("fields", [{"burst": -1.0}, {"max_rows": -1}, {"refill_rounds": 0}])
+def test_caps_that_make_no_sense_are_refused(fields):
+    with pytest.raises(ConfigError, match="defence"):
+        Defence(**fields)
+
+
+def test_allowances_tell_nobody_anything():
+    left = Allowances(1.0, 0.1)
+    left.shares(0, np.array([123456789]), np.array([1.0]))
+    assert "123456789" not in repr(left)
