@@ -300,13 +300,20 @@ def pushing_bits(
     reports: int,
     variant: str,
     rng: Streams,
+    drawn: bool = False,
 ) -> NDArray[np.uint32]:
     """One-bit reports of malicious devices, [devices, reports]: all about the target, none of them
-    randomised. They move its row towards `towards`, as far as so many reports can."""
+    randomised. They move its row towards `towards`, as far as so many reports can. `drawn`: as if
+    somebody saw to it that coordinates are drawn as in honest reports; then only bits are chosen,
+    and they are fair coins where they are not about the target."""
     n_items, size = view.items.shape
     draw = rng.child("bits", view.round).generator()
     factor = draw.integers(0, size, (devices, reports))
     up: NDArray[Any] = towards[factor] > 0
+    if variant == "published" and drawn:
+        item = draw.integers(0, n_items, (devices, reports))
+        coin = draw.integers(0, 2, (devices, reports)) == 1
+        return pack(item * size + factor, np.where(item == target, ~up, coin))
     if variant == "published":  # there the server goes against what is reported
         return pack(target * size + factor, ~up)
     line = draw.integers(0, rotated.order(n_items), (devices, reports))

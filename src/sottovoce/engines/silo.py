@@ -198,7 +198,7 @@ class Federated:
     empty_owners: tuple[str, ...]
     """Categories without an item in training; nobody stands for them."""
     withheld: int = 0
-    """Rows of items at owners that stay there, since too few people touch them."""
+    """Items at owners of which no row ever leaves, since too few people touch them."""
 
 
 def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, ...]) -> Federated:

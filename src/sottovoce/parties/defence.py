@@ -13,8 +13,9 @@ Each cap bounds what one device, or one round, can do to an item's row, whatever
   owns an item in a round. It is no help where malicious devices are more than the threshold.
 * `max_sum_norm`: where only sums are seen, a summed row is no longer than this multiple of the
   median row's. It slows an attack down. It does not stop one: a single device can fill it alone.
-* `max_reports_over`: where randomised reports are sent, the reports about one coordinate count no
-  more than so many as chance could have drawn.
+* `max_reports_over`: where randomised reports are sent, those about one coordinate count no more
+  than so many as chance could have drawn. It bounds what can be done to a coordinate, and does not
+  stop an attack: it is filled in every round.
 
 All of them are the server's. Limits that devices are asked to keep (`link.clip`) bind honest ones.
 

@@ -117,8 +117,8 @@ def _protocol(c: PoisoningConfig) -> str:
         f"seed {c.seed}; each user's latest 20 % held out; malicious devices come on top of the "
         f"honest ones; {c.public_share:.0%} of interactions are public; the defence lets a device "
         f"add {c.burst:g} to an item, which comes back in {c.refill_draws:g} draws of a mean user; "
-        f"sums are capped at {c.max_sum_norm:g} times the median, groups have {c.group_size} "
-        f"devices, counts are capped at {c.max_reports_over:g} standard deviations"
+        f"sums are capped at {c.max_sum_norm:g} times the median, groups have "
+        f"{c.group_size} devices"
     )
 
 
@@ -128,5 +128,7 @@ _READING = (
     "many real fans would, and no look at messages tells them apart. “twin” pulls the target's row "
     "to those of popular items, as loud as the server lets pass; “late-twin” saves it for the last "
     f"{LATE_ROUNDS} rounds. Under a secure sum nobody sees who sent what: a single device can fill "
-    "any cap on the sum, so such a cap only slows it down."
+    "any cap on the sum, so such a cap only slows it down. “drawn coordinates” is what "
+    "randomised reports would withstand if somebody checked that devices draw what they report on; "
+    "nobody does yet."
 )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.algorithms.base import CrossDevice
-from sottovoce.algorithms.fmf import FMF, FMFConfig
+from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attacks.poisoners import (
     Allowed,
@@ -85,9 +85,8 @@ class PoisoningConfig:
     """An allowance comes back while a mean user draws each of her items so many times."""
     max_sum_norm: float = 3.0
     group_size: int = 20
-    max_reports_over: float = 4.0
     bit_rounds: int = 20
-    bit_variants: tuple[str, ...] = ()
+    bit_ways: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = set(self.attacks) - set(ATTACKS)
@@ -239,7 +238,7 @@ class Poisoning:
                     for target in world.targets
                 ]
             if world.config.bits:
-                for way in (f"{v} reports{d}" for v in c.bit_variants for d in ("", ", capped")):
+                for way in c.bit_ways:
                     found.append(Case(number, way))
                     found += [Case(number, way, "bits", s, world.targets[0]) for s in c.shares]
         return found
@@ -269,7 +268,7 @@ class Poisoning:
 
     def _settings(self) -> PoisoningConfig:
         """What a single case depends on."""
-        return replace(self.config, worlds=(), shares=(), attacks=(), bit_variants=())
+        return replace(self.config, worlds=(), shares=(), attacks=(), bit_ways=())
 
     # --- item rows --------------------------------------------------------------------------------
 
@@ -339,23 +338,17 @@ class Poisoning:
         federation = Federation.build(settings, train, consent, release, rng)
         federation.devices.ledger.keep_rows = False
         server, devices = federation.server, federation.devices
-        over = c.max_reports_over if case.way.endswith("capped") else 0.0
-        defence, n_bad = Defence(max_reports_over=over), 0
-        if case.attack:
-            n_bad = max(1, round(case.share * train.n_users))
-        algorithm = server.algorithm
-        if not isinstance(algorithm, FMF):
-            raise ConfigError("randomised reports are FMF-LDP's")
+        drawn = case.way.endswith("drawn coordinates")
+        n_bad = max(1, round(case.share * train.n_users)) if case.attack else 0
         for _ in range(c.bit_rounds):
             view = server.publish()
             reports = devices.report_bits(view, users).reports.ravel()
             if n_bad:
                 towards = view.items[world.facts.popular[:10]].mean(axis=0).astype(np.float64)
-                mine = pushing_bits(view, case.target, towards, n_bad, k, variant, rng)
+                mine = pushing_bits(view, case.target, towards, n_bad, k, variant, rng, drawn)
                 reports = np.concatenate([reports, mine.ravel()])
             batch = Batch(view.round, 0, train.n_users + n_bad, reports)
-            drawn = 1.0 / algorithm.coordinates(len(view.items))
-            server.fold(defence.defended_counts(server.count([batch]), drawn))
+            server.fold(server.count([batch]))
         targets = [case.target] if case.attack else world.targets[:1]
         return world.judge(federation.scorer(), targets)
 
