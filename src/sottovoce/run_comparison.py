@@ -102,7 +102,7 @@ def _write(
                 "What this does not protect",
                 [
                     honest_notes(
-                        (run.experiment.release for run in runs.values()),
+                        (run.experiment.release or run.experiment.silo for run in runs.values()),
                         (run.experiment.link for run in runs.values()),
                     )
                 ],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock
 from sottovoce.evaluation.tables import Column, Table
@@ -55,6 +56,13 @@ OWNERS = (
     "it can tell who it was and whether she liked it. Waiting for Θ blocks does not prevent that. "
     "The ledger therefore books an unbounded privacy cost for everything. Who must not be read can "
     "refuse owners, or take no part. See docs/privacy.md."
+)
+AGGREGATED_OWNERS = (
+    "Sealing keeps interactions from the network. A data owner reads every interaction with its "
+    "items in full: who, what, when, and whether she liked it. The orchestrator gets sums over "
+    "many people, whose vectors it does not hold; our attacks on it do no better than guessing. "
+    "There is no noise in the sums and no ε: they tell about how many touched an item and liked "
+    "it. Who must not be read can refuse owners, or take no part. See docs/privacy.md."
 )
 FILTERED = (
     "Hiding an attribute keeps its value out of all training, and filters pull her embedding to "
@@ -114,11 +122,17 @@ _PLACES = 12
 
 
 def honest_notes(releases: Iterable[object], links: Iterable[object] = ()) -> TextBlock:
-    """What these releases do not protect, each kind once; None is what goes to data owners. `links`
-    are the ways that they went, where they are known."""
+    """What these releases do not protect, each kind once; for data owners, the settings of DRIFT.
+    `links` are the ways that they went, where they are known."""
     pairs = zip_longest(releases, links)
     notes = {note: None for release, link in pairs for note in _notes(release, link)}
     return TextBlock("\n\n".join(notes))
+
+
+def owners_note(settings: DRIFTConfig | None) -> str:
+    """What data owners and their orchestrator learn."""
+    summed = settings is not None and settings.release == "aggregated"
+    return AGGREGATED_OWNERS if summed else OWNERS
 
 
 def _notes(release: object, link: object) -> list[str]:
@@ -132,8 +146,8 @@ def _notes(release: object, link: object) -> list[str]:
 
 
 def _note(release: object) -> str:
-    if release is None:
-        return OWNERS
+    if release is None or isinstance(release, DRIFTConfig):
+        return owners_note(release)
     if isinstance(release, KReports):
         return REPORTS
     if isinstance(release, Clipped):

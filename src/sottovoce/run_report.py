@@ -86,7 +86,12 @@ def write_run_report(
             *_bias(outcome, figures),
             Section(
                 "What this does not protect",
-                [honest_notes([outcome.experiment.release], [outcome.experiment.link])],
+                [
+                    honest_notes(
+                        [outcome.experiment.release or outcome.experiment.silo],
+                        [outcome.experiment.link],
+                    )
+                ],
             ),
         ]
         return write_report(page, f"{outcome.experiment.name}: {outcome.system}", sections)

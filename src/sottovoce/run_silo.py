@@ -20,6 +20,15 @@ NUMBER_BYTES = 4
 def silo_story(outcome: SiloOutcome) -> TextBlock:
     """How it went about, in a few sentences."""
     world, facts = outcome.world, outcome.facts
+    if world.config.release == "aggregated":
+        return TextBlock(
+            f"{facts.members:,} users send what they do with an item, sealed, to each of "
+            f"{len(world.owners):,} data owners that holds it. Owners keep users' vectors, fetch "
+            "the rows of all their items and send one row back for each: a sum over at least "
+            f"{world.config.min_users:,} people, or zeros; {facts.withheld:,} rows never leave. "
+            f"Users rank at home. This is gone through {world.config.epochs:,} times, with "
+            f"{facts.blocks:,} blocks in {facts.updates:,} updates each time."
+        )
     served = (
         f"asks the orchestrator for the vectors concerned as soon as it has {world.config.theta:,} "
         "of them"
@@ -42,9 +51,12 @@ def silo_facts(outcome: SiloOutcome) -> dict[str, object]:
     config, facts = outcome.world.config, outcome.facts
     rounds = f", {facts.rounds:,} rounds" if facts.rounds else ""
     by = {"user": "user by user", "time": "in the order of time"}[config.order]
+    when = f"Θ = {config.theta:,}"
+    if config.release == "aggregated":
+        when = f"sums over at least {config.min_users:,} people"
     return {
         "learning": f"embedding size {config.embedding_size}, learning rate "
-        f"{config.learning_rate:g}, Θ = {config.theta:,}, {by}",
+        f"{config.learning_rate:g}, {when}, {by}",
         "schedule": f"{config.epochs:,} epochs of {facts.updates:,} updates{rounds}",
         "positive": f"rated {config.positive_from:g} or better",
         "owners": ", ".join(outcome.world.owners),

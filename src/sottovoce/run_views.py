@@ -114,8 +114,8 @@ class FinishedRun:
         user = self.user(name)
         if self.experiment.silo is not None and not self.consent.takes_part[user]:
             raise DataError(
-                f"{name} takes no part, so the orchestrator has no vector of hers and can "
-                "recommend nothing to her"
+                f"{name} takes no part, so nobody has a vector of hers and can recommend "
+                "anything to her"
             )
         items, scores = recommend(self.scorer(), user, self.split.train.row(user), n)
         return [

@@ -75,7 +75,7 @@ def run(
     from sottovoce import experiment_files
     from sottovoce.experiment import Experiment
     from sottovoce.recommender import default_threads
-    from sottovoce.run_privacy import OWNERS
+    from sottovoce.run_privacy import owners_note
     from sottovoce.run_report import notes, write_run_report
     from sottovoce.run_tables import hints, results_table
     from sottovoce.running import run_experiment
@@ -106,7 +106,7 @@ def run(
     if as_json:
         manifest = outcome.folder.manifest() if outcome.folder is not None else {}
         output.emit(
-            ({} if experiment.silo is None else {"not_protected": OWNERS})
+            ({} if experiment.silo is None else {"not_protected": owners_note(experiment.silo)})
             | {
                 "run": place,
                 "name": experiment.name,
@@ -124,7 +124,7 @@ def run(
         title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}"
         output.show(
             results_table(outcome.evaluations, title, notes(outcome)),
-            *([] if experiment.silo is None else [OWNERS]),
+            *([] if experiment.silo is None else [owners_note(experiment.silo)]),
             f"Run:    {place}",
             f"Report: {page}",
         )
