@@ -53,12 +53,12 @@ def poisoner(name, made, norm):
         return Profiles.of(algorithm, TARGET, everything, TRAIN.n_items, 30, SENDERS, RNG)
     return {
         "fedrecattack": lambda: FedRecAttack(TARGET, FACTS, ALLOWED, norm),
-        "a-hum": lambda: HardUsers(TARGET, ALLOWED, norm),
+        "a-hum": lambda: HardUsers(TARGET, ALLOWED, norm, made_up=600),
         "twin": lambda: Twin(TARGET, FACTS, ALLOWED, norm, reach=4.0),
     }[name]()
 
 
-def trained(name=None, defence=None, norm=20.0):
+def trained(name=None, defence=None, norm=100.0):
     """The model after rounds in which BAD of the devices (2 %) push the target."""
     made = federation()
     rows, server = made.devices.willing(), made.server
@@ -87,7 +87,7 @@ def clean():
 @pytest.mark.parametrize(
     ("name", "reached"),
     # A-hum is content when a score is high by itself, which is less than being above others.
-    [("fedrecattack", 0.5), ("a-hum", 0.06), ("twin", 0.5)],
+    [("fedrecattack", 0.5), ("a-hum", 0.1), ("twin", 0.5)],
 )
 def test_two_in_a_hundred_devices_own_a_cold_item_unless_they_are_stopped(name, reached, clean):
     assert clean < 0.02

@@ -26,6 +26,11 @@ def report(sender, rows, round=0):
     return DeviceReports(round, np.full(len(item), sender, np.int64), item, whole)
 
 
+def defended(defence, batches):
+    """One round under a defence that has seen no other."""
+    return defence.guard().sum_reports(0, batches, WIDTH)
+
+
 def equal(one, other):
     return (
         np.array_equal(one.item, other.item)
@@ -54,11 +59,12 @@ caps = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(crowds)
 def test_caps_that_nobody_reaches_change_nothing(batches):
     plain = add_up(0, batches, WIDTH)
-    assert equal(Defence().defended(0, batches, WIDTH), plain)
-    assert equal(HIGH.defended(0, batches, WIDTH), plain)
+    assert equal(defended(Defence(), batches), plain)
+    assert equal(defended(HIGH, batches), plain)
 
 
 @settings(deadline=None)
@@ -72,19 +78,20 @@ def test_neither_order_nor_batching_matters(batches, defence, chance):
         np.concatenate([b.item for b in shuffled]),
         np.concatenate([b.values for b in shuffled]),
     )
-    expected = defence.defended(0, batches, WIDTH)
-    assert equal(defence.defended(0, shuffled, WIDTH), expected)
-    assert equal(defence.defended(0, [one], WIDTH), replace(expected))
+    expected = defended(defence, batches)
+    assert equal(defended(defence, shuffled), expected)
+    assert equal(defended(defence, [one]), replace(expected))
 
 
+@settings(deadline=None)
 @given(crowds, st.floats(0.1, 3.0))
 def test_one_device_moves_a_row_by_the_cap_at_most(batches, cap):
     without, loud = batches[1:], batches[0]
     for defence in (Defence(max_row_norm=cap), Defence(burst=cap)):
-        alone = defence.defended(0, [loud], WIDTH)
+        alone = defended(defence, [loud])
         assert all(length <= cap + 1e-6 for length in norms(alone).values())
-        before = defence.defended(0, without, WIDTH).dense(7)
-        after = defence.defended(0, batches, WIDTH).dense(7)
+        before = defended(defence, without).dense(7)
+        after = defended(defence, batches).dense(7)
         assert (row_norms(after - before) / GRID <= cap + 1e-6).all()
 
 
@@ -97,14 +104,14 @@ def test_a_whole_update_is_capped():
 
 def test_rows_of_too_few_devices_are_not_folded():
     batches = [report(n, {0: (1, 0, 0)} | ({5: (9, 9, 9)} if n == 0 else {})) for n in range(3)]
-    total = Defence(min_contributors=2).defended(0, batches, WIDTH)
+    total = defended(Defence(min_contributors=2), batches)
     assert total.item.tolist() == [0]
     assert total.devices == 3
 
 
 def test_a_message_with_too_many_rows_does_not_count():
     batches = [report(0, {i: (1, 1, 1) for i in range(5)}), report(1, {0: (1, 0, 0)})]
-    total = Defence(max_rows=4).defended(0, batches, WIDTH)
+    total = defended(Defence(max_rows=4), batches)
     assert norms(total) == {0: 1.0}
 
 
@@ -132,8 +139,13 @@ def test_a_guard_without_memory_is_found_out():
         sums = [sum_reports(round, [replace(sent, round=round)], WIDTH) for round in range(20)]
         return sum(norms(total)[0] for total in sums)
 
+    def forgetful(round, batches, width):
+        return defence.guard().sum_reports(round, batches, width)
+
     assert moved(guard.sum_reports) <= 1.2
-    assert moved(defence.defended) > 19.9
+    assert moved(forgetful) > 19.9
+    with pytest.raises(ConfigError, match="memory"):
+        defence.defended(0, [sent], WIDTH)
 
 
 @settings(deadline=None)

@@ -36,6 +36,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
+from sottovoce.errors import ConfigError
 from sottovoce.messages import GRID, BitCounts, DeviceReports, SummedReports, add_sums, add_up
 from sottovoce.parties.allowances import Allowances
 
@@ -90,13 +91,14 @@ class Defence:
         width: int,
         allowances: Allowances | None = None,
     ) -> SummedReports:
-        """`add_up` under all caps. A device's rows come in one batch. Without `allowances` every
-        device begins with a whole burst."""
+        """`add_up` under all caps. A device's rows come in one batch. A burst needs the allowances
+        that all rounds share; a `Guard` has them."""
         devices = sum(len(np.unique(batch.sender)) for batch in batches)
         kept = [self._capped(batch) for batch in batches]
         if self.burst:
-            left = self.allowances() if allowances is None else allowances
-            kept = [_within(batch, round, left) for batch in kept]
+            if allowances is None:
+                raise ConfigError("defence.burst needs a memory of earlier rounds; use a guard")
+            kept = [_within(batch, round, allowances) for batch in kept]
         total = add_up(round, kept, width)
         if self.min_contributors:
             item = np.concatenate([np.zeros(0, np.int32), *(batch.item for batch in kept)])
