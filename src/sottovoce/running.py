@@ -21,6 +21,7 @@ from sottovoce.ledger import COUNTS, Totals, totals_of
 from sottovoce.outcomes import Outcome as Outcome
 from sottovoce.outcomes import Report as Report
 from sottovoce.outcomes import check_before, check_protocol, manifest_of
+from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.recommender import Scorer
 from sottovoce.runs import Checkpoint, RunFolder
 from sottovoce.silo_running import check_silo_options, run_silo
@@ -80,6 +81,8 @@ def run_experiment(
         split.train.n_users,
         kept=out is not None,
         proxied=federation.proxy is not None,
+        summed=federation.masker is not None,
+        defended=experiment.defence != NO_DEFENCE,
     )
     federation.check_device(device)
     if transcript and (device != "cpu" or engine != "simulation"):

@@ -54,6 +54,8 @@ FITTING: Mapping[type[AlgorithmConfig], tuple[str, tuple[str, ...]]] = {
 LARGEST_MODEL = 1 << 29
 """Bytes of a model's numbers. A device holds it in memory a few times over, and its store keeps it
 as one value, which may have 10⁹ bytes."""
+LARGEST_MASKED = 990_000_000
+"""Bytes of a masked update, which a store keeps as one value."""
 _FURTHEST = 512
 """Scales of noise beyond which no number is taken for one: with the noise of the terms there is
 none such in e⁵¹², with the eightfold noise of somebody who permits an eighth of their ε, in e⁶⁴."""
@@ -145,6 +147,11 @@ class Terms:
                 f"a model of {self.n_rows:,} rows with {self.width:,} numbers each is larger "
                 f"than {LARGEST_MODEL >> 20} MiB, which is the most that a device takes"
             )
+        if self.secure_sum is not None and 8 * self.n_rows * self.width >= LARGEST_MASKED:
+            raise ConfigError(
+                f"a masked update of {self.n_rows:,} rows with {self.width:,} numbers each is too "
+                "large; make embedding_size smaller"
+            )
         if isinstance(self.algorithm, FPLConfig) and not isinstance(self.algorithm.triples, int):
             raise ConfigError(
                 "algorithm.triples must be a number in a real federation, where nobody knows how "
@@ -230,8 +237,8 @@ class Terms:
     def revealing(self) -> bool:
         """Whether a single round may tell much of a history: because a device can name more than
         half of all items at once and so tells by what it does not name, or because everything
-        leaves."""
-        if isinstance(self.release, KReports):
+        leaves. Nobody sees a single device's round in a secure sum."""
+        if isinstance(self.release, KReports) or self.secure_sum is not None:
             return False
         if isinstance(self.release, Clipped):
             return not self.release.dense

@@ -32,6 +32,7 @@ def check_engine(
     kept: bool,
     proxied: bool = False,
     summed: bool = False,
+    defended: bool = False,
 ) -> None:
     """Raises where an engine cannot run with what was asked for, before anything is written."""
     if engine == "simulation":
@@ -45,6 +46,11 @@ def check_engine(
         )
     if engine == "flower" and summed:
         raise ConfigError(_OPEN_TO_GATEWAYS)
+    if engine == "flower" and defended:
+        raise ConfigError(
+            "[defence] is the server's, and Flower's gateways tell it sums over their devices; use "
+            "--engine https or --engine simulation"
+        )
     if engine == "https" and users > MOST_DEVICES:
         raise ConfigError(
             f"{users:,} users would be {users:,} devices on this machine; a trial takes at most "
@@ -101,4 +107,5 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
             (name, dataset.title(everything.index(name)))
             for name in train.items_vocabulary().names()
         ],
+        defence=experiment.defence,
     )

@@ -72,7 +72,7 @@ def test_a_small_list_from_end_to_end(tmp_path, small_town):
     assert "A1" in direct["broken"]
     assert direct["model"] == summed["model"] != noisy["model"]
     items = summed["down"] / (4 * 5)
-    assert summed["up"] == 8 * items * 5 + 80
+    assert summed["up"] == 8 * items * 5 + 176
     assert direct["up"] < summed["up"]
     assert price(noisy["noise"], 3) <= 8.0
     claims = {claim["claim"]: claim["holds"] for claim in found["claims"]}

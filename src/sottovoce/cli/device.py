@@ -341,7 +341,8 @@ def status(path: Store, as_json: Json = False) -> None:
       sottovoce device status ~/sottovoce
     """
     from sottovoce.cli import spent
-    from sottovoce.cli.device_attributes import standing, status_words, to_json, what_leaves
+    from sottovoce.cli.device_attributes import standing, status_words, to_json
+    from sottovoce.cli.device_terms import leaving
     from sottovoce.engines.https.invitations import kept_invitation
     from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
@@ -369,7 +370,7 @@ def status(path: Store, as_json: Json = False) -> None:
         alone = int(store.users[0]) if len(records) == 1 else None
         budget = None if alone is None else spent.of_store(store, alone, terms)
         known = [] if alone is None else standing(store, alone, terms)
-        leaves = what_leaves(terms) if terms else []
+        leaves = leaving(terms) if terms else []
     if as_json:
         content |= {"attributes": to_json(known), "what_leaves": leaves}
         output.emit({**content, "budget": budget and budget.to_table()})

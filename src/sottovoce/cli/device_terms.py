@@ -70,7 +70,7 @@ def agree(
     else:
         done = "Agreed to" if agreed else "Not agreed to yet"
         output.show(f"{done}:", *(f"  {k}: {a} → {b}" for k, a, b in changes))
-        output.show(*_leaving(offered), *_warning(offered))
+        output.show(*leaving(offered), *_warning(offered))
 
 
 def terms_in_words(terms: Terms | None, path: Path) -> list[str]:
@@ -87,13 +87,13 @@ def _in_words(terms: Terms) -> list[str]:
     return [
         f"The terms in force are the server's ({terms.federation}):",
         *(f"  {k} = {_short(value)}" for k, value in sorted(_flat(terms).items())),
-        *_leaving(terms),
+        *leaving(terms),
         *_costs(terms),
         *_warning(terms),
     ]
 
 
-def _leaving(terms: Terms) -> list[str]:
+def leaving(terms: Terms) -> list[str]:
     """What leaves, and who sees what of it, where that needs words."""
     link = terms.secure_sum
     if link is None:

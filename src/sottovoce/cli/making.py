@@ -36,6 +36,7 @@ def make_federation(
     from sottovoce.engines.https.folder import create_folder
     from sottovoce.experiment import Experiment
     from sottovoce.links import Proxied, SecureSum
+    from sottovoce.parties.server import NO_DEFENCE
     from sottovoce.terms import Terms
 
     experiment = Experiment.from_file(experiment_files.find(file), settings)
@@ -44,6 +45,11 @@ def make_federation(
         raise ConfigError(
             "randomised reports go through a proxy to a server that must not know whose they are, "
             "and Flower's gateways say who sends; use `sottovoce serve server`"
+        )
+    if gateways and experiment.defence != NO_DEFENCE:
+        raise ConfigError(
+            "[defence] is the server's, and Flower's gateways tell it sums over their devices; use "
+            "`sottovoce serve server`"
         )
     if gateways and isinstance(chosen, SecureSum):
         raise ConfigError(
@@ -74,6 +80,7 @@ def make_federation(
         cohort_size=drawing.cohort_size if drawing is not None else "all",
         rounds=to_run,
         rules=experiment.service,
+        defence=experiment.defence,
         hosts=names,
     )
 

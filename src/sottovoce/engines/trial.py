@@ -21,6 +21,8 @@ from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.data.interactions import Vocabulary
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.ledger import COLUMNS, Entries, entries_of
+from sottovoce.parties.defence import Defence
+from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.terms import Terms
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class World:
     """Of the users."""
     catalogue: Sequence[tuple[str, str]]
     """Id and title of every item."""
+    defence: Defence = NO_DEFENCE
+    """Of the server, against what devices send."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -158,6 +162,7 @@ def make_server_folder(path: Path, world: World) -> ServerFolder:
         rounds=0,
         root_key=world.root_key,
         rules=world.rules,
+        defence=world.defence,
         hosts=["127.0.0.1", "localhost"],
     )
 

@@ -52,8 +52,8 @@ from sottovoce.sums import sum_groups
 _HOME_BATCH = 1024
 _WRITTEN_NUMBERS = 1 << 25
 """Of a round's messages that are written out at a time, where each must be looked at."""
-SEALED_SEED_BYTES = 80
-"""Of a mask's seed as it is sealed to the proxy."""
+SEALED_SEED_BYTES = 176
+"""Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
 
 
 class Accelerator(Protocol):

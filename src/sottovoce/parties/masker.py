@@ -27,7 +27,7 @@ NEVER: Answered = (-1, b"")
 
 def set_name(sent: Sequence[bytes]) -> bytes:
     """The name of a set of submissions, whatever their order."""
-    named = hashlib.blake2b(digest_size=16)
+    named = hashlib.blake2b(digest_size=32)
     for one in sorted(sent):
         named.update(len(one).to_bytes(4, "little") + one)
     return named.digest()

@@ -1,4 +1,5 @@
-"""Published tables and figures, run again beside the printed figures."""
+"""Published tables and figures, run again beside the printed figures; and what our own releases
+cost and withstand."""
 
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ NAMES: Mapping[str, str] = {
     "uc-figure8": "UC-FedRec: learning curves",
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
+    "poisoning": "malicious devices that push an item, with and without defences",
 }
 ON_GPU = "uc-"
 """How names begin that can be trained on a GPU."""
@@ -53,6 +55,10 @@ def run(
 ) -> dict[str, Any]:
     """Run one of `NAMES`. Trained models are kept in `cells/` beside `out`, shared by all names."""
     check(name, device)
+    if name == "poisoning":
+        from sottovoce.reproduce import poisoning
+
+        return poisoning.run(quick, out, threads, report)
     if name == "price-list":
         from sottovoce.reproduce.price_cells import PriceStudy
         from sottovoce.reproduce.price_list import price_list

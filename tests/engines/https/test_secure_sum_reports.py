@@ -220,7 +220,7 @@ def test_a_prepared_message_is_the_same_bytes_until_it_arrives(tmp_path, federat
         assert pack.calls == 1
         again.arrived(0, 0)
         table = store.ledger().to_pydict()
-    assert table["bytes"] == [8 * ITEMS * 5 + 80]
+    assert table["bytes"] == [8 * ITEMS * 5 + 176]
     seed, values = seed_of(first, federation)
     assert values.any()
     assert seed not in first.message

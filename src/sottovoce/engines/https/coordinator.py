@@ -19,8 +19,9 @@ from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.database import Leader
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ConfigError, ServiceError, UsageError
-from sottovoce.messages import SummedReports, cut, decode
-from sottovoce.parties.server import Server
+from sottovoce.messages import DeviceReports, SummedReports, cut, decode
+from sottovoce.parties.defence import Defence
+from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.rng import Streams
 from sottovoce.terms import Terms
 
@@ -44,6 +45,8 @@ class Plan:
     root_key: int
     """Of the server's random streams: the first model, and who is asked."""
     rules: RoundRules
+    defence: Defence = NO_DEFENCE
+    """Caps on what devices can do to the model."""
 
     def __post_init__(self) -> None:
         if self.terms.counts_senders and self.rules.max_value < 1:
@@ -249,22 +252,28 @@ class Coordinator:
         rng = Streams(self._plan.root_key)
         if memory is None:
             return Server(self._algorithm, items, rng, round)
-        return Server(self._algorithm, items, rng, round, memory)
+        return Server(self._algorithm, items, rng, round, memory, self._plan.defence)
 
     def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
         """Everything that is stored for the round, into the server; what of it was left out."""
         n_items, width = server.items.shape
         total: list[SummedReports] = []
+        waiting: list[DeviceReports] = []
         limit = self._plan.value_limit
         for part in records.bodies(link, now.round, now.attempt):
-            reports = [
+            waiting += [
                 cut(
                     decode(body, sender=number, n_items=n_items, width=width, round=now.round),
                     limit,
                 )
                 for number, body in part
             ]
-            total = [server.add_sums([*total, server.sum_reports(reports)])]
+            # How many devices sent a row is known when all are here.
+            if not server.defence.min_contributors:
+                total = [server.add_sums([*total, server.sum_reports(waiting)])]
+                waiting = []
+        if waiting:
+            total.append(server.sum_reports(waiting))
         server.fold(server.add_sums(total))
         return {}
 

@@ -36,6 +36,8 @@ from sottovoce.engines.https.ready import locked, running
 from sottovoce.engines.https.report_keys import ReportKeys
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ConfigError, MessageError, ServiceError, UsageError
+from sottovoce.parties.defence import Defence
+from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.terms import Terms
 
 FORMAT = 1
@@ -144,6 +146,7 @@ def create_folder(
     rounds: int = 100,
     root_key: int | None = None,
     rules: RoundRules | None = None,
+    defence: Defence = NO_DEFENCE,
     hosts: Sequence[str] = (),
 ) -> ServerFolder:
     """The folder of a new federation, for its owner alone, with new keys where it has none. The
@@ -155,7 +158,7 @@ def create_folder(
     if cohort_size != "all" and cohort_size < 1:
         raise ConfigError(f"cohort_size must be at least 1, not {cohort_size}")
     key = secrets.randbits(64) if root_key is None else root_key
-    plan = Plan(terms, cohort_size, rounds, key, rules or RoundRules())
+    plan = Plan(terms, cohort_size, rounds, key, rules or RoundRules(), defence)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     keep_private(path, 0o700)
     if not (path / "keys" / "server.key").exists():
@@ -176,6 +179,7 @@ def create_folder(
             "rounds": rounds,
             "root_key": key,
             "rules": asdict(plan.rules),
+            "defence": asdict(plan.defence),
         },
     )
     return ServerFolder(path, plan)
@@ -202,6 +206,8 @@ def open_folder(path: Path) -> ServerFolder:
             _part(table, "rounds", int),
             _part(table, "root_key", int),
             rules,
+            # Folders of earlier releases have none.
+            config.build(Defence, table.get("defence", {}), "defence"),
         )
     except (ConfigError, MessageError) as error:
         raise ServiceError(f"{place}: {error}") from None
