@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.consent import Choice, Consent, ConsentPolicy
@@ -321,14 +320,18 @@ def _defence(table: Mapping[str, Any], link: Link | None, algorithm: object) -> 
     found: Defence = config.build(Defence, _section(table, "defence"), "defence")
     if found.looks_at_devices and not isinstance(link, Direct):
         raise ConfigError(
-            "defence.max_row_norm, max_device_norm, max_rows and min_contributors look at single "
-            "devices' updates, which this link hides from the server; use max_sum_norm (secure "
-            "sum) or max_reports_over (randomised reports)"
+            "defence.burst, max_row_norm, max_device_norm, max_rows and min_contributors look at "
+            "single devices' updates, which this link hides from the server; leave them out (over "
+            "a secure sum there is max_sum_norm)"
         )
     if found.max_sum_norm and not isinstance(link, Direct | SecureSum):
         raise ConfigError("defence.max_sum_norm is for sums of updates, which this system has not")
-    if found.max_reports_over and not isinstance(algorithm, FMFConfig):
-        raise ConfigError("defence.max_reports_over is for randomised reports; see fmf")
+    norms = found.burst, found.max_row_norm, found.max_device_norm, found.max_sum_norm
+    if isinstance(algorithm, UCConfig) and any(norms):
+        raise ConfigError(
+            "defence.burst, max_row_norm, max_device_norm and max_sum_norm would cut what counts "
+            "senders in UC-FedRec's rows; use release.clip"
+        )
     return found
 
 

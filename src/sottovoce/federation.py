@@ -81,7 +81,7 @@ class Federation:
             plan = settings.plan(len(willing), int(train.counts[willing].sum()))
             proxy = Proxy([tier.min_devices for tier in release.tiers], release.max_reports)
         server, masker = Server.start(algorithm, train.n_items, rng), None
-        server.defence = defence
+        server.guard = defence.guard()
         if isinstance(link, SecureSum):
             if plan.cohort_size < link.min_devices:
                 raise ConfigError(
@@ -112,7 +112,7 @@ class Federation:
             )
         if self.proxy is not None:
             raise ConfigError("randomised reports are made on the CPU; leave it on --device cpu")
-        if self.server.defence.looks_at_devices:
+        if self.server.guard.defence.looks_at_devices:
             raise ConfigError("[defence] looks at every message; leave it on --device cpu")
         from sottovoce.algorithms.fpl_cuda import require
 

@@ -13,7 +13,7 @@ from sottovoce.engines.interrupts import Interrupts
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically
 from sottovoce.engines.transcripts import Transcript
 from sottovoce.engines.trial import Trial
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, RunError
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation
@@ -134,6 +134,11 @@ class _Run:
         if self.folder is None or not self.folder.finished:
             saved = None if self.folder is None else self.folder.load_checkpoint()
             if saved is not None:
+                if self.experiment.defence.burst:
+                    raise RunError(
+                        "what devices may still add to items (defence.burst) is not kept with a "
+                        "run that was stopped; start it anew with another --out"
+                    )
                 self.federation.restore(saved)
             return self.train(device, listeners)
         items, vectors = self.folder.model(), self.folder.vectors()

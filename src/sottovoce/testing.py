@@ -20,8 +20,9 @@ from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import SottovoceError
 from sottovoce.ledger import Ledger, Totals
 from sottovoce.messages import DeviceReports
+from sottovoce.parties.defence import Defence
 from sottovoce.parties.device import Devices
-from sottovoce.parties.server import Server
+from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.privacy.mechanisms import Release, ShareFraction
 from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
@@ -94,6 +95,7 @@ def small_run(
     threads: int = 1,
     fuse: bool = True,
     written: bool = False,
+    defence: Defence = NO_DEFENCE,
 ) -> Result:
     """A few rounds in simulation; `written` sends every report as a message."""
     rng = Streams.from_seed(seed)
@@ -103,6 +105,7 @@ def small_run(
     ledger, messages = Ledger(), Messages()
     devices = Devices.behind_door(algorithm, cohort, release or ShareFraction(), ledger, rng)
     server = Server.start(algorithm, train.n_items, rng)
+    server.guard = defence.guard()
     Simulation(
         server,
         devices,

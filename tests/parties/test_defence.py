@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.errors import ConfigError
-from sottovoce.messages import GRID, BitCounts, DeviceReports, add_up
+from sottovoce.messages import GRID, DeviceReports, add_up
 from sottovoce.parties.allowances import Allowances
 from sottovoce.parties.defence import Defence, defended_groups, row_norms
 
@@ -178,13 +178,6 @@ def test_a_loud_device_spoils_its_group_alone():
     total = defended_groups(0, [*quiet, loud], 1.0, WIDTH)
     assert total.devices == 4
     assert (total.sums[0] / GRID).tolist() == pytest.approx([1.0, 1.5, 0.0], abs=1e-6)
-
-
-def test_reports_about_a_coordinate_count_no_more_than_chance_brings():
-    counts = BitCounts(0, (100,), (10_000,), np.array([[5000, -5000, 90, -3]]))
-    found = Defence(max_reports_over=4.0).defended_counts(counts, 0.01)
-    assert found.sums.tolist() == [[140, -140, 90, -3]]
-    assert Defence().defended_counts(counts, 0.01) is counts
 
 
 @pytest.mark.parametrize("fields", [{"burst": -1.0}, {"max_rows": -1}, {"refill_rounds": 0}])

@@ -55,7 +55,7 @@ class Simulation:
             )
         server = self.server
         fuse = self.fuse and self.cohort_size == 1 and self.devices.fuses
-        fuse &= server.defence == NO_DEFENCE
+        fuse &= server.guard.defence == NO_DEFENCE
         while server.round < self.rounds:
             stop = self._next_stop()
             if self.proxy is not None:
@@ -86,7 +86,7 @@ class Simulation:
         self._tell("device", view)
         if self.masker is not None:
             self._summed_round(self.masker, view, rows)
-        elif self.listeners or self.server.defence.looks_at_devices:
+        elif self.listeners or self.server.guard.defence.looks_at_devices:
             reports = self.devices.report(view, rows)
             self._tell("server", reports)
             self.server.fold(self.server.sum_reports([reports]))

@@ -13,9 +13,6 @@ Each cap bounds what one device, or one round, can do to an item's row, whatever
   owns an item in a round. It is no help where malicious devices are more than the threshold.
 * `max_sum_norm`: where only sums are seen, a summed row is no longer than this multiple of the
   median row's. It slows an attack down. It does not stop one: a single device can fill it alone.
-* `max_reports_over`: where randomised reports are sent, those about one coordinate count no more
-  than so many as chance could have drawn. It bounds what can be done to a coordinate, and does not
-  stop an attack: it is filled in every round.
 
 All of them are the server's. Limits that devices are asked to keep (`link.clip`) bind honest ones.
 
@@ -37,7 +34,7 @@ from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError
-from sottovoce.messages import GRID, BitCounts, DeviceReports, SummedReports, add_sums, add_up
+from sottovoce.messages import GRID, DeviceReports, SummedReports, add_sums, add_up
 from sottovoce.parties.allowances import Allowances
 
 _LARGEST = 2.0**20
@@ -63,12 +60,10 @@ class Defence:
     """Devices that must have sent an item's row for it to be folded."""
     max_sum_norm: float = 0.0
     """The largest L2 norm of an item's summed row, as a multiple of the median of the round."""
-    max_reports_over: float = 0.0
-    """Standard deviations by which the reports about a coordinate may outnumber the expected."""
 
     def __post_init__(self) -> None:
         require_whole("defence.refill_rounds", self.refill_rounds, 1)
-        norms = ("burst", "max_row_norm", "max_device_norm", "max_sum_norm", "max_reports_over")
+        norms = ("burst", "max_row_norm", "max_device_norm", "max_sum_norm")
         for name in norms:
             require_number(f"defence.{name}", getattr(self, name), 0.0, _LARGEST, above=False)
         for name in ("max_rows", "min_contributors"):
@@ -116,18 +111,6 @@ class Defence:
         if not len(sent):
             return total
         return replace(total, sums=_cut(total.sums, norms, self.max_sum_norm * np.median(sent)))
-
-    def defended_counts(self, counts: BitCounts, drawn: NDArray[np.float64] | float) -> BitCounts:
-        """Counts of randomised reports, with no coordinate beyond what chance could have brought.
-        `drawn` is the chance of each coordinate in an honest report (a number: all alike)."""
-        if not self.max_reports_over:
-            return counts
-        sums = counts.sums.copy()
-        for tier, reports in enumerate(counts.reports):
-            expected = np.asarray(reports * drawn, dtype=np.float64)
-            most = np.floor(expected + self.max_reports_over * np.sqrt(expected)).astype(np.int64)
-            sums[tier] = np.clip(sums[tier], -most, most)
-        return replace(counts, sums=sums)
 
     def allowances(self) -> Allowances:
         """Nothing used up."""

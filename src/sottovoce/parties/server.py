@@ -19,8 +19,7 @@ from sottovoce.messages import (
     add_sums,
     add_up,
 )
-from sottovoce.one_bit import item_probabilities
-from sottovoce.parties.defence import Defence
+from sottovoce.parties.defence import Defence, Guard
 from sottovoce.rng import Streams
 from sottovoce.sums import count_bits
 
@@ -37,8 +36,8 @@ class Server:
     memory: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     """What the algorithm keeps beside the model, never published; as at the start where it is not
     given."""
-    defence: Defence = NO_DEFENCE
-    """Caps on what devices can do to the model."""
+    guard: Guard = field(default_factory=NO_DEFENCE.guard)
+    """Caps on what devices can do to the model, and what it remembers of them."""
 
     def __post_init__(self) -> None:
         if len(self.memory) != len(self.items):
@@ -77,9 +76,9 @@ class Server:
             if senders & new:
                 raise MessageError("a device reported twice in one round")
             senders |= new
-        if self.defence == NO_DEFENCE:
+        if self.guard.defence == NO_DEFENCE:
             return add_up(self.round, batches, width)
-        return self.defence.defended(self.round, batches, width)
+        return self.guard.sum_reports(self.round, batches, width)
 
     def add_sums(self, parts: list[SummedReports]) -> SummedReports:
         """Add up what gateways have summed over their cohorts."""
@@ -108,19 +107,13 @@ class Server:
             if not count_bits(batch.reports, sums[batch.tier]):
                 raise MessageError("a batch names an unknown coordinate")
             devices[batch.tier], reports[batch.tier] = batch.devices, len(batch.reports)
-        counts = BitCounts(self.round, tuple(devices), tuple(reports), sums)
-        if not self.defence.max_reports_over:
-            return counts
-        cumulative = self.algorithm.sampling(self.items)[1]
-        each = item_probabilities(cumulative, len(self.items))
-        per_item = sums.shape[1] // len(self.items)
-        return self.defence.defended_counts(counts, np.repeat(each / per_item, per_item))
+        return BitCounts(self.round, tuple(devices), tuple(reports), sums)
 
     def fold(self, aggregate: Aggregate) -> None:
         if aggregate.round != self.round:
             raise MessageError(f"sum for round {aggregate.round} in round {self.round}")
         if isinstance(aggregate, SummedReports):
-            aggregate = self.defence.defended_sum(aggregate)
+            aggregate = self.guard.sum_opened(aggregate)
         self.items, self.memory = self.algorithm.server_fold(self.items, self.memory, aggregate)
         self.round += 1
 

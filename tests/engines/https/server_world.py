@@ -25,6 +25,7 @@ from sottovoce.engines.versions import decode_model
 from sottovoce.ledger import Ledger
 from sottovoce.messages import encode
 from sottovoce.parties.device import Devices
+from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.terms import PROTOCOL, Terms
@@ -63,7 +64,7 @@ def new_folder(path, *, rounds=3, cohort_size="all", **rules):
     )
 
 
-def simulated(rounds, cohort_size=None):
+def simulated(rounds, cohort_size=None, defence=NO_DEFENCE):
     """The model of the same federation in simulation."""
     world = random_world(USERS, ITEMS, 100, seed=SEED)
     return small_run(
@@ -73,6 +74,7 @@ def simulated(rounds, cohort_size=None):
         cohort_size=cohort_size,
         choice=Choice(share_positives=0.5),
         seed=SEED,
+        defence=defence,
     ).items
 
 

@@ -14,16 +14,19 @@ from sottovoce.engines.https.records import Submission
 from sottovoce.engines.https.signing import open_envelope
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.messages import ModelView
-from sottovoce.parties.server import Server
+from sottovoce.parties.defence import Defence
+from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.rng import Streams
 
 
 class World:
     """A federation in a database, with a clock that is moved by hand."""
 
-    def __init__(self, path, *, rounds=3, cohort_size="all", devices=USERS, **rules):
+    def __init__(
+        self, path, *, rounds=3, cohort_size="all", devices=USERS, defence=NO_DEFENCE, **rules
+    ):
         root = Streams.from_seed(SEED).key
-        self.plan = Plan(terms(), cohort_size, rounds, root, quick_rules(**rules))
+        self.plan = Plan(terms(), cohort_size, rounds, root, quick_rules(**rules), defence)
         self.database = Database.sqlite(path / "server.db")
         self.database.create()
         self.time = 1000.0
@@ -429,3 +432,19 @@ def test_values_beyond_the_limit_are_cut_and_the_round_goes_on(world):
     moved = np.abs(here.model(1)[0] - before).max()
     most = here.plan.terms.algorithm.learning_rate * len(asked) * 1e-4
     assert 0 < moved <= 1.01 * most
+
+
+@pytest.mark.parametrize(
+    "defence", [Defence(max_row_norm=0.05), Defence(min_contributors=3), Defence(burst=0.1)]
+)
+def test_caps_hold_as_in_simulation(world, monkeypatch, defence):
+    """Also where submissions are read in parts."""
+    monkeypatch.setattr(records, "AT_ONCE", 3)
+    here = world(rounds=2, defence=defence)
+    here.step()
+    for _ in range(2):
+        assert set(here.report(*range(USERS))) == {"accepted"}
+        here.step()
+    defended = simulated(2, defence=defence)
+    assert np.array_equal(here.model(2)[0], defended)
+    assert not np.array_equal(defended, simulated(2))

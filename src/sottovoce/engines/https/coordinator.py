@@ -97,6 +97,7 @@ class Coordinator:
         self._plan = plan
         self._clock = clock
         self._algorithm = plan.terms.build()
+        self._guard = plan.defence.guard()
         self._watched: tuple[int, int] | None = None
         self._since = 0.0
 
@@ -252,7 +253,7 @@ class Coordinator:
         rng = Streams(self._plan.root_key)
         if memory is None:
             return Server(self._algorithm, items, rng, round)
-        return Server(self._algorithm, items, rng, round, memory, self._plan.defence)
+        return Server(self._algorithm, items, rng, round, memory, self._guard)
 
     def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
         """Everything that is stored for the round, into the server; what of it was left out."""
@@ -269,7 +270,7 @@ class Coordinator:
                 for number, body in part
             ]
             # How many devices sent a row is known when all are here.
-            if not server.defence.min_contributors:
+            if not self._plan.defence.min_contributors:
                 total = [server.add_sums([*total, server.sum_reports(waiting)])]
                 waiting = []
         if waiting:
