@@ -114,6 +114,8 @@ class Federation:
             raise ConfigError("randomised reports are made on the CPU; leave it on --device cpu")
         if self.server.guard.defence.looks_at_devices:
             raise ConfigError("[defence] looks at every message; leave it on --device cpu")
+        if self.masker is not None and self.masker.link.clip:
+            raise ConfigError("link.clip looks at every update; leave it on --device cpu")
         from sottovoce.algorithms.fpl_cuda import require
 
         require(device)

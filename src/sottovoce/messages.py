@@ -102,7 +102,8 @@ class SummedReports:
     def counts_well(self) -> bool:
         """Whether the last number of each row can be how many of these devices sent it."""
         senders = self.sums[:, -1]
-        return bool(np.all((senders >= int(GRID)) & (senders <= self.devices * int(GRID))))
+        whole = senders % int(GRID) == 0
+        return bool(np.all(whole & (senders >= int(GRID)) & (senders <= self.devices * int(GRID))))
 
     def dense(self, n_items: int) -> NDArray[np.int64]:
         """A row for every item, zeros where nobody sent."""

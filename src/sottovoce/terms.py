@@ -237,8 +237,8 @@ class Terms:
     def revealing(self) -> bool:
         """Whether a single round may tell much of a history: because a device can name more than
         half of all items at once and so tells by what it does not name, or because everything
-        leaves. Nobody sees a single device's round in a secure sum."""
-        if isinstance(self.release, KReports) or self.secure_sum is not None:
+        leaves. A secure sum does not change that: it rests on others than her."""
+        if isinstance(self.release, KReports):
             return False
         if isinstance(self.release, Clipped):
             return not self.release.dense

@@ -85,6 +85,7 @@ def test_no_command_is_overlooked():
         assert f"sottovoce {words}" in found
     for words in ("user show", "user interact", "user recommend", "user leave"):
         assert f"sottovoce {words}" in found
+    assert "sottovoce serve masker" in found
     assert len(commands()) > 30
 
 
@@ -121,6 +122,8 @@ def test_the_experiment_file_is_accepted():
     experiment = Experiment.from_table(tomllib.loads(experiment_text(1)))
     assert experiment.system.startswith("FMF-LDP")
     assert len(experiment.release.tiers) == 2
+    experiment = Experiment.from_table(tomllib.loads(sums_text()))
+    assert experiment.link.min_devices == 50
 
 
 def find_nginx() -> str | None:
@@ -455,6 +458,143 @@ def _check_moved_clocks(machines: ProxyMachines) -> None:
     machines.run("carla", "sottovoce device consent ~/sottovoce --total-epsilon 80")
     machines.run("carla", "sottovoce serve device ~/sottovoce --once")
     assert machines.ledger("carla")["totals"]["epsilon"] == 80.0
+
+
+# --- with a secure sum ----------------------------------------------------------------------------
+
+SUMMED = ("gina", "hans", "ilse")
+
+
+class SumMachines(Machines):
+    """The machines of a federation that adds up what nobody reads."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ("operator", "masker", *SUMMED))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def on(self, machine: str, block: str) -> str:
+        """A block as this machine types it."""
+        block = block.replace("masks.example.net:8445", f"127.0.0.1:{self.port}")
+        if machine == "masker":
+            block = block.replace("--host 0.0.0.0", f"--port {self.port}")
+        return block.replace("Gina", machine.title())
+
+    def await_start(self, machine: str, child: subprocess.Popen) -> None:
+        super().await_start(machine, child)
+        if machine == "masker":
+            ready = self.root / machine / "masks" / "masker.json"
+            wait_for(ready.exists, child, self.root / machine / "log")
+
+    def status(self) -> dict:
+        return json.loads(self.run("operator", "sottovoce serve status town --json"))
+
+    def end(self, machine: str, how: signal.Signals) -> None:
+        [at] = [n for n, (name, _) in enumerate(self.staying) if name == machine]
+        _, child = self.staying.pop(at)
+        child.send_signal(how)
+        child.wait(timeout=20)
+
+
+def sums_text() -> str:
+    [text] = re.findall(r"`sums.toml`:\n\n```\n(.*?)```", PAGE, re.DOTALL)
+    return text
+
+
+def write_sum_inputs(root: Path) -> None:
+    write_places(root / "operator")
+    text = sums_text()
+    for old, new in (
+        ("min_devices = 50 ", "min_devices = 2 "),
+        ("min_devices = 100 ", "min_devices = 3 "),
+        ("rounds = 100\n", f"rounds = {ROUNDS}\n"),
+        ("poll_seconds = 60\n", "poll_seconds = 0.2\n"),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (root / "operator" / "sums.toml").write_text(text)
+    for place, owner in enumerate(SUMMED):
+        visits = "".join(f"p{(place + 8 * k):03d},{1760000000 + k}\n" for k in range(12))
+        (root / owner / "visits.csv").write_text(f"item,timestamp\n{visits}")
+
+
+@pytest.mark.slow
+def test_the_document_from_nothing_to_a_federation_with_a_secure_sum(tmp_path):
+    """Every block of the section, in order, by a server, a proxy and three devices; then a round
+    waits for a proxy that was killed, and is folded when it is back."""
+    machines = SumMachines(tmp_path)
+    write_sum_inputs(tmp_path)
+    said: dict[str, str] = dict.fromkeys(("operator", "masker", *SUMMED), "")
+    try:
+        for machine, stays, block in tried("sums"):
+            if "--introduction" in block:
+                shutil.move(tmp_path / "operator" / "introduction.json", tmp_path / "masker")
+            if "device ledger" in block:
+                _wait_for_sums(machines, "finished", ROUNDS)
+            for one in SUMMED if machine == "gina" else (machine,):
+                if "device init" in block:
+                    invitation = f"device-{SUMMED.index(one)}.json"
+                    invitation = tmp_path / "operator" / "invitations" / invitation
+                    shutil.move(invitation, tmp_path / one / "invitation.json")
+                if stays:
+                    machines.leave_running(one, machines.on(one, block))
+                else:
+                    said[one] += machines.run(one, machines.on(one, block))
+            if "--init" in block:
+                masks = tmp_path / "masker" / "masks"
+                shutil.copy(masks / "keys" / "ca.crt", tmp_path / "operator" / "proxy.crt")
+                shutil.copy(masks / "seal.pub", tmp_path / "operator" / "proxy.pub")
+        _check_sums(machines, said)
+        _check_a_proxy_that_was_away(machines)
+        codes = machines.stop()
+        assert set(codes.values()) == {0}, codes
+    finally:
+        machines.kill()
+
+
+def _wait_for_sums(machines: SumMachines, state: str, round: int) -> None:
+    def there() -> bool:
+        found = machines.status()
+        return (found["state"], found["round"]) == (state, round)
+
+    wait_for(there, machines.staying[0][1], machines.root / "operator" / "log")
+
+
+def _check_sums(machines: SumMachines, said: dict[str, str]) -> None:
+    gina = said["gina"]
+    assert "link.name = secure-sum" in gina
+    assert "the sum over at least 2 devices, and the proxy tells one such sum in a round" in gina
+    assert "Gina: takes part, shares 50 % of positive-item updates." in gina
+    assert f"Round {ROUNDS} of {ROUNDS}, attempt 0: finished" in said["operator"]
+    assert "3 of 3 reported; missing: nobody" in said["operator"]
+    if shutil.which("curl"):
+        assert f"sottovoce_masker_sums_total {ROUNDS}.0" in said["masker"]
+    sent = set()
+    for owner in SUMMED:
+        ledger = json.loads(machines.run(owner, "sottovoce device ledger ~/sottovoce --json"))
+        assert ledger["totals"]["releases"] == ROUNDS
+        sent |= {line["bytes"] for line in ledger["lines"]}
+        log = (machines.root / "masker" / "log").read_text()
+        assert owner not in log.lower()
+    # Every number of the model, and the sealed seed with its signature: the same from everybody.
+    assert sent == {240 * 17 * 8 + 176}
+
+
+def _check_a_proxy_that_was_away(machines: SumMachines) -> None:
+    masks = machines.root / "masker" / "masks"
+    machines.end("masker", signal.SIGKILL)
+    machines.run("operator", f"sottovoce serve target town --rounds {ROUNDS + 1}")
+    _wait_for_sums(machines, "closing", ROUNDS)
+    told = masks / "answered.json"
+    kept = told.rename(masks.parent / "answered.json")
+    again = f"sottovoce serve masker masks --port {machines.port}"
+    refused = f"({again} 2>&1 || true)"
+    assert "could tell a second one" in machines.run("masker", refused)
+    kept.rename(told)
+    machines.leave_running("masker", again)
+    _wait_for_sums(machines, "finished", ROUNDS + 1)
+    assert machines.status()["refused"] == {}
 
 
 # --- with data owners -----------------------------------------------------------------------------

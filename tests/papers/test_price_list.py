@@ -11,6 +11,7 @@ from sottovoce import reproduce
 from sottovoce.attack_card import Card
 from sottovoce.attacks.views import Result
 from sottovoce.errors import ConfigError
+from sottovoce.parties.device import SEALED_SEED_BYTES
 from sottovoce.privacy.central import price
 from sottovoce.reproduce import price_claims
 from sottovoce.reproduce.price_cells import Cell, PriceConfig, PriceStudy, Row
@@ -72,7 +73,7 @@ def test_a_small_list_from_end_to_end(tmp_path, small_town):
     assert "A1" in direct["broken"]
     assert direct["model"] == summed["model"] != noisy["model"]
     items = summed["down"] / (4 * 5)
-    assert summed["up"] == 8 * items * 5 + 176
+    assert summed["up"] == 8 * items * 5 + SEALED_SEED_BYTES
     assert direct["up"] < summed["up"]
     assert price(noisy["noise"], 3) <= 8.0
     claims = {claim["claim"]: claim["holds"] for claim in found["claims"]}

@@ -26,6 +26,7 @@ however messages are batched. A message below all caps is folded bit for bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,8 +87,9 @@ class Defence:
         width: int,
         allowances: Allowances | None = None,
     ) -> SummedReports:
-        """`add_up` under all caps. A device's rows come in one batch. A burst needs the allowances
-        that all rounds share; a `Guard` has them."""
+        """`add_up` under the caps of devices; the cap of sums is for the sum of all. A device's rows
+        come in one batch. A burst needs the allowances that all rounds share; a `Guard` has
+        them."""
         devices = sum(len(np.unique(batch.sender)) for batch in batches)
         kept = [self._capped(batch) for batch in batches]
         if self.burst:
@@ -100,7 +102,7 @@ class Defence:
             senders = np.bincount(item, minlength=int(total.item.max(initial=-1)) + 1)
             enough = senders[total.item] >= self.min_contributors
             total = replace(total, item=total.item[enough], sums=total.sums[enough])
-        return self.defended_sum(replace(total, devices=devices))
+        return replace(total, devices=devices)
 
     def defended_sum(self, total: SummedReports) -> SummedReports:
         """A sum under the cap of sums; the other caps need single messages."""
@@ -141,6 +143,10 @@ class Guard:
     def __init__(self, defence: Defence) -> None:
         self.defence = defence
         self._left = defence.allowances() if defence.burst else None
+
+    def copy(self) -> Guard:
+        """For a round that may have to be done again."""
+        return deepcopy(self)
 
     def __repr__(self) -> str:
         return f"<Guard {self.defence}>"

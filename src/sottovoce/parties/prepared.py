@@ -26,8 +26,9 @@ from sottovoce.parties.device import Devices
 from sottovoce.parties.store_rounds import Round, State
 from sottovoce.terms import Terms
 
-Pack = Callable[[Terms, int, MaskedReports, MaskSeeds], bytes]
-"""One device's message from the terms, the attempt, its masked update and the seed of the mask."""
+Pack = Callable[[Terms, int, ModelView, MaskedReports, MaskSeeds], bytes]
+"""One device's message from the terms, the attempt, the model that it learnt from, its masked
+update and the seed of the mask."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -99,7 +100,7 @@ def as_bytes(
         raise UsageError("this store has no key to sign with, which a secure sum needs")
     # From the operating system, anew for every message: a mask serves once.
     seed = secrets.token_bytes(SEED_BYTES)
-    return pack(terms, attempt, *devices.report_masked(view, rows, (seed,)))
+    return pack(terms, attempt, view, *devices.report_masked(view, rows, (seed,)))
 
 
 def space(terms: Terms) -> tuple[object, ...]:

@@ -78,9 +78,14 @@ class Row:
             raise ConfigError(f"rows[{number}].kind must be printed, sound or other")
         return row
 
+    def attacked(self, source: str) -> int:
+        """Rounds whose messages are attacked on these data; 0: enough for the attacks."""
+        return int(self.at.get(source, {}).get("rounds", self.rounds))
+
     def experiment(self, source: str, data: Table, seed: int) -> Experiment:
         """As it is on these data."""
-        table: dict[str, Any] = laid_over(dict(self.sections), dict(self.at.get(source, {})))
+        above = {k: v for k, v in self.at.get(source, {}).items() if k != "rounds"}
+        table: dict[str, Any] = laid_over(dict(self.sections), above)
         table = laid_over({"data": dict(data)}, table) | {"name": "price-list", "seed": seed}
         table["baselines"] = {"top-pop": {}}
         if self.epsilon:
@@ -173,22 +178,24 @@ class PriceStudy:
 
     def cell(self, row: Row, source: str) -> Cell:
         experiment = row.experiment(source, self.data[source], self.config.seed)
-        if source not in self._fingerprints:
-            self._fingerprints[source] = experiment.dataset().fingerprint()
+        data = repr(experiment.data)
+        if data not in self._fingerprints:
+            self._fingerprints[data] = experiment.dataset().fingerprint()
+        rounds = row.attacked(source)
         suite = [f"{attack.code} {attack.name}" for attack in every_attack()]
         about = {**experiment.table, "baselines": ""}
-        key = ["price", VERSION, self._fingerprints[source], about, row.rounds, suite]
+        key = ["price", VERSION, self._fingerprints[data], about, rounds, suite]
         found = kept(
             self._folder, "price-", key, ["json"],
-            lambda: {"json": np.frombuffer(self._measure(row, experiment), dtype=np.uint8)},
+            lambda: {"json": np.frombuffer(self._measure(experiment, rounds), dtype=np.uint8)},
         )  # fmt: skip
         return _cell(json.loads(bytes(found["json"])))
 
-    def _measure(self, row: Row, experiment: Experiment) -> bytes:
+    def _measure(self, experiment: Experiment, rounds: int) -> bytes:
         with tempfile.TemporaryDirectory() as place:
             out = Path(place) / "run"
             outcome = run_experiment(experiment, out, threads=self.threads)
-            card = self._attacker(out, row.rounds, self.threads)
+            card = self._attacker(out, rounds, self.threads)
             measured = _measured(outcome, card, self.threads)
         return json.dumps(asdict(measured)).encode()
 

@@ -21,6 +21,7 @@ from sottovoce.engines.https.masked_wire import (
     binding,
     encode_masked,
     encode_question,
+    model_name,
     seal_seed,
 )
 from sottovoce.engines.https.masker_folder import MaskerIntroduction, create_masker, init_masker
@@ -57,6 +58,10 @@ def masker_folder(path, **changes):
     return create_masker(path, MaskerIntroduction(terms, TOKEN))
 
 
+MODEL = bytes(range(32))
+"""Name of the model that devices have learnt from."""
+
+
 class MaskerApp(InProcess):
     """The proxy in this process."""
 
@@ -74,8 +79,8 @@ class MaskerApp(InProcess):
 class SeedKeeper:
     """A device that has a key and, for every round, a seed of its own choice."""
 
-    def __init__(self, key=None):
-        self.key = key or Ed25519PrivateKey.generate()
+    def __init__(self, key=None, model=MODEL):
+        self.key, self.model = key or Ed25519PrivateKey.generate(), model
         self.seeds = {}
 
     def seed(self, round, attempt=0):
@@ -83,7 +88,7 @@ class SeedKeeper:
 
     def record(self, terms, round, attempt=0, *, seed=None, sealed_for=None):
         """Its sealed seed; `sealed_for` seals for something else than it signs."""
-        bound = binding(terms, round, attempt)
+        bound = binding(terms, round, attempt, self.model)
         seed = self.seed(round, attempt) if seed is None else seed
         made = seal_seed(seed, self.key, terms.secure_sum, bound)
         if sealed_for is None:
@@ -92,7 +97,7 @@ class SeedKeeper:
 
     def _sealed(self, seed, sealed_for):
         terms, round, attempt = sealed_for
-        bound = binding(terms, round, attempt)
+        bound = binding(terms, round, attempt, self.model)
         return seal_seed(seed, self.key, terms.secure_sum, bound).sealed
 
     def signed(self, record, bound):
@@ -103,9 +108,8 @@ class SeedKeeper:
 
 
 def question(terms, round, devices, attempt=0):
-    return encode_question(
-        terms, round, attempt, [device.record(terms, round, attempt) for device in devices]
-    )
+    sealed = [device.record(terms, round, attempt) for device in devices]
+    return encode_question(terms, round, attempt, devices[0].model if devices else MODEL, sealed)
 
 
 class SummedWorld:
@@ -124,6 +128,8 @@ class SummedWorld:
         self.proxy = MaskerApp(self.folder).__enter__()
         self.restart()
         self._enrol()
+        for keeper in self.keepers:
+            keeper.model = self.model_name()
 
     def close(self):
         self.proxy.__exit__()
@@ -168,6 +174,9 @@ class SummedWorld:
         with self.database.reading() as link:
             return records.model(link, now.round, self.terms.width)[0]
 
+    def model_name(self):
+        return model_name(self.model())
+
     def past(self):
         with self.database.reading() as link:
             return records.past_rounds(link)
@@ -191,6 +200,7 @@ class SummedWorld:
         now, keeper = self.position(), self.keepers[number]
         if values is None:
             values = self.plain(number)
+        keeper.model = self.model_name()
         record = record or keeper.record(self.terms, now.round, now.attempt)
         hidden = masked(values, keeper.seed(now.round, now.attempt))
         return encode_masked(hidden, record, now.round, now.attempt)

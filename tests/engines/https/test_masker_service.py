@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from secure_sum_world import (
     LEAST,
+    MODEL,
     NOISY,
     TOKEN,
     MaskerApp,
@@ -80,12 +81,12 @@ def test_the_same_set_gets_the_same_bytes_also_after_a_restart(tmp_path, devices
     folder = masker_folder(tmp_path / "masker", **link)
     terms = folder.introduction.terms
     records = [device.record(terms, 4) for device in devices]
-    ask = encode_question(terms, 4, 0, records)
+    ask = encode_question(terms, 4, 0, MODEL, records)
     with MaskerApp(folder) as app:
         first = app.sums(ask)
         assert first.status == 200
         assert app.sums(ask).body == first.body
-        shuffled = encode_question(terms, 4, 0, records[::-1])
+        shuffled = encode_question(terms, 4, 0, MODEL, records[::-1])
         assert app.sums(shuffled).body == first.body
     with MaskerApp(folders.open_masker(folder.path)) as again:
         assert again.sums(ask).body == first.body
@@ -116,10 +117,10 @@ def test_another_set_of_a_round_is_refused_also_after_a_restart(folder, terms, d
 def test_the_same_devices_second_submissions_are_another_set(app, terms, devices):
     """Or from the sums of a first and a second attempt one device's change would follow."""
     first = [device.record(terms, 0) for device in devices]
-    told(app.sums(encode_question(terms, 0, 0, first)))
+    told(app.sums(encode_question(terms, 0, 0, MODEL, first)))
     refused(app.sums(question(terms, 0, devices, attempt=1)), 409, "second_submission")
     mixed = [devices[0].record(terms, 0, seed=secrets.token_bytes(32)), *first[1:]]
-    refused(app.sums(encode_question(terms, 0, 0, mixed)), 409, "second_submission")
+    refused(app.sums(encode_question(terms, 0, 0, MODEL, mixed)), 409, "second_submission")
 
 
 @pytest.mark.parametrize("count", [0, 1, LEAST - 1])
@@ -132,8 +133,8 @@ def test_a_device_counts_once(app, terms, devices):
     """With one key it is one device, however many seeds it sends."""
     twice = [device.record(terms, 0) for device in devices[:2]]
     more = [devices[0].record(terms, 0, seed=secrets.token_bytes(32)) for _ in range(3)]
-    refused(app.sums(encode_question(terms, 0, 0, [*twice, *more])), 400, "duplicate")
-    refused(app.sums(encode_question(terms, 0, 0, [twice[0]] * 3)), 400, "duplicate")
+    refused(app.sums(encode_question(terms, 0, 0, MODEL, [*twice, *more])), 400, "duplicate")
+    refused(app.sums(encode_question(terms, 0, 0, MODEL, [twice[0]] * 3)), 400, "duplicate")
 
 
 def test_what_was_sealed_or_signed_for_something_else_is_not_opened(app, terms, devices):
@@ -145,17 +146,17 @@ def test_what_was_sealed_or_signed_for_something_else_is_not_opened(app, terms, 
         (terms, 4, 0), (terms, 5, 1), (elsewhere, 5, 0), (stricter, 5, 0),
     ):  # fmt: skip
         wrong = odd.record(terms_there, round, attempt)
-        refused(app.sums(encode_question(terms, 5, 0, [wrong, *good])), 401, "bad_signature")
+        refused(app.sums(encode_question(terms, 5, 0, MODEL, [wrong, *good])), 401, "bad_signature")
         resigned = odd.record(terms, 5, sealed_for=(terms_there, round, attempt))
-        got = app.sums(encode_question(terms, 5, 0, [good[0], resigned, *good[1:]]))
+        got = app.sums(encode_question(terms, 5, 0, MODEL, [good[0], resigned, *good[1:]]))
         refused(got, 409, "undecryptable")
         assert got.json()["which"] == [1]
-    bound = binding(terms, 5, 0)
+    bound = binding(terms, 5, 0, MODEL)
     stolen = odd.signed(devices[1].record(terms, 5), bound)
-    got = app.sums(encode_question(terms, 5, 0, [stolen, *good[1:]]))
+    got = app.sums(encode_question(terms, 5, 0, MODEL, [stolen, *good[1:]]))
     assert (got.status, got.json()["which"]) == (409, [0]), "sealed by another device"
     # Nothing of it was told: the others can still be.
-    assert told(app.sums(encode_question(terms, 5, 0, good))).devices == 5
+    assert told(app.sums(encode_question(terms, 5, 0, MODEL, good))).devices == 5
 
 
 def test_a_changed_bit_is_found(app, terms, devices):
@@ -163,7 +164,7 @@ def test_a_changed_bit_is_found(app, terms, devices):
     for at in (0, 40, RECORD_BYTES - 1):
         content = bytearray(records[0].content)
         content[at] ^= 1
-        ask = bytearray(encode_question(terms, 0, 0, records))
+        ask = bytearray(encode_question(terms, 0, 0, MODEL, records))
         ask[-6 * RECORD_BYTES : -5 * RECORD_BYTES] = content
         refused(app.sums(bytes(ask)), 401, "bad_signature")
 
@@ -188,7 +189,7 @@ def test_malformed_questions_are_refused_and_never_break_it(app, terms, devices)
     good = question(terms, 0, devices)
     rng = np.random.default_rng(0)
     bad = [b"", b"{}", good[:-1], good + b"x", b"SVQ2" + good[4:], good[: len(good) // 2]]
-    bad.append(struct.pack("<4sIII32s", b"SVQ1", 0, 0, 1 << 31, bytes(32)))
+    bad.append(struct.pack("<4sIII32s32s", b"SVQ1", 0, 0, 1 << 31, bytes(32), bytes(32)))
     bad += [rng.bytes(int(n)) for n in rng.integers(0, 2000, 40)]
     for _ in range(60):
         changed = bytearray(good)
@@ -212,7 +213,7 @@ def test_it_gets_seeds_and_no_update(terms, devices):
     """The question is records of one size, none of which has room for a number of an update."""
     ask = question(terms, 0, devices)
     assert len(decode_question(ask).records) == 6
-    assert len(ask) == struct.calcsize("<4sIII32s") + 6 * RECORD_BYTES
+    assert len(ask) == struct.calcsize("<4sIII32s32s") + 6 * RECORD_BYTES
     assert RECORD_BYTES == 32 + (32 + 32 + 16) + 64
 
 

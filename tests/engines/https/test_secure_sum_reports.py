@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from secure_sum_world import NOISY, SeedKeeper, SummedWorld, masker_folder
+from secure_sum_world import MODEL, NOISY, SeedKeeper, SummedWorld, masker_folder
 from server_world import ITEMS, USERS
 
 from sottovoce.consent import Choice, Consent
@@ -21,6 +21,7 @@ from sottovoce.engines.https.masked_wire import (
     encode_masked,
     is_signed,
     message_bytes,
+    model_name,
     open_seed,
     seal_seed,
 )
@@ -140,7 +141,7 @@ def test_a_message_opens_to_the_update_with_its_seed_alone(tmp_path):
     folder = masker_folder(tmp_path / "masker")
     terms, key = folder.introduction.terms, Ed25519PrivateKey.generate()
     values = np.random.default_rng(0).integers(-5, 5, (ITEMS, 5)) * int(GRID)
-    bound = binding(terms, 3, 1)
+    bound = binding(terms, 3, 1, MODEL)
     record = seal_seed(bytes(32), key, terms.secure_sum, bound)
     found = decode_masked(encode_masked(masked(values, bytes(32)), record, 3, 1), terms, 3, 1)
     assert is_signed(found.record, bound)
@@ -148,7 +149,7 @@ def test_a_message_opens_to_the_update_with_its_seed_alone(tmp_path):
     seed = open_seed(found.record, folder.seal_key(), bound)
     opened = (found.masked - expand(seed, ITEMS * 5)).view(np.int64)
     assert np.array_equal(opened.reshape(ITEMS, 5), values)
-    assert open_seed(found.record, folder.seal_key(), binding(terms, 3, 0)) is None
+    assert open_seed(found.record, folder.seal_key(), binding(terms, 3, 0, MODEL)) is None
     assert "redacted" in repr(found.record)
 
 
@@ -174,9 +175,9 @@ class Packer:
     def __init__(self):
         self.key, self.calls = Ed25519PrivateKey.generate(), 0
 
-    def __call__(self, terms, attempt, reports, seeds):
+    def __call__(self, terms, attempt, view, reports, seeds):
         self.calls += 1
-        bound = binding(terms, reports.round, attempt)
+        bound = binding(terms, reports.round, attempt, model_name(view.items))
         record = seal_seed(seeds.seeds[0], self.key, terms.secure_sum, bound)
         return encode_masked(reports.masked[0], record, reports.round, attempt)
 
@@ -201,9 +202,9 @@ def view(round=0):
 def seed_of(prepared, folder):
     terms = folder.introduction.terms
     message = decode_masked(prepared.message, terms, prepared.round, prepared.attempt)
-    seed = open_seed(
-        message.record, folder.seal_key(), binding(terms, prepared.round, prepared.attempt)
-    )
+    name = model_name(view(prepared.round).items)
+    bound = binding(terms, prepared.round, prepared.attempt, name)
+    seed = open_seed(message.record, folder.seal_key(), bound)
     return seed, (message.masked - expand(seed, ITEMS * 5)).view(np.int64).reshape(ITEMS, 5)
 
 

@@ -217,7 +217,7 @@ def test_a_device_that_sends_garbage_costs_a_round_and_no_more(world):
 def test_seeds_that_cannot_be_opened_are_left_out_with_their_updates(world):
     here = world(rounds=1)
     here.step()
-    stranger = SeedKeeper(here.keepers[3].key)
+    stranger = SeedKeeper(here.keepers[3].key, here.model_name())
     unopened = stranger.record(here.terms, 0, sealed_for=(here.terms, 9, 0))
     here.report(3, record=unopened)
     others = tuple(n for n in EVERYONE if n != 3)

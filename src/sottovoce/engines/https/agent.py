@@ -25,7 +25,7 @@ from sottovoce.engines.https.agent_proxy import ProxyLink, admission_in, may_rep
 from sottovoce.engines.https.agent_reading import Reader
 from sottovoce.engines.https.client import Busy, Traffic, loopback
 from sottovoce.engines.https.descriptor import Descriptor
-from sottovoce.engines.https.masked_wire import binding, encode_masked, seal_seed
+from sottovoce.engines.https.masked_wire import binding, encode_masked, model_name, seal_seed
 from sottovoce.engines.https.pacing import Draw, Pace, from_system
 from sottovoce.engines.https.signing import NONCE_BYTES, Purpose, seal
 from sottovoce.errors import (
@@ -37,7 +37,7 @@ from sottovoce.errors import (
     SottovoceError,
     VersionMismatch,
 )
-from sottovoce.messages import MaskedReports, MaskSeeds, decode
+from sottovoce.messages import MaskedReports, MaskSeeds, ModelView, decode
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.prepared import Prepared
 from sottovoce.parties.store import CohortStore
@@ -385,12 +385,19 @@ class Agent(Reader):
         self.store.set_secret(_KEY, key.private_bytes_raw())
         return key
 
-    def _pack(self, terms: Terms, attempt: int, reports: MaskedReports, seeds: MaskSeeds) -> bytes:
+    def _pack(
+        self,
+        terms: Terms,
+        attempt: int,
+        view: ModelView,
+        reports: MaskedReports,
+        seeds: MaskSeeds,
+    ) -> bytes:
         """A masked update with its seed, sealed to the proxy and signed by this device."""
         link = terms.secure_sum
         if link is None:
             raise ConfigError("only a secure sum takes masked updates")
-        bound = binding(terms, reports.round, attempt)
+        bound = binding(terms, reports.round, attempt, model_name(view.items))
         record = seal_seed(seeds.seeds[0], self._signing_key(), link, bound)
         return encode_masked(reports.masked[0], record, reports.round, attempt)
 

@@ -10,7 +10,13 @@ from sottovoce.engines.https import records, roster
 from sottovoce.engines.https.aside import Aside
 from sottovoce.engines.https.board import Board, Snapshot
 from sottovoce.engines.https.database import Database
-from sottovoce.engines.https.masked_wire import binding, decode_masked, is_signed, message_bytes
+from sottovoce.engines.https.masked_wire import (
+    binding,
+    decode_masked,
+    is_signed,
+    message_bytes,
+    model_name,
+)
 from sottovoce.engines.https.records import Submission
 from sottovoce.engines.https.refusals import Refused
 from sottovoce.engines.https.signing import OVERHEAD, Envelope, Purpose, open_envelope
@@ -30,6 +36,7 @@ class Checks:
         self._database = database
         self._largest = int(terms.largest_value * GRID)
         self._keys: dict[int, Ed25519PublicKey] = {}
+        self._named: tuple[int, bytes] = (-1, b"")
         with database.reading() as link:
             for number, key in roster.public_keys(link).items():
                 self.enrolled(number, key)
@@ -133,8 +140,20 @@ class Checks:
         except MessageError as error:
             raise Refused("malformed", str(error)) from None
         key = self._keys[envelope.number].public_bytes_raw()
-        if record.device != key or not is_signed(record, binding(terms, round, attempt)):
-            raise Refused("bad_signature", "the sealed seed was not signed by the enrolled device")
+        bound = binding(terms, round, attempt, self._model_name(round))
+        if record.device != key or not is_signed(record, bound):
+            raise Refused(
+                "bad_signature", "the sealed seed was not signed by the enrolled device for this"
+            )
+
+    def _model_name(self, round: int) -> bytes:
+        """Of the open round's model, made once."""
+        if self._named[0] != round:
+            version = self._board.now.versions.get(round)
+            if version is None:
+                raise Refused("late", f"round {round} is closed; the report did not count")
+            self._named = round, model_name(version.view.items)
+        return self._named[1]
 
     def _check_body(self, envelope: Envelope) -> None:
         if self._terms.secure_sum is not None:

@@ -245,6 +245,7 @@ class Coordinator:
             records.count_refusals(link, left_out)
             more = now.round + 1 < now.target
             opened = self._open(link, now.round + 1, 0) if more else None
+        self._guard = server.guard  # not before it counts: what is cut off is done again
         return [over] if opened is None else [over, opened]
 
     def _server(
@@ -253,7 +254,7 @@ class Coordinator:
         rng = Streams(self._plan.root_key)
         if memory is None:
             return Server(self._algorithm, items, rng, round)
-        return Server(self._algorithm, items, rng, round, memory, self._guard)
+        return Server(self._algorithm, items, rng, round, memory, self._guard.copy())
 
     def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
         """Everything that is stored for the round, into the server; what of it was left out."""

@@ -4,11 +4,14 @@ A device's message is its masked update, a number for every number of the model,
 record: the device's public key, the mask's seed sealed to the proxy's key (HPKE, RFC 9180), and the
 device's signature over it. All messages of a federation have the same length. The server passes the
 records on and cannot open them. Seal and signature are bound to the federation, its terms, round,
-attempt and device: a record is good for nothing else.
+attempt, device and the model that was learnt from: a record is good for nothing else. So all in a
+sum have learnt from one model; from the sum over devices of which all but one were shown a model
+that teaches nothing, that one's update would follow.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+from numpy.typing import NDArray
 
 from sottovoce.engines.https.proxy_wire import TERMS_BYTES, terms_name
 from sottovoce.errors import KeyTrouble, MessageError
@@ -35,7 +39,8 @@ MOST_DEVICES = 1 << 18
 
 _HEAD = struct.Struct("<4sIII")
 _MAGIC, _SUM_MAGIC = b"SVM1", b"SVK1"
-_QUESTION = struct.Struct(f"<4sIII{TERMS_BYTES}s")
+MODEL_BYTES = 32
+_QUESTION = struct.Struct(f"<4sIII{TERMS_BYTES}s{MODEL_BYTES}s")
 _QUESTION_MAGIC = b"SVQ1"
 LONGEST_QUESTION = _QUESTION.size + MOST_DEVICES * RECORD_BYTES
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
@@ -81,6 +86,8 @@ class Question:
     attempt: int
     terms: bytes
     """Name of the server's terms."""
+    model: bytes
+    """Name of the model that all have learnt from."""
     records: tuple[Record, ...]
 
     def __repr__(self) -> str:
@@ -90,11 +97,16 @@ class Question:
 # --- seeds ---------------------------------------------------------------------------------------
 
 
-def binding(terms: Terms, round: int, attempt: int) -> bytes:
+def model_name(items: NDArray[np.float32]) -> bytes:
+    """The same for equal models alone, also where somebody looks for others of the same name."""
+    return hashlib.sha256(np.ascontiguousarray(items, dtype="<f4").tobytes()).digest()
+
+
+def binding(terms: Terms, round: int, attempt: int, model: bytes) -> bytes:
     """What a record is good for."""
     name = terms.federation.encode()
     where = struct.pack("<III", len(name), round, attempt)
-    return where + name + terms_name(terms)
+    return where + name + terms_name(terms) + model
 
 
 def public_key(link: SecureSum) -> X25519PublicKey:
@@ -173,15 +185,17 @@ def decode_masked(payload: bytes, terms: Terms, round: int, attempt: int) -> Mas
 # --- server ↔ proxy ------------------------------------------------------------------------------
 
 
-def encode_question(terms: Terms, round: int, attempt: int, records: Sequence[Record]) -> bytes:
-    head = _QUESTION.pack(_QUESTION_MAGIC, round, attempt, len(records), terms_name(terms))
+def encode_question(
+    terms: Terms, round: int, attempt: int, model: bytes, records: Sequence[Record]
+) -> bytes:
+    head = _QUESTION.pack(_QUESTION_MAGIC, round, attempt, len(records), terms_name(terms), model)
     return head + b"".join(record.content for record in records)
 
 
 def decode_question(payload: bytes) -> Question:
     if len(payload) < _QUESTION.size:
         raise MessageError("message too short")
-    magic, round, attempt, count, name = _QUESTION.unpack_from(payload)
+    magic, round, attempt, count, name, model = _QUESTION.unpack_from(payload)
     if magic != _QUESTION_MAGIC:
         raise MessageError("not a question for a sum of masks of this version")
     if count > MOST_DEVICES or len(payload) != _QUESTION.size + count * RECORD_BYTES:
@@ -190,7 +204,7 @@ def decode_question(payload: bytes) -> Question:
     records = tuple(
         Record.of(content[at : at + RECORD_BYTES]) for at in range(0, len(content), RECORD_BYTES)
     )
-    return Question(round, attempt, name, records)
+    return Question(round, attempt, name, model, records)
 
 
 def encode_sum(told: MaskSum) -> bytes:

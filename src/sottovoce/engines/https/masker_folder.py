@@ -162,6 +162,11 @@ def create_masker(path: Path, introduction: MaskerIntroduction) -> MaskerFolder:
             f"the terms of the federation {introduction.terms.federation} name another key than "
             f"{path / PUBLIC_KEY}: devices would seal their seeds to somebody else"
         )
+    if (path / _ANSWERED).exists() and folder.answers().last != NEVER:
+        raise UsageError(
+            f"{path} has told sums already, and with another introduction it could tell others of "
+            "the same devices; make a new proxy in another folder"
+        )
     _replace(path / _ANSWERED, _content(NEVER))
     write_masker_introduction(path / _INTRODUCTION, introduction)
     return folder

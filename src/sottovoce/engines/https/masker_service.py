@@ -125,7 +125,7 @@ class Answering:
             raise Refused(reason, str(error), status=409) from None
 
     def _open(self, question: Question) -> list[bytes]:
-        bound = binding(self._terms, question.round, question.attempt)
+        bound = binding(self._terms, question.round, question.attempt, question.model)
         if not all(is_signed(record, bound) for record in question.records):
             raise Refused("bad_signature", "a sealed seed was not signed by its device for this")
         seeds = [open_seed(record, self._key, bound) for record in question.records]

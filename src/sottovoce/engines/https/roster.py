@@ -56,6 +56,9 @@ def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:
     if row is None or (row.public_key is not None and bytes(row.public_key) != public_key):
         return None
     if row.public_key is None:
+        other = sa.select(devices.c.number).where(devices.c.public_key == public_key)
+        if link.execute(other).first() is not None:  # one device is one number
+            return None
         link.execute(
             devices.update().where(devices.c.number == row.number).values(public_key=public_key)
         )

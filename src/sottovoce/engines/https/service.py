@@ -51,6 +51,8 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 _SMALL_BODY = 4096
 _OPERATORS = 16
 """Requests of the operator that wait for the database."""
+_SLOWEST = 32 << 10
+"""Bytes a second of the slowest line on which the largest report still gets through."""
 _AHEAD = 10
 """Rounds by which another process can be ahead of this one."""
 _JSON = (b"content-type", b"application/json")
@@ -409,7 +411,9 @@ class Service:
     # --- helpers ----------------------------------------------------------------------------------
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
-        return await read_body(scope, receive, limit, self._limits.body_seconds)
+        # A masked update is large, and lines of phones are slow.
+        seconds = max(self._limits.body_seconds, limit / _SLOWEST)
+        return await read_body(scope, receive, limit, seconds)
 
     async def _say(self, send: Send, status: int, error: str, detail: str) -> None:
         await refuse(send, status, error, detail, self._limits.retry_seconds)

@@ -26,6 +26,7 @@ from sottovoce.engines.https.masked_wire import (
     decode_masked,
     decode_sum,
     encode_question,
+    model_name,
 )
 from sottovoce.errors import (
     ConfigError,
@@ -143,6 +144,11 @@ class SummedCoordinator(Coordinator):
         """The sum of the round's updates, and how many were left out because the proxy could not
         open their seeds."""
         left_out: set[int] = set()
+        terms = self._plan.terms
+        with leader.reading() as link:
+            found = records.model(link, now.round, terms.width)
+        if found is None:
+            raise ServiceError(f"the database lacks the model of round {now.round}")
         while True:
             with leader.reading() as link:
                 total, senders, sealed = self._add_up(link, now, left_out)
@@ -151,7 +157,7 @@ class SummedCoordinator(Coordinator):
                     f"{len(senders):,} good submissions are left, and a sum needs "
                     f"{self._link.min_devices:,}; the proxy was not asked"
                 )
-            question = encode_question(self._plan.terms, now.round, now.attempt, sealed)
+            question = encode_question(terms, now.round, now.attempt, model_name(found[0]), sealed)
             answer = self._ask(question)
             if (answer.status, answer.reason) != (409, "undecryptable"):
                 return self._read(total, answer), len(left_out)
