@@ -87,8 +87,8 @@ class Defence:
         width: int,
         allowances: Allowances | None = None,
     ) -> SummedReports:
-        """`add_up` under the caps of devices; the cap of sums is for the sum of all. A device's rows
-        come in one batch. A burst needs the allowances that all rounds share; a `Guard` has
+        """`add_up` under the caps of devices; the cap of sums is for the sum of all. A device's
+        rows come in one batch. A burst needs the allowances that all rounds share; a `Guard` has
         them."""
         devices = sum(len(np.unique(batch.sender)) for batch in batches)
         kept = [self._capped(batch) for batch in batches]
