@@ -212,7 +212,7 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> Table:
 
 def _draw(path: Path, source: str, found: Sequence[tuple[Row, Cell]]) -> plots.Figures:
     """A line for each way: its accuracy, and beside it what won against it and what it sends."""
-    title = f"{source}: accuracy, what a device sends in a round, and which attacks win"
+    title = f"{source}: accuracy, bytes per round, and which attacks win"
     with plots.drawing(path, title, (9.2, 1.6 + 0.36 * len(found))) as (figure, axes):
         places = list(range(len(found)))[::-1]
         most = max([cell.accuracy["P@10"] for _, cell in found] + [found[0][1].top_pop])
