@@ -817,7 +817,7 @@ def read_unit(path: Path) -> dict[str, list[str]]:
 
 
 def test_there_is_a_unit_for_every_service():
-    first = [f"sottovoce-{name}" for name in ("device", "orchestrator", "owner", "proxy")]
+    first = [f"sottovoce-{name}" for name in ("device", "masker", "orchestrator", "owner", "proxy")]
     second = [f"sottovoce-{name}" for name in ("server", "superlink", "supernode")]
     assert [path.stem for path in UNITS] == [*first, *second]
     told = (DEPLOY / "README.md").read_text()

@@ -29,7 +29,7 @@ def masker(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
-    ] = 8445,
+    ] = 8447,
     threads: Threads = None,
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")

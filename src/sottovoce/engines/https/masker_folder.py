@@ -141,6 +141,7 @@ def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | Non
         PUBLIC_KEY: public.encode() + b"\n",
         NOISE_SECRET: noise.hex().encode() + b"\n",
         SEAL_KEY: key.private_bytes_raw().hex().encode() + b"\n",
+        _ANSWERED: _content(NEVER),
     }
     write_new_files(path, contents)
     return public
@@ -162,12 +163,11 @@ def create_masker(path: Path, introduction: MaskerIntroduction) -> MaskerFolder:
             f"the terms of the federation {introduction.terms.federation} name another key than "
             f"{path / PUBLIC_KEY}: devices would seal their seeds to somebody else"
         )
-    if (path / _ANSWERED).exists() and folder.answers().last != NEVER:
+    if folder.answers().last != NEVER:
         raise UsageError(
             f"{path} has told sums already, and with another introduction it could tell others of "
             "the same devices; make a new proxy in another folder"
         )
-    _replace(path / _ANSWERED, _content(NEVER))
     write_masker_introduction(path / _INTRODUCTION, introduction)
     return folder
 

@@ -21,7 +21,7 @@ from sottovoce.recommender import default_threads
 def run_masker(
     path: Path,
     host: str = "127.0.0.1",
-    port: int = 8445,
+    port: int = 8447,
     *,
     plaintext: bool = False,
     threads: int | None = None,
