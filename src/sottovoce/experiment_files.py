@@ -21,6 +21,8 @@ def find(name: str) -> Path:
     known = installed()
     asked = given.as_posix().removesuffix(".toml")
     matches = [path for path in known if asked in (path, path.rsplit("/", 1)[-1])]
+    if f"presets/{asked}" in matches:
+        return known[f"presets/{asked}"]
     if len(matches) == 1:
         return known[matches[0]]
     if matches:
