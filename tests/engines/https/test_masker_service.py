@@ -159,6 +159,17 @@ def test_what_was_sealed_or_signed_for_something_else_is_not_opened(app, terms, 
     assert told(app.sums(encode_question(terms, 5, 0, MODEL, good))).devices == 5
 
 
+def test_all_in_a_sum_have_learnt_from_one_model(app, terms, devices):
+    """A server that shows one device the model, and all others one that teaches nothing, would read
+    this device's update in the sum."""
+    apart = SeedKeeper(model=bytes(32))
+    sealed = [device.record(terms, 5) for device in (apart, *devices)]
+    for model in (MODEL, apart.model):
+        got = app.sums(encode_question(terms, 5, 0, model, sealed))
+        refused(got, 401, "bad_signature")
+    assert told(app.sums(encode_question(terms, 5, 0, MODEL, sealed[1:]))).devices == len(devices)
+
+
 def test_a_changed_bit_is_found(app, terms, devices):
     records = [device.record(terms, 0) for device in devices]
     for at in (0, 40, RECORD_BYTES - 1):
