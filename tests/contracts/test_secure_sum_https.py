@@ -141,6 +141,7 @@ def test_agents_server_and_proxy_give_the_simulations_model(tmp_path):
     assert told["round"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "link"), [(FCF, NOISE), (UC, {})], ids=["fcf with noise", "uc"]
 )
