@@ -33,6 +33,7 @@ LAYERS = [
         "run_facts",
         "run_scenes",
         "run_attacks",
+        "run_audit",
         "attack_card",
     },
     {"reproduce", "run_report", "run_comparison", "experiment_files", "demo"},

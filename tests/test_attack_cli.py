@@ -125,3 +125,32 @@ def test_bad_input_is_one_sentence_and_nothing_is_lost(sottovoce_, run, harm, mo
     assert err.startswith("error: ")
     assert len(err.strip().splitlines()) == 1
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+FMF = {
+    "name": "reports",
+    "town": {"residents": 150, "venues": 300, "visits_per_resident": 10.0},
+    "algorithm": {"name": "fmf", "variant": "rotated", "embedding_size": 4, "rounds": 1},
+    "release": {"max_reports": 400, "tiers": [{"epsilon": 1.0, "min_devices": 20}]},
+    "consent": {"epsilon": 1.0, "max_reports": 400},
+}
+
+
+def test_canaries_hold_the_claimed_epsilon_against_one_run(sottovoce_, tmp_path):
+    run_experiment(Experiment.from_table(FMF), tmp_path / "reports")
+    code, out, _ = sottovoce_(
+        "attack", tmp_path / "reports", "--only", "A5", "--canaries", 100, "--json"
+    )
+    assert code == 0
+    found = json.loads(out)
+    audit = found["audit"]
+    assert (audit["canaries"], audit["convicted"]) == (100, False)
+    assert 0.0 <= audit["epsilon"] <= audit["claimed"] < 400.0
+    assert any(note.startswith("One-run audit") for note in found["notes"])
+
+
+def test_canaries_need_a_claim(sottovoce_, run):
+    code, _, err = sottovoce_("attack", run, "--only", "A1", "--canaries", 100)
+    assert code == 2
+    assert "claims none" in err
+    assert not (run / "attacks.json").exists()

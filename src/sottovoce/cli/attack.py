@@ -36,6 +36,17 @@ def attack(
             "report-card.html and attacks.json in the run's folder.",
         ),
     ] = None,
+    canaries: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=100,
+            max=100_000,
+            help="Also audit the claimed ε in one more run of the same system with N planted "
+            "devices (1,000, say).",
+            show_default=False,
+        ),
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -48,6 +59,10 @@ def attack(
     is read from the run's transcript (run --transcript); where there is none, the first rounds are
     enacted again, which gives the same messages.
 
+    With --canaries the same system is run once more with planted devices, each of which is in it or
+    not by a coin; how well the server could tell is held against the ε that is claimed (fmf, and
+    fcf over a secure sum with noise). A bound above the claim convicts; one below proves nothing.
+
     A promise is broken where the attack does better than the best guess without it, by its 95 %
     interval. That is a finding, and the exit code is 0.
 
@@ -55,11 +70,16 @@ def attack(
     Examples:
       sottovoce attack runs/demo
       sottovoce attack runs/demo --only A1,A3 --rounds 5
+      sottovoce attack runs/reports --canaries 1000
       sottovoce attack runs/demo --json
     """
+    from dataclasses import asdict, replace
+
     from sottovoce.attack_card import JSON, PAGE, write_card
     from sottovoce.recommender import default_threads
     from sottovoce.run_attacks import attack_run
+    from sottovoce.run_audit import audit_system
+    from sottovoce.run_views import FinishedRun
     from sottovoce.runs import check_writable
 
     page, content = folder / PAGE, folder / JSON
@@ -71,11 +91,21 @@ def attack(
     codes = [] if only is None else [code.strip() for code in only.split(",") if code.strip()]
     if only is not None and not codes:
         raise UsageError("--only needs the codes of attacks, such as A1,A4")
+    audit: dict[str, object] = {}
+    said: tuple[str, ...] = ()
     advice = "no report card was written; the run is as it was"
     with output.interruptible(advice), output.progress() as report:
+        if canaries is not None:
+            report("audit", 0, 1)
+            experiment = FinishedRun.open(folder).experiment
+            found = audit_system(experiment, canaries, threads or default_threads())
+            audit = asdict(found) | {"convicted": found.convicted}
+            said = (f"One-run audit: {found.words()}.",)
+            report("audit", 1, 1)
         card = attack_run(
             folder, rounds=rounds, only=codes, threads=threads or default_threads(), report=report
         )
+        card = replace(card, notes=(*card.notes, *said))
         report("report", 0, 1)
         check_writable(page.parent)
         write_card(card, folder, page, content)
@@ -83,7 +113,7 @@ def attack(
     for note in card.notes:
         output.note(f"note: {note}")
     if as_json:
-        output.emit(card.content(folder) | {"report": page})
+        output.emit(card.content(folder) | ({"audit": audit} if audit else {}) | {"report": page})
         return
     output.show(card.table(), "")
     output.show(*[line for text in card.paragraphs() for line in (text, "")])

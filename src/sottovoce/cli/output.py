@@ -29,6 +29,7 @@ STAGES = {
     "baselines": "Fitting baselines",
     "evaluation": "Ranking for every user",
     "attacks": "Trying attacks",
+    "audit": "Auditing with planted devices",
     "report": "Writing the report",
 }
 _STEERING = re.compile(
