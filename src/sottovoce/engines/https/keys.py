@@ -387,6 +387,18 @@ def write_new_files(folder: Path, contents: Mapping[str, bytes]) -> None:
         raise KeyTrouble(f"keys cannot be written to {folder}: {error.strerror or error}") from None
 
 
+def replace_file(place: Path, content: bytes) -> None:
+    """Whole or not at all, and on the disk when this returns."""
+    fresh = f".{place.name}.{secrets.token_hex(4)}"
+    write_new_files(place.parent, {fresh: content})
+    os.replace(place.parent / fresh, place)
+    handle = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _write(path: Path, content: bytes, mode: int) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:

@@ -10,13 +10,11 @@ it has answered last), `masker.json` (address and process of a running one).
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -28,9 +26,10 @@ from sottovoce.engines.https.keys import (
     init_keys,
     read_private_key,
     read_secret,
+    replace_file,
     write_new_files,
 )
-from sottovoce.engines.https.ready import locked, running
+from sottovoce.engines.https.ready import ServiceFolder
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.links import SecureSum
 from sottovoce.parties.masker import NEVER, Answered
@@ -38,7 +37,6 @@ from sottovoce.terms import PROTOCOL, Terms
 
 SEAL_KEY, PUBLIC_KEY, NOISE_SECRET = "seal.key", "seal.pub", "noise.secret"
 _INTRODUCTION, _ANSWERED = "introduction.json", "answered.json"
-_READY, _LOCK = "masker.json", "masker.lock"
 _LARGEST = 1 << 22
 
 
@@ -65,20 +63,10 @@ class MaskerIntroduction:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MaskerFolder:
-    path: Path
+class MaskerFolder(ServiceFolder):
     introduction: MaskerIntroduction
 
-    def __repr__(self) -> str:
-        return f"<MaskerFolder {self.path}>"
-
-    @property
-    def keys(self) -> Path:
-        return self.path / "keys"
-
-    @property
-    def ready_file(self) -> Path:
-        return self.path / _READY
+    party: ClassVar[str] = "masker"
 
     def seal_key(self) -> X25519PrivateKey:
         return X25519PrivateKey.from_private_bytes(read_private_key(self.path / SEAL_KEY))
@@ -88,14 +76,6 @@ class MaskerFolder:
 
     def answers(self) -> Answers:
         return Answers(self.path / _ANSWERED)
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Within, no other process can serve from this folder."""
-        return locked(self.path / _LOCK)
-
-    def running(self) -> dict[str, Any] | None:
-        """Address and process of a proxy that runs from this folder."""
-        return running(self.ready_file)
 
 
 class Answers:
@@ -119,7 +99,7 @@ class Answers:
         if answered == self.last:
             return
         try:
-            _replace(self._place, _content(answered))
+            replace_file(self._place, _content(answered))
         except (OSError, KeyTrouble):
             raise ServiceError(f"{self._place} cannot be written; nothing was told") from None
         self.last = answered
@@ -228,15 +208,3 @@ def read_masker_introduction(path: Path) -> MaskerIntroduction:
 
 def _content(answered: Answered) -> bytes:
     return json.dumps({"round": answered[0], "set": answered[1].hex()}).encode() + b"\n"
-
-
-def _replace(place: Path, content: bytes) -> None:
-    """Whole or not at all, and on the disk when this returns."""
-    fresh = f".{place.name}.{secrets.token_hex(4)}"
-    write_new_files(place.parent, {fresh: content})
-    os.replace(place.parent / fresh, place)
-    handle = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

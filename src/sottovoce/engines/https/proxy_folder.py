@@ -10,13 +10,11 @@ proxy).
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from sottovoce.engines.https.admissions import (
     Introduction,
@@ -28,32 +26,23 @@ from sottovoce.engines.https.keys import (
     SERVER_KEY,
     init_keys,
     read_secret,
+    replace_file,
     write_new_files,
 )
 from sottovoce.engines.https.proxy_store import ProxyStore
-from sottovoce.engines.https.ready import locked, running
+from sottovoce.engines.https.ready import ServiceFolder
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.terms import Terms
 
 _INTRODUCTION, _SECRET, _TERMS = "introduction.json", "accounts.secret", "terms.json"
-_DATABASE, _READY, _LOCK = "proxy.db", "proxy.json", "proxy.lock"
+_DATABASE = "proxy.db"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ProxyFolder:
-    path: Path
+class ProxyFolder(ServiceFolder):
     introduction: Introduction
 
-    def __repr__(self) -> str:
-        return f"<ProxyFolder {self.path}>"
-
-    @property
-    def keys(self) -> Path:
-        return self.path / "keys"
-
-    @property
-    def ready_file(self) -> Path:
-        return self.path / _READY
+    party: ClassVar[str] = "proxy"
 
     def store(self) -> ProxyStore:
         """What the proxy holds. A new one would take reports twice: where it was lost, none is
@@ -90,17 +79,7 @@ class ProxyFolder:
     def keep_terms(self, terms: Terms) -> None:
         """For ever. Whole or not at all, whenever the process is killed."""
         content = json.dumps(terms.to_table(), indent=1) + "\n"
-        fresh = f".{_TERMS}.{secrets.token_hex(4)}"
-        write_new_files(self.path, {fresh: content.encode()})
-        os.replace(self.path / fresh, self.path / _TERMS)
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Within, no other process can serve from this folder."""
-        return locked(self.path / _LOCK)
-
-    def running(self) -> dict[str, Any] | None:
-        """Address and process of a proxy that runs from this folder."""
-        return running(self.ready_file)
+        replace_file(self.path / _TERMS, content.encode())
 
 
 def create_proxy_folder(

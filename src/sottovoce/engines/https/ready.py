@@ -7,8 +7,10 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sottovoce.errors import ServiceError
 
@@ -42,3 +44,32 @@ def locked(place: Path, advice: str = "stop that one first") -> Iterator[None]:
                 f"{place.parent} is served by another process already; {advice}"
             ) from None
         yield
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ServiceFolder:
+    """A folder from which one process at a time serves a party."""
+
+    path: Path
+
+    party: ClassVar[str]
+    """By which its files are called."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    @property
+    def ready_file(self) -> Path:
+        return self.path / f"{self.party}.json"
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Within, no other process can serve from this folder."""
+        return locked(self.path / f"{self.party}.lock")
+
+    def running(self) -> dict[str, Any] | None:
+        """Address and process of a service that runs from this folder."""
+        return running(self.ready_file)
