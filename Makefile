@@ -18,7 +18,7 @@ test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m ""
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "" --hypothesis-profile searching
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -3,6 +3,13 @@
 import signal
 
 import pytest
+from hypothesis import settings
+
+# The same examples for the same code, so that a failure comes of a change; `make test-all` looks
+# for new ones.
+settings.register_profile("steady", derandomize=True)
+settings.register_profile("searching", print_blob=True)
+settings.load_profile("steady")
 
 # A shell starts background jobs deaf to Ctrl-C; tests of Ctrl-C want it heard, here and in the
 # processes they start.
