@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
 from sottovoce.errors import ConfigError, MessageError, VersionMismatch
-from sottovoce.links import Proxied
+from sottovoce.links import Proxied, SecureSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
@@ -224,6 +224,17 @@ def test_releases_that_make_no_sense_are_refused_whole(release):
     table["release"] = {"name": "clipped", "clip": 8.0} | release
     with pytest.raises(MessageError):
         Terms.from_table(json.loads(json.dumps(table)))
+
+
+def test_noise_on_sums_is_for_updates_that_devices_leave_as_they_are():
+    terms = replace(filters(), release=Clipped(), link=SecureSum(clip=1.0, noise=2.0))
+    assert not terms.counts_senders
+    assert replace(terms, link=SecureSum()).counts_senders
+    with pytest.raises(ConfigError, match=r"link\.clip goes with link\.noise"):
+        replace(terms, link=SecureSum(clip=1.0))
+    for norm in ("l1", "scalar"):
+        with pytest.raises(ConfigError, match=r'release\.norm = "l2"'):
+            replace(terms, release=Clipped(norm=norm, epsilon=1.0))
 
 
 def test_networks_count_towards_the_largest_model():

@@ -72,7 +72,7 @@ class Federation:
         able = build_algorithm(settings, release, 1).device_able(cohort)
         willing = np.flatnonzero(consent.takes_part & able)
         plan = settings.plan(len(willing), int(train.counts[willing].sum()))
-        algorithm = build_algorithm(settings, release, plan.triples)
+        algorithm = build_algorithm(settings, release, plan.triples, link)
         cohort.vectors = algorithm.device_init(users, rng)
         devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng, link=link)
         proxy = None

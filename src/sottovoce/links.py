@@ -115,3 +115,8 @@ class SecureSum:
 
 
 Link = Direct | Proxied | SecureSum
+
+
+def has_noise(link: object) -> bool:
+    """Whether it is a sum to which noise is added."""
+    return isinstance(link, SecureSum) and link.noise > 0

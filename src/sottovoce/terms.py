@@ -20,7 +20,7 @@ from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.errors import ConfigError, MessageError, VersionMismatch
-from sottovoce.links import Direct, Link, Proxied, SecureSum
+from sottovoce.links import Direct, Link, Proxied, SecureSum, has_noise
 from sottovoce.messages import GRID, LIMIT
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports
@@ -88,11 +88,17 @@ def check_fitting(algorithm: AlgorithmConfig, release: object, link: object) -> 
         )
     if not isinstance(link, SecureSum):
         return
-    if link.clip and isinstance(algorithm, UCConfig):
-        raise ConfigError(
-            "link.clip and link.noise are for fpl and fcf: uc clips by its own release, and counts "
-            "who sent a row, which noise would spoil"
-        )
+    if link.clip and isinstance(release, Clipped):
+        if not link.noise:
+            raise ConfigError(
+                "in uc link.clip goes with link.noise alone: without noise rows count their "
+                "senders, which clipping would change; release.clip limits updates there"
+            )
+        if release.norm != "l2":
+            raise ConfigError(
+                f'link.noise is for release.norm = "l2"; under "{release.norm}" devices add noise '
+                "of their own, and clipping would cut it"
+            )
     size = algorithm.cohort_size if isinstance(algorithm, FPLConfig | UCConfig) else "all"
     if isinstance(size, int) and size < link.min_devices:
         raise ConfigError(
@@ -112,9 +118,10 @@ def largest_value(release: ReleaseConfig, triples: int) -> float:
 
 
 def build_algorithm(
-    algorithm: AlgorithmConfig, release: ReleaseConfig, triples: int
+    algorithm: AlgorithmConfig, release: ReleaseConfig, triples: int, link: Link | None = None
 ) -> FactorModel:
-    """Both halves of an algorithm, under this release, for so many draws where it draws pairs."""
+    """Both halves of an algorithm, under this release and link, for so many draws where it draws
+    pairs."""
     if isinstance(algorithm, FMFConfig):
         if not isinstance(release, KReports):
             raise ConfigError("fmf needs the release k-reports")
@@ -122,7 +129,7 @@ def build_algorithm(
     if isinstance(algorithm, UCConfig):
         if not isinstance(release, Clipped):
             raise ConfigError("uc needs the release clipped")
-        return algorithm.build(release.clip, release.norm)
+        return algorithm.build(release.clip, release.norm, not has_noise(link))
     return algorithm.build(triples)
 
 
@@ -196,7 +203,7 @@ class Terms:
     @property
     def counts_senders(self) -> bool:
         """Whether the last number of a row in a report says 1, for its sender."""
-        return isinstance(self.algorithm, UCConfig)
+        return isinstance(self.algorithm, UCConfig) and not has_noise(self.link)
 
     @property
     def noisy(self) -> bool:
@@ -245,7 +252,7 @@ class Terms:
         return isinstance(self.release, Everything) or 4 * self.triples > self.n_items
 
     def build(self) -> FactorModel:
-        return build_algorithm(self.algorithm, self.release, self.triples)
+        return build_algorithm(self.algorithm, self.release, self.triples, self.link)
 
     def to_table(self) -> dict[str, Any]:
         algorithm = {k: v for k, v in asdict(self.algorithm).items() if v is not None}

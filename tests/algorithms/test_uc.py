@@ -19,6 +19,7 @@ from sottovoce.algorithms.uc_networks import Guesses, guess  # noqa: E402
 from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
 from sottovoce.engines.simulation import Simulation  # noqa: E402
 from sottovoce.federation import Federation  # noqa: E402
+from sottovoce.links import SecureSum  # noqa: E402
 from sottovoce.messages import GRID, SummedReports  # noqa: E402
 from sottovoce.privacy.updates import Clipped  # noqa: E402
 from sottovoce.recommender import top_n  # noqa: E402
@@ -130,6 +131,23 @@ def test_who_claims_to_be_many_or_nobody_counts_as_one():
         assert np.allclose(after[4, :8], 1.0)
 
 
+def test_rows_that_count_nobody_move_by_what_is_public():
+    """The sum over as many devices as send a row on average, whatever stands where counts would."""
+    algorithm = replace(built().server.algorithm, counted=False)
+    c, n_items = SMALL, TRAIN.n_items
+    items = np.zeros((SMALL.model_rows(n_items), 9), np.float32)
+    row = np.array([3, n_items], np.int32)  # an item's, and the first of a network
+    drawn = min(n_items, c.local_epochs * c.pairs * (1 + c.negatives))
+    for last in (0, -5, 1000):
+        values = np.full((2, 9), 6 * int(GRID), np.int64)
+        values[:, 8] = last * int(GRID)
+        report = SummedReports(0, row, values, 12)
+        after, _ = algorithm.server_fold(items, np.zeros((len(items), 0), np.float32), report)
+        assert np.allclose(after[3, :8], 6 / (12 * drawn / n_items))
+        assert np.allclose(after[n_items, :8], 6 / 12)
+        assert not after[:, 8].any()
+
+
 # --- rounds ---------------------------------------------------------------------------------------
 
 
@@ -167,6 +185,22 @@ def test_it_learns_the_checkerboard(kind):
     rounds(made, 120)
     items, _ = top_n(made.scorer(), USERS, TRAIN, 2)
     assert np.mean(items % 2 == (USERS % 2)[:, None]) > 0.9
+
+
+@pytest.mark.parametrize("noise", [0.001, 30.0])
+def test_over_a_sum_with_little_noise_it_learns_as_well_and_with_much_nothing(noise):
+    settings = replace(
+        SMALL, recommender="mf", rounds=60, item_rate=20.0, attributes=(), embedding_size=10,
+        learning_rate=0.3, pairs=32,
+    )  # fmt: skip
+    link = SecureSum(min_devices=10, clip=20.0, noise=noise)
+    made = Federation.build(
+        settings, TRAIN, consent_of(), Clipped(), Streams.from_seed(1), None, link
+    )
+    made.run()
+    items, _ = top_n(made.scorer(), USERS, TRAIN, 2)
+    right = np.mean(items % 2 == (USERS % 2)[:, None])
+    assert right > 0.9 if noise < 1 else right < 0.7
 
 
 def test_step_sizes_fall_at_the_end():

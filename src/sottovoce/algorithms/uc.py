@@ -58,6 +58,8 @@ class UC:
     config: UCConfig
     clip: float
     norm: Literal["l2", "l1", "scalar"]
+    counted: bool = True
+    """Whether rows say who sent them, so that sums can be divided by it."""
 
     @property
     def row_bytes(self) -> int:
@@ -90,17 +92,30 @@ class UC:
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A row moves by the mean change over the devices that sent it; others stay."""
+        """A row moves by the mean change over the devices that sent it; others stay. Where rows do
+        not count their senders, by the sum of changes over as many as send a row on average."""
         if not isinstance(aggregate, SummedReports):
             raise MessageError("UC-FedRec folds sums of rows, not randomised reports")
         size, after = self.config.embedding_size, items.copy()
         sums, row = aggregate.sums, aggregate.item
-        # What a device says of itself cannot count for more than one, nor for less.
-        senders = np.clip(np.rint(sums[:, size] / GRID), 1, max(1, aggregate.devices))
+        if self.counted:
+            # What a device says of itself cannot count for more than one, nor for less.
+            senders = np.clip(np.rint(sums[:, size] / GRID), 1, max(1, aggregate.devices))
+        else:
+            senders = self._usual_senders(items, aggregate.devices)[row]
         sent = sums.any(axis=1)
         change = sums[sent, :size] / GRID / senders[sent, None]
         after[row[sent], :size] = (after[row[sent], :size] + change).astype(np.float32)
         return after, memory
+
+    def _usual_senders(self, items: NDArray[np.float32], devices: int) -> NDArray[np.float64]:
+        """Of each row of the model, as far as it follows from what is public: a network's is sent
+        by all, and of items each device sends as many as it draws."""
+        c, n_items = self.config, self.layout(items).n_items
+        drawn = min(n_items, c.local_epochs * c.pairs * (1 + c.negatives))
+        usual = np.full(len(items), float(max(1, devices)))
+        usual[:n_items] = max(1.0, devices * drawn / n_items)
+        return usual
 
     # --- device -----------------------------------------------------------------------------------
 
@@ -162,7 +177,7 @@ class UC:
                 clients, masks = self.clients(cohort, part), self.masks(cohort, part, rng)
                 updates = train(model, clients, how, stream, self.priors(), masks)
                 moved.append(updates.users.numpy())
-                for numbers, changes in layout.messages(updates):
+                for numbers, changes in layout.messages(updates, self.counted):
                     sent.append(numbers.numpy())
                     values.append(changes.numpy())
         cohort.vectors[rows] += np.concatenate(moved)
@@ -223,7 +238,8 @@ class UC:
                 entry = entries_of(cohort, np.repeat(part, rows_sent.shape[1]), rows_sent.ravel())
                 held = ((entry >= 0) & ~allowed[entry]).reshape(rows_sent.shape)
                 updates = updates.without(torch.from_numpy(held).to(place))
-            total += layout.sums(updates if perturb is None else perturb(updates, part))
+            sent = updates if perturb is None else perturb(updates, part)
+            total += layout.sums(sent, self.counted)
             items = (updates.item_rows >= 0).sum(dim=1)
             positive.append(updates.liked.cpu().numpy())
             others = (items - updates.liked).cpu().numpy()

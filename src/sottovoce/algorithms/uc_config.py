@@ -168,13 +168,13 @@ class UCConfig:
                     "named (classes, shares) where there are no data to tell them"
                 )
 
-    def build(self, clip: float, norm: Literal["l2", "l1", "scalar"]) -> UC:
-        """Both halves, under a release that clips so."""
+    def build(self, clip: float, norm: Literal["l2", "l1", "scalar"], counted: bool = True) -> UC:
+        """Both halves, under a release that clips so; where sums have noise, nothing is counted."""
         require_torch()
         from sottovoce.algorithms.uc import UC
 
         self.require_classes()
-        return UC(self, clip, norm)
+        return UC(self, clip, norm, counted)
 
     def resolved(self, known: Mapping[str, Labels], consent: Consent) -> UCConfig:
         """With the classes of the data and their shares among those who take part and share them,

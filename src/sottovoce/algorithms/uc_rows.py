@@ -2,8 +2,9 @@
 
 Items come first, a row each; then the towers' weights, then each filter's, laid end to end and cut
 into rows as long as an embedding. Behind the numbers of a row there is one more: 0 in a model, 1 in
-an update, so that a sum of updates tells how many devices sent the row. Rows of a network are sent
-together or not at all.
+an update, so that a sum of updates tells how many devices sent the row. (Where the sum will have
+noise it is 0 in updates, too: to count would cost, and noise would spoil the count.) Rows of a
+network are sent together or not at all.
 """
 
 from __future__ import annotations
@@ -108,20 +109,20 @@ class Layout:
             tuple(part.weights(rows[self._span(part)]) for part in self.filters),
         )
 
-    def sums(self, updates: Updates) -> Tensor:
+    def sums(self, updates: Updates, counted: bool = True) -> Tensor:
         """[rows, size + 1]: what these clients send, added up on the grid."""
-        size, place = self.recommender.size, updates.items.device
+        size, place, one = self.recommender.size, updates.items.device, int(GRID) * counted
         total = torch.zeros((self.n_rows, size + 1), dtype=torch.int64, device=place)
         there = updates.item_rows >= 0
         known = updates.item_rows[there]
         total[:, :size].index_add_(0, known, on_grid(updates.items[there]))
-        total[:, size].index_add_(0, known, torch.full_like(known, int(GRID)))
+        total[:, size].index_add_(0, known, torch.full_like(known, one))
         for part, lines, sent in self._networks(updates):
             total[self._span(part), :size] = on_grid(lines[sent]).sum(dim=0)
-            total[self._span(part), size] = int(sent.sum()) * int(GRID)
+            total[self._span(part), size] = int(sent.sum()) * one
         return total
 
-    def messages(self, updates: Updates) -> Iterator[tuple[Tensor, Tensor]]:
+    def messages(self, updates: Updates, counted: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
         """What each client sends: the rows' numbers, ascending, and their values on the grid,
         [rows, size + 1]."""
         networks = self._networks(updates)
@@ -133,7 +134,7 @@ class Layout:
                     numbers.append(torch.arange(part.first, part.stop, device=there.device))
                     values.append(on_grid(lines[client]))
             every = torch.cat(values)
-            ones = torch.full_like(every[:, :1], int(GRID))
+            ones = torch.full_like(every[:, :1], int(GRID) * counted)
             yield torch.cat(numbers), torch.cat([every, ones], dim=1)
 
     def within(self, updates: Updates, clip: float) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
+from sottovoce.links import has_noise
 from sottovoce.messages import GRID, SummedReports
 
 Floats = NDArray[np.float64]
@@ -36,6 +37,8 @@ def _applies(view: View) -> str:
         return "it is about UC-FedRec's rows, which count their senders"
     if not view.messages(SummedReports):
         return "it needs an opened sum"
+    if has_noise(view.link):
+        return "where sums have noise, rows do not count their senders"
     return ""
 
 
