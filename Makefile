@@ -15,10 +15,10 @@ demo: $(VENV)/.core
 	$(BIN)/sottovoce demo
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "" --hypothesis-profile searching
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile searching
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import sottovoce
@@ -47,9 +48,16 @@ def part(path):
     return relative.parts[0].removesuffix(".py")
 
 
+@cache
+def nodes(path):
+    """Everything in a file's syntax that these tests ask for."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call, ast.Assert, ast.ExceptHandler)
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
 def imports(path):
     """Names of sottovoce modules that a file imports, at module level or inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -84,7 +92,7 @@ def builders(name):
     """Files of the package that call `name(...)`."""
     found = set()
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
                 found.add(str(path.relative_to(ROOT)))
     return found
@@ -112,7 +120,7 @@ def test_no_module_is_too_long():
 
 def test_no_assert_and_no_swallowed_error_in_the_package():
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             assert not isinstance(node, ast.Assert), path
             if isinstance(node, ast.ExceptHandler):
                 bare = node.type is None or getattr(node.type, "id", "") == "Exception"
