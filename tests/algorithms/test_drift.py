@@ -4,69 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drift_world import RNG, by_messages, membership, parties, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.blocks import Block, BlockStep, Events, Model, first_rows, gradient, learn
 from sottovoce.algorithms.blocks import Blocks as BlockTable
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
 from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift_replay import DRIFT, exchange, plan, replay
 from sottovoce.baselines.saros import SAROS
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, MessageError, RunError
-from sottovoce.rng import Streams
 
-RNG = Streams.from_seed(12)
 SEVERAL = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1]], dtype=bool)
 """Six items, three owners; items 1, 3 and 4 belong to several."""
-
-
-def world(n_users, n_items, n, seed):
-    draw = np.random.default_rng(seed)
-    return Interactions.from_pairs(
-        draw.integers(0, n_users, n), draw.integers(0, n_items, n), n_users=n_users,
-        n_items=n_items, timestamps=draw.integers(0, n, n), ratings=draw.integers(1, 6, n),
-    )  # fmt: skip
-
-
-def membership(n_items, n_owners, seed):
-    member = np.random.default_rng(seed).random((n_items, n_owners)) < 0.4
-    member[np.arange(n_items), np.arange(n_items) % n_owners] = True
-    return member
-
-
-def parties(config, member, n_users, refused=None):
-    """Everybody has joined; the owners and users of a fixed federation."""
-    orchestrator = Orchestrator(config, RNG)
-    owners = {}
-    for k in range(member.shape[1]):
-        items = np.flatnonzero(member[:, k]).tolist()
-        orchestrator.add_items(k, items)
-        owners[k] = Owner(k, items, config)
-    present = orchestrator.table.all_owners()
-    users = {
-        u: User(
-            u,
-            orchestrator.table,
-            [] if refused is None else [k for n, k in enumerate(present) if refused[u, n]],
-        )
-        for u in range(n_users)
-    }
-    for u in users:
-        orchestrator.join_user(u)
-        for owner in owners.values():
-            owner.admit(u)
-    return users, owners, orchestrator
-
-
-def by_messages(config, train, member, epochs=1, refused=None):
-    users, owners, orchestrator = parties(config, member, train.n_users, refused)
-    events = Events.of(train, config.positive_from, config.order)
-    window = config.window
-    epoch_by_epoch = [replay(events, users, owners, orchestrator, window) for _ in range(epochs)]
-    updates = sum(done.updates for done in epoch_by_epoch)
-    return orchestrator.model, updates
 
 
 def same(one, other):
@@ -87,8 +39,8 @@ def test_one_owner_theta_one_user_by_user_is_saros(ridge):
     assert same(saros[0], drift[0])
     assert same(saros[1], drift[1])
     assert not same(saros[0], saros[1])
-    sent, updates = by_messages(config, train, whole, epochs=4)
-    assert same(saros[1], sent)
+    _, sent, updates = by_messages(config, train, whole, epochs=4)
+    assert same(saros[1], sent.model)
     assert updates == 4 * len(SAROS(lower=0.0, upper=1.0).blocks(train, RNG))
 
 
@@ -111,11 +63,11 @@ def test_messages_and_the_plan_give_the_same_model(
     if refusals:
         refused = np.random.default_rng(seed).random((5, len(table.all_owners()))) < 0.4
     config = DRIFTConfig(theta=theta, order=order, learning_rate=0.1, window=window)
-    sent, updates = by_messages(config, train, member, epochs=2, refused=refused)
+    _, sent, updates = by_messages(config, train, member, epochs=2, refused=refused)
     blocks = plan(Events.of(train, 4.0, order), table, theta, window, refused)
     (planned,) = DRIFT(config).fit_steps(train, table, RNG, [2], refused=refused)
     assert updates == 2 * blocks.steps
-    assert same(sent, planned)
+    assert same(sent.model, planned)
 
 
 def test_a_round_takes_all_its_owners_however_many_there_are():
@@ -127,11 +79,11 @@ def test_a_round_takes_all_its_owners_however_many_there_are():
         timestamps=np.arange(9 * n), ratings=draw.integers(1, 6, 9 * n),
     )  # fmt: skip
     member = np.eye(n, dtype=bool) | np.roll(np.eye(n, dtype=bool), 1, axis=1)
-    model, updates = by_messages(config, train, member)
+    _, sent, updates = by_messages(config, train, member)
     assert updates > config.max_age + 1
     table = OwnerTable.of_membership(member)
     (planned,) = DRIFT(config).fit_steps(train, table, RNG, [1])
-    assert same(model, planned)
+    assert same(sent.model, planned)
 
 
 def test_owners_of_a_round_start_from_the_same_rows():

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from drift_world import RNG, by_messages, membership, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.blocks import Events
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
 from sottovoce.algorithms.drift_aggregated import (
     START,
     AggregatedPlan,
@@ -19,27 +20,11 @@ from sottovoce.algorithms.drift_aggregated import (
     ranked_rows,
 )
 from sottovoce.algorithms.drift_messages import Interaction, OwnerTable, Rows
-from sottovoce.algorithms.drift_replay import exchange, replay
+from sottovoce.algorithms.drift_replay import exchange
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, MessageError, RunError
-from sottovoce.rng import Streams
 
-RNG = Streams.from_seed(12)
 CONFIG = DRIFTConfig(release="aggregated", min_users=2, learning_rate=0.1)
-
-
-def world(n_users, n_items, n, seed):
-    draw = np.random.default_rng(seed)
-    return Interactions.from_pairs(
-        draw.integers(0, n_users, n), draw.integers(0, n_items, n), n_users=n_users,
-        n_items=n_items, timestamps=draw.integers(0, n, n), ratings=draw.integers(1, 6, n),
-    )  # fmt: skip
-
-
-def membership(n_items, n_owners, seed):
-    member = np.random.default_rng(seed).random((n_items, n_owners)) < 0.4
-    member[np.arange(n_items), np.arange(n_items) % n_owners] = True
-    return member
 
 
 class Watched(AggregatingOwner):
@@ -63,28 +48,8 @@ class Watched(AggregatingOwner):
         return self.messages[-1]
 
 
-def parties(config, member, n_users, refused=None):
-    orchestrator = Orchestrator(config, RNG)
-    owners = {}
-    for k in range(member.shape[1]):
-        items = np.flatnonzero(member[:, k]).tolist()
-        orchestrator.add_items(k, items)
-        owners[k] = Watched(k, items, config)
-        for user in range(n_users):
-            owners[k].admit(user)
-    shut = np.zeros((n_users, member.shape[1]), bool) if refused is None else refused
-    users = {
-        u: User(u, orchestrator.table, np.flatnonzero(shut[u]).tolist()) for u in range(n_users)
-    }
-    return users, owners, orchestrator
-
-
-def by_messages(config, train, member, epochs, refused=None):
-    users, owners, orchestrator = parties(config, member, train.n_users, refused)
-    events = Events.of(train, config.positive_from, config.order)
-    for _ in range(epochs):
-        replay(events, users, owners, orchestrator, config.window)
-    return owners, orchestrator
+def watched(config, train, member, epochs, refused=None):
+    return by_messages(config, train, member, epochs, refused, Watched)[:2]
 
 
 def at_once(config, train, member, epochs, refused=None):
@@ -117,7 +82,7 @@ def test_messages_and_the_plan_give_the_same_model(
     train, member = world(5, 9, n, seed), membership(9, n_owners, seed)
     refused = np.random.default_rng(seed).random((5, n_owners)) < 0.3 if refusals else None
     config = replace(CONFIG, min_users=min_users, order=order, window=window, ridge=ridge)
-    owners, orchestrator = by_messages(config, train, member, 3, refused)
+    owners, orchestrator = watched(config, train, member, 3, refused)
     fast = at_once(config, train, member, 3, refused)
     assert np.array_equal(orchestrator.model.items, fast.rows)
     assert sum(o.withheld() for o in owners.values()) == fast.withheld()
@@ -160,7 +125,7 @@ def test_requests_are_the_same_whatever_happened_and_no_user_is_named(window):
     config = replace(CONFIG, window=window, min_users=3)
     member = membership(30, 3, seed=2)
     train = world(12, 30, 300, seed=2)
-    owners, _ = by_messages(config, train, member, 2)
+    owners, _ = watched(config, train, member, 2)
     rounds = 1 if not window else -(-train.n_interactions // window)
     for k, owner in owners.items():
         assert len(owner.asked_for) == 2 * rounds
@@ -173,7 +138,7 @@ def test_requests_are_the_same_whatever_happened_and_no_user_is_named(window):
 @pytest.mark.parametrize("min_users", [5, 6])
 def test_a_row_has_at_least_so_many_people_behind_it(window, min_users):
     config = replace(CONFIG, window=window, min_users=min_users)
-    owners, _ = by_messages(config, world(12, 30, 300, seed=3), membership(30, 3, seed=3), 2)
+    owners, _ = watched(config, world(12, 30, 300, seed=3), membership(30, 3, seed=3), 2)
     sent = zeros = 0
     for owner in owners.values():
         for message, behind in zip(owner.messages, owner.behind, strict=True):
@@ -189,7 +154,7 @@ def test_nothing_of_a_user_alone_reaches_the_orchestrator():
     """What she does changes nothing that leaves, as long as nobody else is there."""
     member = np.ones((6, 1), bool)
     alone = world(1, 6, 40, seed=5)
-    owners, orchestrator = by_messages(replace(CONFIG, window=5), alone, member, 3)
+    owners, orchestrator = watched(replace(CONFIG, window=5), alone, member, 3)
     assert not any(m.item_rows.any() for m in owners[0].messages)
     assert orchestrator.model.users.shape == (0, 4)
     assert owners[0].withheld() > 0
@@ -310,7 +275,7 @@ def test_items_without_a_row_count_as_average_ones():
 
 def test_nothing_private_is_shown():
     train, member = world(5, 9, 60, seed=7), membership(9, 2, seed=7)
-    owners, _ = by_messages(CONFIG, train, member, 1)
+    owners, _ = watched(CONFIG, train, member, 1)
     fast = at_once(CONFIG, train, member, 1)
     table = OwnerTable.of_membership(member)
     plan = AggregatedPlan.of(Events.of(train, 4.0, "time"), table, 0)

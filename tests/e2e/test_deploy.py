@@ -1,5 +1,6 @@
 """What operators are told to type works: the document's commands, the units, the containers."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar, Self
 
 import pytest
 import typer.main
@@ -65,27 +68,16 @@ def test_every_command_of_the_documents_is_known(command):
 
 def test_no_command_is_overlooked():
     found = " ".join(commands())
-    for words in (
-        "serve server",
-        "serve invite",
-        "serve status",
-        "serve device",
-        "serve superlink",
+    for group, names in (
+        ("serve", "server invite status introduce device proxy masker orchestrator owner nginx"),
+        ("serve", "superlink supernode cohort flower"),
+        ("keys", "init show renew node rotate"),
+        ("device", "init agree import consent recommend ledger export"),
+        ("user", "join consent send show interact recommend leave"),
     ):
-        assert f"sottovoce {words}" in found
-    for words in ("serve supernode", "serve cohort", "serve flower", "serve nginx", "keys init"):
-        assert f"sottovoce {words}" in found
-    for words in ("keys show", "keys renew", "keys node", "device init", "device import"):
-        assert f"sottovoce {words}" in found
-    for words in ("device consent", "device recommend", "device ledger", "device export"):
-        assert f"sottovoce {words}" in found
-    for words in ("serve proxy", "serve introduce", "keys rotate", "device agree", "budget"):
-        assert f"sottovoce {words}" in found
-    for words in ("serve orchestrator", "serve owner", "user join", "user consent", "user send"):
-        assert f"sottovoce {words}" in found
-    for words in ("user show", "user interact", "user recommend", "user leave"):
-        assert f"sottovoce {words}" in found
-    assert "sottovoce serve masker" in found
+        for name in names.split():
+            assert f"sottovoce {group} {name}" in found
+    assert "sottovoce budget" in found
     assert len(commands()) > 30
 
 
@@ -140,19 +132,78 @@ def experiment_text(place: int = 0) -> str:
 
 
 class Machines:
-    """A folder for each machine, and what runs on them."""
+    """A folder for each machine, of which the first is the operator's, and what runs on them."""
 
-    def __init__(self, root: Path, names: tuple[str, ...] = ("server", "anna", "bruno")) -> None:
-        self.root = root
-        self.staying: list[tuple[str, subprocess.Popen]] = []
-        self.url = ""
+    mark: str
+    """Of the blocks of the document that were tried here."""
+    people: tuple[str, ...] = ()
+    """Each of them types what the document shows of the first."""
+    ready: ClassVar[dict[str, str]] = {
+        "server": "town/server.json", "operator": "town/server.json", "mixer": "mixer/proxy.json",
+        "masker": "masks/masker.json",
+    }  # fmt: skip
+    """The files that are there when a machine's service listens."""
+
+    def __init__(self, root: Path, names: tuple[str, ...]) -> None:
+        self.root, self.names = root, names
+        self.staying: dict[str, subprocess.Popen] = {}
+        self.ports: dict[str, int] = {}
+        """By address in the document."""
+        self.listening: dict[str, str] = {}
+        """The options by which machines say where they listen; any port where they are not here."""
         for name in names:
             (root / name).mkdir()
 
-    def words(self, line: str) -> str:
-        """A line as it is typed on a single machine, where devices ask more often."""
-        line = line.replace("https://recommender.example.org:8443", self.url)
-        return line.replace("--host 0.0.0.0", "--port 0")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, trouble: type[BaseException] | None, *rest: object) -> None:
+        """Everything that runs stops when it is told to, the last one first."""
+        try:
+            if trouble is None:
+                codes = {machine: self.end(machine) for machine in reversed([*self.staying])}
+                assert set(codes.values()) == {0}, codes
+        finally:
+            for child in self.staying.values():
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+
+    def walk(self) -> dict[str, str]:
+        """Every block that is marked as tried, in the order of the document, with real processes;
+        what was said, by machine."""
+        said = dict.fromkeys(self.names, "")
+        for machine, stays, block in tried(self.mark):
+            self.before(machine, block)
+            for one in self.who(machine, block):
+                if "device init" in block or "user join" in block:  # handed over in confidence
+                    invitations = self.root / self.names[0] / "invitations"
+                    shutil.move(min(invitations.iterdir()), self.root / one / "invitation.json")
+                if stays:
+                    self.leave_running(one, self.on(one, block))
+                else:
+                    said[one] += self.run(one, self.on(one, block))
+            self.after(block)
+        return said
+
+    def before(self, machine: str, block: str) -> None:
+        """What has to be there before the block is typed."""
+
+    def after(self, block: str) -> None:
+        """What is done with what the block has made."""
+
+    def who(self, machine: str, block: str) -> tuple[str, ...]:
+        """Those that type the block."""
+        return self.people if machine in self.people[:1] else (machine,)
+
+    def on(self, machine: str, block: str) -> str:
+        """A block as it is typed where all machines are one."""
+        for address, port in self.ports.items():
+            block = block.replace(address, f"127.0.0.1:{port}")
+        assert not re.search(r"example\.\w+:\d", block), block
+        if machine in self.people:
+            block = block.replace(self.people[0].title(), machine.title())
+        return block.replace("--host 0.0.0.0", self.listening.get(machine, "--port 0"))
 
     def environment(self, machine: str) -> dict[str, str]:
         programs = str(Path(sys.executable).parent)
@@ -163,7 +214,7 @@ class Machines:
     def run(self, machine: str, block: str) -> str:
         lines = [line for line in block.splitlines() if _can_run(line)]
         done = subprocess.run(
-            ["bash", "-euc", self.words("\n".join(lines))],
+            ["bash", "-euc", "\n".join(lines)],
             cwd=self.root / machine,
             env=self.environment(machine),
             capture_output=True,
@@ -173,10 +224,17 @@ class Machines:
         assert done.returncode == 0, (block, done.stdout, done.stderr)
         return done.stdout
 
+    def told(self, machine: str, command: str) -> dict:
+        return json.loads(self.run(machine, f"sottovoce {command} --json"))
+
+    def ledger(self, owner: str) -> dict:
+        return self.told(owner, "device ledger ~/sottovoce")
+
     def leave_running(self, machine: str, block: str) -> None:
+        assert machine not in self.staying
         with (self.root / machine / "log").open("w") as log:
             child = subprocess.Popen(
-                ["bash", "-euc", f"exec {self.words(block)}"],
+                ["bash", "-euc", f"exec {block}"],
                 cwd=self.root / machine,
                 env=self.environment(machine),
                 stdin=subprocess.DEVNULL,
@@ -184,32 +242,44 @@ class Machines:
                 stderr=log,
                 start_new_session=True,
             )
-        self.staying.append((machine, child))
-        self.await_start(machine, child)
+        self.staying[machine] = child
+        if machine in self.ready:
+            ready = self.root / machine / self.ready[machine]
+            self.wait_for(ready.exists, machine, 180)
+            if ready.name == "server.json":
+                self.ports["recommender.example.org:8443"] = json.loads(ready.read_text())["port"]
 
-    def await_start(self, machine: str, child: subprocess.Popen) -> None:
-        if machine in ("server", "operator"):
-            ready = self.root / machine / "town" / "server.json"
-            wait_for(ready.exists, child, self.root / machine / "log")
-            self.url = json.loads(ready.read_text())["url"]
+    def wait_for(
+        self, condition: Callable[[], bool], machine: str = "", seconds: float = 90.0
+    ) -> None:
+        """While the service of this machine, or of the operator's, goes on."""
+        machine, end = machine or self.names[0], time.monotonic() + seconds
+        log = self.root / machine / "log"
+        while not condition():
+            assert self.staying[machine].poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.05)
 
-    def stop(self) -> dict[str, int]:
-        """The exit codes, by machine: devices first, then the server."""
-        codes = {}
-        for machine, child in reversed(self.staying):
-            child.send_signal(signal.SIGTERM)
-            codes[machine] = child.wait(timeout=20)
-        return codes
-
-    def kill(self) -> None:
-        for _, child in self.staying:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+    def end(self, machine: str, how: signal.Signals = signal.SIGTERM) -> int:
+        self.staying[machine].send_signal(how)
+        code = self.staying[machine].wait(timeout=30)
+        del self.staying[machine]
+        return code
 
     def log(self, machine: str) -> list[dict]:
         lines = (self.root / machine / "log").read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def events(self, machine: str, event: str) -> list[dict]:
+        return [line for line in self.log(machine) if line.get("event") == event]
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [free.getsockname()[1] for free in sockets]
 
 
 def _can_run(line: str) -> bool:
@@ -217,78 +287,60 @@ def _can_run(line: str) -> bool:
     return program not in ("curl", "sqlite3") or shutil.which(program) is not None
 
 
-def wait_for(condition, child: subprocess.Popen, log: Path, seconds: float = 90.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert child.poll() is None, log.read_text()
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.05)
-
-
-def tried(mark: str = "tried") -> list[tuple[str, bool, str]]:
+def tried(mark: str) -> list[tuple[str, bool, str]]:
     """Machine, whether it stays, and the lines of every block that the document says was tried."""
     found = re.findall(rf"<!-- {mark}: (\w+)(, stays)? -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
     return [(machine, bool(stays), block) for machine, stays, block in found]
 
 
-def write_places(folder: Path) -> None:
+def changed(text: str, changes: dict[str, str]) -> str:
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def write_inputs(
+    operator: Path, file: str, text: str, visitors: dict[str, int], visits: int
+) -> None:
+    """The experiment file and the catalogue of a town, and where its people have been: each to
+    places of a kind of their own."""
+    (operator / file).write_text(text)
     kinds = ("Museum", "Bakery", "Bookshop", "Park", "Theatre", "Cafe", "Market", "Gallery")
     places = "".join(f"p{n:03d},{kinds[n % 8]} {n // 8 + 1}\n" for n in range(240))
-    (folder / "places.csv").write_text(f"item,title\n{places}")
+    (operator / "places.csv").write_text(f"item,title\n{places}")
+    for owner, first in visitors.items():
+        seen = "".join(f"p{(first + 8 * k):03d},{1760000000 + k}\n" for k in range(visits))
+        (operator.parent / owner / "visits.csv").write_text(f"item,timestamp\n{seen}")
 
 
-def write_inputs(root: Path) -> None:
-    write_places(root / "server")
-    text = experiment_text().replace("rounds = 100", f"rounds = {ROUNDS}")
-    quick = text.replace("poll_seconds = 60", "poll_seconds = 0.2")
-    assert quick.count("0.2") == 1
-    (root / "server" / "places.toml").write_text(quick)
-    for owner, first in (("anna", 0), ("bruno", 5)):
-        visits = "".join(f"p{(first + 8 * k):03d},{1760000000 + k}\n" for k in range(25))
-        (root / owner / "visits.csv").write_text(f"item,timestamp\n{visits}")
+class TownMachines(Machines):
+    mark = "tried"
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, ("server", "anna", "bruno"))
+        quick = {"rounds = 100": f"rounds = {ROUNDS}", "poll_seconds = 60": "poll_seconds = 0.2"}
+        text = changed(experiment_text(), quick)
+        write_inputs(root / "server", "places.toml", text, {"anna": 0, "bruno": 5}, 25)
+
+    def before(self, machine: str, block: str) -> None:
+        if "device recommend" in block:
+            self.wait_for(lambda: len(self.events("anna", "counted")) == ROUNDS)
+            self.wait_for(lambda: len(self.events("server", "round over")) == ROUNDS)
 
 
 @pytest.mark.slow
 def test_the_document_from_nothing_to_a_federation(tmp_path):
-    """Every block that is marked as tried, in the order of the document, with real processes."""
-    machines = Machines(tmp_path)
-    write_inputs(tmp_path)
-    outputs: dict[str, str] = {"server": "", "anna": "", "bruno": ""}
-    invited = 0
-    try:
-        for machine, stays, block in tried():
-            owner = tmp_path / machine
-            if machine != "server" and not outputs[machine]:  # handed over in confidence
-                there = tmp_path / "server" / "invitations" / f"device-{invited}.json"
-                shutil.move(there, owner / "invitation.json")
-                invited += 1
-            if "device recommend" in block:
-                _wait_for_rounds(machines, tmp_path)
-            if stays:
-                machines.leave_running(machine, block)
-            else:
-                outputs[machine] += machines.run(machine, block)
-        _check_owners(tmp_path, machines, outputs)
-        _check_operator(tmp_path, outputs["server"])
-        assert machines.stop() == {"bruno": 0, "anna": 0, "server": 0}
-    finally:
-        machines.kill()
+    with TownMachines(tmp_path) as machines:
+        said = machines.walk()
+        _check_owners(tmp_path, machines, said["anna"])
+        _check_operator(tmp_path, said["server"])
+        assert set(machines.staying) == {"server", "anna", "bruno"}
     assert not (tmp_path / "server" / "town" / "server.json").exists()
-    assert [line["event"] for line in machines.log("server")][-1] == "stopped"
+    assert machines.log("server")[-1]["event"] == "stopped"
 
 
-def _wait_for_rounds(machines: Machines, root: Path) -> None:
-    def over() -> bool:
-        counted = [e for e in machines.log("anna") if e.get("event") == "counted"]
-        ended = [e for e in machines.log("server") if e.get("event") == "round over"]
-        return len(counted) == ROUNDS and len(ended) == ROUNDS
-
-    server = machines.staying[0][1]
-    wait_for(over, server, root / "anna" / "log")
-
-
-def _check_owners(root: Path, machines: Machines, outputs: dict[str, str]) -> None:
-    anna = outputs["anna"]
+def _check_owners(root: Path, machines: Machines, anna: str) -> None:
     assert "Anna: does not take part: learns at home, sends nothing." in anna
     assert "Anna: takes part, shares 30 % of positive-item updates." in anna
     assert "release.name = share-fraction" in anna
@@ -300,11 +352,10 @@ def _check_owners(root: Path, machines: Machines, outputs: dict[str, str]) -> No
     assert (root / "anna" / "everything.jsonl").stat().st_mode & 0o077 == 0
     assert not (root / "anna" / "invitation.json").exists()
     # She has withdrawn; more rounds were asked for since, and nothing more has left.
-    ledger = machines.run("anna", "sottovoce device ledger ~/sottovoce --json")
-    assert json.loads(ledger)["totals"]["releases"] == ROUNDS
-    ledger = json.loads(machines.run("bruno", "sottovoce device ledger ~/sottovoce --json"))
-    assert ledger["totals"]["positive_rows"] == 0
-    assert ledger["totals"]["negative_rows"] > 0
+    assert machines.ledger("anna")["totals"]["releases"] == ROUNDS
+    bruno = machines.ledger("bruno")["totals"]
+    assert bruno["positive_rows"] == 0
+    assert bruno["negative_rows"] > 0
 
 
 def _check_operator(root: Path, said: str) -> None:
@@ -327,78 +378,45 @@ OWNERS = ("carla", "dario", "elena", "fabio", "gaia", "hugo")
 class ProxyMachines(Machines):
     """The machines of a federation with a proxy, whose address is in the terms before it runs."""
 
+    mark, people = "reports", OWNERS
+
     def __init__(self, root: Path) -> None:
         super().__init__(root, ("operator", "mixer", *OWNERS))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        [port] = free_ports(1)
+        self.ports["proxy.example.net:8444"] = port
+        self.listening["mixer"] = f"--port {port} --goal 3"
+        text = experiment_text(1).replace("min_devices = 100", "min_devices = 3")  # of both tiers
+        text = changed(text, {"min_devices = 200": "min_devices = 6", "= 600\n": "= 0.3\n"})
+        visitors = {owner: place for place, owner in enumerate(OWNERS)}
+        write_inputs(root / "operator", "reports.toml", text, visitors, 12)
 
     def on(self, machine: str, block: str) -> str:
-        """A block as this machine types it."""
-        block = block.replace("proxy.example.net:8444", f"127.0.0.1:{self.port}")
-        if machine == "mixer":
-            block = block.replace("--host 0.0.0.0", f"--port {self.port} --goal 3")
         if machine in OWNERS[3:]:
             block = block.replace(
                 "--epsilon 1 --total-epsilon 60", "--epsilon 2.5 --total-epsilon 150"
             )
-        return block.replace("Carla", machine.title())
+        return super().on(machine, block)
 
-    def ledger(self, owner: str) -> dict:
-        return json.loads(self.run(owner, "sottovoce device ledger ~/sottovoce --json"))
+    def before(self, machine: str, block: str) -> None:
+        if "--introduction" in block:
+            shutil.move(self.root / "operator" / "introduction.json", self.root / "mixer")
+        if "device status" in block:
+            for owner in OWNERS:
+                self.wait_for(lambda owner=owner: len(self.events(owner, "counted")) == 3)
+
+    def after(self, block: str) -> None:
+        if "keys init" in block:
+            ca = self.root / "mixer" / "mixer" / "keys" / "ca.crt"
+            shutil.copy(ca, self.root / "operator" / "proxy.crt")
 
 
 @pytest.mark.slow
 def test_the_document_from_nothing_to_a_federation_with_a_proxy(tmp_path):
-    """Every block of the section, in order, by a server, a proxy and six devices; then budgets
-    that are used up stay so when agents are started again, with the clock moved."""
-    machines = ProxyMachines(tmp_path)
-    write_report_inputs(tmp_path)
-    said: dict[str, str] = dict.fromkeys(("operator", "mixer", *OWNERS), "")
-    try:
-        for machine, stays, block in tried("reports"):
-            if machine == "mixer" and "--introduction" in block:
-                shutil.move(tmp_path / "operator" / "introduction.json", tmp_path / "mixer")
-            if "device status" in block:
-                _wait_for_budgets(machines)
-            for one in OWNERS if machine == "carla" else (machine,):
-                if "device init" in block:
-                    invitation = tmp_path / "operator" / "invitations"
-                    invitation /= f"device-{OWNERS.index(one)}.json"
-                    shutil.move(invitation, tmp_path / one / "invitation.json")
-                if stays:
-                    machines.leave_running(one, machines.on(one, block))
-                else:
-                    said[one] += machines.run(one, machines.on(one, block))
-            if "keys init" in block:
-                ca = tmp_path / "mixer" / "mixer" / "keys" / "ca.crt"
-                shutil.copy(ca, tmp_path / "operator" / "proxy.crt")
-        _check_reports(machines, said)
+    """By a server, a proxy and six devices; then budgets that are used up stay so when agents are
+    started again, with the clock moved."""
+    with ProxyMachines(tmp_path) as machines:
+        _check_reports(machines, machines.walk())
         _check_moved_clocks(machines)
-        codes = machines.stop()
-        assert set(codes.values()) == {0}, codes
-    finally:
-        machines.kill()
-
-
-def write_report_inputs(root: Path) -> None:
-    write_places(root / "operator")
-    text = experiment_text(1).replace("min_devices = 100", "min_devices = 3")
-    text = text.replace("min_devices = 200", "min_devices = 6").replace("= 600\n", "= 0.3\n")
-    assert text.count("= 0.3") == 1
-    (root / "operator" / "reports.toml").write_text(text)
-    for place, owner in enumerate(OWNERS):
-        visits = "".join(f"p{(place + 8 * k):03d},{1760000000 + k}\n" for k in range(12))
-        (root / owner / "visits.csv").write_text(f"item,timestamp\n{visits}")
-
-
-def _wait_for_budgets(machines: ProxyMachines) -> None:
-    def used_up() -> bool:
-        return all(
-            sum(e.get("event") == "counted" for e in machines.log(owner)) == 3 for owner in OWNERS
-        )
-
-    wait_for(used_up, machines.staying[0][1], machines.root / "operator" / "log")
 
 
 def _check_reports(machines: ProxyMachines, said: dict[str, str]) -> None:
@@ -423,10 +441,8 @@ def _check_reports(machines: ProxyMachines, said: dict[str, str]) -> None:
         # What the ledger sums up is what left, and both certificates are the accountant's.
         assert told["totals"]["reports"] == 60
         assert told["totals"]["epsilon"] == sum(line["epsilon"] for line in told["lines"])
-        budget = machines.run(
-            owner, f"sottovoce budget --epsilon {each} --reports 20 --rounds 3 --users 3 --json"
-        )
-        expected = json.loads(budget)["certificate"]
+        budget = f"budget --epsilon {each} --reports 20 --rounds 3 --users 3"
+        expected = machines.told(owner, budget)["certificate"]
         proved = told["budget"]["certificates"]
         assert proved["without_proxy"]["epsilon"] == expected["without_proxy"] == 60 * each
         assert proved["with_proxy"]["epsilon"] == pytest.approx(expected["with_proxy"], rel=1e-9)
@@ -435,13 +451,10 @@ def _check_reports(machines: ProxyMachines, said: dict[str, str]) -> None:
 def _check_moved_clocks(machines: ProxyMachines) -> None:
     """A round is open and everyone's budget is used up: agents that start anew send nothing, a day
     ago or in a year."""
-    status = machines.run("operator", "sottovoce serve status town --json")
-    assert (json.loads(status)["state"], json.loads(status)["round"]) == ("open", 3)
-    for machine, child in list(machines.staying):
-        if machine in OWNERS:
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(timeout=30) == 0
-            machines.staying.remove((machine, child))
+    status = machines.told("operator", "serve status town")
+    assert (status["state"], status["round"]) == ("open", 3)
+    for owner in OWNERS:
+        assert machines.end(owner) == 0
     before = machines.ledger("carla")
     clocks = [""]
     if shutil.which("faketime"):
@@ -468,33 +481,41 @@ SUMMED = ("gina", "hans", "ilse")
 class SumMachines(Machines):
     """The machines of a federation that adds up what nobody reads."""
 
+    mark, people = "sums", SUMMED
+
     def __init__(self, root: Path) -> None:
         super().__init__(root, ("operator", "masker", *SUMMED))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        [self.port] = free_ports(1)
+        self.ports["masks.example.net:8447"] = self.port
+        self.listening["masker"] = f"--port {self.port}"
+        text = changed(
+            sums_text(),
+            {
+                "min_devices = 50 ": "min_devices = 2 ",
+                "min_devices = 100 ": "min_devices = 3 ",
+                "rounds = 100\n": f"rounds = {ROUNDS}\n",
+                "poll_seconds = 60\n": "poll_seconds = 0.2\n",
+            },
+        )
+        visitors = {owner: place for place, owner in enumerate(SUMMED)}
+        write_inputs(root / "operator", "sums.toml", text, visitors, 12)
 
-    def on(self, machine: str, block: str) -> str:
-        """A block as this machine types it."""
-        block = block.replace("masks.example.net:8445", f"127.0.0.1:{self.port}")
-        if machine == "masker":
-            block = block.replace("--host 0.0.0.0", f"--port {self.port}")
-        return block.replace("Gina", machine.title())
+    def before(self, machine: str, block: str) -> None:
+        if "--introduction" in block:
+            shutil.move(self.root / "operator" / "introduction.json", self.root / "masker")
+        if "device ledger" in block:
+            self.wait_for_round("round over", ROUNDS - 1)
 
-    def await_start(self, machine: str, child: subprocess.Popen) -> None:
-        super().await_start(machine, child)
-        if machine == "masker":
-            ready = self.root / machine / "masks" / "masker.json"
-            wait_for(ready.exists, child, self.root / machine / "log")
+    def after(self, block: str) -> None:
+        if "--init" in block:
+            masks = self.root / "masker" / "masks"
+            shutil.copy(masks / "keys" / "ca.crt", self.root / "operator" / "proxy.crt")
+            shutil.copy(masks / "seal.pub", self.root / "operator" / "proxy.pub")
 
-    def status(self) -> dict:
-        return json.loads(self.run("operator", "sottovoce serve status town --json"))
-
-    def end(self, machine: str, how: signal.Signals) -> None:
-        [at] = [n for n, (name, _) in enumerate(self.staying) if name == machine]
-        _, child = self.staying.pop(at)
-        child.send_signal(how)
-        child.wait(timeout=20)
+    def wait_for_round(self, event: str, round: int) -> None:
+        self.wait_for(
+            lambda: any(line.get("round") == round for line in self.events("operator", event))
+        )
 
 
 def sums_text() -> str:
@@ -502,63 +523,13 @@ def sums_text() -> str:
     return text
 
 
-def write_sum_inputs(root: Path) -> None:
-    write_places(root / "operator")
-    text = sums_text()
-    for old, new in (
-        ("min_devices = 50 ", "min_devices = 2 "),
-        ("min_devices = 100 ", "min_devices = 3 "),
-        ("rounds = 100\n", f"rounds = {ROUNDS}\n"),
-        ("poll_seconds = 60\n", "poll_seconds = 0.2\n"),
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (root / "operator" / "sums.toml").write_text(text)
-    for place, owner in enumerate(SUMMED):
-        visits = "".join(f"p{(place + 8 * k):03d},{1760000000 + k}\n" for k in range(12))
-        (root / owner / "visits.csv").write_text(f"item,timestamp\n{visits}")
-
-
 @pytest.mark.slow
 def test_the_document_from_nothing_to_a_federation_with_a_secure_sum(tmp_path):
-    """Every block of the section, in order, by a server, a proxy and three devices; then a round
-    waits for a proxy that was killed, and is folded when it is back."""
-    machines = SumMachines(tmp_path)
-    write_sum_inputs(tmp_path)
-    said: dict[str, str] = dict.fromkeys(("operator", "masker", *SUMMED), "")
-    try:
-        for machine, stays, block in tried("sums"):
-            if "--introduction" in block:
-                shutil.move(tmp_path / "operator" / "introduction.json", tmp_path / "masker")
-            if "device ledger" in block:
-                _wait_for_sums(machines, "round over", ROUNDS - 1)
-            for one in SUMMED if machine == "gina" else (machine,):
-                if "device init" in block:
-                    invitation = f"device-{SUMMED.index(one)}.json"
-                    invitation = tmp_path / "operator" / "invitations" / invitation
-                    shutil.move(invitation, tmp_path / one / "invitation.json")
-                if stays:
-                    machines.leave_running(one, machines.on(one, block))
-                else:
-                    said[one] += machines.run(one, machines.on(one, block))
-            if "--init" in block:
-                masks = tmp_path / "masker" / "masks"
-                shutil.copy(masks / "keys" / "ca.crt", tmp_path / "operator" / "proxy.crt")
-                shutil.copy(masks / "seal.pub", tmp_path / "operator" / "proxy.pub")
-        _check_sums(machines, said)
+    """By a server, a proxy and three devices; then a round waits for a proxy that was killed, and
+    is folded when it is back."""
+    with SumMachines(tmp_path) as machines:
+        _check_sums(machines, machines.walk())
         _check_a_proxy_that_was_away(machines)
-        codes = machines.stop()
-        assert set(codes.values()) == {0}, codes
-    finally:
-        machines.kill()
-
-
-def _wait_for_sums(machines: SumMachines, event: str, round: int) -> None:
-    def there() -> bool:
-        log = machines.log("operator")
-        return any((line["event"], line.get("round")) == (event, round) for line in log)
-
-    wait_for(there, machines.staying[0][1], machines.root / "operator" / "log")
 
 
 def _check_sums(machines: SumMachines, said: dict[str, str]) -> None:
@@ -572,7 +543,7 @@ def _check_sums(machines: SumMachines, said: dict[str, str]) -> None:
         assert f"sottovoce_masker_sums_total {ROUNDS}.0" in said["masker"]
     sent = set()
     for owner in SUMMED:
-        ledger = json.loads(machines.run(owner, "sottovoce device ledger ~/sottovoce --json"))
+        ledger = machines.ledger(owner)
         assert ledger["totals"]["releases"] == ROUNDS
         sent |= {line["bytes"] for line in ledger["lines"]}
         log = (machines.root / "masker" / "log").read_text()
@@ -585,7 +556,7 @@ def _check_a_proxy_that_was_away(machines: SumMachines) -> None:
     masks = machines.root / "masker" / "masks"
     machines.end("masker", signal.SIGKILL)
     machines.run("operator", f"sottovoce serve target town --rounds {ROUNDS + 1}")
-    _wait_for_sums(machines, "round is closing", ROUNDS)
+    machines.wait_for_round("round is closing", ROUNDS)
     told = masks / "answered.json"
     kept = told.rename(masks.parent / "answered.json")
     again = f"sottovoce serve masker masks --port {machines.port}"
@@ -593,8 +564,8 @@ def _check_a_proxy_that_was_away(machines: SumMachines) -> None:
     assert "could tell a second one" in machines.run("masker", refused)
     kept.rename(told)
     machines.leave_running("masker", again)
-    _wait_for_sums(machines, "round over", ROUNDS)
-    found = machines.status()
+    machines.wait_for_round("round over", ROUNDS)
+    found = machines.told("operator", "serve status town")
     assert (found["state"], found["round"], found["refused"]) == ("finished", ROUNDS + 1, {})
 
 
@@ -613,47 +584,57 @@ SCREENED, DISCS, RATED = FILMS[:36], FILMS[30:], {"ines": FILMS[:48], "jonas": F
 class OwnerMachines(Machines):
     """The machines of a federation of data owners; all ports are known before anything runs."""
 
+    mark, people = "owners", USERS
+    ready: ClassVar[dict[str, str]] = {
+        "operator": "films/orchestrator.json", "cineclub": "cineclub/owner.json",
+        "library": "library/owner.json",
+    }  # fmt: skip
+
     def __init__(self, root: Path) -> None:
         super().__init__(root, ("operator", "cineclub", "library", *USERS))
-        sockets = [socket.socket() for _ in range(5)]
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        self.ports = [free.getsockname()[1] for free in sockets]
-        for free in sockets:
-            free.close()
-
-    def on(self, machine: str, block: str) -> str:
-        """A block as this machine types it."""
-        users, gateway, link, cineclub, library = self.ports
-        for name, port in (
-            ("recommender.example.org:8446", users),
-            ("recommender.example.org:9092", gateway),
-            ("films.cineclub.example.net:8445", cineclub),
-            ("discs.library.example.net:8445", library),
-        ):
-            block = block.replace(name, f"127.0.0.1:{port}")
-        here = {
+        self.all_ports = users, gateway, link, cineclub, library = free_ports(5)
+        self.ports = {
+            "recommender.example.org:8446": users,
+            "recommender.example.org:9092": gateway,
+            "films.cineclub.example.net:8445": cineclub,
+            "discs.library.example.net:8445": library,
+        }
+        self.listening = {
             "operator": f"--port {users} --gateway-port {gateway} --superlink-port {link}",
             "cineclub": f"--port {cineclub}",
             "library": f"--port {library}",
         }
-        block = block.replace("--host 0.0.0.0", here.get(machine, ""))
+        write_films(root)
+
+    def on(self, machine: str, block: str) -> str:
         if machine == "jonas":
             block = block.replace(" --refuse Library", "")
-        return block.replace("--every 300", "--every 1")
+        return super().on(machine, block.replace("--every 300", "--every 1"))
 
-    def await_start(self, machine: str, child: subprocess.Popen) -> None:
-        ready = self.root / machine / machine / "owner.json"
-        if machine == "operator":
-            ready = self.root / machine / "films" / "orchestrator.json"
-        wait_for(ready.exists, child, self.root / machine / "log", 180)
+    def who(self, machine: str, block: str) -> tuple[str, ...]:
+        return (machine,) if "user leave" in block else super().who(machine, block)
+
+    def before(self, machine: str, block: str) -> None:
+        self.hand_over(block)
+        if "--status" in block and machine == "operator" and "--remove" not in block:
+            self.wait_for(self.all_learnt, seconds=240)
+        if "user leave" in block:
+            _check_while_all_are_there(self)
+
+    def all_learnt(self) -> bool:
+        """Whether all that users have told both data owners has been learnt from."""
+        found = [self.status(owner) for owner in ("cineclub", "library")]
+        return all(
+            one["updates"]["counted"] > 0 and not one["held"]["waiting"] | one["held"]["asked"]
+            for one in found
+        )
 
     def status(self, machine: str) -> dict:
         what = "orchestrator films" if machine == "operator" else f"owner {machine}"
-        return json.loads(self.run(machine, f"sottovoce serve {what} --status --json"))
+        return self.told(machine, f"serve {what} --status")
 
     def shown(self, user: str) -> dict:
-        found = json.loads(self.run(user, "sottovoce user show ~/films --json"))
+        found = self.told(user, "user show ~/films")
         return {**found, "owners": {one["owner"]: one for one in found["owners"]}}
 
     def hand_over(self, block: str) -> None:
@@ -667,45 +648,22 @@ class OwnerMachines(Machines):
                 shutil.copy(admission, here / "admission.json")
             if f"--admit {owner}.json" in block:
                 shutil.copy(here / owner / "application.json", operator / f"{owner}.json")
-        if "user join" in block:
-            for number, user in enumerate(USERS, start=1):
-                invitation = operator / "invitations" / f"invitation-{number}.json"
-                shutil.move(invitation, self.root / user / "invitation.json")
 
 
 @pytest.mark.slow
 def test_the_document_from_nothing_to_a_federation_of_data_owners(tmp_path):
-    """Every block of the section, in order, by an orchestrator, two data owners and two users, of
-    whom one refuses an owner and leaves in the end."""
+    """By an orchestrator, two data owners and two users, of whom one refuses an owner and leaves in
+    the end."""
     if find_nginx() is None:
         if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
             pytest.fail("nginx is not installed")
         pytest.skip("nginx is not installed")
-    machines = OwnerMachines(tmp_path)
-    write_films(tmp_path)
-    said: dict[str, str] = dict.fromkeys(("operator", "cineclub", "library", *USERS), "")
-    try:
-        for machine, stays, block in tried("owners"):
-            machines.hand_over(block)
-            if "--status" in block and machine == "operator" and "--remove" not in block:
-                _wait_for_updates(machines)
-            if "user leave" in block:
-                _check_while_all_are_there(machines)
-            both = machine == "ines" and "user leave" not in block
-            for one in USERS if both else (machine,):
-                if stays:
-                    machines.leave_running(one, machines.on(one, block))
-                else:
-                    said[one] += machines.run(one, machines.on(one, block))
-        _check_words_of_owners(machines, said)
+    with OwnerMachines(tmp_path) as machines:
+        _check_words_of_owners(machines, machines.walk())
         _check_after_leaving(machines)
-        codes = machines.stop()
-        assert set(codes.values()) == {0}, codes
-        for port in machines.ports:  # also of what they had started themselves
-            with socket.socket() as probe:
-                assert probe.connect_ex(("127.0.0.1", port)) != 0
-    finally:
-        machines.kill()
+    for port in machines.all_ports:  # also of what they had started themselves
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def write_films(root: Path) -> None:
@@ -722,20 +680,6 @@ def write_films(root: Path) -> None:
         lines = [f"{item},{5 if n % 3 else 2},{1760000000 + n}" for n, item in enumerate(items)]
         text = "\n".join(["item,rating,timestamp", *lines]) + "\n"
         (root / user / "ratings.csv").write_text(text)
-
-
-def _wait_for_updates(machines: OwnerMachines) -> None:
-    """Until all that users have told both data owners has been learnt from."""
-
-    def learnt() -> bool:
-        found = [machines.status(owner) for owner in ("cineclub", "library")]
-        return all(
-            one["updates"]["counted"] > 0 and not one["held"]["waiting"] | one["held"]["asked"]
-            for one in found
-        )
-
-    server = next(child for machine, child in machines.staying if machine == "operator")
-    wait_for(learnt, server, machines.root / "operator" / "log", 240)
 
 
 def _check_while_all_are_there(machines: OwnerMachines) -> None:

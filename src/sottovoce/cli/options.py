@@ -36,3 +36,16 @@ HostNames = Annotated[
         "--name", metavar="HOST", help="A name of this machine, for new keys; repeatable."
     ),
 ]
+Host = Annotated[str, typer.Option(help="Address to listen at.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")]
+Plaintext = Annotated[
+    bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
+]
+ProxyDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the proxy.")]
+IntroductionFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Make the proxy of this introduction first, a file from the server's operator.",
+    ),
+]

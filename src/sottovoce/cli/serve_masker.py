@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import HostNames, Json, Threads
+from sottovoce.cli.options import (
+    Host,
+    HostNames,
+    IntroductionFile,
+    Json,
+    Plaintext,
+    Port,
+    ProxyDir,
+    Threads,
+)
 from sottovoce.errors import UsageError
 
 
 def masker(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the proxy.")],
+    folder: ProxyDir,
     init: Annotated[
         bool,
         typer.Option("--init", help="Only make the proxy's keys, which the terms will name."),
     ] = False,
-    introduction: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Make the proxy of this introduction first, a file from the server's operator.",
-        ),
-    ] = None,
+    introduction: IntroductionFile = None,
     names: HostNames = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
-    ] = 8447,
+    host: Host = "127.0.0.1",
+    port: Port = 8447,
     threads: Threads = None,
-    plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
-    ] = False,
+    plaintext: Plaintext = False,
     as_json: Json = False,
 ) -> None:
     """Serve the proxy of a secure sum: it knows masks, and no update.

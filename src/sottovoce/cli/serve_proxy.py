@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import HostNames, Json
+from sottovoce.cli.options import (
+    Host,
+    HostNames,
+    IntroductionFile,
+    Json,
+    Plaintext,
+    Port,
+    ProxyDir,
+)
 from sottovoce.errors import UsageError
 
 
 def proxy(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the proxy.")],
-    introduction: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Make the proxy of this introduction first, a file from the server's operator.",
-        ),
-    ] = None,
+    folder: ProxyDir,
+    introduction: IntroductionFile = None,
     names: HostNames = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
-    ] = 8444,
+    host: Host = "127.0.0.1",
+    port: Port = 8444,
     goal: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,9 +41,7 @@ def proxy(
             help="How long a batch that has reached its minimum waits for its goal.",
         ),
     ] = 60.0,
-    plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
-    ] = False,
+    plaintext: Plaintext = False,
     as_json: Json = False,
 ) -> None:
     """Serve a proxy: take sealed reports, mix them tier by tier, hand them to the server.

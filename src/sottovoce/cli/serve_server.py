@@ -12,7 +12,16 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.making import make_federation
-from sottovoce.cli.options import CatalogueFile, ExperimentFile, HostNames, Json, Settings
+from sottovoce.cli.options import (
+    CatalogueFile,
+    ExperimentFile,
+    Host,
+    HostNames,
+    Json,
+    Plaintext,
+    Port,
+    Settings,
+)
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,10 +61,8 @@ def server(
             metavar="FILE", help="With --proxy, for a secure sum: the proxy's public key, seal.pub."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
-    ] = 8443,
+    host: Host = "127.0.0.1",
+    port: Port = 8443,
     database: DatabaseUrl = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Run at least so many rounds.")] = None,
     skip_to_round: Annotated[
@@ -67,9 +74,7 @@ def server(
             "round N, which no device has seen yet.",
         ),
     ] = None,
-    plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
-    ] = False,
+    plaintext: Plaintext = False,
     as_json: Json = False,
 ) -> None:
     """Serve a federation: publish rounds and models, take reports, fold them.

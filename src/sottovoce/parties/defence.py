@@ -90,7 +90,6 @@ class Defence:
         """`add_up` under the caps of devices; the cap of sums is for the sum of all. A device's
         rows come in one batch. A burst needs the allowances that all rounds share; a `Guard` has
         them."""
-        devices = sum(len(np.unique(batch.sender)) for batch in batches)
         kept = [self._capped(batch) for batch in batches]
         if self.burst:
             if allowances is None:
@@ -102,7 +101,10 @@ class Defence:
             senders = np.bincount(item, minlength=int(total.item.max(initial=-1)) + 1)
             enough = senders[total.item] >= self.min_contributors
             total = replace(total, item=total.item[enough], sums=total.sums[enough])
-        return replace(total, devices=devices)
+        if self.max_rows:  # whose message is not folded counts, too
+            devices = sum(len(np.unique(batch.sender)) for batch in batches)
+            total = replace(total, devices=devices)
+        return total
 
     def defended_sum(self, total: SummedReports) -> SummedReports:
         """A sum under the cap of sums; the other caps need single messages."""

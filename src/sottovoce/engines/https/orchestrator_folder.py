@@ -12,10 +12,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.engines.https.database import keep_private
@@ -26,7 +25,7 @@ from sottovoce.engines.https.keys import (
     read_private_key,
     write_new_files,
 )
-from sottovoce.engines.https.ready import locked, running
+from sottovoce.engines.https.ready import ServiceFolder
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.parties.orchestrator_file import DATABASE
 from sottovoce.parties.orchestrator_store import OrchestratorStore
@@ -43,24 +42,15 @@ from sottovoce.parties.silo_files import (
 from sottovoce.privacy.interactions import Identity
 from sottovoce.privacy.passes import Issuer
 
-READY = "orchestrator.json"
 _FEDERATION, _ISSUER, _USERS = "federation.json", "issuer.key", "users.key"
-_LOCK = "orchestrator.lock"
 _MOST_INVITED = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class OrchestratorFolder:
-    path: Path
+@dataclass(frozen=True, slots=True, repr=False)
+class OrchestratorFolder(ServiceFolder):
     federation: str
 
-    @property
-    def keys(self) -> Path:
-        return self.path / "keys"
-
-    @property
-    def ready_file(self) -> Path:
-        return self.path / READY
+    party: ClassVar[str] = "orchestrator"
 
     @property
     def federation_file(self) -> Path:
@@ -83,14 +73,6 @@ class OrchestratorFolder:
                 "from a copy, or make a new federation in another folder"
             )
         return OrchestratorStore.open(self.path)
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Within, no other process can serve from this folder."""
-        return locked(self.path / _LOCK)
-
-    def running(self) -> dict[str, Any] | None:
-        """Address and process of an orchestrator that runs from this folder."""
-        return running(self.ready_file)
 
 
 def create_orchestrator_folder(

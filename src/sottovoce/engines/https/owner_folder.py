@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from sottovoce.engines.https.database import keep_private
@@ -27,9 +27,10 @@ from sottovoce.engines.https.keys import (
     init_keys,
     node_keys,
     read_private_key,
+    replace_file,
     write_new_files,
 )
-from sottovoce.engines.https.ready import running
+from sottovoce.engines.https.ready import ServiceFolder
 from sottovoce.errors import DataError, DataNotFound, KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.owner import DataOwner
 from sottovoce.parties.silo_files import (
@@ -43,26 +44,15 @@ from sottovoce.privacy.interactions import Identity
 
 APPLICATION = "application.json"
 _FEDERATION, _ADMISSION, _DATABASE = "federation.json", "admission.json", "owner.db"
-_IDENTITY, _NODE, _NODE_ID, _READY = "identity.key", "node", "node.id", "owner.json"
-_GATEWAY_CA = "gateway.crt"
+_IDENTITY, _NODE, _NODE_ID, _GATEWAY_CA = "identity.key", "node", "node.id", "gateway.crt"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class OwnerFolder:
-    path: Path
+class OwnerFolder(ServiceFolder):
     federation: FederationFile
     application: Application
 
-    def __repr__(self) -> str:
-        return f"<OwnerFolder {self.path}>"
-
-    @property
-    def keys(self) -> Path:
-        return self.path / "keys"
-
-    @property
-    def ready_file(self) -> Path:
-        return self.path / _READY
+    party: ClassVar[str] = "owner"
 
     @property
     def node_key(self) -> Path:
@@ -107,20 +97,14 @@ class OwnerFolder:
     def keep_node(self, node: bytes) -> None:
         """Remember the name under which the orchestrator knows the node. Without it a node that was
         killed is let in again after a minute, so a full disk is no reason to stop."""
-        fresh = self.path / f".{_NODE_ID}.{secrets.token_hex(4)}"
         with contextlib.suppress(KeyTrouble, OSError):
-            write_new_files(self.path, {fresh.name: node})
-            os.replace(fresh, self.path / _NODE_ID)
+            replace_file(self.path / _NODE_ID, node)
 
     def node(self) -> bytes | None:
         try:
             return (self.path / _NODE_ID).read_bytes() or None
         except FileNotFoundError:
             return None
-
-    def running(self) -> dict[str, Any] | None:
-        """Address and process of a service that runs from this folder."""
-        return running(self.ready_file)
 
 
 def create_owner_folder(

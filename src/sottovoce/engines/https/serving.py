@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -23,7 +23,7 @@ from sottovoce.engines.https.listening import (
     unforeseen,
 )
 from sottovoce.engines.https.protocol import Patience
-from sottovoce.engines.https.ready import write_ready_file
+from sottovoce.engines.https.ready import ServiceFolder, write_ready_file
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.engines.https.routing import Routed
 from sottovoce.errors import ServiceError
@@ -46,14 +46,6 @@ class Beside(NamedTuple):
     stop: Callable[[], None]
 
 
-class Folder(Protocol):
-    @property
-    def keys(self) -> Path: ...
-
-    @property
-    def ready_file(self) -> Path: ...
-
-
 class Process:
     """Serves until SIGTERM or SIGINT, or until something fails; SIGHUP takes up a renewed
     certificate."""
@@ -61,7 +53,7 @@ class Process:
     def __init__(
         self,
         name: str,
-        folder: Folder,
+        folder: ServiceFolder,
         listener: socket.socket,
         context: ssl.SSLContext | None,
         log: Any,

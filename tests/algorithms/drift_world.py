@@ -1,0 +1,60 @@
+"""A small world for DRIFT: ratings, who holds which items, and parties that have all joined."""
+
+import numpy as np
+
+from sottovoce.algorithms.blocks import Events
+from sottovoce.algorithms.drift import Orchestrator, Owner, User
+from sottovoce.algorithms.drift_replay import replay
+from sottovoce.data.interactions import Interactions
+from sottovoce.rng import Streams
+
+RNG = Streams.from_seed(12)
+
+
+def world(n_users, n_items, n, seed):
+    draw = np.random.default_rng(seed)
+    return Interactions.from_pairs(
+        draw.integers(0, n_users, n), draw.integers(0, n_items, n), n_users=n_users,
+        n_items=n_items, timestamps=draw.integers(0, n, n), ratings=draw.integers(1, 6, n),
+    )  # fmt: skip
+
+
+def membership(n_items, n_owners, seed):
+    member = np.random.default_rng(seed).random((n_items, n_owners)) < 0.4
+    member[np.arange(n_items), np.arange(n_items) % n_owners] = True
+    return member
+
+
+def parties(config, member, n_users, refused=None, kind=Owner):
+    """The users and owners of a fixed federation. The orchestrator knows no user where owners send
+    it sums over people."""
+    orchestrator = Orchestrator(config, RNG)
+    owners = {}
+    for k in range(member.shape[1]):
+        items = np.flatnonzero(member[:, k]).tolist()
+        orchestrator.add_items(k, items)
+        owners[k] = kind(k, items, config)
+    present = orchestrator.table.all_owners()
+    users = {
+        u: User(
+            u,
+            orchestrator.table,
+            [] if refused is None else [k for n, k in enumerate(present) if refused[u, n]],
+        )
+        for u in range(n_users)
+    }
+    for u in users:
+        if config.release == "printed":
+            orchestrator.join_user(u)
+        for owner in owners.values():
+            owner.admit(u)
+    return users, owners, orchestrator
+
+
+def by_messages(config, train, member, epochs=1, refused=None, kind=Owner):
+    """Owners and orchestrator after so many epochs, and how many updates there were."""
+    users, owners, orchestrator = parties(config, member, train.n_users, refused, kind)
+    events = Events.of(train, config.positive_from, config.order)
+    window = config.window
+    epoch_by_epoch = [replay(events, users, owners, orchestrator, window) for _ in range(epochs)]
+    return owners, orchestrator, sum(done.updates for done in epoch_by_epoch)
