@@ -15,7 +15,7 @@ from sottovoce.parties.device import SEALED_SEED_BYTES
 from sottovoce.privacy.central import price
 from sottovoce.reproduce import price_claims
 from sottovoce.reproduce.price_cells import Cell, PriceConfig, PriceStudy, Row
-from sottovoce.reproduce.price_list import price_list
+from sottovoce.reproduce.price_list import _broken, price_list
 
 DATA = {"town": {"source": "town"}}
 FPL = {"configuration": "pFPL+", "embedding_size": 4, "rounds": 3}
@@ -102,10 +102,35 @@ def result(code="A1", value=0.1, low=0.0, high=0.2, base=0.1, party="server", re
 
 
 def cell(*results, digest="d", p=0.1):
+    return Cell.joined({0: of_one_seed(*results, digest=digest, p=p)})
+
+
+def of_one_seed(*results, digest="d", p=0.1, seconds=1.0):
     attacks = tuple(Card("x", results, ()).attacks())
     return Cell(
-        {"P@10": p, "NDCG@10": p}, 0.05, "", "", 1, 1, 1.0, 1.0, 1.0, digest, 0.0, attacks, ()
+        {"P@10": p, "NDCG@10": p}, 0.05, "", "", 1, 1, 1.0, 1.0, seconds, digest, 0.0, attacks, ()
     )
+
+
+def test_of_several_seeds_there_is_the_mean_and_every_attack():
+    won, lost = result(value=0.5, low=0.4, high=0.6), result()
+    found = Cell.joined({
+        3: of_one_seed(won, result("A3"), digest="a", p=0.1, seconds=2.0),
+        5: of_one_seed(lost, result("A3", 0.9, 0.8, 1.0), digest="b", p=0.2, seconds=3.0),
+        6: of_one_seed(lost, result("A3", 0.9, 0.8, 1.0), digest="b", p=0.3, seconds=1.5),
+    })  # fmt: skip
+    assert found.accuracy["P@10"] == pytest.approx(0.2)
+    assert (found.seconds, found.digest) == (1.5, "a+b+b")
+    assert [a["seed"] for a in found.attacks] == [3, 3, 5, 5, 6, 6]
+    assert price_claims.broken_codes(found) == ["A1", "A3"]
+    assert _broken(found) == ["A1 (1 of 3 seeds)", "A3 (2 of 3 seeds)"]
+    assert _broken(Cell.joined({0: of_one_seed(won)})) == ["A1"]
+
+
+@pytest.mark.parametrize("seeds", [(), (1, 1)])
+def test_seeds_are_named_once_each(seeds):
+    with pytest.raises(ConfigError, match="seeds"):
+        PriceConfig(seeds=seeds)
 
 
 def claims_of(tmp_path, *cells):

@@ -41,7 +41,12 @@ SHOWN = ("P@10", "R@10", "NDCG@10", "IC@10")
 @dataclass(frozen=True, slots=True)
 class PriceConfig:
     sources: tuple[str, ...] = ("movielens-1m", "foursquare-italy")
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seeds", tuple(self.seeds))
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError("study.seeds needs one seed or several, each once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +121,34 @@ class Cell:
     """Bytes that a device sends in a round; of an owner in an epoch, in DRIFT."""
     down: float
     seconds: float
-    """Of a round, all devices and the server, messages and masks included; of an epoch in DRIFT."""
+    """Of a round, all devices and the server, messages and masks included; of an epoch in DRIFT.
+    Of several seeds the fastest: a machine is never faster than it is, but often slower."""
     digest: str
     """Of the model and everybody's vectors."""
     noise: float
     attacks: tuple[Mapping[str, Any], ...]
     left_out: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def joined(cls, cells: Mapping[int, Cell]) -> Cell:
+        """Of several seeds: means of what was measured, and all attacks."""
+        first = next(iter(cells.values()))
+        attacks = [{**a, "seed": seed} for seed, cell in cells.items() for a in cell.attacks]
+        notes = [f"seed {seed}: {note}" for seed, cell in cells.items() for note in cell.notes]
+        return replace(
+            first,
+            accuracy={
+                name: float(np.mean([cell.accuracy[name] for cell in cells.values()]))
+                for name in first.accuracy
+            },
+            top_pop=float(np.mean([cell.top_pop for cell in cells.values()])),
+            up=float(np.mean([cell.up for cell in cells.values()])),
+            seconds=min(cell.seconds for cell in cells.values()),
+            digest="+".join(cell.digest for cell in cells.values()),
+            attacks=tuple(attacks),
+            notes=tuple(notes if len(cells) > 1 else first.notes),
+        )
 
 
 def attack_folder(folder: Path, rounds: int, threads: int) -> Card:
@@ -177,7 +203,11 @@ class PriceStudy:
         return found
 
     def cell(self, row: Row, source: str) -> Cell:
-        experiment = row.experiment(source, self.data[source], self.config.seed)
+        """Over all seeds."""
+        return Cell.joined({seed: self._of_seed(row, source, seed) for seed in self.config.seeds})
+
+    def _of_seed(self, row: Row, source: str, seed: int) -> Cell:
+        experiment = row.experiment(source, self.data[source], seed)
         data = repr(experiment.data)
         if data not in self._fingerprints:
             self._fingerprints[data] = experiment.dataset().fingerprint()

@@ -42,7 +42,8 @@ def every_claim(study: PriceStudy, source: str, found: Found) -> list[dict[str, 
 def _words(attack: Mapping[str, Any]) -> str:
     low, high = attack["interval"]
     return (
-        f"{attack['code']} {attack['attack']}: {attack['measure']} {attack['value']:.3f} "
+        f"{attack['code']} {attack['attack']}, seed {attack['seed']}: {attack['measure']} "
+        f"{attack['value']:.3f} "
         f"[{low:.3f}, {high:.3f}], {attack['base_rate']:.3f} without it"
     )
 
@@ -152,7 +153,7 @@ def _same_model(study: PriceStudy, source: str, found: Found) -> list[dict[str, 
     claims = []
     direct: dict[str, Cell] = {}
     for row, cell in found:
-        table = dict(row.experiment(source, study.data[source], study.config.seed).table)
+        table = dict(row.experiment(source, study.data[source], study.config.seeds[0]).table)
         link = table.pop("link", {})
         key = repr(table)
         if link.get("name", "direct") == "direct":

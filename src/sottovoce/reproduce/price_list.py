@@ -78,9 +78,14 @@ def price_list(study: PriceStudy, out: Path) -> dict[str, Any]:
 def _protocol(study: PriceStudy) -> str:
     return (
         "each user's latest 20 % held out, top 10 of all training items that the user has not "
-        f"touched; seed {study.config.seed}; short trainings, so that accuracy is below that of "
+        f"touched; {_seeds(study)}; short trainings, so that accuracy is below that of "
         "the accuracy tables; attacks on the messages of the first rounds and on the final model"
     )
+
+
+def _seeds(study: PriceStudy) -> str:
+    named = ", ".join(map(str, study.config.seeds))
+    return f"mean of the seeds {named}" if len(study.config.seeds) > 1 else f"seed {named}"
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -106,6 +111,16 @@ def _row(source: str, row: Row, cell: Cell) -> dict[str, Any]:
         "held": _held(cell),
         "notes": list(cell.notes),
     }
+
+
+def _broken(cell: Cell) -> list[str]:
+    """Codes of the attacks that have won, and with how many seeds where not with all."""
+    every = {a["seed"] for a in cell.attacks}
+    found = []
+    for code in broken_codes(cell):
+        won = {a["seed"] for a in cell.attacks if a["code"] == code and a["verdict"] == "broken"}
+        found.append(code if won == every else f"{code} ({len(won)} of {len(every)} seeds)")
+    return found
 
 
 def _held(cell: Cell) -> list[str]:
@@ -144,7 +159,7 @@ def _prices(source: str, found: Sequence[tuple[Row, Cell]]) -> Table:
                 "up": readable_bytes(cell.up),
                 "down": readable_bytes(cell.down),
                 "seconds": cell.seconds,
-                "broken": ", ".join(broken_codes(cell)) or "none",
+                "broken": ", ".join(_broken(cell)) or "none",
                 "held": ", ".join(_held(cell)) or "none",
             }
         )
@@ -168,6 +183,7 @@ def _attacks(source: str, found: Sequence[tuple[Row, Cell]]) -> Table:
         Column("system"),
         Column("way"),
         Column("attack"),
+        Column("seed"),
         Column("party", "by"),
         Column("measure"),
         Column("value", "result", ".3f"),
@@ -186,6 +202,7 @@ def _attacks(source: str, found: Sequence[tuple[Row, Cell]]) -> Table:
                     "system": row.system,
                     "way": row.label,
                     "attack": f"{attack['code']} {attack['attack']}",
+                    "seed": attack["seed"],
                     "party": attack["party"],
                     "measure": attack["measure"],
                     "value": attack["value"] if there else math.nan,
@@ -231,7 +248,7 @@ def _draw(path: Path, source: str, found: Sequence[tuple[Row, Cell]]) -> plots.F
                     color=colour, marker="X" if won else "o", s=52, zorder=3, label=words,
                 )  # fmt: skip
         for place, (_, cell) in zip(places, found, strict=True):
-            lost = ", ".join(broken_codes(cell)) or "none"
+            lost = ", ".join(_broken(cell)) or "none"
             axes.text(
                 1.06 * most, place, f"{readable_bytes(cell.up)} up; broken: {lost}", fontsize=8,
                 va="center",
