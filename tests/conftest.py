@@ -37,6 +37,7 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError(f"tests/conftest.py names tests that are gone: {gone}")
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
+
 # A shell starts background jobs deaf to Ctrl-C; tests of Ctrl-C want it heard, here and in the
 # processes they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

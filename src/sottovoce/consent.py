@@ -30,8 +30,9 @@ class Choice:
     max_reports: int = 0
     """k: most randomised reports per round."""
     total_epsilon: float = math.inf
-    """Most ε that all randomised reports may cost together, over all rounds and for ever, by plain
-    composition. What has left counts, whatever became of it."""
+    """Most ε that all rounds may cost together, for ever: of randomised reports and noisy updates
+    by plain composition, of updates in noisy sums by `privacy.central.price`. What has left counts,
+    whatever became of it. It limits nothing where no ε bounds what leaves."""
     hidden_attributes: tuple[str, ...] = ()
     """Attributes that must not be learnt."""
     strength: float = 0.5
@@ -70,8 +71,10 @@ class Choice:
             parts.append(f"at most {self.max_reports} randomised reports a round {each}")
         elif self.epsilon:
             parts.append(f"updates with noise at ε ≤ {self.epsilon:g} each")
-        if (self.max_reports or self.epsilon) and math.isfinite(self.total_epsilon):
-            parts.append(f"no more than ε = {self.total_epsilon:.10g} over all rounds together")
+        if math.isfinite(self.total_epsilon):
+            noisy = "" if self.max_reports or self.epsilon else " of noisy sums"
+            most = f"no more than ε = {self.total_epsilon:.10g}"
+            parts.append(f"{most} over all rounds{noisy} together")
         if self.hidden_attributes:
             names = ", ".join(self.hidden_attributes)
             parts.append(f"hides {names} with strength {self.strength:g}")

@@ -100,6 +100,8 @@ class Federation:
         self.devices.cohort.vectors = saved.vectors
         if len(saved.spent):
             self.devices.cohort.spent = saved.spent
+        if len(saved.sent):
+            self.devices.cohort.sent = saved.sent
         self.devices.ledger.totals = saved.totals
 
     def check_device(self, device: str) -> None:
@@ -159,7 +161,8 @@ class Federation:
         *,
         threads: int = 1,
     ) -> None:
-        plan = self.schedule
+        plan, link = self.schedule, self.masker and self.masker.link
+        everybody = link is not None and link.noise and plan.cohort_size == plan.devices
         Simulation(
             self.server,
             self.devices,
@@ -171,6 +174,7 @@ class Federation:
             proxy=self.proxy,
             masker=self.masker,
             largest_value=self.largest_value,
+            least=link.min_devices if link and everybody else 0,
         ).run()
 
     def vectors(self) -> NDArray[np.float32]:

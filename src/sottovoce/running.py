@@ -244,5 +244,5 @@ class _Run:
             cohort = moment.cohort
             self.folder.save_checkpoint(
                 moment.round, moment.items, cohort.vectors, moment.ledger, moment.memory,
-                cohort.spent,
+                cohort.spent, cohort.sent,
             )  # fmt: skip

@@ -51,7 +51,9 @@ class Checkpoint:
     memory: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     """What the server keeps to itself."""
     spent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """Each device's budget so far. Both are empty where they are not known."""
+    """Each device's budget so far."""
+    sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """In how many rounds each device has sent. All three are empty where they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class RunFolder:
         ledger: Ledger,
         memory: NDArray[np.float32] | None = None,
         spent: NDArray[np.float64] | None = None,
+        sent: NDArray[np.int64] | None = None,
     ) -> None:
         """First the ledger's new rows, then, atomically, the state that refers to them."""
         parts = self.path / "ledger.parts"
@@ -173,6 +176,7 @@ class RunFolder:
             totals=np.array(totals),
             memory=np.zeros((0, 0), np.float32) if memory is None else memory,
             spent=np.zeros(0) if spent is None else spent,
+            sent=np.zeros(0, np.int64) if sent is None else sent,
         )
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -185,7 +189,7 @@ class RunFolder:
             try:
                 round = int(arrays["round"])
                 totals = Totals(**json.loads(str(arrays["totals"])))
-                names = ("memory", "spent")
+                names = ("memory", "spent", "sent")
                 found = Checkpoint(
                     round, arrays["items"], arrays["vectors"], totals,
                     **{name: arrays[name] for name in names if name in arrays},

@@ -6,15 +6,17 @@ import pytest
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
+from sottovoce.engines import simulation as engine
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError
 from sottovoce.ledger import Ledger
+from sottovoce.parties.defence import Defence
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.testing import random_world
+from sottovoce.testing import Messages, random_world
 
 TRAIN = random_world(30, 50, 300, seed=1)
 
@@ -75,6 +77,29 @@ def test_every_round_asks_the_right_number_of_distinct_devices():
     asked = np.bincount(np.concatenate([np.unique(r.sender) for r in heard]), minlength=30)
     assert asked.min() > 0
     assert asked.max() < 30
+
+
+@pytest.mark.parametrize(
+    "defence", [Defence(), Defence(burst=0.05, max_rows=5, min_contributors=2, max_sum_norm=2.0)]
+)
+@pytest.mark.parametrize(("at_once", "parts"), [(1, 30), (600, 4), (10**9, 1)])
+def test_messages_in_parts_give_the_same(monkeypatch, defence, at_once, parts):
+    """600 numbers are those of two devices that send everything, and of twenty that send what FPL
+    does: the parts grow."""
+    quiet, told = simulation(rounds=4), simulation(rounds=4, listeners=[Messages()])
+    for one in (quiet, told):
+        one.server.guard = defence.guard()
+    quiet.run()
+    monkeypatch.setattr(engine, "_WRITTEN_AT_ONCE", at_once)
+    told.run()
+    assert np.array_equal(quiet.server.items, told.server.items)
+    assert np.array_equal(quiet.devices.cohort.vectors, told.devices.cohort.vectors)
+    assert quiet.devices.ledger.totals == told.devices.ledger.totals
+    for round in range(4):
+        heard = [m for m in told.listeners[0].heard if m.round == round]
+        assert len(heard) == parts
+        assert np.concatenate([np.unique(m.sender) for m in heard]).tolist() == list(range(30))
+        assert all(m.values.size <= at_once or len(np.unique(m.sender)) == 1 for m in heard)
 
 
 def test_a_run_goes_on_from_the_servers_round():

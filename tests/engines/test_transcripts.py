@@ -11,6 +11,7 @@ from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attacks.views import Packet
 from sottovoce.consent import Choice, Consent
+from sottovoce.engines import simulation
 from sottovoce.engines.transcripts import (
     MASKED_KEPT,
     Recorder,
@@ -35,7 +36,7 @@ from sottovoce.messages import (
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.testing import random_world
+from sottovoce.testing import Messages, random_world
 
 USERS = 90
 
@@ -151,6 +152,20 @@ def test_memory_is_limited_by_keeping_some_devices_whole():
     assert len(senders[0] | senders[1] | senders[2]) < USERS / 3
     assert some.keeper.share < 0.3
     assert whole.keeper.share == 1.0
+
+
+def test_a_round_that_comes_in_parts_is_kept_as_one(tmp_path, monkeypatch):
+    once, few, parts, fewer, ear = (
+        Recorder(), Recorder(120), Recorder(), Recorder(120), Messages(),
+    )  # fmt: skip
+    federation().run(listeners=[once, few])
+    monkeypatch.setattr(simulation, "_WRITTEN_AT_ONCE", 200)
+    federation().run(listeners=[parts, fewer, ear, Transcript(tmp_path / "t", "me")])
+    assert len(ear.heard) > 5 * 3
+    assert same(parts.heard, once.heard)
+    assert same(fewer.heard, few.heard)
+    assert fewer.keeper.share == few.keeper.share < 0.3
+    assert same(read_transcript(tmp_path / "t", "me"), once.heard)
 
 
 def test_the_network_sees_lengths_alone():

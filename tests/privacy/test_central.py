@@ -14,11 +14,14 @@ from sottovoce.errors import ConfigError
 from sottovoce.messages import GRID, DeviceReports
 from sottovoce.privacy import central
 from sottovoce.privacy.central import (
+    MOST_ROUNDS,
     MOST_SIGMA,
     clip_reports,
     gaussian_noise,
     noise_for,
     price,
+    room_for_sums,
+    rounds_within,
 )
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
@@ -259,3 +262,42 @@ def test_bad_prices_are_refused():
     ):
         with pytest.raises(ConfigError):
             work()
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(0.05, 200.0), st.floats(0.0, 60.0), st.sampled_from([1e-6, 1e-3]))
+def test_a_limit_has_room_for_so_many_rounds_and_not_for_one_more(noise, limit, delta):
+    rounds = rounds_within(noise, limit, delta)
+    assert price(noise, rounds + 1, delta) > limit
+    if rounds:
+        assert price(noise, rounds, delta) <= limit * (1 + 1e-12)
+    assert rounds_within(noise, math.nextafter(limit, math.inf), delta) >= rounds
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.5, 50.0), st.integers(1, 5000))
+def test_the_price_of_so_many_rounds_is_a_limit_of_so_many(noise, rounds):
+    exact = price(noise, rounds)
+    assert rounds_within(noise, exact) == rounds
+    assert rounds_within(noise, exact * (1 - 1e-9)) == rounds - 1
+
+
+def test_limits_at_the_ends():
+    assert rounds_within(5.0, math.inf) == MOST_ROUNDS
+    assert rounds_within(0.0, 10.0) == 0, "nothing is bounded without noise"
+    assert rounds_within(1.0, 0.0) == 0
+    for limit in (-1.0, math.nan):
+        with pytest.raises(ConfigError, match="limit"):
+            rounds_within(1.0, limit)
+
+
+def test_other_costs_take_their_part_of_a_limit():
+    limit = price(4.0, 6)
+    sent = np.array([0, 5, 6, 0, 0, 10**6])
+    spent = np.array([0.0, 0.0, 0.0, 1.001 * (limit - price(4.0, 1)), 2 * limit, 7.0])
+    limits = np.array([limit] * 5 + [math.inf])
+    assert room_for_sums(4.0, sent, spent, limits).tolist() == [True, True, *[False] * 3, True]
+    assert room_for_sums(4.0, sent[:1], 0.999 * spent[3:4], limits[:1]).all()

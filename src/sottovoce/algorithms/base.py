@@ -34,6 +34,8 @@ class Cohort:
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """[n, attributes]: what the devices know of their owners, by class, -1 where they do not; a
     column for each attribute of the algorithm, nothing where it has none."""
+    sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """In how many rounds each device has sent so far; none where it is not given."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """What an algorithm derives from the histories once and uses in every round."""
 
@@ -41,6 +43,8 @@ class Cohort:
         n = len(self.users)
         if not len(self.spent):
             self.spent = np.zeros(n)
+        if not len(self.sent):
+            self.sent = np.zeros(n, dtype=np.int64)
         if not self.labels.size:
             self.labels = np.zeros((n, 0), dtype=np.int64)
         if len(self.labels) != n:
@@ -65,6 +69,7 @@ class Cohort:
             vectors=self.vectors[rows].copy(),
             spent=self.spent[rows].copy(),
             labels=self.labels[rows],
+            sent=self.sent[rows].copy(),
         )
 
     def able(self) -> NDArray[np.bool_]:

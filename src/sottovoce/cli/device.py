@@ -143,7 +143,7 @@ def consent(
     total_epsilon: Annotated[
         float | None,
         typer.Option(
-            metavar="E", help="Most ε over all rounds and for ever, in plain sum; inf for no limit."
+            metavar="E", help="Most ε over all rounds together, for ever; inf for no limit."
         ),
     ] = None,
     hide: Annotated[
@@ -169,7 +169,8 @@ def consent(
 
     A federation may ask for randomised reports instead of shares. A round of k reports costs k × ε.
     Once --total-epsilon has no room for another round, nothing leaves any more; what was spent
-    never comes back, but the limit may be raised.
+    never comes back, but the limit may be raised. The same holds where a proxy adds noise to sums
+    of updates, by what all rounds cost together there.
 
     A federation may have filters for attributes such as gender. What is hidden (--hide) trains no
     filter, and others' filters are used against its traces in what is learnt, by --strength; see
@@ -185,7 +186,7 @@ def consent(
     """
     from dataclasses import replace
 
-    from sottovoce.cli import spent
+    from sottovoce.cli import spent, spent_sums
     from sottovoce.cli.device_attributes import hiding
     from sottovoce.cli.device_terms import terms_in_words
     from sottovoce.parties.hosted import Hosted
@@ -213,7 +214,8 @@ def consent(
         name, records = store.name(number), store.records(number)
         terms = terms_in_words(agreed, path) if take_part else []
         cost = sum(s.reports * s.epsilon for s in store.sent_reports(number))
-        means = spent.choice_lines(choice, agreed, cost)
+        sums = spent_sums.of_store(store, number, agreed, choice)
+        means = spent.choice_lines(choice, agreed, cost, sums)
     if as_json:
         earlier = [{"time": r.changed_at, **output.plain(r.choice)} for r in records]
         output.emit(
@@ -340,7 +342,7 @@ def status(path: Store, as_json: Json = False) -> None:
     Example:
       sottovoce device status ~/sottovoce
     """
-    from sottovoce.cli import spent
+    from sottovoce.cli import spent, spent_sums
     from sottovoce.cli.device_attributes import standing, status_words, to_json
     from sottovoce.cli.device_terms import leaving
     from sottovoce.engines.https.invitations import kept_invitation
@@ -369,11 +371,13 @@ def status(path: Store, as_json: Json = False) -> None:
         }
         alone = int(store.users[0]) if len(records) == 1 else None
         budget = None if alone is None else spent.of_store(store, alone, terms)
+        sums = None if alone is None else spent_sums.of_store(store, alone, terms)
         known = [] if alone is None else standing(store, alone, terms)
         leaves = leaving(terms) if terms else []
     if as_json:
         content |= {"attributes": to_json(known), "what_leaves": leaves}
-        output.emit({**content, "budget": budget and budget.to_table()})
+        costs = {"budget": budget and budget.to_table(), "sums": sums and sums.to_table()}
+        output.emit({**content, **costs})
         return
     content["attributes"] = status_words(known)
     if content["other_terms_offered"]:
@@ -387,6 +391,7 @@ def status(path: Store, as_json: Json = False) -> None:
         ),
         *leaves,
         *(budget.lines() if budget else ()),
+        *(sums.lines() if sums else ()),
     )
 
 

@@ -12,6 +12,7 @@ from sottovoce.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sottovoce.cli.spent_sums import SumBudget
     from sottovoce.consent import Choice
     from sottovoce.ledger import Totals
     from sottovoce.parties.store import CohortStore
@@ -193,9 +194,11 @@ def _tier(choice: Choice, terms: Terms | None) -> Tier | None:
     return None if tier < 0 else release.tiers[tier]
 
 
-def choice_lines(choice: Choice, terms: Terms | None, spent: float) -> list[str]:
+def choice_lines(
+    choice: Choice, terms: Terms | None, spent: float, sums: SumBudget | None = None
+) -> list[str]:
     """What a choice means: whether anything leaves under these terms, the cost of a round, and how
-    many rounds it lasts."""
+    many rounds it lasts. `sums` is the budget where sums have noise."""
     from sottovoce.cli.device_attributes import without_filter
 
     if not choice.takes_part:
@@ -207,7 +210,7 @@ def choice_lines(choice: Choice, terms: Terms | None, spent: float) -> list[str]
             f"nothing leaves. Choose --reveal {missing[0]} or --no-part."
         ]
     if terms is not None and terms.reporting is None:
-        return _rows_lines(choice, terms, spent)
+        return _rows_lines(choice, terms, spent, sums)
     release = None if terms is None else terms.reporting
     k, each = choice.max_reports, choice.epsilon
     if release is not None:
@@ -249,14 +252,16 @@ def _lasting(choice: Choice, spent: float, cost: float) -> str:
     return f"The limit of {choice.total_epsilon:.10g} in all{rest} {lasts}."
 
 
-def _rows_lines(choice: Choice, terms: Terms, spent: float) -> list[str]:
-    """The same where item rows leave: most often no ε bounds what they tell."""
+def _rows_lines(choice: Choice, terms: Terms, spent: float, sums: SumBudget | None) -> list[str]:
+    """The same where item rows leave: without noise on sums, most often no ε bounds what they
+    tell."""
     from sottovoce.privacy.mechanisms import Everything
     from sottovoce.privacy.updates import Clipped
 
     if isinstance(terms.release, Clipped) and terms.release.dense:
         return _noisy_lines(choice, terms, spent)
-    if isinstance(terms.release, Clipped) and math.isfinite(choice.total_epsilon):
+    limited = math.isfinite(choice.total_epsilon)
+    if isinstance(terms.release, Clipped) and limited and sums is None:
         return [
             "The federation sends what no ε bounds, so that it cannot keep to a limit: nothing "
             "leaves. Choose --total-epsilon inf."
@@ -273,6 +278,11 @@ def _rows_lines(choice: Choice, terms: Terms, spent: float) -> list[str]:
             "The federation asks for the rows of all positive items, which this choice does not "
             "permit: nothing leaves. Only --share-positives 1 permits it."
         ]
+    if sums is not None:
+        return sums.lines()
+    if limited:
+        most = f"{choice.total_epsilon:.10g}"
+        return [f"No ε bounds what leaves here, so that the limit of {most} in all stops nothing."]
     return []
 
 

@@ -1,21 +1,22 @@
 """Simulation: all devices as one cohort, in this process.
 
 The engine knows no algorithm. It runs rounds, fuses rounds of a single device between two stops of
-the observers, and writes messages out only where somebody listens. Whatever it chooses, the model,
-the vectors and the ledger are the same bit for bit.
+the observers, and writes messages out only where somebody listens, those of some devices at a time.
+Whatever it chooses, the model, the vectors and the ledger are the same bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.engines.base import Listener, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, Stalled
-from sottovoce.messages import MaskSeeds, ModelView
+from sottovoce.messages import DeviceReports, MaskSeeds, ModelView, SummedReports
 from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
@@ -24,6 +25,8 @@ from sottovoce.parties.server import NO_DEFENCE, Server
 
 _MASKED_AT_ONCE = 16
 """Devices whose masked updates are in memory together."""
+_WRITTEN_AT_ONCE = 1 << 22
+"""Numbers of plain updates that are written out together, or those of one device."""
 
 
 @dataclass(slots=True)
@@ -45,11 +48,16 @@ class Simulation:
     """Who knows the masks, where the server sees sums alone."""
     largest_value: float = 0.0
     """Of a number in one device's update, in steps of the grid; a masker needs it."""
+    least: int = 0
+    """Fewest devices in a round, where it is everybody who is asked: those who may still send are
+    enough. 0 where it must be `cohort_size`."""
 
     def run(self) -> None:
         """Go on from the server's round to `rounds`."""
         willing = self.devices.willing()
-        if self.proxy is None and not 1 <= self.cohort_size <= len(willing):
+        # Where devices spend, each round looks anew at who may send.
+        too_few = len(willing) < self.cohort_size and not self.devices.spends
+        if self.proxy is None and (too_few or self.cohort_size < 1):
             raise ConfigError(
                 f"{self.cohort_size} devices are asked for in a round, {len(willing)} take part"
             )
@@ -73,13 +81,13 @@ class Simulation:
         on the way."""
         if self.devices.spends:
             willing = self.devices.willing()
-        if len(willing) < self.cohort_size:
+        size = max(self.least, len(willing)) if self.least else self.cohort_size
+        if len(willing) < size:
             raise Stalled(
                 f"in round {self.server.round} only {len(willing):,} devices may still send, where "
-                f"{self.cohort_size:,} are asked; lower rounds or cohort_size, or let the users "
-                "permit more"
+                f"{size:,} are asked; lower rounds or cohort_size, or let the users permit more"
             )
-        return willing[self.server.select(len(willing), self.cohort_size)]
+        return willing[self.server.select(len(willing), size)]
 
     def _round(self, rows: NDArray[np.int64]) -> None:
         view = self.server.publish()
@@ -87,11 +95,29 @@ class Simulation:
         if self.masker is not None:
             self._summed_round(self.masker, view, rows)
         elif self.listeners or self.server.guard.defence.looks_at_devices:
-            reports = self.devices.report(view, rows)
-            self._tell("server", reports)
-            self.server.fold(self.server.sum_reports([reports]))
+            self.server.fold(self._sum_written(view, rows))
         else:
             self.server.fold(self.devices.report_summed(view, rows, self.threads))
+
+    def _sum_written(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
+        """The sum of the devices' messages."""
+        written, server = self._written(view, rows), self.server
+        if server.guard.defence.looks_at_devices:  # all of them together
+            return server.sum_reports(list(written))
+        sums = (server.sum_reports([part]) for part in written)
+        return reduce(lambda one, other: server.add_sums([one, other]), sums)
+
+    def _written(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[DeviceReports]:
+        """The devices' messages, of so many at a time as there is room for: at first as if each
+        sent a row for every item, then by what the last ones sent."""
+        most = _WRITTEN_AT_ONCE
+        start, many = 0, max(1, most // view.items.size)
+        while start < len(rows):
+            reports = self.devices.report(view, rows[start : start + many])
+            self._tell("server", reports)
+            yield reports
+            start += many
+            many = max(1, min(2 * many, many * most // max(1, reports.values.size)))
 
     def _mixed_round(self, proxy: Proxy) -> None:
         """A round of everyone whose budget permits it, through the proxy."""

@@ -61,7 +61,7 @@ class Keeper:
         """`numbers` limits what is kept of a round's plain updates: beyond it, those of some
         devices are kept whole, the same in every round, and of the others nothing."""
         self._numbers, self._share = numbers, 1.0
-        self._measured = False
+        self._measured, self._plain = -1, 0
         self._round, self._width, self._devices = -1, 0, 0
         self._total = np.zeros(0, dtype=np.uint64)
 
@@ -75,17 +75,24 @@ class Keeper:
             self._width = message.items.shape[1]
             return [replace(message, items=message.items.copy())]
         if isinstance(message, DeviceReports):
-            return [self._some(message)]
+            self._measure(message)
+            return [self.some(message)]
         if isinstance(message, MaskedReports):
             return self._first_masked(message)
         if isinstance(message, MaskSum):
             return [message, *self._opened(message)]
         return [message]
 
-    def _some(self, message: DeviceReports) -> DeviceReports:
-        if not self._measured and self._numbers is not None and message.values.size:
-            self._share = min(1.0, self._numbers / message.values.size)
-            self._measured = True
+    def _measure(self, message: DeviceReports) -> None:
+        """The first round with an update says how much there is."""
+        size = message.values.size
+        if self._numbers is not None and size and self._measured in (-1, message.round):
+            self._measured = message.round
+            self._plain += size
+            self._share = min(1.0, self._numbers / self._plain)
+
+    def some(self, message: DeviceReports) -> DeviceReports:
+        """What is kept of these updates, as far as is known by now."""
         if self._share == 1.0:
             return message
         # Which devices depends on their numbers alone.
@@ -119,16 +126,43 @@ class Recorder:
     """Keeps what it hears in memory."""
 
     def __init__(self, numbers: int | None = None) -> None:
-        self.heard: Heard = {}
+        self._heard: Heard = {}
         self.keeper = Keeper(numbers)
 
     def __repr__(self) -> str:
         return "<Recorder, redacted>"
 
+    @property
+    def heard(self) -> Heard:
+        for rounds in self._heard.values():
+            for round, messages in rounds.items():
+                rounds[round] = _joined(messages)
+        return self._heard
+
     def hear(self, party: str, message: object) -> None:
+        share = self.keeper.share
         for kept in self.keeper.keep(message):
-            mine = self.heard.setdefault(party, {})
+            mine = self._heard.setdefault(party, {})
             mine.setdefault(kept.round, []).append(kept)  # type: ignore[attr-defined]
+        if self.keeper.share < share:  # there is more than was known, so that less is kept of each
+            for messages in self._heard[party].values():
+                messages[:] = [
+                    self.keeper.some(m) if isinstance(m, DeviceReports) else m for m in messages
+                ]
+
+
+def _joined(messages: list[object]) -> list[object]:
+    """The plain updates of a round in one message, however many they came in."""
+    plain = [m for m in messages if isinstance(m, DeviceReports)]
+    if len(plain) < 2:
+        return messages
+    whole = replace(
+        plain[0],
+        sender=np.concatenate([m.sender for m in plain]),
+        item=np.concatenate([m.item for m in plain]),
+        values=np.concatenate([m.values for m in plain]),
+    )
+    return [whole, *(m for m in messages if not isinstance(m, DeviceReports))]
 
 
 def seen_by(heard: Heard, party: str) -> tuple[Seen, ...]:
@@ -331,7 +365,7 @@ def _read(folder: Path, party: str, round: int) -> list[object]:
         raise CorruptData(f"{path} is cut short or damaged ({error})") from None
     if any(m.round != round for m in messages):
         raise CorruptData(f"{path} holds messages of another round")
-    return messages
+    return _joined(messages)
 
 
 def _message(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Any:

@@ -28,7 +28,7 @@ from sottovoce.algorithms.base import (
 from sottovoce.consent import ALWAYS, Consent, ShareRule
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.ledger import Entries, Ledger
-from sottovoce.links import Direct, Link, SecureSum
+from sottovoce.links import Direct, Link, SecureSum, has_noise
 from sottovoce.masking import masked, seeds_from
 from sottovoce.messages import (
     BitReports,
@@ -42,7 +42,7 @@ from sottovoce.messages import (
     add_up,
 )
 from sottovoce.one_bit import noise_root
-from sottovoce.privacy.central import clip_reports
+from sottovoce.privacy.central import clip_reports, room_for_sums
 from sottovoce.privacy.mechanisms import BoundRelease, Release
 from sottovoce.privacy.reports import BoundReports, KReports
 from sottovoce.privacy.updates import BoundClipped, Clipped
@@ -95,8 +95,9 @@ class Devices:
         that nobody else knows. A simulation leaves it out and gets one that repeats with its seed.
         `link` is the way that reports go; straight to the server where it is not given."""
         root = noise_root(rng.key) if noise is None else noise
-        bound = _bound(algorithm, cohort, cohort.consent, release, rng, root)
-        return cls(algorithm, cohort, ledger, rng, release, root, bound, link or Direct())
+        way = link or Direct()
+        bound = _bound(algorithm, cohort, cohort.consent, release, rng, root, way)
+        return cls(algorithm, cohort, ledger, rng, release, root, bound, way)
 
     def __repr__(self) -> str:
         return f"<Devices {len(self.cohort):,}, redacted>"
@@ -108,7 +109,7 @@ class Devices:
         if not np.array_equal(consent.users, self.cohort.users):
             raise ConsentError("consent records must belong to the cohort's devices, in order")
         self._release = _bound(
-            self.algorithm, self.cohort, consent, self._offer, self.rng, self._noise
+            self.algorithm, self.cohort, consent, self._offer, self.rng, self._noise, self._link
         )
         self.cohort.consent = consent
 
@@ -130,7 +131,7 @@ class Devices:
     @property
     def spends(self) -> bool:
         """Whether what leaves is paid for from owners' budgets."""
-        return isinstance(self._release, BoundReports | BoundClipped)
+        return isinstance(self._release, BoundReports | BoundClipped) or has_noise(self._link)
 
     @property
     def fuses(self) -> bool:
@@ -149,9 +150,8 @@ class Devices:
         """Rows of the devices that take part, can learn, and may still send."""
         cohort = self.cohort
         able = cohort.consent.takes_part & self.algorithm.device_able(cohort)
-        if isinstance(self._release, BoundReports | BoundClipped):
-            able &= self._release.permits(cohort.spent)
-        return np.flatnonzero(able)
+        rows = np.flatnonzero(able)
+        return rows[self._permitted(rows)]
 
     def tiers(self) -> NDArray[np.int32]:
         """The tier in which each device reports, -1 where in none."""
@@ -227,8 +227,8 @@ class Devices:
     ) -> NDArray[np.float32]:
         """len(rows) rounds of one device each, folded one by one; returns the model after them."""
         self._require_consent(rows)
-        if not isinstance(self.algorithm, Fusing):
-            raise ConfigError("this algorithm runs its rounds one by one")
+        if not isinstance(self.algorithm, Fusing) or isinstance(self._link, SecureSum):
+            raise ConfigError("this algorithm, or this link, runs its rounds one by one")
         rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
         rule = self._sharing().rule(rows, rounds)
         after, counts = self.algorithm.device_learn_rounds(
@@ -246,6 +246,7 @@ class Devices:
         rule = release.rule(rows, view.round, *algorithm.sampling(view.items))
         reports = algorithm.device_report(view, self.cohort, rows, rule, threads)
         self.cohort.spent[rows] += release.cost()[rows]
+        self.cohort.sent[rows] += 1
         self.ledger.record(release.entries(rows, view.round))
         return BitReports(view.round, self.cohort.users[rows], release.tier[rows], reports)
 
@@ -303,11 +304,18 @@ class Devices:
             raise ConsentError("a device that does not take part was asked to send")
 
     def _require_budget(self, rows: NDArray[np.int64]) -> None:
-        release = self._release
-        if not isinstance(release, BoundReports | BoundClipped):
-            return
-        if not release.permits(self.cohort.spent)[rows].all():
+        if not self._permitted(rows).all():
             raise ConsentError("a device was asked to report beyond what its owner permits")
+
+    def _permitted(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these devices' owners' limits have room for another round."""
+        cohort, link = self.cohort, self._link
+        if isinstance(link, SecureSum) and link.noise:
+            limit = cohort.consent.total_epsilon[rows]
+            return room_for_sums(link.noise, cohort.sent[rows], cohort.spent[rows], limit)
+        if isinstance(self._release, BoundReports | BoundClipped):
+            return self._release.permits(cohort.spent)[rows]
+        return np.ones(len(rows), dtype=bool)
 
     def _leaving(self, updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
         if not len(rule.allowed) and np.all(rule.threshold == ALWAYS):
@@ -363,6 +371,7 @@ class Devices:
         """`numbers` are those of the whole model, which a masked report has."""
         sent, release = counts.positive.astype(np.int64) + counts.negative, self._sharing()
         epsilon = np.full(len(rows), release.epsilon)
+        np.add.at(self.cohort.sent, rows, 1)
         if isinstance(release, BoundClipped):
             epsilon = release.epsilons[rows]
             self.cohort.spent[rows] += np.where(np.isfinite(epsilon), epsilon, 0.0)
@@ -390,6 +399,7 @@ def _bound(
     release: Release | Clipped | KReports,
     rng: Streams,
     noise: bytes,
+    link: Link,
 ) -> BoundRelease | BoundClipped | BoundReports:
     """The release under these records; raises where it cannot keep to them."""
     if isinstance(algorithm, Selective):
@@ -397,5 +407,6 @@ def _bound(
     if isinstance(release, KReports):
         return release.bind(cohort.users, consent, rng, noise)
     if isinstance(release, Clipped):
-        return release.bind(cohort.users, consent, cohort.history, rng, noise)
+        summed = has_noise(link)
+        return release.bind(cohort.users, consent, cohort.history, rng, noise, noisy_sums=summed)
     return release.bind(cohort.users, consent, cohort.history, rng)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.uc_config import UCConfig
-from sottovoce.consent import Choice, Consent, affords
+from sottovoce.consent import Choice, Consent
 from sottovoce.errors import (
     ConsentError,
     DataNotFound,
@@ -42,6 +42,7 @@ from sottovoce.parties.prepared import (
     space,
 )
 from sottovoce.parties.store import CohortStore
+from sottovoce.parties.store_limits import has_room, rounds_sent, sum_noise
 from sottovoce.parties.store_rounds import Round, RoundBook, kept_terms
 from sottovoce.recommender import recommend
 from sottovoce.terms import Terms
@@ -187,7 +188,8 @@ class Hosted:
             if entry.state == "dropped" or entry.nonce != prepared.nonce:
                 raise ConsentError(f"the report for round {entry.round} was dropped; prepare anew")
             changed = self._book.minds_changed(entry)
-            beyond = entry.state == "prepared" and not self._affordable(entry)
+            terms = self._agreed()[1]
+            beyond = entry.state == "prepared" and not has_room(self.store, terms, entry)
             if changed or beyond:
                 self._withdraw(entry)
             elif entry.state == "prepared":
@@ -333,7 +335,7 @@ class Hosted:
         rows = among(devices.willing(), users, numbers)
         if not len(rows):
             asked_rows = among(np.arange(len(users), dtype=np.int64), users, numbers)
-            explain(devices, asked_rows, self.store.path)
+            explain(devices, asked_rows, sum_noise(terms), self.store.path)
             return True, None
         if before is not None and before.gone and before.key == (era, view.round, attempt):
             raise ConsentError(
@@ -368,16 +370,6 @@ class Hosted:
             book.keep_learnt(users[rows], learnt)
         return True, Prepared.of(entry)
 
-    def _affordable(self, entry: Round) -> bool:
-        """Whether everybody in a prepared round has room for what it costs."""
-        costs = self._book.costs(entry)
-        if not costs:
-            return True
-        numbers, cost = np.array([n for n, _ in costs]), np.array([c for _, c in costs])
-        row = np.searchsorted(self.store.users, numbers)
-        limit = self.store.choices().total_epsilon
-        return bool(affords(self.store.spent()[row], cost, limit[row]).all())
-
     def _cohort(self, terms: Terms, vectors: NDArray[np.float32]) -> Cohort:
         """The store's users, with these vectors."""
         history = self.store.history()
@@ -387,7 +379,8 @@ class Hosted:
             )
         store, algorithm = self.store, terms.algorithm
         labels = store.labels(algorithm.attributes if isinstance(algorithm, UCConfig) else ())
-        return Cohort(store.users, history, store.choices(), vectors, store.spent(), labels)
+        sent = rounds_sent(store, sum_noise(terms))
+        return Cohort(store.users, history, store.choices(), vectors, store.spent(), labels, sent)
 
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""

@@ -24,6 +24,8 @@ from sottovoce.messages import (
 )
 from sottovoce.parties.device import Devices
 from sottovoce.parties.store_rounds import Round, State
+from sottovoce.privacy.accountant import rounded_up
+from sottovoce.privacy.central import price
 from sottovoce.terms import Terms
 
 Pack = Callable[[Terms, int, ModelView, MaskedReports, MaskSeeds], bytes]
@@ -155,9 +157,9 @@ def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> 
     return asked.digest()
 
 
-def explain(devices: Devices, asked: NDArray[np.int64], store: Path) -> None:
+def explain(devices: Devices, asked: NDArray[np.int64], noise: float, store: Path) -> None:
     """Raises where the one device that was asked takes part and can learn, but may not send: its
-    owner should know why."""
+    owner should know why. `noise` is that on sums."""
     cohort = devices.cohort
     able = cohort.consent.takes_part & devices.algorithm.device_able(cohort)
     if len(asked) != 1 or not able[asked[0]]:
@@ -168,6 +170,14 @@ def explain(devices: Devices, asked: NDArray[np.int64], store: Path) -> None:
             f"the federation asks for more reports, or for a larger ε of each, than the choice "
             f"permits; see `sottovoce device agree {store} --look` and `sottovoce device consent "
             f"{store}`"
+        )
+    if noise:
+        after = cohort.spent[row] + price(noise, int(cohort.sent[row]) + 1)
+        raise ConsentError(
+            f"the limit on ε is reached: after {int(cohort.sent[row]):,} rounds another would make "
+            f"it {rounded_up(after):.10g}, and {cohort.consent.total_epsilon[row]:.10g} is "
+            f"permitted; nothing leaves any more unless `sottovoce device consent {store} "
+            "--total-epsilon` permits more"
         )
     raise ConsentError(
         f"the limit on ε is reached: {cohort.spent[row]:.10g} of "

@@ -72,6 +72,12 @@ class RoundBook:
         row = self.file.row("SELECT era, content FROM terms ORDER BY era DESC LIMIT 1")
         return None if row is None else (row[0], kept_terms(row[1]))
 
+    def all_terms(self) -> list[tuple[int, str]]:
+        """All that were ever agreed to, as they were written down, by era."""
+        return [
+            (int(era), str(text)) for era, text in self.file.rows("SELECT era, content FROM terms")
+        ]
+
     def agreed_digest(self) -> str:
         """Of the terms in force as they were written down, perhaps by a former release."""
         row = self.file.row("SELECT content FROM terms ORDER BY era DESC LIMIT 1")
@@ -227,12 +233,22 @@ class RoundBook:
         )
 
     def costs(self, entry: Round) -> list[tuple[int, float]]:
-        """Whose reports are in this round, and what they cost, as far as that is bounded."""
+        """Whose reports are in this round, and what they cost."""
         sql = (
             "SELECT number, iif(reports > 0, reports * report_epsilon, epsilon) FROM ledger"
-            f" WHERE {_ROUND} AND epsilon > 0 AND epsilon < 9e999"
+            f" WHERE {_ROUND} ORDER BY number"
         )
         return [(int(number), float(cost)) for number, cost in self.file.rows(sql, entry.key)]
+
+    def unbounded_releases(self) -> list[tuple[int, int, int]]:
+        """User, era, and how many of her releases have left under its terms, or may have, of which
+        no ε of their own bounds what they cost."""
+        sql = (
+            "SELECT l.number, l.era, count(*) FROM ledger l JOIN rounds r"
+            f" USING (era, round, attempt) WHERE r.state IN {_GONE} AND l.epsilon >= 9e999"
+            " GROUP BY 1, 2"
+        )
+        return [(int(number), int(era), int(n)) for number, era, n in self.file.rows(sql)]
 
     def has_left(self, era: int, round: int) -> NDArray[np.int64]:
         """Whose reports have left in any attempt at a round, or may have."""

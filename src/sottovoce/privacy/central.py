@@ -6,7 +6,8 @@ server included. It is the *proxy* that adds the noise: this holds while proxy a
 together what they have, and against the two together nothing is promised. Neighbours are: one
 user's updates counted, or left out. Who takes part in which round, and how many, is public and must
 not follow from anybody's data; so there is no amplification by sampling, and a user pays for the
-rounds in which she takes part, each at its full price.
+rounds in which she takes part, each at its full price. `rounds_within` turns that round: how many
+rounds a limit on ε has room for.
 
 **Clipping** is on the grid: the squares of a clipped update's whole numbers add up to no more than
 the square of the limit, exactly.
@@ -147,6 +148,44 @@ def noise_for(epsilon: float, rounds: int, delta: float = DELTA) -> float:
         else:
             high = middle
     return high
+
+
+@lru_cache(maxsize=4096)
+def rounds_within(noise: float, limit: float, delta: float = DELTA) -> int:
+    """The most rounds of which the price is at most `limit`, or `MOST_ROUNDS`, whatever is less.
+    The last digits are forgiven, as in `affords`."""
+
+    def fits(rounds: int) -> bool:
+        return price(noise, rounds, delta) <= limit * (1.0 + 1e-12)
+
+    if not limit >= 0.0:
+        raise ConfigError(f"a limit on ε is 0 or above, not {limit:g}")
+    if fits(MOST_ROUNDS):
+        return MOST_ROUNDS
+    fitting, beyond = 0, 1
+    while fits(beyond):
+        fitting, beyond = beyond, min(2 * beyond, MOST_ROUNDS)
+    while beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            beyond = middle
+    return fitting
+
+
+def room_for_sums(
+    noise: float,
+    sent: NDArray[np.int64],
+    spent: NDArray[np.float64],
+    limit: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Whether one more round fits into each owner's limit, where she has sent in so many rounds of
+    this noise and has spent so much ε on other releases, which adds to the price of the rounds."""
+    rests, which = np.unique(limit - spent, return_inverse=True)
+    most = [rounds_within(noise, rest) if rest >= 0.0 else 0 for rest in rests.tolist()]
+    fits: NDArray[np.bool_] = sent < np.array(most, dtype=np.int64)[which]
+    return fits
 
 
 def _log_delta(distance: float, epsilon: float) -> float:

@@ -2,8 +2,9 @@
 
 What it promises.
 
-- `norm="l2"` bounds how far an upload can move the model, and hides nothing: it costs infinity. Of
-  items that she has, rows leave for a subset of at most π·n alone, fixed once, as in FPL.
+- `norm="l2"` bounds how far an upload can move the model, and hides nothing: it costs infinity,
+  and a limit on ε is refused unless sums of uploads have noise (`central`). Of items that she has,
+  rows leave for a subset of at most π·n alone, fixed once, as in FPL.
 - `norm="scalar"` is the noise of the cited works: every number is cut to ±clip and gets discrete
   Laplace noise of scale 2·clip/ε. That is ε for each number and n·ε for n of them
   (`price_per_number`), and the rows that are sent say in clear what she touched and which
@@ -100,9 +101,12 @@ class Clipped:
         history: Interactions,
         rng: Streams,
         noise: bytes,
+        *,
+        noisy_sums: bool = False,
     ) -> BoundClipped:
-        """`noise` is the root of the devices' private noise, 32 bytes."""
-        self._require_fit(consent)
+        """`noise` is the root of the devices' private noise, 32 bytes. With `noisy_sums` somebody
+        else adds noise to the sums of updates, by which a limit on ε can be kept (l2)."""
+        self._require_fit(consent, noisy_sums)
         level = np.full(len(users), self.epsilon)
         if self.hiding_epsilon:
             level[consent.hidden_attributes.any(axis=1)] = self.hiding_epsilon
@@ -118,7 +122,7 @@ class Clipped:
             noise_keys(noise, users), allowed,
         )  # fmt: skip
 
-    def _require_fit(self, consent: Consent) -> None:
+    def _require_fit(self, consent: Consent, noisy_sums: bool) -> None:
         willing = consent.takes_part
         if consent.max_reports[willing].any():
             raise ConsentError(
@@ -143,11 +147,13 @@ class Clipped:
                     "more, or take no part"
                 )
             return
-        if limited.any() or np.isfinite(consent.total_epsilon[willing]).any():
+        beyond = np.isfinite(consent.total_epsilon[willing]).any() and not noisy_sums
+        if limited.any() or beyond:
             why = "adds no noise" if self.norm == "l2" else "adds noise to each number alone"
+            what, it = ("epsilon", "it") if noisy_sums else ("epsilon or total_epsilon", "them")
             raise ConsentError(
-                f"epsilon or total_epsilon is set, but {self.kind} {why} and cannot keep to them; "
-                "take them out of the consent, or choose a release that does"
+                f"{what} is set, but {self.kind} {why} and cannot keep to {it}; take {it} out of "
+                "the consent, or choose a release that does"
             )
         if self.norm == "scalar" and not shares.all():
             raise ConsentError(
