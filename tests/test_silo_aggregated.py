@@ -1,6 +1,9 @@
 """DRIFT with sums over people, from an experiment to a run folder."""
 
 import json
+import signal
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -12,10 +15,11 @@ from sottovoce.algorithms.drift_replay import replay
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.interactions import Interactions
 from sottovoce.data.prepared import write_prepared
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, CorruptData
 from sottovoce.experiment import Experiment
 from sottovoce.run_views import FinishedRun
 from sottovoce.running import run_experiment
+from sottovoce.runs import RunFolder, load_arrays
 
 USERS, ITEMS = 40, 30
 TABLE = {
@@ -102,7 +106,82 @@ def test_a_finished_run_is_read_again_and_recommends(tmp_path):
     assert len(finished.recommend(name, 5)) == 5
 
 
-def test_processes_are_refused_in_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="simulation alone so far"):
-        module.run_silo(experiment(window=60), tmp_path / "run", engine="flower")
-    assert not (tmp_path / "run").exists()
+# --- stopping and going on ------------------------------------------------------------------------
+
+
+def content(path):
+    """What is left of a run, but for times."""
+    folder = RunFolder.open(path)
+    return folder.model().tobytes(), folder.vectors().tobytes(), folder.metrics()
+
+
+@pytest.mark.parametrize("window", [0, 60])
+@pytest.mark.parametrize("moment", [1, 3, 4])
+def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(tmp_path, monkeypatch, window, moment):
+    """Owners go on with their vectors, and with sums that wait for more people."""
+    saved = RunFolder.save_checkpoint
+
+    def save_then_die(self, round, *rest):
+        if round == moment + 1:
+            raise SystemError  # the owners' file of the next epoch is there, its checkpoint is not
+        saved(self, round, *rest)
+        if round == moment == 4:
+            raise SystemError
+
+    made = experiment(window=window)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(RunFolder, "save_checkpoint", save_then_die)
+        with pytest.raises(SystemError):
+            run_experiment(made, tmp_path / "cut")
+    run_experiment(made, tmp_path / "cut", resume=True)
+    run_experiment(made, tmp_path / "whole")
+    assert content(tmp_path / "whole") == content(tmp_path / "cut")
+    assert not list((tmp_path / "cut").glob("owners-*"))
+
+
+def test_interrupting_keeps_the_epoch(tmp_path):
+    def report(what, done, total):
+        if (what, done) == ("training", 2):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(experiment(), tmp_path / "cut", report=report)
+    assert int(load_arrays(tmp_path / "cut" / "checkpoint.npz")["round"]) == 2
+    (kept,) = (tmp_path / "cut").glob("owners-*")
+    kept.write_bytes(b"torn")
+    with pytest.raises(CorruptData, match="owners-000000000002"):
+        run_experiment(experiment(), tmp_path / "cut", resume=True)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+class Stub:
+    """Stands for a federation of processes: trains as simulation does."""
+
+    def __init__(self, world, folder, processes):
+        self.world = world
+
+    def train(self, report):
+        owners = self.world.aggregation()
+        for _ in range(self.world.config.epochs):
+            owners.epoch()
+        return owners.model()
+
+    def rounds(self):
+        return [{"round": 0, "asked": list(self.world.owners), "silent": []}]
+
+
+def test_real_processes_may_go_without_a_window(tmp_path, monkeypatch):
+    """A round is then an epoch. As printed, owners far apart need one."""
+    stub = types.ModuleType(module._TRIAL)
+    stub.SiloTrial = Stub
+    monkeypatch.setitem(sys.modules, module._TRIAL, stub)
+    run_experiment(experiment(), tmp_path / "sim")
+    run_experiment(experiment(), tmp_path / "real", engine="flower")
+    assert content(tmp_path / "sim")[:2] == content(tmp_path / "real")[:2]
+    assert content(tmp_path / "sim")[2][-1] == content(tmp_path / "real")[2][-1]
+    with pytest.raises(ConfigError, match=r"algorithm\.window"):
+        run_experiment(experiment(release="printed"), tmp_path / "no", engine="flower")
+    assert not (tmp_path / "no").exists()

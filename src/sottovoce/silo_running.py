@@ -18,6 +18,7 @@ import numpy as np
 
 from sottovoce.algorithms.blocks import Blocks, Events, Model, learn, losses
 from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.drift_aggregated import Aggregation, in_turn
 from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.baselines import SAROS
 from sottovoce.consent import Consent
@@ -44,10 +45,11 @@ from sottovoce.experiment import Experiment
 from sottovoce.ledger import COUNTS, Ledger
 from sottovoce.outcomes import Outcome, Report, check_before, check_protocol, manifest_of
 from sottovoce.recommender import FactorScorer, Scorer
-from sottovoce.runs import RunFolder
+from sottovoce.runs import RunFolder, load_arrays, save_arrays
 from sottovoce.trials import Engine
 
 CHECKPOINT_SECONDS = 10.0
+_OWNERS = "owners-{}.npz"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -205,14 +207,9 @@ def _check_engine(engine: Engine, settings: DRIFTConfig, *, kept: bool) -> None:
             "data owners and their orchestrator talk through Flower; use --engine flower or "
             "--engine simulation"
         )
-    if settings.release == "aggregated":
-        raise ConfigError(
-            'with algorithm.release = "aggregated" owners run in simulation alone so far; use '
-            "--engine simulation"
-        )
     if not kept:
         raise ConfigError("the flower engine needs a run folder")
-    if not settings.window:
+    if not settings.window and not in_turn(settings):
         raise ConfigError(
             "owners far apart are served in rounds, not at once; say after how many interactions "
             "a round begins, such as --set algorithm.window=1000"
@@ -289,11 +286,12 @@ class _Run:
         return self._train_for_real(processes)
 
     def train(self, begun: Model | None = None, at: int = 0) -> Model:
-        """Epoch by epoch; Ctrl-C is answered between two of them. What aggregating owners hold is
-        not kept: a run that was stopped begins again."""
+        """Epoch by epoch; Ctrl-C is answered between two of them."""
         config, ears, last = self.world.config, Ears(), time.monotonic()
         together = config.release == "aggregated" and at < config.epochs
         owners = self.world.aggregation() if together else None
+        if owners and at:
+            owners.take_up(load_arrays(self._owners_file(at)))
         model = begun or (owners.model() if owners else self.world.first_model())
         if begun is None:
             self._note(0, model)
@@ -309,8 +307,8 @@ class _Run:
                     self._note(epoch, model)
                 self.tell("training", epoch, config.epochs)
                 due = time.monotonic() - last >= CHECKPOINT_SECONDS
-                if epoch == config.epochs or (owners is None and (due or ears.asked)):
-                    self._save(epoch, model)
+                if epoch == config.epochs or due or ears.asked:
+                    self._save(epoch, model, owners)
                     last = time.monotonic()
                 if ears.asked:
                     raise KeyboardInterrupt
@@ -378,6 +376,7 @@ class _Run:
         if self.folder is None:
             return
         epochs, system = self.world.config.epochs, self.experiment.system
+        self._drop_owners_files(but=epochs)  # of which there is none
         results = {name: {**e.summary(), **held_out[name]} for name, e in evaluations.items()}
         self.folder.append_metrics(
             {"round": epochs, "epoch": epochs, "final": True}
@@ -413,11 +412,28 @@ class _Run:
             ledger.record(entries)
         return ledger
 
-    def _save(self, epoch: int, model: Model) -> None:
-        if self.folder is not None:
-            # Rows are for the whole run, so they come with its last epoch.
-            ledger = self._ledger() if epoch == self.world.config.epochs else Ledger()
-            self.folder.save_checkpoint(epoch, model.items, model.users, ledger)
+    def _save(self, epoch: int, model: Model, owners: Aggregation | None = None) -> None:
+        if self.folder is None:
+            return
+        last = epoch == self.world.config.epochs
+        if owners is not None and not last:
+            save_arrays(self._owners_file(epoch), **owners.state())
+        # Rows are for the whole run, so they come with its last epoch.
+        ledger = self._ledger() if last else Ledger()
+        self.folder.save_checkpoint(epoch, model.items, model.users, ledger)
+        self._drop_owners_files(but=epoch)
+
+    def _owners_file(self, epoch: int) -> Path:
+        """What aggregating owners hold after an epoch; written before its checkpoint."""
+        if self.folder is None:
+            raise ConfigError("this run was not kept in a folder")
+        return self.folder.path / _OWNERS.format(f"{epoch:012d}")
+
+    def _drop_owners_files(self, but: int) -> None:
+        kept = self._owners_file(but)
+        for path in kept.parent.glob(_OWNERS.format("*")):
+            if path != kept:
+                path.unlink()
 
 
 def describe(evaluation: Evaluation, positive_from: float) -> str:

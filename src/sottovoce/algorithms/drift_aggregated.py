@@ -23,8 +23,9 @@ There is no noise in it, so this is no bound on what somebody who knows all othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ from sottovoce.algorithms.blocks import Blocks, Events, Ints, Model, first_rows,
 from sottovoce.algorithms.drift import DRIFTConfig, Owner
 from sottovoce.algorithms.drift_messages import Gradients, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift_replay import plan_windows
-from sottovoce.errors import Diverged, MessageError, RunError
+from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
 from sottovoce.rng import Streams
 
 START = np.float32(0.5)
@@ -48,7 +49,7 @@ Row = NDArray[np.float32]
 
 
 @dataclass(slots=True, repr=False)
-class _Kept:
+class Learnt:
     """What an owner has learnt and not sent. Private."""
 
     vectors: dict[int, Row] = field(default_factory=dict)
@@ -57,8 +58,11 @@ class _Kept:
     people: dict[int, frozenset[int]] = field(default_factory=dict)
     """By item: who is in that sum, up to as many as it needs."""
 
-    def copy(self) -> _Kept:
-        return _Kept(dict(self.vectors), dict(self.waiting), dict(self.people))
+    def __repr__(self) -> str:
+        return "<Learnt, redacted>"
+
+    def copy(self) -> Learnt:
+        return Learnt(dict(self.vectors), dict(self.waiting), dict(self.people))
 
     def drop(self, items: Iterable[int]) -> None:
         for item in items:
@@ -77,8 +81,8 @@ class AggregatingOwner(Owner):
 
     def __init__(self, number: int, items: Iterable[int], config: DRIFTConfig) -> None:
         super().__init__(number, items, config)
-        self._kept = _Kept()
-        self._staged: _Kept | None = None
+        self._kept = Learnt()
+        self._staged: Learnt | None = None
         self._asking = False
 
     @property
@@ -90,6 +94,15 @@ class AggregatingOwner(Owner):
         """What a user is told who asks for her own vector; nothing where she has no block here."""
         found = self._kept.vectors.get(user)
         return None if found is None else found.copy()
+
+    @property
+    def learnt(self) -> Learnt:
+        """As of the last update that was settled; for the owner's own disk."""
+        return self._kept.copy()
+
+    def take_up(self, learnt: Learnt) -> None:
+        """Go on from what `learnt` showed."""
+        self._kept = learnt.copy()
 
     def withheld(self) -> int:
         """Items that wait for more people."""
@@ -147,7 +160,7 @@ class AggregatingOwner(Owner):
     def _all_items(self) -> Ints:
         return np.array(sorted(self._items), dtype=np.int64)
 
-    def _work_through(self, rows: Rows) -> _Kept:
+    def _work_through(self, rows: Rows) -> Learnt:
         """The blocks that were asked about, on its own copy of the rows, less what waits."""
         kept, rate = self._kept.copy(), self._config.learning_rate
         place = {item: k for k, item in enumerate(rows.items.tolist())}
@@ -182,6 +195,12 @@ def owner_of(number: int, items: Iterable[int], config: DRIFTConfig) -> Owner:
     """An owner of the kind that the settings ask for."""
     kind = AggregatingOwner if config.release == "aggregated" else Owner
     return kind(number, items, config)
+
+
+def in_turn(config: DRIFTConfig) -> bool:
+    """Whether the owners of a round are served one after the other, each with the rows that the one
+    before it has moved."""
+    return config.release == "aggregated" and not config.window
 
 
 # --- the user's half -----------------------------------------------------------------------------
@@ -286,6 +305,29 @@ class Aggregation:
         if not np.isfinite(self.rows).all() or not np.isfinite(self.vectors).all():
             raise Diverged("the model ran off to infinity; lower learning_rate")
         return int(sent)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All that epochs change. Private."""
+        slots = np.flatnonzero(self._count)  # where nobody waits there is nothing
+        return {
+            "rows": self.rows,
+            "vectors": self.vectors,
+            "sent": self.sent,
+            "slots": slots,
+            "waiting": self._waiting[slots],
+            "count": self._count[slots],
+            "people": self._people[slots],
+        }
+
+    def take_up(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` showed of the same plan."""
+        try:
+            slots = state["slots"]
+            self.rows[:], self.vectors[:] = state["rows"], state["vectors"]
+            self.sent[:], self._waiting[slots] = state["sent"], state["waiting"]
+            self._count[slots], self._people[slots] = state["count"], state["people"]
+        except (KeyError, ValueError, IndexError):
+            raise CorruptData("what was kept of the owners is not of this federation") from None
 
     def withheld(self) -> int:
         """Rows that wait for more people."""

@@ -158,6 +158,11 @@ def orchestrator(
     owner's request names the users and items of an update, and the gradients tell who liked what.
     Users come to it for a pass, the directory of owners and recommendations.
 
+    With --set release=aggregated at --make, data owners keep users' vectors and send sums over at
+    least min_users people; requests name all of an owner's items and no user. Owners then speak
+    when --flush ends all streams, and not before, unless a window is set too. Users rank at
+    home there, with vectors that their owners give them.
+
     --make writes DIR with new keys and a federation whose settings do not change afterwards; its
     catalogue can grow. DIR/federation.json is public and goes to those who want to
     join as data owners; each answers with an application (`sottovoce serve owner --make`), which
@@ -293,13 +298,17 @@ def _make(
         root_key=None if seed is None else Streams.from_seed(seed).key,
     )
     about = made.federation_file
-    return (
-        {"federation": made.federation, "items": len(items), "file": about},
-        [
-            f"{folder} holds the federation {made.federation}, {len(items):,} items.",
-            f"Give {about} to those who want to join as data owners; nothing in it is secret.",
-        ],
-    )
+    words = [
+        f"{folder} holds the federation {made.federation}, {len(items):,} items.",
+        f"Give {about} to those who want to join as data owners; nothing in it is secret.",
+    ]
+    if chosen.release == "aggregated":
+        when = "in every round" if chosen.window else "when --flush ends all streams, not before"
+        words.append(
+            f"Data owners keep users' vectors and send sums over at least {chosen.min_users:,} "
+            f"people, {when}."
+        )
+    return {"federation": made.federation, "items": len(items), "file": about}, words
 
 
 def _admit(

@@ -99,6 +99,10 @@ def owner(
     orchestrator, which holds the model, gets requests and gradients in place of interactions; from
     these it can tell who touched and who liked which items, so choose one that users may trust.
 
+    In a federation with release = "aggregated" the owner keeps users' vectors too, on its own disk,
+    and sends sums over many people in place of gradients. An older copy of its store is refused
+    there once a later answer was counted: people would be added up twice.
+
     It joins in two steps. --make writes DIR with new keys, and DIR/application.json in it, which
     goes to the orchestrator's operator (`sottovoce serve orchestrator` admits it). The answer is
     kept with --admission. From then on DIR is all that a start needs.

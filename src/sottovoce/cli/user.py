@@ -137,6 +137,7 @@ def consent(
             choice = changed_choice(store, choice, takes_part, refuse or [], allow or [])
             dropped = UserDoor(store).choose(number, choice)
         owners, records = consent_views(store, number), store.records(number)
+        settings = store.world.directory.settings
         told = {k for k, states in store.counts(number).items() if set(states) - {"dropped"}}
     if as_json:
         output.emit(
@@ -158,7 +159,7 @@ def consent(
             }
         )
         return
-    output.show(*choice_words(choice, owners, path))
+    output.show(*choice_words(choice, owners, settings, path))
     if dropped:
         output.show(f"{messages_text(dropped)} that waited will not be sent.")
     kept = [o["name"] for o in owners if not o["reads"] and o["number"] in told]
@@ -327,7 +328,9 @@ def recommend(
 
     The question does not say what you have seen: it asks for more than you want, and what you know
     is taken out here. From data owners' updates the orchestrator can work much of it out all the
-    same.
+    same. Where data owners keep your vectors (release = "aggregated"), those that you have told
+    anything are asked for them, and the list is made here; the orchestrator is asked for the rows
+    of all items.
 
     \b
     Example:

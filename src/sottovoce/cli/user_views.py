@@ -9,6 +9,7 @@ from sottovoce.cli import output
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
+    from sottovoce.algorithms.drift import DRIFTConfig
     from sottovoce.consent import Choice
     from sottovoce.engines.https.user_agent import Delivery
     from sottovoce.evaluation.tables import Table
@@ -115,7 +116,9 @@ def consent_views(store: UserStore, user: int) -> list[dict[str, Any]]:
     ]
 
 
-def choice_words(choice: Choice, owners: list[dict[str, Any]], path: Path) -> list[str]:
+def choice_words(
+    choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path
+) -> list[str]:
     if not choice.takes_part:
         lines = ["You do not take part: nothing leaves. If you did, who would read what:"]
     else:
@@ -132,7 +135,12 @@ def choice_words(choice: Choice, owners: list[dict[str, Any]], path: Path) -> li
                 f"  {owner['name']}: which of its {items} (such as {such}) you came across, "
                 "when, and whether you liked them"
             )
-    if any(owner["name"] not in choice.refused_owners for owner in owners):
+    read = any(owner["name"] not in choice.refused_owners for owner in owners)
+    if read and settings.release == "aggregated":
+        lines.append(
+            f"  The orchestrator: sums of what is learnt from {settings.min_users:,} or more people"
+        )
+    elif read:
         lines.append(
             "  The orchestrator: which of these items go into an update of the model for you, and "
             "it can work out whether you liked them"

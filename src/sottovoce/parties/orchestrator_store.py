@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sottovoce import config
 from sottovoce.algorithms.blocks import first_rows
 from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator
+from sottovoce.algorithms.drift_aggregated import ranked_rows
 from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.algorithms.known_rows import LARGEST, Row
 from sottovoce.errors import DataError, KeyTrouble, StoreError, UsageError
@@ -83,8 +84,18 @@ class OrchestratorStore(RoundStore):
         self.settings = config.build(DRIFTConfig, table, "settings")
         self.root_key = int(self._meta("root_key"))
         """Of the streams that first rows are drawn from."""
+        if self._sums and self._file.value("SELECT 1 FROM users WHERE length(row) > 0 LIMIT 1"):
+            raise StoreError(
+                f"{file.path} was made by a release of Sottovoce that kept users' vectors in this "
+                "federation, and not with the data owners; make a new federation"
+            )
         if self._meta("erasing"):
             self._erase()
+
+    @property
+    def _sums(self) -> bool:
+        """Whether users' vectors stay with the data owners, which send sums over people."""
+        return self.settings.release == "aggregated"
 
     @classmethod
     def create(
@@ -192,7 +203,7 @@ class OrchestratorStore(RoundStore):
             numbers = list(range(first, first + len(publics)))
             if numbers and numbers[-1] >= LARGEST:
                 raise UsageError(f"a federation has {LARGEST:,} users at most")
-            rows = self._first("users", numbers)
+            rows = [b""] * len(numbers) if self._sums else self._first("users", numbers)
             self._file.write_many(
                 "INSERT INTO users VALUES (?, ?, ?)", zip(numbers, publics, rows, strict=True)
             )
@@ -363,6 +374,10 @@ class OrchestratorStore(RoundStore):
         """Grows whenever a user, an owner or an item comes or goes."""
         return int(self._meta("membership"))
 
+    @property
+    def model_version(self) -> tuple[int, int]:
+        return int(self._meta("version")), self.membership
+
     def load(self) -> Orchestrator:
         """The orchestrator as the last round left it, with everybody who is there now."""
         with self._file.snapshot():
@@ -374,26 +389,42 @@ class OrchestratorStore(RoundStore):
                 Streams(self.root_key),
                 int(self._meta("version")),
                 table,
-                self._rows("users"),
+                {} if self._sums else self._rows("users"),
                 self._rows("items"),
             )
 
     def model(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The users' rows and the items'; rows of numbers that nobody has are 0."""
+        """The users' rows and the items'; rows of numbers that nobody has are 0. Where data owners
+        keep users' rows there are none of those."""
         model = self._current().model
         return model.users, model.items
+
+    def rows_to_rank(self) -> NDArray[np.float32]:
+        """The items' rows as users rank with them who have their vectors from data owners."""
+        _, rows = self.model()
+        numbers, size = range(len(rows)), self.settings.embedding_size
+        first = first_rows("items", numbers, size, Streams(self.root_key))
+        held = [item for item, _ in self._current().known_rows("items")]
+        moved = np.zeros(len(rows), dtype=bool)
+        moved[held] = (rows != first).any(axis=1)[held]
+        return ranked_rows(rows, moved)
 
     def recommend(
         self, user: int, n: int, seen: Iterable[int] = ()
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The n best items that some owner holds, and their scores, as of the last round."""
+        if self._sums:
+            raise UsageError(
+                "the orchestrator of this federation holds no user's vector, so that it cannot "
+                "recommend; data owners keep them"
+            )
         return self._current().recommend(user, seen, n)
 
     def _current(self) -> Orchestrator:
         """To be read only; loaded anew when anything has changed."""
         with self._caching:
             with self._file.snapshot():
-                at = int(self._meta("version")), self.membership
+                at = self.model_version
                 if self._cached is None or self._cached[0] != at:
                     self._cached = at, self.load()
             return self._cached[1]

@@ -7,7 +7,8 @@ What it promises:
 - A user's messages are taken only from a session that she alone can have begun; who shows her pass
   without her key cannot end the session she has. As long as anything of hers is here, nobody else
   gets in under her number, not even with a pass: an issuer may give a number out twice.
-- An update is asked for until the orchestrator has counted it, and then never again.
+- An update is asked for until the orchestrator has counted it, and then never again. Sums over
+  people (`release = "aggregated"`) are never made twice of the same people: see owner_summing.py.
 - Of a user who leaves no byte remains, in memory or in the owner's files.
 
 Threads may share a `DataOwner`; one process may have it. What it has in memory of interactions is
@@ -27,10 +28,11 @@ from typing import NamedTuple
 
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
-from sottovoce.algorithms.known_rows import LARGEST
+from sottovoce.algorithms.known_rows import LARGEST, Row
 from sottovoce.errors import DataError, KeyTrouble, MessageError
 from sottovoce.parties.owner_memory import OwnerMemory
 from sottovoce.parties.owner_store import NONE, OwnerFacts, OwnerStore
+from sottovoce.parties.owner_summing import memory_of
 from sottovoce.privacy.interactions import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -231,16 +233,18 @@ class DataOwner:
             if self._store.unclean:  # the last attempt failed
                 self._store.erase_traces()
         with self._writing() as memory:
-            memory.reach(round, self._store)
+            memory.reach(round, counted, self._store)
+            ends = flush and memory.flushed_round != round
+            anew = memory.asked_round != round or ends
+            if anew:
+                memory.settle(memory.asked_round == counted, self._store)
             for user in departed:
                 self._door.close(user)
                 if user in memory.sequences:
                     memory.forget(user, self._store)
-            ends = flush and memory.flushed_round != round
-            if memory.asked_round != round or ends:
-                memory.settle(memory.asked_round == counted, self._store)
-                if ends:
-                    memory.flush(round, self._store)
+            if ends:
+                memory.flush(round, self._store)
+            if anew:
                 memory.ask(round, flush, self._store)
             return memory.owner.request_again() if memory.asked_round == round else None
 
@@ -254,7 +258,23 @@ class DataOwner:
                     f"data owner {self.name} has not asked for rows in round {round}; they are "
                     "refused"
                 )
-            return memory.owner.gradients(rows)
+            if self.settings.release == "printed":
+                return memory.answer(round, rows, self._store)
+            with self._writing():
+                return memory.answer(round, rows, self._store)
+
+    def own_vector(self, given: Pass) -> Row | None:
+        """`vector` of whoever has this pass, and has shown that its key is hers. Raises where
+        another key is known here under her number."""
+        if not self._is_hers(given.user, given.public):
+            raise KeyTrouble(_ANOTHER)
+        return self.vector(given.user)
+
+    def vector(self, user: int) -> Row | None:
+        """For the user herself: her vector, where owners keep them (`release = "aggregated"`) and
+        she has had a block here."""
+        with self._turn:
+            return self._known().vector(user)
 
     # --- operator's side --------------------------------------------------------------------------
 
@@ -279,9 +299,9 @@ class DataOwner:
             memory.withdraw_items(gone, self._store)
 
     def counts(self) -> dict[str, int]:
-        """How much there is now (users, items, sessions, streams, waiting and asked blocks), and
-        since the owner was made: messages taken, repeated and refused_WORD, and updates that were
-        counted or returned."""
+        """How much there is now (users, items, sessions, streams, waiting and asked blocks,
+        withheld sums), and since the owner was made: messages taken, repeated and refused_WORD, and
+        updates that were counted or returned."""
         with self._turn:
             memory = self._known()
             return {
@@ -291,6 +311,7 @@ class DataOwner:
                 "streams": len(memory.lengths),
                 "waiting": memory.waiting,
                 "asked": len(memory.owner.asked),
+                **memory.withheld(),
                 **{name: memory.counts[name] for name in ("taken", "repeated")},
                 **{name: memory.counts[name] for name in ("counted", "returned")},
                 **{n: v for n, v in sorted(memory.counts.items()) if n.startswith("refused_")},
@@ -307,7 +328,7 @@ class DataOwner:
     def _known(self) -> OwnerMemory:
         """What is in memory; read from the disk where the last call failed."""
         if self._memory is None:
-            self._memory = OwnerMemory(self.number, self.settings, self._store)
+            self._memory = memory_of(self.number, self.settings, self._store)
         return self._memory
 
     @contextlib.contextmanager

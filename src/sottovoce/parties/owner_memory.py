@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 
 from sottovoce.algorithms.drift import DRIFTConfig, Owner
-from sottovoce.algorithms.drift_messages import Interaction
+from sottovoce.algorithms.drift_messages import Gradients, Interaction, Rows
+from sottovoce.algorithms.known_rows import Row
 from sottovoce.errors import MessageError
 from sottovoce.parties.owner_store import NONE, OwnerStore
 from sottovoce.privacy.interactions import Opened
@@ -18,9 +20,11 @@ class OwnerMemory:
     """What the store holds, and what of it is not written yet. Everything is done within a
     transaction of the store; where that fails, this memory must be thrown away. Private."""
 
+    kind: ClassVar[type[Owner]] = Owner
+
     def __init__(self, number: int, settings: DRIFTConfig, store: OwnerStore) -> None:
         kept = store.load()
-        self.owner = Owner.restore(
+        self.owner = self.kind.restore(
             number, kept.items, settings, kept.sequences, kept.streams, kept.saved, kept.asked
         )
         self.items, self.sequences, self.publics = kept.items, kept.sequences, kept.publics
@@ -89,7 +93,7 @@ class OwnerMemory:
         self.asked_round, self.waiting = NONE, len(self.owner.saved)
         self.more["counted" if accepted else "returned"] += 1
 
-    def reach(self, round: int, store: OwnerStore) -> None:
+    def reach(self, round: int, counted: int, store: OwnerStore) -> None:
         """Raises where a later round was asked in already: a question that was overtaken speaks of
         counts that do not hold any more."""
         if round < self.last_round:
@@ -113,6 +117,10 @@ class OwnerMemory:
             store.ask(round)
             self.asked_round, self.waiting = round, 0
 
+    def answer(self, round: int, rows: Rows, store: OwnerStore) -> Gradients | None:
+        """From the rows that were asked for in this round. Changes nothing, unless sums leave."""
+        return self.owner.gradients(rows)
+
     def withdraw_items(self, items: frozenset[int], store: OwnerStore) -> None:
         owner = self.owner
         owner.withdraw_items(items)
@@ -121,6 +129,14 @@ class OwnerMemory:
         store.withdraw_items(items, streams, owner.asked, owner.saved)
         self.lengths = {u: (len(s.negatives), len(s.positives)) for u, s in streams.items()}
         self.waiting = len(owner.saved)
+
+    def vector(self, user: int) -> Row | None:
+        """Her vector, where owners keep them."""
+        return None
+
+    def withheld(self) -> dict[str, int]:
+        """How many items' sums wait for more people, where there are such."""
+        return {}
 
     def write(self, store: OwnerStore) -> None:
         """Bring the store up to what is in memory."""

@@ -24,9 +24,10 @@ from sottovoce import config
 from sottovoce.algorithms.blocks import Block
 from sottovoce.algorithms.drift import DRIFTConfig, Saved, Stream
 from sottovoce.errors import ConfigError, StoreError
+from sottovoce.parties.owner_sums import TABLES, SumTables
 
 DATABASE, LOCK = "owner.db", "owner.lock"
-SCHEMA = 1
+SCHEMAS = {"printed": 1, "aggregated": 2}
 NONE = -1
 """In the place of a round that has not been."""
 _NO_SPACE = 13
@@ -90,6 +91,8 @@ class OwnerStore:
         """With the lock of that folder, which is given back by `close`."""
         self._path, self._lock = folder / DATABASE, lock
         self._next_place = self._next_part = 0
+        self.sums = SumTables(self._run, self._run_many)
+        """Where the owner sends sums over people."""
         self._link: sqlite3.Connection | None = None
         self.unclean = False
         """Whether something was deleted whose traces may still be in the files."""
@@ -235,6 +238,15 @@ class OwnerStore:
             self._run("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
         self._set(asked_round=NONE, asked_until=0)
 
+    def answered(self, round: int) -> None:
+        """The blocks that were asked for are in sums that leave in this round."""
+        self._run("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
+        self._set(asked_until=0, answered_round=round)
+
+    def answered_round(self) -> int:
+        """The last round in which sums have left."""
+        return self._value("answered_round")
+
     def flushed(self, round: int) -> None:
         self._set(flushed_round=round)
 
@@ -297,14 +309,20 @@ class OwnerStore:
     def _read_facts(self) -> OwnerFacts:
         with self._in_words():
             meta = dict(self._run("SELECT name, value FROM meta").fetchall())
-        if meta.get("schema") != SCHEMA:
+        schema = meta.get("schema")
+        if schema not in SCHEMAS.values():
             raise StoreError(
-                f"{self._path} was written by another release of Sottovoce (version "
-                f"{meta.get('schema')} of the tables, this release knows {SCHEMA}); use the "
+                f"{self._path} was written by another release of Sottovoce (version {schema} of "
+                f"the tables, this release knows {', '.join(map(str, SCHEMAS.values()))}); use the "
                 "release that wrote it"
             )
         try:
             settings = config.build(DRIFTConfig, json.loads(meta["settings"]), "settings")
+            if schema != SCHEMAS[settings.release]:
+                raise StoreError(
+                    f"{self._path} was made by a release of Sottovoce that sent the gradients of "
+                    "single users in this federation, and no sums; make a new federation"
+                )
             return OwnerFacts(
                 int(meta["number"]),
                 str(meta["name"]),
@@ -389,16 +407,17 @@ def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
     table["settings"] = json.dumps(table["settings"])
     meta = {
         **table,
-        **{"schema": SCHEMA, "unclean": 0},
+        **{"schema": SCHEMAS[facts.settings.release], "unclean": 0},
         **{"asked_round": NONE, "asked_until": 0, "flushed_round": NONE},
-        "last_round": NONE,
+        **{"last_round": NONE, "answered_round": NONE},
     }
+    tables = _TABLES + (TABLES if facts.settings.release == "aggregated" else "")
     partial = folder / f".{DATABASE}-{secrets.token_hex(4)}"
     try:
         # SQLite gives the files beside it the mode of this one.
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         with contextlib.closing(_connect(partial)) as link:
-            link.executescript(f"BEGIN;{_TABLES}")
+            link.executescript(f"BEGIN;{tables}")
             link.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             link.executemany("INSERT INTO items VALUES (?)", [(i,) for i in sorted(set(items))])
             link.execute("COMMIT")

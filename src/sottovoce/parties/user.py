@@ -238,6 +238,15 @@ class UserDoor:
         """An enrolment of so many bytes leaves; raises where she takes no part."""
         self._ask(user, "enrolment", size, 0.0)
 
+    def keepers(self, user: int) -> list[int]:
+        """Owners that may keep a vector of hers, and that she permits."""
+        world, choice = self.store.world, self.store.in_force(user)
+        return [k for k in self._told(user) if not _forbidden(world, choice, k, "end", 0)]
+
+    def asking_keeper(self, user: int, owner: int, size: int) -> None:
+        """A question for her own vector leaves; raises where she takes no part."""
+        self._ask(user, "vector", size, math.inf, owner)
+
     def asking(self, user: int, size: int) -> None:
         """A question for recommendations leaves; raises where she takes no part."""
         self._ask(user, "recommendation", size, math.inf)
@@ -248,7 +257,9 @@ class UserDoor:
 
     # --- helpers ---------------------------------------------------------------------------------
 
-    def _ask(self, user: int, what: str, size: int, epsilon: float) -> None:
+    def _ask(
+        self, user: int, what: str, size: int, epsilon: float, owner: int | None = None
+    ) -> None:
         with self.store.file.transaction():
             if self.store.person(user).departure:
                 raise ConsentError("you have left this federation, so it is not asked any more")
@@ -257,7 +268,7 @@ class UserDoor:
                     "nothing leaves before you take part: `sottovoce user consent "
                     f"{self.store.path} --takes-part`"
                 )
-            self._note(user, None, what, bytes=size, epsilon=epsilon)
+            self._note(user, owner, what, bytes=size, epsilon=epsilon)
 
     def _put(self, user: int, owner: int, kind: Kind) -> None:
         outbox = Outbox(self.store)

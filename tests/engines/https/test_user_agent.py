@@ -536,10 +536,10 @@ def free_port():
 
 
 @contextlib.contextmanager
-def federation(path, *, owners=4, items=200):
+def federation(path, *, owners=4, items=200, settings=None):
     """A running orchestrator and running data owners, each with a share of the items."""
     catalogue = [f"film {n}" for n in range(items)]
-    orchestrator = create_orchestrator_folder(path / "town", catalogue, DRIFTConfig())
+    orchestrator = create_orchestrator_folder(path / "town", catalogue, settings or DRIFTConfig())
     about = FederationFile.read(orchestrator.federation_file)
     folders, ports = [], [free_port() for _ in range(owners)]
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,9 @@
 """The orchestrator's side of a round with data owners: asks, folds, and writes down who was silent.
 
 A round has two phases. All owners that are there are asked which rows they want; those that want
-any get them, all of the same model, and answer with gradients, which are folded by owner number. An
-owner that does not answer in time is left out and named; what it holds is asked for again.
+any get them, all of the same model, and answer with gradients, which are folded by owner number; or
+one owner after the other does, where they send sums and there is no window. An owner that does not
+answer in time is left out and named; what it holds is asked for again.
 
 Knows no transport (that is `Post`). Whatever is killed and whenever: a conductor on the same folder
 goes on, and every update counts once.
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.drift_aggregated import in_turn
 from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.checkpoint import write_status
 from sottovoce.engines.flower.members import Kind, Post, Seen
@@ -179,8 +181,9 @@ class SiloConductor:
         asked, done = sorted(self.owners), _Outcome()
         names = {number: owner.name for number, owner in self.owners.items()}
         requests = self._ask(opened, asked, done)
-        rows = {number: self.orchestrator.answer(request) for number, request in requests.items()}
-        self._fold(self._hand_out(opened, rows, done), requests, rows, done)
+        for turn in [[n] for n in requests] if in_turn(self.store.settings) else [list(requests)]:
+            rows = self._answer(turn, requests, done)
+            self._fold(self._hand_out(opened, rows, done), requests, rows, done)
         silent = [n for n in asked if n not in done.answered and n not in done.refused]
         for number in asked:
             missed = number in silent and number in there
@@ -246,17 +249,33 @@ class SiloConductor:
             except DataError:  # removed in this very moment
                 raise _Refused("unknown_owner") from None
 
-    def _check(self, number: int, asked: RowRequest | Gradients) -> None:
-        """Whether the owner can have asked for this, as far as the federation is known now."""
+    def _check(self, number: int, asked: RowRequest | Gradients) -> Rows:
+        """The rows in question, if the owner can have asked for them as far as all is known now."""
         if number not in self.orchestrator.table.all_owners():
             raise _Refused("unknown_owner")
         if not self.orchestrator.table.holds(number, asked.items.tolist()):
             raise _Refused("foreign_item")
+        sums = self.store.settings.release == "aggregated"
+        whole = len(asked.items) == len(self.orchestrator.table.items(number))
+        if (len(asked.users) or not whole) if sums else not len(asked.users):
+            raise _Refused("malformed")
         try:
-            self.orchestrator.answer(RowRequest(number, asked.users, asked.items))
+            return self.orchestrator.answer(RowRequest(number, asked.users, asked.items))
         except MessageError:
             gone = np.isin(asked.users, self.store.departed()).any()
             raise _Refused("departed_user" if gone else "unknown_user") from None
+
+    def _answer(
+        self, turn: Collection[int], requests: Mapping[int, RowRequest], done: _Outcome
+    ) -> dict[int, Rows]:
+        """The rows that owners get; none for one that was removed while others had their turn."""
+        found = {}
+        for number in turn:
+            try:
+                found[number] = self._check(number, requests[number])
+            except _Refused as reason:
+                self._refuse(number, str(reason), done)
+        return found
 
     def _hand_out(
         self, opened: OpenRound, rows: Mapping[int, Rows], done: _Outcome
@@ -293,8 +312,7 @@ class SiloConductor:
                 asked = np.isin(gradients.users, request.users).all()
                 if not asked or not np.isin(gradients.items, request.items).all():
                     raise _Refused("not_asked")
-                self._check(number, gradients)
-                self._check_values(number, gradients)
+                self._check_values(self._check(number, gradients), gradients)
                 self.orchestrator.fold(gradients, began)
             except _Refused as reason:
                 self._refuse(number, str(reason), done)
@@ -305,9 +323,8 @@ class SiloConductor:
                 done.users.update(gradients.users.tolist())
                 done.items.update(gradients.items.tolist())
 
-    def _check_values(self, number: int, gradients: Gradients) -> None:
+    def _check_values(self, now: Rows, gradients: Gradients) -> None:
         """One owner's numbers must not take the model from everybody."""
-        now = self.orchestrator.answer(RowRequest(number, gradients.users, gradients.items))
         rate = self.store.settings.learning_rate
         for row, pull in (
             (now.user_rows, gradients.user_rows),

@@ -15,7 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sottovoce.algorithms.blocks import Model
+from sottovoce.algorithms.drift_aggregated import in_turn, own_vector
 from sottovoce.consent import Choice
 from sottovoce.engines.https.keys import authority_pem, write_new_files
 from sottovoce.engines.https.orchestrator_folder import (
@@ -78,7 +82,8 @@ class SiloTrial:
                 f"a trial on one machine takes at most {MOST_OWNERS} data owners and "
                 f"{MOST_USERS:,} users; use --engine simulation"
             )
-        if world.events.order != "time" or not world.config.window:
+        served_in_rounds = bool(world.config.window) or in_turn(world.config)
+        if world.events.order != "time" or not served_in_rounds:
             raise ConfigError(
                 'real streams come in the order of time, in rounds: set algorithm.order = "time" '
                 "and algorithm.window to the interactions between two rounds"
@@ -96,7 +101,8 @@ class SiloTrial:
                 self.deliver_all()
                 self.close_round(number)
             report("training", total, total)
-            return self.model()
+            model = self.model()
+        return self.model_at_home() if self.world.config.release == "aggregated" else model
 
     def rounds(self) -> list[Mapping[str, Any]]:
         """How each round ended, and who was silent."""
@@ -104,7 +110,23 @@ class SiloTrial:
             return [asdict(record) for record in store.rounds()]
 
     def model(self) -> Model:
+        """As the orchestrator has it."""
         return Model(*self._store().model())
+
+    def model_at_home(self) -> Model:
+        """What users rank with whose vectors are with the owners: each has asked hers for them. For
+        when nothing runs any more: the owners' stores are opened here."""
+        given: list[list[NDArray[np.float32]]] = [[] for _ in range(self.world.n_users)]
+        for name in self.world.owners:
+            with contextlib.closing(open_owner_folder(self.owner_folder(name)).owner()) as owner:
+                for user, vectors in enumerate(given):
+                    vector = owner.vector(user)
+                    if vector is not None:
+                        vectors.append(vector)
+        with OrchestratorStore.open(self._place) as store:
+            rows = store.rows_to_rank()
+        size = self.world.config.embedding_size
+        return Model(np.stack([own_vector(vectors, size) for vectors in given]), rows)
 
     @property
     def rounds_in_all(self) -> int:
@@ -112,14 +134,19 @@ class SiloTrial:
 
     @property
     def _per_epoch(self) -> int:
-        return max(1, -(-len(self.world.events) // self.world.config.window))
+        return max(1, -(-len(self.world.events) // self._window))
+
+    @property
+    def _window(self) -> int:
+        """Interactions between two rounds; a whole epoch where none is set."""
+        return self.world.config.window or max(1, len(self.world.events))
 
     # --- one round --------------------------------------------------------------------------------
 
     def queue(self, number: int) -> int:
         """Users do what they do in a window; how many messages wait to be sent. Nothing happens
         where that was done before."""
-        agent, events, window = self._agent(), self.world.events, self.world.config.window
+        agent, events, window = self._agent(), self.world.events, self._window
         epoch, part = divmod(number, self._per_epoch)
         if epoch and not part:
             self._require_ended(epoch)

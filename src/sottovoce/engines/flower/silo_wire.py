@@ -30,6 +30,8 @@ from sottovoce.parties.directory import PROTOCOL
 _LARGEST = 2**62
 _WIDEST = 4096
 _SENTENCE = 500
+_NONE, _OF_USERS, _OF_NOBODY = range(3)
+"""Whether there are rows, and of whom; of nobody: of items alone, as owners send that add up."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -80,8 +82,9 @@ class QueryRows:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RowsWanted:
-    """owner → orchestrator: the users and items of finished blocks, where an update is due, and the
-    items held now. `problem` says in one sentence what stood in the way."""
+    """owner → orchestrator: the users and items of finished blocks, where an update is due (or all
+    items and nobody, where owners add up), and the items held now. `problem` says in one sentence
+    what stood in the way."""
 
     owner: int
     round: int
@@ -99,7 +102,7 @@ class RowsWanted:
             "owner": self.owner,
             "round": self.round,
             "items": pack_numbers(self.items),
-            "wanted": int(asked is not None),
+            "wanted": _NONE if asked is None else _about(asked.users),
             "users_wanted": b"" if asked is None else pack_numbers(asked.users),
             "items_wanted": b"" if asked is None else pack_numbers(asked.items),
             "problem": self.problem[:_SENTENCE],
@@ -110,8 +113,8 @@ class RowsWanted:
         check_protocol(content, PROTOCOL)
         owner = _whole(content, "owner")
         users, items = _named(content, "users_wanted", "items_wanted")
-        wanted = bool(_whole(content, "wanted", 0, 1))
-        if wanted != bool(len(users)) or wanted != bool(len(items)):
+        wanted = _whole(content, "wanted", _NONE, _OF_NOBODY)
+        if not _agrees(wanted, users, items):
             raise MessageError("a request names users and items, or there is none")
         return cls(
             owner,
@@ -172,7 +175,7 @@ class GradientsSent:
             "protocol": PROTOCOL,
             "owner": self.owner,
             "round": self.round,
-            "sent": int(found is not None),
+            "sent": _NONE if found is None else _about(found.users),
             **_table(empty if found is None else found),
             "problem": self.problem[:_SENTENCE],
         }
@@ -182,8 +185,8 @@ class GradientsSent:
         check_protocol(content, PROTOCOL)
         owner = _whole(content, "owner")
         found = Gradients(owner, *_untable(content))
-        sent = bool(_whole(content, "sent", 0, 1))
-        if sent != bool(len(found.users)) or sent != bool(len(found.items)):
+        sent = _whole(content, "sent", _NONE, _OF_NOBODY)
+        if not _agrees(sent, found.users, found.items):
             raise MessageError("gradients are of users and items, or there are none")
         return cls(
             owner,
@@ -191,6 +194,14 @@ class GradientsSent:
             found if sent else None,
             printable(field_of(content, "problem", str)[:_SENTENCE]),
         )
+
+
+def _about(users: Ints) -> int:
+    return _OF_USERS if len(users) else _OF_NOBODY
+
+
+def _agrees(about: int, users: Ints, items: Ints) -> bool:
+    return bool(len(users)) == (about == _OF_USERS) and bool(len(items)) == (about != _NONE)
 
 
 def _table(rows: Rows | Gradients) -> Content:

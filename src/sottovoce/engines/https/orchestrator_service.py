@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from sottovoce.engines.https.answers import (
     Headers,
@@ -24,12 +23,12 @@ from sottovoce.engines.https.answers import (
     refuse,
 )
 from sottovoce.engines.https.aside import Aside
+from sottovoce.engines.https.home_wire import ROWS, encode_rows
 from sottovoce.engines.https.orchestrator_wire import (
     DIRECTORY,
     ENROL,
     LEAVE,
     LONGEST,
-    PROOF_SECONDS,
     RECOMMEND,
     Enrolled,
     Enrolment,
@@ -37,26 +36,18 @@ from sottovoce.engines.https.orchestrator_wire import (
     Question,
     Recommended,
     decode_count,
-    read_question,
 )
 from sottovoce.engines.https.published import Coding, Document, best_coding
+from sottovoce.engines.https.questions import Once, proven, read
 from sottovoce.engines.https.refusals import Refused, Tally
 from sottovoce.engines.https.routing import Handler, Routed
-from sottovoce.errors import (
-    DataError,
-    KeyTrouble,
-    MessageError,
-    VersionMismatch,
-)
+from sottovoce.errors import DataError, KeyTrouble, UsageError
 from sottovoce.parties.orchestrator_store import OrchestratorStore
 from sottovoce.privacy.interactions import Identity
 from sottovoce.privacy.passes import Issuer
 
-T = TypeVar("T")
-
 STATUS = "/v1/status"
 _OPERATORS = 4
-_MINUTE = 60.0
 _JSON = (b"content-type", b"application/json")
 _BYTES = (b"content-type", b"application/octet-stream")
 _VARY = (b"vary", b"accept-encoding")
@@ -86,53 +77,6 @@ class OrchestratorLimits:
     """`protocol.Patience` says what these four are."""
 
 
-class Once:
-    """Sees to it that a question is answered once, and nobody asks too often.
-
-    What was asked before this process began is not known here: such questions are told to come
-    again. (Who has a clock that is ahead is the exception, for as long as it is ahead.)
-    """
-
-    def __init__(self, limits: OrchestratorLimits, clock: Callable[[], float] = time.time) -> None:
-        self._limits, self._clock = limits, clock
-        self._began = int(clock())
-        self._turn = threading.Lock()
-        self._nonces: dict[tuple[int, bytes], float] = {}
-        self._asked: Counter[int] = Counter()
-        self._minute = 0
-
-    def admit(self, question: Question) -> None:
-        """Note the question, which is proven. Raises where it is not answered."""
-        now = self._clock()
-        if abs(now - question.time) > PROOF_SECONDS:
-            raise Refused(
-                "late",
-                f"the question is from another time; clocks may be {PROOF_SECONDS} seconds apart",
-            )
-        if question.time < self._began:
-            raise Refused("unavailable", "the orchestrator has just started; ask again")
-        user = question.given.user
-        with self._turn:
-            self._forget(now)
-            mark = (user, question.nonce)
-            if mark in self._nonces:
-                raise Refused("replay", "this question was asked before")
-            if self._asked[user] >= self._limits.per_minute:
-                raise Refused("too_often", "you ask too often; wait a minute")
-            if len(self._nonces) >= self._limits.nonces:
-                raise Refused("overload", "the orchestrator has too much to do; come back later")
-            self._asked[user] += 1
-            self._nonces[mark] = question.time + PROOF_SECONDS
-
-    def _forget(self, now: float) -> None:
-        """What is too old to be asked again, once a minute."""
-        minute = int(now // _MINUTE)
-        if minute != self._minute:
-            self._minute = minute
-            self._asked.clear()
-            self._nonces = {mark: end for mark, end in self._nonces.items() if end >= now}
-
-
 class OrchestratorService(Routed):
     def __init__(
         self,
@@ -158,19 +102,30 @@ class OrchestratorService(Routed):
         self._store, self._issuer, self._users = store, issuer, users
         self._limits = limits
         self._figures = figures
-        self._once = Once(limits, clock)
+        self._once = Once("the orchestrator", limits, clock)
         self._aside = Aside(limits.waiting, threads=2)
         self._operators_aside = Aside(_OPERATORS, threads=1)
-        self._directory = _Shown(store, issuer, limits.look_seconds)
+        self._directory = _Shown(
+            lambda: store.directory_version,
+            lambda: store.directory(issuer.public).sign(issuer),
+            limits.look_seconds,
+        )
+        self._rows = _Shown(
+            lambda: store.model_version,
+            lambda: encode_rows(store.rows_to_rank()),
+            limits.look_seconds,
+        )
         self._routes = {
             ENROL: ("POST", self._enrol),
-            DIRECTORY: ("GET", self._show),
+            DIRECTORY: ("GET", self._show(self._directory)),
             RECOMMEND: ("POST", self._recommend),
             LEAVE: ("POST", self._leave),
             STATUS: ("GET", self._for_operator(self._status)),
             "/metrics": ("GET", self._for_operator(self._metrics)),
             "/health": ("GET", self._health),
         }
+        if store.settings.release == "aggregated":
+            self._routes = {**self._routes, ROWS: ("GET", self._show(self._rows))}
 
     def close(self) -> None:
         self._aside.close()
@@ -180,7 +135,7 @@ class OrchestratorService(Routed):
 
     async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._body(scope, receive)
-        wanted = _read(lambda: Enrolment.decode(body))
+        wanted = read(lambda: Enrolment.decode(body))
 
         def enrol() -> Enrolled:
             try:
@@ -198,25 +153,30 @@ class OrchestratorService(Routed):
         given = await self._aside(enrol)
         await answer(send, 200, [_JSON], given.encode())
 
-    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
-        coding = best_coding(header(scope, b"accept-encoding"))
-        document = self._directory.fresh(coding)
-        if document is None:
-            document = await self._aside(lambda: self._directory.look(coding))
-        headers: Headers = [_BYTES, _VARY, (b"cache-control", b"no-cache")]
-        await publish(scope, send, document, headers)
+    def _show(self, shown: _Shown) -> Handler:
+        async def show(scope: Scope, receive: Receive, send: Send) -> None:
+            coding = best_coding(header(scope, b"accept-encoding"))
+            document = shown.fresh(coding)
+            if document is None:
+                document = await self._aside(lambda: shown.look(coding))
+            headers: Headers = [_BYTES, _VARY, (b"cache-control", b"no-cache")]
+            await publish(scope, send, document, headers)
+
+        return show
 
     async def _recommend(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._body(scope, receive)
 
         def recommend() -> bytes:
             question = self._proven(body, "recommend")
-            n = _read(lambda: decode_count(question.content))
+            n = read(lambda: decode_count(question.content))
             self._once.admit(question)
             try:
                 items, scores = self._store.recommend(question.given.user, n)
             except DataError:
                 raise Refused("unknown_account", _NOBODY) from None
+            except UsageError as error:
+                raise Refused("malformed", str(error)) from None
             return Recommended(tuple(items.tolist()), tuple(scores.tolist())).encode()
 
         await answer(send, 200, [_JSON], await self._aside(recommend))
@@ -239,16 +199,7 @@ class OrchestratorService(Routed):
         await answer(send, 204, [], b"")
 
     def _proven(self, body: bytes, purpose: Purpose) -> Question:
-        """A question of whoever has the pass and its key. Raises where it is none."""
-        question = _read(lambda: read_question(body))
-        federation = self._issuer.federation
-        try:
-            question.given.check(self._issuer.public, federation)
-        except KeyTrouble:
-            raise Refused("bad_pass", "this federation's issuer has not given this pass") from None
-        if not question.is_proven(purpose, federation, self._users):
-            raise Refused("bad_mac", "the question was not asked with the key of the pass")
-        return question
+        return proven(body, purpose, self._issuer.federation, self._issuer.public, self._users)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         return await read_body(scope, receive, LONGEST, self._limits.body_seconds)
@@ -279,12 +230,15 @@ class OrchestratorService(Routed):
 
 
 class _Shown:
-    """The signed directory, as it is shown."""
+    """A document that is made anew when what it shows has changed."""
 
-    def __init__(self, store: OrchestratorStore, issuer: Issuer, seconds: float) -> None:
-        self._store, self._issuer, self._seconds = store, issuer, seconds
+    def __init__(
+        self, version: Callable[[], object], make: Callable[[], bytes], seconds: float
+    ) -> None:
+        self._newest, self._make, self._seconds = version, make, seconds
         self._turn = threading.Lock()
-        self._version, self._signed = -1, b""
+        self._version: object = None
+        self._content = b""
         self._documents: dict[Coding, Document] = {}
         self._looked = float("-inf")
 
@@ -297,22 +251,11 @@ class _Shown:
     def look(self, coding: Coding) -> Document:
         """As it is now."""
         with self._turn:
-            now = time.monotonic()
-            if self._store.directory_version != self._version:
-                directory = self._store.directory(self._issuer.public)
-                self._signed = directory.sign(self._issuer)
-                self._version, self._documents = directory.version, {}
+            now, newest = time.monotonic(), self._newest()
+            if newest != self._version:
+                self._content = self._make()
+                self._version, self._documents = newest, {}
             self._looked = now
             if coding not in self._documents:
-                self._documents[coding] = Document.of(self._signed, coding)
+                self._documents[coding] = Document.of(self._content, coding)
             return self._documents[coding]
-
-
-def _read(read: Callable[[], T]) -> T:
-    """What was sent, or a refusal of what cannot be read."""
-    try:
-        return read()
-    except VersionMismatch as error:
-        raise Refused("version", str(error)) from None
-    except MessageError as error:
-        raise Refused("malformed", str(error)) from None

@@ -42,7 +42,7 @@ MOST_ITEMS = 100_000
 LONGEST = 1024
 """Bytes of anything that a user sends."""
 
-Purpose = Literal["recommend", "leave"]
+Purpose = Literal["recommend", "leave", "vector"]
 _MAGIC = b"SVU1"
 _HEAD = struct.Struct(f"<4sQ{NONCE_BYTES}s")
 _COUNT = struct.Struct("<I")

@@ -22,6 +22,8 @@ from sottovoce.engines.https.answers import (
     table_of,
 )
 from sottovoce.engines.https.aside import Aside
+from sottovoce.engines.https.home_wire import VECTOR, encode_vector
+from sottovoce.engines.https.orchestrator_wire import LONGEST
 from sottovoce.engines.https.owner_metrics import metrics
 from sottovoce.engines.https.owner_wire import (
     INTERACTIONS_PATH,
@@ -37,6 +39,7 @@ from sottovoce.engines.https.owner_wire import (
     decode_interactions,
     decode_session,
 )
+from sottovoce.engines.https.questions import Once, proven
 from sottovoce.engines.https.refusals import Refused, Tally
 from sottovoce.engines.https.routing import Handler, Pulse, Routed
 from sottovoce.engines.https.writer import GroupWriter
@@ -52,6 +55,7 @@ LONGEST_OPERATOR_REQUEST = 32 << 20
 _OPERATORS = 4
 _REFUSED = "refused_"
 _JSON = (b"content-type", b"application/json")
+_BYTES = (b"content-type", b"application/octet-stream")
 _BEGIN = "there is no such session here, or no more; begin another one"
 
 
@@ -73,6 +77,9 @@ class OwnerLimits:
     """A service that is so late with its own work takes nothing more on."""
     body_seconds: float = 30.0
     """A message must be here by then."""
+    per_minute: int = 60
+    nonces: int = 200_000
+    """`questions.AskingLimits` says what these two are."""
     retry_seconds: int = 2
     head_seconds: float = 15.0
     rest_seconds: float = 5.0
@@ -141,6 +148,7 @@ class OwnerService(Routed):
         self._operators_aside = Aside(_OPERATORS, threads=1)
         self._receiving = self._in_flight = 0
         self._sending: set[bytes] = set()
+        self._once = Once("the data owner", limits)
         self._pulse = Pulse()
         self._routes = {
             OWNER_PATH: ("GET", self._show),
@@ -153,6 +161,8 @@ class OwnerService(Routed):
             "/metrics": ("GET", self._for_operator(self._metrics)),
             "/health": ("GET", self._health),
         }
+        if owner.settings.release == "aggregated":
+            self._routes = {**self._routes, VECTOR: ("POST", self._vector)}
 
     def close(self) -> None:
         self._pulse.stop()
@@ -218,6 +228,20 @@ class OwnerService(Routed):
         if isinstance(taken, UnknownSession):
             raise Refused("session", _BEGIN)
         return taken
+
+    async def _vector(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, LONGEST, self._limits.body_seconds)
+        owner = self._owner
+
+        def look() -> bytes:
+            asked = proven(body, "vector", owner.federation, owner.issuer, owner.identity)
+            self._once.admit(asked)
+            try:
+                return encode_vector(owner.own_vector(asked.given), owner.settings.embedding_size)
+            except KeyTrouble as error:
+                raise Refused("bad_pass", str(error)) from None
+
+        await answer(send, 200, [_BYTES], await self._aside(look))
 
     # --- what others ask --------------------------------------------------------------------------
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
 import uvloop
+from numpy.typing import NDArray
 
 from sottovoce.engines.https.client import Answer, Busy, Client
+from sottovoce.engines.https.home_wire import ROWS, VECTOR, decode_rows, decode_vector
 from sottovoce.engines.https.orchestrator_wire import (
     DIRECTORY,
     ENROL,
@@ -51,14 +54,16 @@ from sottovoce.errors import (
     UsageError,
     VersionMismatch,
 )
+from sottovoce.parties.directory import OwnerEntry
 from sottovoce.parties.user import ORCHESTRATOR, UserDoor
-from sottovoce.parties.user_store import UserStore
+from sottovoce.parties.user_store import UserStore, World
 
 T = TypeVar("T")
 CONNECTIONS = 8
 """At a time to each owner, at most."""
 _LARGEST_DIRECTORY = 1 << 28
 _LARGEST_ANSWER = 1 << 23
+_LARGEST_ROWS = 1 << 30
 _FEWEST_ASKED = 64
 
 
@@ -158,8 +163,10 @@ class UserAgent:
         return self.send_all()
 
     def recommend(self, user: int, n: int) -> list[Suggestion]:
-        """The best items that she has not seen. The orchestrator ranks without knowing what she has
-        seen: it is asked for more than needed, by a round number, and the rest is done here."""
+        """The best items that she has not seen. Where data owners keep her vectors, she asks those
+        that she has told anything, and ranks here. Otherwise the orchestrator ranks without knowing
+        what she has seen: it is asked for more than needed, by a round number, and the rest is done
+        here."""
         if n < 1:
             raise UsageError(f"one can ask for at least 1 item, not {n}")
         return self._run(self._recommend(user, n))
@@ -284,7 +291,10 @@ class UserAgent:
         if not await self._books(lambda: self.store.has_directory):
             await self._patiently(self._refresh)
         seen = await self._books(lambda: self.store.seen(user))
-        catalogue = (await self._books(lambda: self.store.world)).directory.catalogue
+        world = await self._books(lambda: self.store.world)
+        catalogue = world.directory.catalogue
+        if world.directory.settings.release == "aggregated":
+            return await self._rank_at_home(user, n, world, seen)
         wanted = min(_round_number(n + len(seen)), len(catalogue), MOST_ITEMS)
 
         async def once() -> Answer:
@@ -302,13 +312,56 @@ class UserAgent:
         ]
         return best[:n]
 
-    async def _question(self, user: int, purpose: Purpose, content: bytes) -> bytes:
+    async def _rank_at_home(
+        self, user: int, n: int, world: World, seen: Collection[int]
+    ) -> list[Suggestion]:
+        """With her vectors, which data owners keep, and everybody's rows."""
+        from sottovoce.algorithms.drift_aggregated import own_vector
+        from sottovoce.recommender import FactorScorer, recommend
+
+        catalogue, size = world.directory.catalogue, world.directory.settings.embedding_size
+        given = []
+        for owner in await self._books(lambda: self.door.keepers(user)):
+            vector = await self._patiently(partial(self._vector, user, world.owners[owner], size))
+            if vector is not None:
+                given.append(vector)
+        answer = self._good(
+            await self._patiently(lambda: self._client.get(ROWS, limit=_LARGEST_ROWS, packed=True))
+        )
+        rows = decode_rows(answer.body, len(catalogue), size)
+        bias = np.full(len(rows), -np.inf, dtype=np.float32)
+        bias[[item for item in world.table if item < len(rows)]] = 0.0
+        scorer = FactorScorer(own_vector(given, size)[None], rows, bias)
+        known = np.array(sorted(item for item in seen if item < len(rows)), dtype=np.int32)
+        items, scores = recommend(scorer, 0, known, n)
+        found = zip(items.tolist(), scores.tolist(), strict=True)
+        return [Suggestion(item, catalogue[item], score) for item, score in found]
+
+    async def _vector(self, user: int, entry: OwnerEntry, size: int) -> NDArray[np.float32] | None:
+        """Her own, of one owner. A question is good once, so it is made anew each time."""
+        body = await self._question(user, "vector", b"", entry.public)
+        await self._books(lambda: self.door.asking_keeper(user, entry.number, len(body)))
+        client = Client(entry.url, entry.authority, plaintext=entry.url.startswith("http://"))
+        try:
+            answer = await client.post(VECTOR, body, once=True)
+        finally:
+            await client.rest()
+        if answer.status != 200:
+            said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
+            raise MessageError(f"{entry.name} refused with status {answer.status}{said}")
+        return decode_vector(answer.body, size)
+
+    async def _question(
+        self, user: int, purpose: Purpose, content: bytes, asked: bytes | None = None
+    ) -> bytes:
+        """To the orchestrator, or to whoever has the key `asked`."""
         person = await self._books(lambda: self.store.person(user))
         orchestrator = await self._books(lambda: self.store.orchestrator)
         if person.given is None or orchestrator is None:
             raise KeyTrouble("this user is not enrolled yet; the orchestrator does not know her")
         federation, now = self.store.federation, self._clock()
-        return ask(purpose, content, person.given, person.identity, federation, orchestrator, now)
+        public = asked or orchestrator
+        return ask(purpose, content, person.given, person.identity, federation, public, now)
 
     async def _patiently(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Once more, and again, where the orchestrator does not answer."""
