@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Host, Json, Port
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,10 +50,8 @@ def owner(
             metavar="FILE", help="Keep the orchestrator's answer to the application, and no more."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
-    ] = 8445,
+    host: Host = "127.0.0.1",
+    port: Port = 8445,
     plaintext: Annotated[
         bool,
         typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
