@@ -16,7 +16,7 @@ from sottovoce.links import Proxied, SecureSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.terms import LARGEST_MODEL, PROTOCOL, Terms
+from sottovoce.terms import LARGEST_MODEL, PROTOCOL, Terms, check_fitting
 
 TERMS = Terms.of("town-1", 50, FPLConfig(configuration="pFPL+"), 7, ShareFraction("draw"))
 
@@ -232,6 +232,8 @@ def test_noise_on_sums_is_for_updates_that_devices_leave_as_they_are():
     assert replace(terms, link=SecureSum()).counts_senders
     with pytest.raises(ConfigError, match=r"link\.clip goes with link\.noise"):
         replace(terms, link=SecureSum(clip=1.0))
+    with pytest.raises(ConfigError, match="not for gnn"):
+        check_fitting(replace(terms.algorithm, recommender="gnn"), terms.release, terms.link)
     for norm in ("l1", "scalar"):
         with pytest.raises(ConfigError, match=r'release\.norm = "l2"'):
             replace(terms, release=Clipped(norm=norm, epsilon=1.0))

@@ -112,6 +112,11 @@ SUMMED_FILTERS = (
     "go with attributes; and where she alone of a round shares an attribute, everybody reads her "
     "class in the published filter."
 )
+NOISY_FILTERS = (
+    "Filters are no guarantee: other attackers may still guess better than chance, because tastes "
+    "go with attributes. The certificate takes the shares of an attribute's classes as public; an "
+    "experiment that does not name them has counted them from the data."
+)
 SUM_ASSUMED = (
     "At δ = {delta:g}, for one user's updates counted or left out, by the exact formula of the "
     "Gaussian mechanism; toward the server and everybody who sees the models, if the proxy does "
@@ -141,7 +146,8 @@ def _notes(release: object, link: object) -> list[str]:
     notes = [SUMMED, NOISY_SUMS if link.noise else OPEN_SUMS]
     if isinstance(release, Clipped):
         # Noise of the devices' own bounds each upload by itself, whoever sees it.
-        return [SUMMED, NOISY] if release.dense else [*notes, SUMMED_FILTERS]
+        filters = NOISY_FILTERS if link.noise else SUMMED_FILTERS
+        return [SUMMED, NOISY] if release.dense else [*notes, filters]
     return notes
 
 

@@ -94,6 +94,11 @@ def check_fitting(algorithm: AlgorithmConfig, release: object, link: object) -> 
                 "in uc link.clip goes with link.noise alone: without noise rows count their "
                 "senders, which clipping would change; release.clip limits updates there"
             )
+        if isinstance(algorithm, UCConfig) and algorithm.recommender == "gnn":
+            raise ConfigError(
+                "link.noise is not for gnn: a device's update there depends on other users' "
+                "embeddings, which clipping it does not bound; choose mf, ncf or neumf"
+            )
         if release.norm != "l2":
             raise ConfigError(
                 f'link.noise is for release.norm = "l2"; under "{release.norm}" devices add noise '

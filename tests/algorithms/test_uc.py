@@ -17,9 +17,10 @@ torch = pytest.importorskip("torch")
 from sottovoce.algorithms.uc_config import FilterConfig, UCConfig  # noqa: E402
 from sottovoce.algorithms.uc_networks import Guesses, guess  # noqa: E402
 from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
+from sottovoce.engines import simulation as engine  # noqa: E402
 from sottovoce.engines.simulation import Simulation  # noqa: E402
 from sottovoce.federation import Federation  # noqa: E402
-from sottovoce.links import SecureSum  # noqa: E402
+from sottovoce.links import Direct, SecureSum  # noqa: E402
 from sottovoce.messages import GRID, SummedReports  # noqa: E402
 from sottovoce.privacy.updates import Clipped  # noqa: E402
 from sottovoce.recommender import top_n  # noqa: E402
@@ -160,6 +161,23 @@ def test_messages_and_sums_give_the_same_round(kind):
     assert np.allclose(written.server.items, summed.server.items, atol=2e-6)
     assert np.allclose(written.devices.cohort.vectors, summed.devices.cohort.vectors, atol=2e-6)
     assert written.devices.ledger.totals == summed.devices.ledger.totals
+
+
+@pytest.mark.parametrize("link", [Direct(), SecureSum(min_devices=10)])
+def test_neighbours_are_seen_as_they_were_before_the_round(monkeypatch, link):
+    """Also where messages are written out a few at a time."""
+    settings = replace(SMALL, recommender="gnn")
+    made = [
+        Federation.build(
+            settings, TRAIN, consent_of(), Clipped(), Streams.from_seed(1), LABELS, link
+        )
+        for _ in range(2)
+    ]
+    made[0].devices.report_summed(made[0].server.publish(), made[0].devices.willing())
+    monkeypatch.setattr(engine, "_WRITTEN_AT_ONCE", 1)
+    made[1].schedule = replace(made[1].schedule, rounds=1)
+    made[1].run(listeners=[Messages()])
+    assert np.allclose(made[0].devices.cohort.vectors, made[1].devices.cohort.vectors, atol=1e-6)
 
 
 def test_a_device_in_company_sends_what_it_sends_alone():

@@ -133,6 +133,12 @@ class FactorModel(Protocol):
         everyone's is fitted anew to the newest one."""
         ...
 
+    @property
+    def looks_around(self) -> bool:
+        """Whether what a device learns depends on other devices' vectors, so that a round must be
+        learnt by all of its devices at once."""
+        ...
+
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]: ...
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:

@@ -109,6 +109,10 @@ class FCF:
     def refits(self) -> bool:
         return True
 
+    @property
+    def looks_around(self) -> bool:
+        return False
+
     # --- server -----------------------------------------------------------------------------------
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:

@@ -125,6 +125,10 @@ class FMF:
         return True
 
     @property
+    def looks_around(self) -> bool:
+        return False
+
+    @property
     def tiers(self) -> int:
         return len(self.epsilons)
 

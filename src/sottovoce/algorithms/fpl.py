@@ -170,6 +170,10 @@ class FPL:
     def refits(self) -> bool:
         return False
 
+    @property
+    def looks_around(self) -> bool:
+        return False
+
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
         size = self.config.embedding_size
         numbers = np.arange(n_items, dtype=np.int64)

@@ -70,6 +70,10 @@ class UC:
     def refits(self) -> bool:
         return False
 
+    @property
+    def looks_around(self) -> bool:
+        return self.config.recommender == "gnn"
+
     def layout(self, table: NDArray[np.float32]) -> Layout:
         """Of a model with so many rows."""
         networks = Layout.of(self.config, 0).n_rows

@@ -111,13 +111,17 @@ class Simulation:
         """The devices' messages, of so many at a time as there is room for: at first as if each
         sent a row for every item, then by what the last ones sent."""
         most = _WRITTEN_AT_ONCE
-        start, many = 0, max(1, most // view.items.size)
+        start, many = 0, self._at_once(rows, max(1, most // view.items.size))
         while start < len(rows):
             reports = self.devices.report(view, rows[start : start + many])
             self._tell("server", reports)
             yield reports
             start += many
             many = max(1, min(2 * many, many * most // max(1, reports.values.size)))
+
+    def _at_once(self, rows: NDArray[np.int64], many: int) -> int:
+        """Devices whose messages are made together: so many, unless they look at each other."""
+        return len(rows) if self.devices.algorithm.looks_around else many
 
     def _mixed_round(self, proxy: Proxy) -> None:
         """A round of everyone whose budget permits it, through the proxy."""
@@ -149,8 +153,9 @@ class Simulation:
             return
         total = MaskedSum(view.round, n_rows, width, link, self.largest_value)
         seeds: list[bytes] = []
-        for start in range(0, len(rows), _MASKED_AT_ONCE):
-            masked, mine = self.devices.report_masked(view, rows[start : start + _MASKED_AT_ONCE])
+        many = self._at_once(rows, _MASKED_AT_ONCE)
+        for start in range(0, len(rows), many):
+            masked, mine = self.devices.report_masked(view, rows[start : start + many])
             self._tell("server", masked)
             total.add(masked)
             seeds += mine.seeds
