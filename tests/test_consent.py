@@ -155,7 +155,7 @@ def test_words_say_what_leaves():
     limited = Choice(epsilon=0.5, max_reports=10, total_epsilon=250)
     assert "no more than ε = 250 over all rounds together" in limited.words()
     shared = Choice(share_positives=0.3, total_epsilon=2)
-    assert "no more than ε = 2 over all rounds of noisy sums together" in shared.words()
+    assert "no more than ε = 2 over all rounds that have an ε together" in shared.words()
     assert "over all rounds" not in Choice(share_positives=0.3).words()
     assert "share_positives" not in repr(Consent.uniform(USERS[:2], Choice()))
 

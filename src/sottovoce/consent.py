@@ -72,7 +72,7 @@ class Choice:
         elif self.epsilon:
             parts.append(f"updates with noise at ε ≤ {self.epsilon:g} each")
         if math.isfinite(self.total_epsilon):
-            noisy = "" if self.max_reports or self.epsilon else " of noisy sums"
+            noisy = "" if self.max_reports or self.epsilon else " that have an ε"
             most = f"no more than ε = {self.total_epsilon:.10g}"
             parts.append(f"{most} over all rounds{noisy} together")
         if self.hidden_attributes:

@@ -13,9 +13,12 @@ from typing import ClassVar
 
 from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError
+from sottovoce.messages import GRID
 
 Sight = Mapping[str, Mapping[str, frozenset[str]]]
 """Party → message → fields."""
+LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
+"""Of the noise on sums, in steps of the grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,20 @@ class SecureSum:
             raise ConfigError(
                 "link.noise is measured by link.clip, the largest norm of an update; set both"
             )
+        if self.noise:
+            require_sigma(self.noise * self.clip * GRID)
 
 
 Link = Direct | Proxied | SecureSum
+
+
+def require_sigma(sigma: float) -> None:
+    """Raises where there is no noise on sums of this standard deviation, in steps of the grid."""
+    if not LEAST_SIGMA <= sigma <= MOST_SIGMA:
+        raise ConfigError(
+            f"the standard deviation of noise must lie in [{LEAST_SIGMA:g}, 2**41] steps of the "
+            f"grid of 2**-24, not at {sigma:g}; change link.noise or link.clip"
+        )
 
 
 def has_noise(link: object) -> bool:

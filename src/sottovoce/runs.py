@@ -23,7 +23,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,8 @@ class Checkpoint:
     spent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """Each device's budget so far."""
     sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """In how many rounds each device has sent. All three are empty where they are not known."""
+    """In how many rounds each device has sent. All three are empty where they are not known, but
+    where a run folder has budgets and no counts, these come from its ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,8 @@ class RunFolder:
         for part in self._parts():
             if int(part.stem) > round:
                 part.unlink()
+        if found is not None and len(found.spent) and not len(found.sent):
+            found = replace(found, sent=self._counted(len(found.spent)))
         kept = [m for m in self.metrics() if m["round"] <= round and not m.get("final")]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(k) + "\n" for k in kept))
         return found
@@ -253,6 +256,17 @@ class RunFolder:
             raise CorruptData(f"{self.path / name} holds no table of {array}")
         values: NDArray[np.float32] = arrays[array]
         return values
+
+    def _counted(self, devices: int) -> NDArray[np.int64]:
+        """How many releases of each device the ledger has so far. Former releases of this program
+        did not count them in checkpoints, and a limit must not be forgotten by going on."""
+        counts = np.zeros(devices, dtype=np.int64)
+        for part in self._parts():
+            users = ledgers.read(part)["user"].to_numpy()
+            if len(users) and not 0 <= users.min() <= users.max() < devices:
+                raise CorruptData(f"{part} has releases of users that the run does not have")
+            counts += np.bincount(users, minlength=devices)
+        return counts
 
     def _parts(self) -> list[Path]:
         return sorted((self.path / "ledger.parts").glob("*.parquet"))

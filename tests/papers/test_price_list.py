@@ -127,6 +127,13 @@ def test_of_several_seeds_there_is_the_mean_and_every_attack():
     assert _broken(Cell.joined({0: of_one_seed(won)})) == ["A1"]
 
 
+def test_of_several_seeds_there_is_every_attack_that_was_left_out():
+    one, other = ({"code": code, "reason": "no such message"} for code in ("A2", "A7"))
+    left = {0: (one,), 1: (dict(one), other), 2: (), 3: ({**one, "reason": "too few"},)}
+    cells = {seed: replace(of_one_seed(), left_out=each) for seed, each in left.items()}
+    assert Cell.joined(cells).left_out == (one, other, {**one, "reason": "too few"})
+
+
 @pytest.mark.parametrize("seeds", [(), (1, 1)])
 def test_seeds_are_named_once_each(seeds):
     with pytest.raises(ConfigError, match="seeds"):

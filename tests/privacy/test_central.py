@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sottovoce.errors import ConfigError
+from sottovoce.links import LEAST_SIGMA, MOST_SIGMA, SecureSum
 from sottovoce.messages import GRID, DeviceReports
 from sottovoce.privacy import central
 from sottovoce.privacy.central import (
     MOST_ROUNDS,
-    MOST_SIGMA,
     clip_reports,
     gaussian_noise,
     noise_for,
@@ -206,6 +206,20 @@ def test_bad_noise_is_refused():
     assert len(gaussian_noise(KEY, 0, 0, 1e6)) == 0
 
 
+def test_a_link_takes_no_noise_that_nobody_can_draw():
+    """Where a link is made, not in the first round of a run or on somebody's device."""
+    for sigma in (LEAST_SIGMA, MOST_SIGMA):
+        link = SecureSum(clip=0.5, noise=2 * sigma / GRID)
+        assert len(gaussian_noise(KEY, 0, 3, link.noise * link.clip * GRID)) == 3
+    for clip, noise in (
+        (1.0, 1e-160),
+        (0.5, 2 * LEAST_SIGMA / GRID * (1 - 1e-9)),
+        (0.5, 2 * MOST_SIGMA / GRID * (1 + 1e-9)),
+    ):
+        with pytest.raises(ConfigError, match=r"standard deviation of noise must lie in \[32, 2"):
+            SecureSum(clip=clip, noise=noise)
+
+
 # --- the price ------------------------------------------------------------------------------------
 
 
@@ -264,6 +278,14 @@ def test_bad_prices_are_refused():
             work()
 
 
+@pytest.mark.parametrize("distance", [1e3, 9.99e5, 1.01e6, 1e10, 1e149])
+def test_the_price_of_next_to_no_noise_is_not_below_what_it_tells(distance):
+    """The least ε is a little above distance² / 2, of which rounding must not take anything."""
+    found = price(1 / distance, 1)
+    assert distance**2 / 2 + 4.7 * distance <= found * (1 + 1e-12)
+    assert found <= (distance**2 / 2 + 5.3 * distance) * (1 + 1e-12)
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
@@ -289,6 +311,9 @@ def test_limits_at_the_ends():
     assert rounds_within(5.0, math.inf) == MOST_ROUNDS
     assert rounds_within(0.0, 10.0) == 0, "nothing is bounded without noise"
     assert rounds_within(1.0, 0.0) == 0
+    for noise in (1e-160, 5e-324):
+        assert price(noise, 1) == math.inf
+        assert rounds_within(noise, 1e300) == 0
     for limit in (-1.0, math.nan):
         with pytest.raises(ConfigError, match="limit"):
             rounds_within(1.0, limit)
@@ -301,3 +326,6 @@ def test_other_costs_take_their_part_of_a_limit():
     limits = np.array([limit] * 5 + [math.inf])
     assert room_for_sums(4.0, sent, spent, limits).tolist() == [True, True, *[False] * 3, True]
     assert room_for_sums(4.0, sent[:1], 0.999 * spent[3:4], limits[:1]).all()
+    most, none = np.array([MOST_ROUNDS]), np.zeros(1)
+    assert room_for_sums(1e6, most, none, np.array([math.inf])).all(), "there is no limit"
+    assert not room_for_sums(1e6, most, none, np.array([1e9])).any()

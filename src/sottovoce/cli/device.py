@@ -213,7 +213,7 @@ def consent(
             store.set_choice(number, choice)
         name, records = store.name(number), store.records(number)
         terms = terms_in_words(agreed, path) if take_part else []
-        cost = sum(s.reports * s.epsilon for s in store.sent_reports(number))
+        cost = spent.spent_so_far(store, number)
         sums = spent_sums.of_store(store, number, agreed, choice)
         means = spent.choice_lines(choice, agreed, cost, sums)
     if as_json:

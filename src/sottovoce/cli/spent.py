@@ -36,13 +36,21 @@ class Budget:
     """Of those in which her reports were handed on; 0 where some went without a proxy."""
     unbounded: bool
     """Whether other releases have left, too, of which nothing can be vouched for."""
+    sums: float = 0.0
+    """ε of noisy sums, which is spent as well."""
+
+    @property
+    def spent(self) -> float:
+        """Of the limit."""
+        return self.account.without_proxy + self.sums
 
     def to_table(self) -> dict[str, Any]:
         """For JSON; null stands for no limit, and for no bound."""
         left = self.rounds_left
         return {
             "reports": self.account.reports,
-            "spent": self.account.without_proxy,
+            "spent": self.spent,
+            "noisy_sums": {"epsilon": self.sums, "delta": self.account.delta},
             "limit": self.limit,
             "round_cost": self.round_cost,
             "rounds_left": None if left is None or math.isinf(left) else int(left),
@@ -62,9 +70,14 @@ class Budget:
         spent, sent = self.account.without_proxy, count_of(self.account.reports, "report")
         told = []
         if math.isfinite(self.limit):
-            told.append(f"Budget: {meter(spent, self.limit)}{self._rounds()}.")
+            told.append(f"Budget: {meter(self.spent, self.limit)}{self._rounds()}.")
         else:
-            told.append(f"Budget: ε = {bound_text(spent)} spent, no limit is set.")
+            told.append(f"Budget: ε = {bound_text(self.spent)} spent, no limit is set.")
+        if self.sums:
+            told.append(
+                f"Of this, noisy sums cost ε = {bound_text(self.sums)}, but for a chance of "
+                f"{self.account.delta:g} and while their proxy does not work with their server."
+            )
         if self.account.reports:
             told += [
                 f"Without a trusted proxy, {sent} cost ε = {bound_text(spent)} (plain sum): what "
@@ -73,8 +86,8 @@ class Budget:
             ]
         if self.unbounded:
             told.append(
-                "This is the cost of the randomised reports alone; other releases have left, too, "
-                "for which no ε can be vouched."
+                f"This is the cost of the randomised reports{' and noisy sums' * bool(self.sums)} "
+                "alone; other releases have left, too, for which no ε can be vouched."
             )
         return told
 
@@ -103,14 +116,24 @@ class Budget:
 
 def of_store(store: CohortStore, number: int, terms: Terms | None) -> Budget | None:
     """The budget of a store's user; None where it does not matter to her."""
+    from sottovoce.parties.store_limits import plain_releases, spent_on_sums
     from sottovoce.privacy.accountant import Sent
 
-    choice, kinds = store.choice(number), store.budget(number)
+    choice, row = store.choice(number), store.users.tolist().index(number)
     sent = [Sent(s.reports, s.epsilon, s.batch) for s in store.sent_reports(number)]
     cost = round_cost(choice, terms)
     if not sent and cost is None:
         return None
-    return _budget(sent, choice, cost, any(math.isinf(kind.epsilon) for kind in kinds))
+    unbounded, sums = bool(plain_releases(store)[row]), float(spent_on_sums(store)[row])
+    return _budget(sent, choice, cost, unbounded, sums)
+
+
+def spent_so_far(store: CohortStore, number: int) -> float:
+    """All ε that a store's user has spent, on noisy sums, too."""
+    from sottovoce.parties.store_limits import spent_on_sums
+
+    row = store.users.tolist().index(number)
+    return float(store.spent()[row] + spent_on_sums(store)[row])
 
 
 def of_ledger(table: pa.Table, choice: Choice) -> Budget | None:
@@ -135,13 +158,16 @@ def of_ledger(table: pa.Table, choice: Choice) -> Budget | None:
     return _budget(sent, choice, cost, unbounded)
 
 
-def _budget(sent: list[Sent], choice: Choice, cost: float | None, unbounded: bool) -> Budget:
+def _budget(
+    sent: list[Sent], choice: Choice, cost: float | None, unbounded: bool, sums: float = 0.0
+) -> Budget:
     from sottovoce.privacy.accountant import account, rounds_left
 
     found = account(sent)
-    left = None if cost is None else rounds_left(choice.total_epsilon, found.without_proxy, cost, 1)
+    spent = found.without_proxy + sums
+    left = None if cost is None else rounds_left(choice.total_epsilon, spent, cost, 1)
     batch = min((s.batch for s in sent), default=0)
-    return Budget(found, choice.total_epsilon, cost, left, batch, unbounded)
+    return Budget(found, choice.total_epsilon, cost, left, batch, unbounded, sums)
 
 
 def round_cost(choice: Choice, terms: Terms | None) -> float | None:

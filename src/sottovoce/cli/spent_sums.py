@@ -19,41 +19,58 @@ class SumBudget:
     """One user's. `limit` and `rounds_left` are infinite where she has set none."""
 
     rounds: int
-    """In which she has sent, in rounds of the noise in force."""
-    spent: float
-    """ε of these, and of all that costs an ε of its own."""
+    """Of noisy sums in which she has sent, in rounds of the noise in force."""
+    cost: float
+    """ε of these."""
+    other: float
+    """ε of all that costs an ε of its own."""
     after_next: float
-    """The same after another round."""
+    """ε of both after another round."""
     limit: float
     rounds_left: float
     delta: float
+    plain: int
+    """Releases that nothing bounds."""
 
     def to_table(self) -> dict[str, Any]:
         """For JSON; null stands for no limit."""
         left = None if math.isinf(self.rounds_left) else int(self.rounds_left)
         return {
             "rounds": self.rounds,
-            "spent": self.spent,
+            "spent": self.cost + self.other,
+            "other_releases": self.other,
             "after_next_round": self.after_next,
             "limit": self.limit,
             "rounds_left": left,
             "delta": self.delta,
+            "releases_without_noise": self.plain,
         }
 
     def lines(self) -> list[str]:
         """The same for people."""
-        so_far = f"{count_of(self.rounds, 'round')} of noisy sums cost ε = {bound_text(self.spent)}"
+        so_far = f"{count_of(self.rounds, 'round')} of noisy sums cost ε = {bound_text(self.cost)}"
+        others = f" and other releases ε = {bound_text(self.other)}" if self.other else ""
         told = (
-            f"{so_far}, another makes it {bound_text(self.after_next)}, but for a chance of "
-            f"{self.delta:g} and while the proxy does not work with the server."
+            f"{so_far}{others}, another makes it {bound_text(self.after_next)}"
+            f"{' in all' if self.other else ''}, but for a chance of {self.delta:g} and while the "
+            "proxy does not work with the server."
         )
+        return [told, self._limit(), *([self._plain()] if self.plain else [])]
+
+    def _limit(self) -> str:
         if math.isinf(self.limit):
-            return [told, "There is no limit in all: set one with --total-epsilon."]
+            return "There is no limit in all: set one with --total-epsilon."
         limit = f"The limit of {self.limit:.10g} in all"
         if self.rounds_left < 1:
             end = "no room for another round: nothing leaves; --total-epsilon raises it."
-            return [told, f"{limit} has {end}"]
-        return [told, f"{limit} has room for {count_of(int(self.rounds_left), 'more round')}."]
+            return f"{limit} has {end}"
+        return f"{limit} has room for {count_of(int(self.rounds_left), 'more round')}."
+
+    def _plain(self) -> str:
+        them, each = ("it", "it") if self.plain == 1 else ("them", "each")
+        limit = "" if math.isinf(self.limit) else f"; {each} takes a round of the limit"
+        earlier = count_of(self.plain, "earlier release")
+        return f"{earlier} left without noise on sums, and no ε bounds {them}{limit}."
 
 
 def of_store(
@@ -61,18 +78,26 @@ def of_store(
 ) -> SumBudget | None:
     """The budget of a store's user, under her choice or another; None where she takes no part or
     sums have no noise under these terms."""
-    from sottovoce.parties.store_limits import rounds_sent, sum_noise
+    from sottovoce.parties.store_limits import (
+        plain_releases,
+        rounds_sent,
+        spent_on_sums,
+        sum_noise,
+    )
     from sottovoce.privacy.accountant import DELTA
-    from sottovoce.privacy.central import price, rounds_within
+    from sottovoce.privacy.central import MOST_ROUNDS, price, rounds_within
 
     noise = sum_noise(terms)
     choice = choice or store.choice(number)
     if not noise or not choice.takes_part:
         return None
     row = store.users.tolist().index(number)
-    sent, other = int(rounds_sent(store, noise)[row]), float(store.spent()[row])
+    sent, plain = int(rounds_sent(store, noise)[row]), int(plain_releases(store)[row])
+    rounds, other = sent - plain, float(store.spent()[row])
     limit, left = choice.total_epsilon, math.inf
     if math.isfinite(limit):
         left = max(0, (rounds_within(noise, limit - other) if limit >= other else 0) - sent)
-    cost = price(noise, sent) if sent else 0.0
-    return SumBudget(sent, other + cost, other + price(noise, sent + 1), limit, left, DELTA)
+    # `rounds` ends at MOST_ROUNDS, the price does not.
+    cost = max(price(noise, rounds), float(spent_on_sums(store)[row])) if rounds else 0.0
+    after = max(cost, price(noise, min(rounds + 1, MOST_ROUNDS)))
+    return SumBudget(rounds, cost, other, other + after, limit, left, DELTA, plain)

@@ -42,7 +42,13 @@ from sottovoce.parties.prepared import (
     space,
 )
 from sottovoce.parties.store import CohortStore
-from sottovoce.parties.store_limits import has_room, rounds_sent, sum_noise
+from sottovoce.parties.store_limits import (
+    has_room,
+    plain_releases,
+    rounds_sent,
+    spent_before,
+    sum_noise,
+)
 from sottovoce.parties.store_rounds import Round, RoundBook, kept_terms
 from sottovoce.recommender import recommend
 from sottovoce.terms import Terms
@@ -335,7 +341,8 @@ class Hosted:
         rows = among(devices.willing(), users, numbers)
         if not len(rows):
             asked_rows = among(np.arange(len(users), dtype=np.int64), users, numbers)
-            explain(devices, asked_rows, sum_noise(terms), self.store.path)
+            plain = plain_releases(self.store)
+            explain(devices, asked_rows, sum_noise(terms), plain, self.store.path)
             return True, None
         if before is not None and before.gone and before.key == (era, view.round, attempt):
             raise ConsentError(
@@ -379,8 +386,8 @@ class Hosted:
             )
         store, algorithm = self.store, terms.algorithm
         labels = store.labels(algorithm.attributes if isinstance(algorithm, UCConfig) else ())
-        sent = rounds_sent(store, sum_noise(terms))
-        return Cohort(store.users, history, store.choices(), vectors, store.spent(), labels, sent)
+        sent, spent = rounds_sent(store, sum_noise(terms)), spent_before(store, terms)
+        return Cohort(store.users, history, store.choices(), vectors, spent, labels, sent)
 
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""

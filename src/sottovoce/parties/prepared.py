@@ -25,7 +25,7 @@ from sottovoce.messages import (
 from sottovoce.parties.device import Devices
 from sottovoce.parties.store_rounds import Round, State
 from sottovoce.privacy.accountant import rounded_up
-from sottovoce.privacy.central import price
+from sottovoce.privacy.central import MOST_ROUNDS, price
 from sottovoce.terms import Terms
 
 Pack = Callable[[Terms, int, ModelView, MaskedReports, MaskSeeds], bytes]
@@ -157,9 +157,16 @@ def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> 
     return asked.digest()
 
 
-def explain(devices: Devices, asked: NDArray[np.int64], noise: float, store: Path) -> None:
+def explain(
+    devices: Devices,
+    asked: NDArray[np.int64],
+    noise: float,
+    plain: NDArray[np.int64],
+    store: Path,
+) -> None:
     """Raises where the one device that was asked takes part and can learn, but may not send: its
-    owner should know why. `noise` is that on sums."""
+    owner should know why. `noise` is that on sums, `plain` says how many releases of each device
+    nothing bounds."""
     cohort = devices.cohort
     able = cohort.consent.takes_part & devices.algorithm.device_able(cohort)
     if len(asked) != 1 or not able[asked[0]]:
@@ -172,15 +179,32 @@ def explain(devices: Devices, asked: NDArray[np.int64], noise: float, store: Pat
             f"{store}`"
         )
     if noise:
-        after = cohort.spent[row] + price(noise, int(cohort.sent[row]) + 1)
         raise ConsentError(
-            f"the limit on ε is reached: after {int(cohort.sent[row]):,} rounds another would make "
-            f"it {rounded_up(after):.10g}, and {cohort.consent.total_epsilon[row]:.10g} is "
-            f"permitted; nothing leaves any more unless `sottovoce device consent {store} "
-            "--total-epsilon` permits more"
+            f"the limit on ε is reached: {_no_room(devices, row, noise, int(plain[row]))}; nothing "
+            f"leaves any more unless `sottovoce device consent {store} --total-epsilon` permits "
+            "more"
         )
     raise ConsentError(
         f"the limit on ε is reached: {cohort.spent[row]:.10g} of "
         f"{cohort.consent.total_epsilon[row]:.10g} is spent, and another round does not fit; "
         f"nothing leaves any more, see `sottovoce device status {store}`"
     )
+
+
+def _no_room(devices: Devices, row: int, noise: float, plain: int) -> str:
+    """Why a limit has no room for another round of noisy sums."""
+    cohort = devices.cohort
+    sent, limit = int(cohort.sent[row]), f"{cohort.consent.total_epsilon[row]:.10g}"
+    so_far = f"after {_count(sent, 'round')}"
+    if plain:
+        return (
+            f"{so_far}, counting {_count(plain, 'release')} without noise on sums, which no ε "
+            f"bounds, as a round each, {limit} has no room for another"
+        )
+    after = rounded_up(cohort.spent[row] + price(noise, min(sent + 1, MOST_ROUNDS)))
+    more = "more than " if sent >= MOST_ROUNDS else ""
+    return f"{so_far} another would make it {more}{after:.10g}, and {limit} is permitted"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from sottovoce.errors import ConfigError
+from sottovoce.links import require_sigma
 from sottovoce.messages import GRID, DeviceReports
 from sottovoce.one_bit import chacha_words, nonce
 from sottovoce.privacy.accountant import DELTA
@@ -53,9 +54,10 @@ from sottovoce.privacy.laplace import _AT_ONCE, _LANES, chacha_lanes
 
 ROUNDING = 2.0**-49
 """What sampling may add to the privacy cost of one number."""
-LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
 MOST_NUMBERS = 1 << 32
 MOST_ROUNDS = 10**12
+_FAR = 1e6
+"""A distance at which the two terms of δ differ by less than the rounding of their logarithms."""
 _AHEAD = 5
 """2^m is at most σ / 2^5, so that few L are thrown away."""
 _REACH = 13
@@ -114,14 +116,17 @@ def price(noise: float, rounds: int, delta: float = DELTA) -> float:
     """ε, at this δ, of a user who took part in so many rounds, `noise` being the standard deviation
     of the noise as a multiple of the clipping norm. Exact for the Gaussian mechanism (rounded up in
     the tenth digit): T sums, even where each depends on those before, tell as much as one with √T
-    times less noise. Infinite without noise."""
+    times less noise. Of an ε above 10¹¹, which protects nothing, only a bound. Infinite without
+    noise."""
     _check(rounds, delta)
     if not 0.0 <= noise < math.inf:
         raise ConfigError(f"the noise multiplier is 0 or above and finite, not {noise:g}")
     if not noise:
         return math.inf
     distance = math.sqrt(rounds) / noise
-    low, high = 0.0, distance**2 / 2 + distance * math.sqrt(2 * math.log(1 / delta))
+    low, high = 0.0, distance * distance / 2 + distance * math.sqrt(2 * math.log(1 / delta))
+    if distance > _FAR:
+        return high
     if _log_delta(distance, 0.0) <= math.log(delta):
         return 0.0
     while high - low > 1e-11 * high:
@@ -181,11 +186,12 @@ def room_for_sums(
     limit: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
     """Whether one more round fits into each owner's limit, where she has sent in so many rounds of
-    this noise and has spent so much ε on other releases, which adds to the price of the rounds."""
+    this noise and has spent so much ε on other releases, which adds to the price of the rounds.
+    Where there is no limit there is room, however many rounds there were."""
     rests, which = np.unique(limit - spent, return_inverse=True)
     most = [rounds_within(noise, rest) if rest >= 0.0 else 0 for rest in rests.tolist()]
     fits: NDArray[np.bool_] = sent < np.array(most, dtype=np.int64)[which]
-    return fits
+    return fits | np.isinf(limit)
 
 
 def _log_delta(distance: float, epsilon: float) -> float:
@@ -217,11 +223,7 @@ def gaussian_noise(key: bytes, round: int, numbers: int, sigma: float) -> NDArra
         raise ConfigError("rounds are numbered from 0")
     if not 0 <= numbers <= MOST_NUMBERS:
         raise ConfigError("a table has too many numbers")
-    if not LEAST_SIGMA <= sigma <= MOST_SIGMA:
-        raise ConfigError(
-            f"the standard deviation of noise must lie in [{LEAST_SIGMA:g}, 2**41] steps of the "
-            f"grid of 2**-24, not at {sigma:g}; change link.noise or link.clip"
-        )
+    require_sigma(sigma)
     words = np.frombuffer(key, dtype="<u4").astype(np.uint32)
     noise = np.empty(numbers, dtype=np.int64)
     _fill(noise, words, nonce(round), *_table(float(sigma)))

@@ -132,9 +132,11 @@ class Cell:
 
     @classmethod
     def joined(cls, cells: Mapping[int, Cell]) -> Cell:
-        """Of several seeds: means of what was measured, and all attacks."""
+        """Of several seeds: means of what was measured, and all attacks, done and left out."""
         first = next(iter(cells.values()))
         attacks = [{**a, "seed": seed} for seed, cell in cells.items() for a in cell.attacks]
+        every = [one for cell in cells.values() for one in cell.left_out]
+        left_out = {json.dumps(one, sort_keys=True): one for one in every}
         notes = [f"seed {seed}: {note}" for seed, cell in cells.items() for note in cell.notes]
         return replace(
             first,
@@ -147,6 +149,7 @@ class Cell:
             seconds=min(cell.seconds for cell in cells.values()),
             digest="+".join(cell.digest for cell in cells.values()),
             attacks=tuple(attacks),
+            left_out=tuple(left_out.values()),
             notes=tuple(notes if len(cells) > 1 else first.notes),
         )
 

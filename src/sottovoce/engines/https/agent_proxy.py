@@ -26,6 +26,7 @@ from sottovoce.links import Proxied
 from sottovoce.messages import decode_bits
 from sottovoce.parties.prepared import Prepared
 from sottovoce.parties.store import CohortStore
+from sottovoce.parties.store_limits import spent_before
 from sottovoce.terms import PROTOCOL, Terms
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ def may_report(store: CohortStore, terms: Terms) -> bool:
     choices = store.choices()
     tier = release.tier_of(choices)
     cost = release.max_reports * release.epsilons[tier]
-    room = affords(store.spent(), cost, choices.total_epsilon)
+    room = affords(spent_before(store, terms), cost, choices.total_epsilon)
     return bool(((tier >= 0) & room & choices.takes_part).all())
 
 
