@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.cli import call
 from sottovoce.parties.user_store import UserStore
 
@@ -221,6 +222,23 @@ def test_recommendations_are_without_what_she_has_seen(here, store, user, ask):
     assert code == 0
     assert "film 1" in out
     assert "at least 1" in ask("recommend", store, "-n", 0, code=2)["error"]
+
+
+def test_where_owners_send_sums_it_is_said_what_refusing_one_of_them_tells(tmp_path, user, ask):
+    sums = DRIFTConfig(release="aggregated", min_users=25)
+    with world(tmp_path, secure=False, settings=sums) as here:
+        here.invitation().write(tmp_path / "invitation.json")
+        ask("join", tmp_path / "store", tmp_path / "invitation.json")
+        _, said, _ = user("consent", tmp_path / "store", "--takes-part")
+        assert "The orchestrator: sums of what is learnt from 25 or more people" in said
+        assert "difference" not in said
+        assert "work out whether you liked them" not in said
+        _, said, _ = user("consent", tmp_path / "store", "--refuse", "beta")
+        words = " ".join(said.split())
+        assert "Others hold items of beta, too." in words
+        assert "from the difference the orchestrator can tell much" in words
+        _, said, _ = user("consent", tmp_path / "store", "--refuse", "alpha")
+        assert "difference" not in said, "nobody is told anything"
 
 
 def test_leaving_asks_first_and_then_is_done(here, store, user, ask):

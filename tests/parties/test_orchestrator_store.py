@@ -384,6 +384,32 @@ def test_a_flush_is_done_by_one_round_whatever_happens_in_between(peopled):
     assert peopled.open_round() == OpenRound(5, False)
 
 
+def test_what_came_in_is_known_also_in_a_store_of_an_earlier_release(peopled):
+    peopled._file._db.executescript("DROP TABLE heard; PRAGMA user_version=1")
+    with OrchestratorStore.open(peopled.folder) as store:
+        assert store.all_heard() == {}
+        for round in (3, 2):
+            store.hear(0, round)
+    with OrchestratorStore.open(peopled.folder) as store:
+        assert store.all_heard() == {0: 3}, "it never falls"
+
+
+def test_rows_to_rank_are_of_one_moment(tmp_path, monkeypatch):
+    """Although an item may come while they are made."""
+    sums = replace(CONFIG, release="aggregated")
+    with OrchestratorStore.create(tmp_path / "sums", "films", sums, ["a", "b"]) as store:
+        store.admit_owner(application("alba", [0]))
+        real = store._current
+
+        def then_one_comes():
+            found = real()
+            store.set_items(0, [0, 1])
+            return found
+
+        monkeypatch.setattr(store, "_current", then_one_comes)
+        assert len(store.rows_to_rank()) == 1
+
+
 def test_the_target_never_falls_and_refusals_are_counted(peopled):
     assert peopled.target() == 0
     peopled.raise_target(5)

@@ -28,8 +28,9 @@ from sottovoce.algorithms.drift_messages import Interaction, OwnerTable, Rows
 from sottovoce.algorithms.drift_replay import DRIFT
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import DataError, KeyTrouble, MessageError, StoreError
-from sottovoce.parties import owner as owner_module
-from sottovoce.parties.owner import DataOwner, Taken, UnknownSession
+from sottovoce.parties import owner_door
+from sottovoce.parties.owner import DataOwner, Taken
+from sottovoce.parties.owner_door import UnknownSession
 from sottovoce.parties.owner_store import OwnerFacts, OwnerStore
 from sottovoce.privacy.interactions import Identity, begin
 from sottovoce.privacy.passes import Issuer
@@ -813,9 +814,9 @@ def test_an_offer_is_good_once(owner):
 
 
 def test_offers_and_sessions_are_bounded_and_the_oldest_goes(owner, monkeypatch):
-    monkeypatch.setattr(owner_module, "MOST_OFFERS", 6)
-    monkeypatch.setattr(owner_module, "MOST_OFFERS_EACH", 3)
-    monkeypatch.setattr(owner_module, "MOST_SESSIONS", 4)
+    monkeypatch.setattr(owner_door, "MOST_OFFERS", 6)
+    monkeypatch.setattr(owner_door, "MOST_OFFERS_EACH", 3)
+    monkeypatch.setattr(owner_door, "MOST_SESSIONS", 4)
     early, flood = Person(1), Person(2)
     kept = early.knock(owner)
     offers = [flood.knock(owner) for _ in range(20)]

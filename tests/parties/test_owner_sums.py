@@ -11,8 +11,9 @@ import pytest
 from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator
 from sottovoce.algorithms.drift_aggregated import START, AggregatingOwner
 from sottovoce.algorithms.drift_messages import Interaction, Rows
-from sottovoce.errors import MessageError, StoreError
+from sottovoce.errors import MessageError, StoreError, UsageError
 from sottovoce.parties.owner import DataOwner
+from sottovoce.parties.silo_files import FederationFile
 from sottovoce.privacy.interactions import Identity, begin
 from sottovoce.privacy.passes import Issuer
 from sottovoce.rng import Streams
@@ -268,17 +269,81 @@ def test_rows_that_were_not_asked_for_change_nothing(house):
     assert house.everything() == known
 
 
-def test_numbers_without_bounds_are_kept_at_home(tmp_path):
-    house = House(tmp_path / "o", replace(CONFIG, learning_rate=10.0))
-    house.block(0, 1, 2)
-    house.block(1, 1, 2)
-    rows = house.orchestrator.answer(house.owner.request(0, -1, flush=False))
-    rows.item_rows[1], rows.item_rows[2] = 3e38, -3e38
-    for _ in range(2):
-        with pytest.raises(MessageError, match="learning_rate is too large"):
-            house.owner.gradients(0, rows)
+def chosen_rows(request, **rows):
+    """Zeros, but for these."""
+    table = np.zeros((len(request.items), 4), np.float32)
+    for item, number in rows.items():
+        table[int(item[1:])] = number
+    none = np.zeros((0, 4), np.float32)
+    return Rows(0, request.users, request.items, none, table)
+
+
+@pytest.mark.parametrize("blocks", [[], [(0, 1, 2)], [(0, 1, 2), (1, 3, 4)]])
+def test_rows_beyond_all_bounds_are_refused_whatever_anybody_did(house, blocks):
+    """Were it so for some people's blocks only, the refusal would tell of them."""
+    for block in blocks:
+        house.block(*block)
+    request = house.owner.request(1, -1, flush=True)
+    known = house.everything()
+    for number in (100.1, -3e38, np.inf):
+        with pytest.raises(MessageError) as said:
+            house.owner.gradients(1, chosen_rows(request, i1=number, i2=-number))
+        words = "not finite" if np.isinf(number) else "the rows are beyond all bounds"
+        assert words in str(said.value)
+    assert house.everything() == known
+    house.owner.gradients(1, chosen_rows(request, i1=99.0, i2=-99.0))
+
+
+def test_rows_can_be_chosen_so_that_one_person_is_all_of_a_sum(tmp_path):
+    """What an orchestrator that lies gets, within all bounds: privacy.md says so, and this must be
+    no longer there when it does not hold any more. All like item 0; one of them disliked item 7."""
+    seen = {}
+    for who in (3, None):
+        house = House(tmp_path / str(who), replace(CONFIG, min_users=5))
+        for user in range(6):
+            house.block(user, 7 if user == who else 1 + user % 3, 0)
+        request = house.owner.request(1, -1, flush=True)
+        rows = chosen_rows(request, i1=-50, i2=-50, i3=-50, i7=50)
+        seen[who] = np.abs(house.owner.gradients(1, rows).item_rows[0]).max()
+        house.owner.close()
+    assert seen[3] > 0.1
+    assert seen[None] < 1e-6
+
+
+def test_what_runs_off_is_dropped_without_a_word_and_the_owner_goes_on(tmp_path):
+    """With rows that any owner takes, and a learning rate with which nothing holds."""
+    house = House(tmp_path / "o", replace(CONFIG, learning_rate=10.0, reg=1e3))
+    for round in range(1, 4):
+        for user in (0, 1):
+            house.block(user, 1, 2)
+            house.block(user, 2, 1)
+        request = house.owner.request(round, round - 1 if round > 1 else -1, flush=True)
+        sent = house.owner.gradients(round, chosen_rows(request, i1=100, i2=-100))
+        assert not sent.item_rows.any()
+        assert (np.abs(house.owner.vector(0)) <= 100).all()
+        house.restart()
+    assert house.owner.counts()["refused_overflow"] > 0
+    house.owner.forget(0)
     assert house.owner.vector(0) is None
     house.owner.close()
+
+
+def test_streams_do_not_end_in_a_round_that_was_answered(house):
+    """The second answer of a round would be another one."""
+    house.block(0, 1, 2)
+    house.block(1, 1, 2)
+    sent = house.ask()
+    house.block(2, 1, 2)
+    house.block(3, 1, 2)
+    with pytest.raises(MessageError, match="later one"):
+        house.owner.request(house.round, -1, flush=True)
+    assert np.array_equal(house.again().item_rows, sent.item_rows)
+    assert house.ask(flush=True).item_rows.any()
+
+
+def test_a_sum_over_one_person_is_no_setting_of_a_federation():
+    with pytest.raises(UsageError, match="at least 2"):
+        FederationFile("spring", ISSUER.public, replace(CONFIG, min_users=1), ("a",))
 
 
 def test_an_older_copy_of_the_store_is_refused_in_one_sentence(house, tmp_path):
@@ -293,6 +358,9 @@ def test_an_older_copy_of_the_store_is_refused_in_one_sentence(house, tmp_path):
         for _ in range(2):
             with pytest.raises(MessageError, match="older copy"):
                 older.request(house.round + 1, house.round, flush=False)
+        with pytest.raises(MessageError, match="older copy"):  # it came in, and was not counted
+            older.request(house.round + 1, -1, flush=False, heard=house.round)
+    house.owner.request(house.round + 1, -1, flush=False, heard=house.round)
 
 
 def test_a_store_of_a_release_that_sent_no_sums_is_refused(tmp_path):

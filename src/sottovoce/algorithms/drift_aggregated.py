@@ -41,6 +41,9 @@ from sottovoce.rng import Streams
 
 START = np.float32(0.5)
 """Every number of every vector at the start: the mean of what rows start as."""
+LARGEST_NUMBER = 100.0
+"""In a row or a vector, between parties that are apart. Training stays far below it, or runs off to
+infinity. Numbers without bounds would let rows be chosen of which overflow tells who is here."""
 NOBODY = np.zeros(0, dtype=np.int64)
 Row = NDArray[np.float32]
 

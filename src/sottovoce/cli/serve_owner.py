@@ -99,7 +99,7 @@ def owner(
 
     In a federation with release = "aggregated" the owner keeps users' vectors too, on its own disk,
     and sends sums over many people in place of gradients. An older copy of its store is refused
-    there once a later answer was counted: people would be added up twice.
+    there once an answer came in that it lacks: people would be added up twice.
 
     It joins in two steps. --make writes DIR with new keys, and DIR/application.json in it, which
     goes to the orchestrator's operator (`sottovoce serve orchestrator` admits it). The answer is

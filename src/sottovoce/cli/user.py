@@ -112,6 +112,9 @@ def consent(
     gets no interaction, but can work out from data owners' requests and gradients which items you
     came across and which you liked.
 
+    Where data owners send sums over people (release = "aggregated"), refuse all of those that hold
+    an item, or none: the sums of one that you refuse and of one that you do not differ by you.
+
     A choice is about the data owners that there are when you make it. One that joins later is told
     nothing until you choose again.
 
@@ -346,12 +349,14 @@ def recommend(
         number = _user(store, user)
         with output.interruptible("nothing was changed"):
             found = agent.recommend(number, n)
+    for name in agent.left_out:
+        output.note(f"note: {name} did not answer; its vector is left out")
     rows: list[dict[str, Any]] = [
         {"rank": rank, "item": one.name, "score": one.score}
         for rank, one in enumerate(found, start=1)
     ]
     if as_json:
-        output.emit({"store": path, "recommendations": rows})
+        output.emit({"store": path, "recommendations": rows, "left_out": agent.left_out})
         return
     columns = [Column("rank", "#"), Column("item"), Column("score", format=".3f")]
     shown = [row | {"item": output.one_line(row["item"])} for row in rows]

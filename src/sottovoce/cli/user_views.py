@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,11 +104,13 @@ def consent_views(store: UserStore, user: int) -> list[dict[str, Any]]:
     directory, choice, unseen = store.world.directory, store.choice(user), store.unseen_owners(user)
     if not choice.takes_part:
         unseen = ()  # she chooses when she takes part
+    holders = Counter(item for owner in directory.owners for item in owner.items)
     return [
         {
             "number": owner.number,
             "name": owner.name,
             "items": len(owner.items),
+            "shared": sum(holders[item] > 1 for item in owner.items),
             "such_as": [directory.catalogue[item] for item in owner.items[:3]],
             "reads": choice.takes_part and owner.name not in (*choice.refused_owners, *unseen),
             "new": owner.name in unseen,
@@ -140,6 +143,18 @@ def choice_words(
         lines.append(
             f"  The orchestrator: sums of what is learnt from {settings.min_users:,} or more people"
         )
+        told_to_others = [
+            owner["name"]
+            for owner in owners
+            if owner["shared"] and owner["name"] in choice.refused_owners
+        ]
+        if told_to_others:
+            lines.append(
+                f"  Others hold items of {', '.join(told_to_others)}, too. You are in their sums "
+                "and not in its: from the difference the orchestrator can tell much of what you "
+                "did with these items. Refuse all who hold an item, or none, and you are in no "
+                "such difference"
+            )
     elif read:
         lines.append(
             "  The orchestrator: which of these items go into an update of the model for you, and "

@@ -36,6 +36,7 @@ CREATE TABLE rounds (round INTEGER PRIMARY KEY, flush INTEGER NOT NULL, names TE
 CREATE TABLE open_round (round INTEGER, flush INTEGER, requested INTEGER);
 CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID
 """,
+    "CREATE TABLE heard (owner INTEGER PRIMARY KEY, round INTEGER NOT NULL)",
 )
 """What each version of the file adds to the one before."""
 
@@ -73,6 +74,9 @@ class OrchestratorFile:
             raise StoreError(f"{self.path} holds a federation already; choose another folder")
         if not new and not ours:
             raise StoreError(f"{self.path} is no orchestrator's store, or was never completed")
+        if not new and version < len(_SCHEMAS):
+            with self.transaction():  # another process may have been first
+                self._add_tables(self._pragma("user_version"))
 
     def _pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
@@ -80,10 +84,14 @@ class OrchestratorFile:
     def make_tables(self) -> None:
         """Within the transaction that fills them for the first time."""
         with self.transaction():
-            for statement in (s for schema in _SCHEMAS for s in schema.split(";")):
-                self._db.execute(statement)
+            self._add_tables(0)
             self._db.execute(f"PRAGMA application_id={_APPLICATION}")
-            self._db.execute(f"PRAGMA user_version={len(_SCHEMAS)}")
+
+    def _add_tables(self, version: int) -> None:
+        """Those that came after this version of the file."""
+        for statement in (s for schema in _SCHEMAS[version:] for s in schema.split(";")):
+            self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version={len(_SCHEMAS)}")
 
     def close(self) -> None:
         with self._turn:

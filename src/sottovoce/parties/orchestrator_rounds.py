@@ -146,6 +146,19 @@ class RoundStore:
         """The same of every owner, by number."""
         return dict(self._file.rows("SELECT number, counted FROM owners ORDER BY number"))
 
+    def hear(self, owner: int, round: int) -> None:
+        """An answer of this owner with sums in it came in, whether or not it is counted."""
+        with self._file.transaction():
+            self._file.write(
+                "INSERT INTO heard VALUES (?, ?) "
+                "ON CONFLICT (owner) DO UPDATE SET round = max(round, excluded.round)",
+                [owner, round],
+            )
+
+    def all_heard(self) -> dict[int, int]:
+        """By owner: the last round of which such an answer came in."""
+        return dict(self._file.rows("SELECT owner, round FROM heard"))
+
     def target(self) -> int:
         """Rounds to run, as far as an operator has said so here."""
         return int(self._meta("target"))

@@ -401,10 +401,10 @@ class OrchestratorStore(RoundStore):
 
     def rows_to_rank(self) -> NDArray[np.float32]:
         """The items' rows as users rank with them who have their vectors from data owners."""
-        _, rows = self.model()
-        numbers, size = range(len(rows)), self.settings.embedding_size
-        first = first_rows("items", numbers, size, Streams(self.root_key))
-        held = [item for item, _ in self._current().known_rows("items")]
+        current = self._current()
+        rows, size = current.model.items, self.settings.embedding_size
+        first = first_rows("items", range(len(rows)), size, Streams(self.root_key))
+        held = [item for item, _ in current.known_rows("items")]
         moved = np.zeros(len(rows), dtype=bool)
         moved[held] = (rows != first).any(axis=1)[held]
         return ranked_rows(rows, moved)

@@ -18,18 +18,16 @@ Threads may share a `DataOwner`; one process may have it. What it has in memory 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
 from sottovoce.algorithms.known_rows import LARGEST, Row
 from sottovoce.errors import DataError, KeyTrouble, MessageError
+from sottovoce.parties.owner_door import ANOTHER, Door, UnknownSession
 from sottovoce.parties.owner_memory import OwnerMemory
 from sottovoce.parties.owner_store import NONE, OwnerFacts, OwnerStore
 from sottovoce.parties.owner_summing import memory_of
@@ -38,20 +36,9 @@ from sottovoce.privacy.interactions import (
     NONCE_BYTES,
     SEALED_BYTES,
     Identity,
-    Offer,
     Receiver,
 )
 from sottovoce.privacy.passes import Pass
-
-ID_BYTES = 16
-"""Of an offer or a session."""
-MOST_OFFERS, MOST_OFFERS_EACH, MOST_SESSIONS = 1 << 14, 8, 1 << 17
-"""At a time, in memory; beyond it the oldest goes. A user has one session."""
-_ANOTHER = "somebody else is known here under the number of this pass"
-
-
-class UnknownSession(MessageError):
-    """No such session, or offer of one, as after a restart; the user begins another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +56,6 @@ class Taken:
     Sent again, they would be refused again."""
 
 
-class _Session(NamedTuple):
-    user: int
-    public: bytes
-    receiver: Receiver
-
-
 class DataOwner:
     """See the module's head."""
 
@@ -90,7 +71,7 @@ class DataOwner:
         self.number, self.name, self.federation = facts.number, facts.name, facts.federation
         self.issuer, self.settings, self.identity = facts.issuer, facts.settings, identity
         self._store = store
-        self._door = _Door(facts.number, identity)
+        self._door = Door(facts.number, identity)
         self._turn = threading.RLock()
         self._memory: OwnerMemory | None = None
         try:
@@ -147,7 +128,7 @@ class DataOwner:
         `interactions.begin`. Raises where the pass is not this federation's."""
         given.check(self.issuer, self.federation)
         if not self._is_hers(given.user, given.public):
-            raise KeyTrouble(_ANOTHER)
+            raise KeyTrouble(ANOTHER)
         return self._door.offer(given)
 
     def accept(self, offer: bytes, hello: bytes, first: bytes) -> bytes:
@@ -188,7 +169,7 @@ class DataOwner:
             return UnknownSession("there is no such session, begin another one")
         user, public, receiver = found
         if memory.publics.get(user, public) != public:
-            return UnknownSession(_ANOTHER)
+            return UnknownSession(ANOTHER)
         before.setdefault(session, (receiver, receiver.last))
         sequence, taken, repeated = memory.sequences.get(user, NONE), 0, 0
         refused: list[tuple[int, str]] = []
@@ -219,21 +200,28 @@ class DataOwner:
     # --- orchestrator's side ----------------------------------------------------------------------
 
     def request(
-        self, round: int, counted: int, *, flush: bool, departed: Iterable[int] = ()
+        self,
+        round: int,
+        counted: int,
+        *,
+        flush: bool,
+        departed: Iterable[int] = (),
+        heard: int = NONE,
     ) -> RowRequest | None:
         """Which rows this owner needs in a round; nothing where no update is due. `counted` is the
         last round in which an update of this owner was counted, -1 where none was: the update asked
         for last is done with if that was its round, and waits again if not. In one round the
         request is the same as often as it is made. With `flush` all streams end first, and any
         finished block makes an update due. Departed users are forgotten. A question of a round
-        before one that was asked in is refused, also after a restart."""
+        before one that was asked in is refused, also after a restart. `heard` is the last round of
+        which sums of this owner came in, counted or not: a store that does not know it is old."""
         if not NONE <= counted < round:
             raise MessageError("a round must come after the last one that was counted")
         with self._turn:
             if self._store.unclean:  # the last attempt failed
                 self._store.erase_traces()
         with self._writing() as memory:
-            memory.reach(round, counted, self._store)
+            memory.reach(round, max(counted, heard), self._store)
             ends = flush and memory.flushed_round != round
             anew = memory.asked_round != round or ends
             if anew:
@@ -266,9 +254,11 @@ class DataOwner:
     def own_vector(self, given: Pass) -> Row | None:
         """`vector` of whoever has this pass, and has shown that its key is hers. Raises where
         another key is known here under her number."""
-        if not self._is_hers(given.user, given.public):
-            raise KeyTrouble(_ANOTHER)
-        return self.vector(given.user)
+        with self._turn:
+            memory = self._known()
+            if memory.publics.get(given.user, given.public) != given.public:
+                raise KeyTrouble(ANOTHER)
+            return memory.vector(given.user)
 
     def vector(self, user: int) -> Row | None:
         """For the user herself: her vector, where owners keep them (`release = "aggregated"`) and
@@ -348,87 +338,6 @@ class DataOwner:
                 self._door.close(user)
             if left and self._store.unclean:
                 self._store.erase_traces()
-
-
-class _Door:
-    """Offers and sessions, in memory alone. Has a lock of its own, so that nobody who knocks waits
-    for the disk."""
-
-    def __init__(self, owner: int, identity: Identity) -> None:
-        self._owner, self._identity = owner, identity
-        self._lock = threading.Lock()
-        self._offers: OrderedDict[bytes, tuple[Pass, Offer]] = OrderedDict()
-        self._offers_of: dict[int, list[bytes]] = {}
-        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
-        self._session_of: dict[int, bytes] = {}
-
-    def __repr__(self) -> str:
-        return "<_Door, redacted>"
-
-    def offer(self, given: Pass) -> tuple[bytes, bytes]:
-        name, offer = secrets.token_bytes(ID_BYTES), Offer(self._owner, self._identity)
-        with self._lock:
-            own = self._offers_of.setdefault(given.user, [])
-            own.append(name)
-            self._offers[name] = given, offer
-            # Passes are no secrets: who floods with one must not push others' offers out.
-            if len(own) > MOST_OFFERS_EACH:
-                self._take_offer(own[0])
-            if len(self._offers) > MOST_OFFERS:
-                self._take_offer(next(iter(self._offers)))
-        return name, offer.public
-
-    def accept(
-        self, name: bytes, hello: bytes, first: bytes, is_hers: Callable[[int, bytes], bool]
-    ) -> bytes:
-        with self._lock:
-            given, offer = self._take_offer(name)
-        if not is_hers(given.user, given.public):
-            raise KeyTrouble(_ANOTHER)
-        receiver = offer.accept(given.user, given.public, hello)
-        receiver.open(first)
-        receiver.last = -1
-        session = secrets.token_bytes(ID_BYTES)
-        with self._lock:
-            self._close(given.user)
-            self._sessions[session] = _Session(given.user, given.public, receiver)
-            self._session_of[given.user] = session
-            if len(self._sessions) > MOST_SESSIONS:
-                self._close(next(iter(self._sessions.values())).user)
-        return session
-
-    def session(self, name: bytes) -> _Session | None:
-        with self._lock:
-            found = self._sessions.get(name)
-            if found is not None:
-                self._sessions.move_to_end(name)
-            return found
-
-    def open_sessions(self) -> int:
-        with self._lock:
-            return len(self._sessions)
-
-    def close(self, user: int) -> None:
-        """Her session and the offers made to her."""
-        with self._lock:
-            self._close(user)
-            for name in self._offers_of.pop(user, []):
-                del self._offers[name]
-
-    def _close(self, user: int) -> None:
-        name = self._session_of.pop(user, None)
-        if name is not None:
-            del self._sessions[name]
-
-    def _take_offer(self, name: bytes) -> tuple[Pass, Offer]:
-        found = self._offers.pop(name, None)
-        if found is None:
-            raise UnknownSession("there is no such offer of a session, ask for another one")
-        own = self._offers_of[found[0].user]
-        own.remove(name)
-        if not own:
-            del self._offers_of[found[0].user]
-        return found
 
 
 def _counter(message: bytes) -> int:

@@ -93,7 +93,7 @@ class OwnerMemory:
         self.asked_round, self.waiting = NONE, len(self.owner.saved)
         self.more["counted" if accepted else "returned"] += 1
 
-    def reach(self, round: int, counted: int, store: OwnerStore) -> None:
+    def reach(self, round: int, heard: int, store: OwnerStore) -> None:
         """Raises where a later round was asked in already: a question that was overtaken speaks of
         counts that do not hold any more."""
         if round < self.last_round:

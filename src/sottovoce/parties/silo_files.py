@@ -146,6 +146,8 @@ class FederationFile(SiloFile):
         require_name("federation", self.federation)
         _require_key("issuer", self.issuer)
         require_catalogue(self.catalogue)
+        if self.settings.release == "aggregated" and self.settings.min_users < 2:
+            raise UsageError("a sum over one person is hers: min_users must be at least 2")
 
     def numbers(self, names: Sequence[str]) -> tuple[int, ...]:
         """The numbers of these items, ascending. Raises where one is not in the catalogue."""

@@ -2,6 +2,7 @@
 and what the orchestrator sees, as it comes off the wire."""
 
 import itertools
+import shutil
 import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from sottovoce.algorithms.drift_aggregated import AggregatedPlan as Plan
 from sottovoce.algorithms.drift_aggregated import AggregatingOwner, Aggregation, own_vector
 from sottovoce.algorithms.drift_messages import Gradients, RowRequest
 from sottovoce.algorithms.drift_replay import exchange, exchange_together, replay
+from sottovoce.engines.flower.members import Reply
 from sottovoce.engines.flower.silo_conductor import SiloConductor
 from sottovoce.engines.flower.silo_wire import GradientsSent, RowsWanted, TaskRows
 from sottovoce.engines.silo_simulation import SIGHT
@@ -235,6 +237,48 @@ def test_an_answer_that_comes_too_late_is_in_the_next_round(folder):  # noqa: F8
     assert town.owners[1].counts()["withheld"] == 2, "user 2 waits for somebody"
     town.conduct(office, 2)
     assert np.array_equal(town.model().items[[1, 4]], moved), "once"
+    town.close()
+
+
+@pytest.mark.parametrize("how", ["late", "refused"])
+def test_owners_are_told_which_answers_came_in_also_where_none_was_counted(folder, how):  # noqa: F811
+    """So that an older copy of a store is found out: the orchestrator has seen what it lacks."""
+    town = Town(folder, CONFIG)
+
+    def fault(number, kind, asked):
+        if (number, kind, asked.round) == (1, "train", 0):
+            return "mute" if how == "late" else bounded
+        return None
+
+    def bounded(content):
+        sent = GradientsSent.from_content(content).gradients
+        rows = np.full_like(sent.item_rows, 1e6)
+        said = Gradients(1, sent.version, sent.users, sent.items, sent.user_rows, rows)
+        return GradientsSent(1, 0, said).to_content()
+
+    for user in (0, 1):
+        town.block(user, 1)
+    town.owners[1].close()
+    shutil.copytree(folder / "bora", folder / "copy")
+    town.reopen_owner(1)
+    office = Office(town, fault)
+    town.store.request_flush()
+    conductor = town.conduct(office, deadline_seconds=3.0)
+    assert town.store.counted(1) == -1
+    if how == "late":
+        task = next(x for k, n, x in office.sent if (k, n) == ("train", 1))
+        for name in conductor._late:
+            office.waiting[name] = Reply(name, office.deliver(1, "train", task))
+    else:
+        assert town.store.refused() == {"out_of_bounds": 1}
+    town.owners[1].close()
+    shutil.rmtree(folder / "bora")
+    shutil.copytree(folder / "copy", folder / "bora")
+    town.reopen_owner(1)
+    conductor.target = 2
+    conductor.run()
+    assert town.store.rounds()[-1].refused == ("bora",)
+    assert "older copy" in conductor._problems[1]
     town.close()
 
 

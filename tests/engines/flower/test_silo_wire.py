@@ -1,5 +1,7 @@
 """What the orchestrator and an owner say to each other: as it was sent, or refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
@@ -47,6 +49,7 @@ def returns(message):
 def test_questions_arrive_as_they_were_sent(round, counted, flush, departed):
     asked = QueryRows("town", max(round, counted + 1), counted, flush, departed)
     assert returns(asked)
+    assert returns(replace(asked, heard=asked.round))
     assert returns(QueryRows("town", 0, -1, flush, departed[:0]))
 
 
@@ -96,6 +99,9 @@ def test_what_contradicts_itself_is_refused():
     asked, wanted, _, sent = (message.to_content() for message in WHOLE)
     for kind, whole, change in [
         (QueryRows, asked, {"counted": 3}),
+        (QueryRows, asked, {"heard": 4}),
+        (QueryRows, asked, {"heard": -2}),
+        (QueryRows, asked, {"heard": "2"}),
         (RowsWanted, wanted, {"wanted": 0}),
         (RowsWanted, wanted, {"users_wanted": b""}),
         (RowsWanted, wanted, {"users_wanted": b"", "items_wanted": b""}),
@@ -127,8 +133,8 @@ class Asking:
 
     number, federation, items = 1, "town", frozenset({7, 1})
 
-    def request(self, round, counted, *, flush, departed=()):
-        self.asked = round, counted, flush, departed
+    def request(self, round, counted, *, flush, departed=(), heard=-1):
+        self.asked = round, counted, flush, departed, heard
         return RowRequest(1, ONE, ONE)
 
     def gradients(self, round, rows):
@@ -148,9 +154,9 @@ def test_the_app_answers_for_its_owner(monkeypatch):
         monkeypatch.setattr(TaskIdentity, name, 1)
     owner = Asking()
     app = build_owner_app(owner)
-    wanted = RowsWanted.from_content(ask(app, WHOLE[0], "query"))
+    wanted = RowsWanted.from_content(ask(app, replace(WHOLE[0], heard=1), "query"))
     assert equal(wanted, WHOLE[1])
-    assert owner.asked == (3, 2, True, [1, 7])
+    assert owner.asked == (3, 2, True, [1, 7], 1)
     assert equal(GradientsSent.from_content(ask(app, WHOLE[2], "train")), WHOLE[3])
     other = TaskRows("town", 4, WHOLE[2].rows)
     assert GradientsSent.from_content(ask(app, other, "train")).problem == "another round"

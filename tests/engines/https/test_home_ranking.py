@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,10 +10,13 @@ from orchestrator_world import App as OrchestratorApp
 from orchestrator_world import let_in
 from owner_world import FEDERATION, App, OwnerProcess, World
 from test_user_agent import federation
+from user_world import CATALOGUE
+from user_world import world as user_world
 
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_aggregated import own_vector
 from sottovoce.algorithms.drift_messages import Rows
+from sottovoce.cli import call
 from sottovoce.consent import Choice
 from sottovoce.engines.https.home_wire import (
     ROWS,
@@ -24,8 +28,9 @@ from sottovoce.engines.https.home_wire import (
 )
 from sottovoce.engines.https.orchestrator_folder import create_orchestrator_folder, invite
 from sottovoce.engines.https.orchestrator_wire import ask, encode_count
+from sottovoce.engines.https.owner_wire import OFFERS_PATH
 from sottovoce.engines.https.user_agent import UserAgent
-from sottovoce.errors import ConsentError, MessageError
+from sottovoce.errors import ConsentError, MessageError, Unreachable
 from sottovoce.parties.user_store import UserStore
 from sottovoce.privacy.interactions import Identity
 
@@ -73,6 +78,32 @@ def test_a_user_gets_her_own_vector_and_nobody_else_does(tmp_path):
         ]:
             refused = app.ask("POST", VECTOR, wrong)
             assert (refused.status, refused.json()["error"]) == (status, word)
+        nobody, none = np.zeros(0, np.int64), np.zeros((0, 4), np.float32)
+        with pytest.raises(MessageError):  # after which the owner reads its disk again
+            app.owner.gradients(0, Rows(0, nobody, nobody, none, none))
+        assert app.ask("POST", VECTOR, asks(ann, given=twin)).status == 403
+
+
+def test_who_asks_too_often_is_told_to_wait_and_others_are_not(tmp_path):
+    world = World(tmp_path, settings=SUMS)
+    with App(world.folder, limits={"per_minute": 2}) as app:
+        eve, ann = world.user(7), world.user(8)
+        found = [app.ask("POST", VECTOR, asks(eve)).status for _ in range(3)]
+        assert found == [200, 200, 429]
+        assert app.ask("POST", VECTOR, asks(ann)).status == 200
+
+
+def test_offers_do_not_wait_for_a_vector_while_sums_are_made(tmp_path):
+    world = World(tmp_path, settings=SUMS)
+    with App(world.folder) as app, ThreadPoolExecutor(2) as pool:
+        with app.owner._turn:  # as while sums are made
+            vector = pool.submit(app.ask, "POST", VECTOR, asks(world.user(7)))
+            while not app.service._vectors_aside._waiting:
+                time.sleep(0.01)
+            offer = pool.submit(app.ask, "POST", OFFERS_PATH, world.user(8).given.encode())
+            assert offer.result(timeout=10).status == 200
+            assert not vector.done()
+        assert vector.result(timeout=10).status == 200
 
 
 def test_owners_as_printed_have_no_such_address(tmp_path):
@@ -112,6 +143,66 @@ def test_the_orchestrator_shows_rows_and_cannot_recommend(tmp_path):
         refused = app.ask("POST", "/v1/recommend", user.asks("recommend", encode_count(3)))
         assert refused.status == 400
         assert "data owners keep them" in refused.body.decode()
+
+
+@pytest.fixture
+def here(tmp_path):
+    with user_world(tmp_path, secure=False, settings=SUMS) as found:
+        found.rows = np.sin(np.arange(48, dtype=np.float32)).reshape(12, 4)
+        yield found
+
+
+@pytest.fixture
+def phone(here, tmp_path):
+    async def at_once(seconds):
+        pass
+
+    with (
+        UserStore.join(tmp_path / "phone", here.invitation()) as store,
+        UserAgent(store, sleep=at_once) as agent,
+    ):
+        agent.refresh_directory()
+        agent.door.choose(0, Choice())
+        for moment, item in enumerate((0, 9)):  # alpha's, beta's
+            agent.door.interact(0, item, True, moment)
+        agent.send_all()
+        yield agent
+
+
+def test_a_catalogue_that_has_grown_is_read_before_ranking(here, phone):
+    before = {one.name for one in phone.recommend(0, 20)}
+    assert len(before) == 8
+    here.rows = np.sin(np.arange(52, dtype=np.float32)).reshape(13, 4)
+    here.show(2, catalogue=(*CATALOGUE, "film 12"))
+    assert {one.name for one in phone.recommend(0, 20)} == before, "nobody holds the new one yet"
+    assert len(phone.store.world.directory.catalogue) == 13
+
+
+def test_rows_beyond_the_catalogue_are_not_taken(here, phone):
+    here.rows = np.zeros((13, 4), np.float32)
+    with pytest.raises(Unreachable, match="more than it should"):
+        phone.recommend(0, 3)
+
+
+def test_an_owner_that_does_not_answer_is_left_out_and_named(here, phone):
+    phone.recommend(0, 3)
+    assert phone.left_out == ()
+    here.owners["beta"].refuse_first = 1000
+    assert len(phone.recommend(0, 3)) == 3
+    assert phone.left_out == ("beta",)
+    here.owners["alpha"].refuse_first = 1000
+    with pytest.raises(Unreachable, match="alpha, beta"):
+        phone.recommend(0, 3)
+
+
+def test_the_command_says_whose_vector_is_left_out(here, phone, capsys):
+    here.owners["beta"].refuse_first = 1000
+    place = str(phone.store.path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sottovoce.engines.https.user_agent.FIRST_WAIT", 0.0)
+        assert call(["user", "recommend", place]) == 0
+        told = capsys.readouterr()
+    assert "beta did not answer; its vector is left out" in told.err
 
 
 @pytest.mark.slow

@@ -4,9 +4,11 @@ fail, and an orchestrator that enrols, shows the directory, ranks and lets go.""
 import contextlib
 import json
 
+import numpy as np
 from fake_server import FakeServer, Reply
 
 from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.engines.https.home_wire import ROWS, VECTOR, encode_rows, encode_vector
 from sottovoce.engines.https.keys import init_keys, server_context
 from sottovoce.engines.https.orchestrator_wire import (
     Enrolled,
@@ -23,7 +25,8 @@ from sottovoce.engines.https.owner_wire import (
 )
 from sottovoce.errors import KeyTrouble, MessageError
 from sottovoce.parties.directory import Directory, OwnerEntry
-from sottovoce.parties.owner import DataOwner, UnknownSession
+from sottovoce.parties.owner import DataOwner
+from sottovoce.parties.owner_door import UnknownSession
 from sottovoce.parties.silo_files import UserInvitation
 from sottovoce.privacy.interactions import Identity
 from sottovoce.privacy.passes import Issuer, Pass
@@ -37,7 +40,7 @@ HELD = {"alpha": range(0, 6), "beta": range(4, 10)}
 class OwnerPlace:
     """A data owner that can be restarted, and whose answers can be lost."""
 
-    def __init__(self, folder, number, name, items, issuer, context):
+    def __init__(self, folder, number, name, items, issuer, context, settings):
         self.folder, self.identity = folder, Identity()
         self.number, self.name = number, name
         self.owner = DataOwner.create(
@@ -46,7 +49,7 @@ class OwnerPlace:
             name=name,
             federation=issuer.federation,
             issuer=issuer.public,
-            settings=SETTINGS,
+            settings=settings,
             items=items,
             identity=self.identity,
         )
@@ -89,6 +92,9 @@ class OwnerPlace:
         return reply
 
     def _answer(self, path, body):
+        if path == VECTOR:
+            vector = self.owner.own_vector(read_question(body).given)
+            return Reply(body=encode_vector(vector, self.owner.settings.embedding_size))
         if path == "/v1/offers":
             return Reply(body=OfferMade(*self.owner.offer(Pass.decode(body))).encode())
         session = None
@@ -106,7 +112,8 @@ class OwnerPlace:
 class World:
     """`lies` of the orchestrator are set by a test: `signed` is the directory that it shows."""
 
-    def __init__(self, folder, stack, *, secure=True):
+    def __init__(self, folder, stack, *, secure=True, settings=SETTINGS):
+        self.settings, self.rows = settings, np.zeros((0, settings.embedding_size), np.float32)
         self.issuer, self.users = Issuer("films"), Identity()
         context = None
         self.authority = ""
@@ -115,7 +122,7 @@ class World:
             context = server_context(folder / "keys")
             self.authority = (folder / "keys/ca.crt").read_text()
         self.owners = {
-            name: OwnerPlace(folder / name, n, name, held, self.issuer, context)
+            name: OwnerPlace(folder / name, n, name, held, self.issuer, context, settings)
             for n, (name, held) in enumerate(HELD.items())
         }
         for place in self.owners.values():
@@ -134,7 +141,9 @@ class World:
             if owners is None or name in owners
         ]
         issuer = issuer or self.issuer
-        directory = Directory("films", issuer.public, version, SETTINGS, catalogue, tuple(entries))
+        directory = Directory(
+            "films", issuer.public, version, self.settings, catalogue, tuple(entries)
+        )
         self.signed = directory.sign(issuer)
         return self.signed
 
@@ -155,6 +164,8 @@ class World:
             if request.headers.get("if-none-match") == tag:
                 return Reply(304, b"", {"ETag": tag})
             return Reply(200, self.signed, {"ETag": tag})
+        if request.path == ROWS:
+            return Reply(body=encode_rows(self.rows))
         if request.path == "/v1/enrol":
             wanted = Enrolment.decode(request.body)
             self.enrolments.append(wanted)

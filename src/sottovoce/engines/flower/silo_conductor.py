@@ -11,6 +11,7 @@ goes on, and every update counts once.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +24,9 @@ from sottovoce.algorithms.drift_aggregated import in_turn
 from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.checkpoint import write_status
 from sottovoce.engines.flower.members import Kind, Post, Seen
+from sottovoce.engines.flower.silo_checks import Outcome, Refused, check_values
 from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
-from sottovoce.engines.flower.wire import Content
+from sottovoce.engines.flower.wire import NOTHING, Content
 from sottovoce.errors import ConfigError, DataError, MessageError, VersionMismatch
 from sottovoce.parties.orchestrator_rounds import OpenRound, SiloRound
 from sottovoce.parties.orchestrator_store import AdmittedOwner, OrchestratorStore
@@ -35,14 +37,12 @@ LOOK_SECONDS = 1.0
 """How often it is checked who is online, and how long after an error a message is sent again."""
 LONGEST_SECONDS = 15.0
 """The longest pause before a message is sent again to a node that fell over each time."""
+LATE_ROUNDS = 10
+"""For how long an answer is listened for that did not come in time."""
 DORMANT_AFTER = 2
 """Rounds in a row in which an owner stayed silent, after which nobody waits for it."""
 
 T = TypeVar("T", RowsWanted, GradientsSent)
-
-
-class _Refused(MessageError):
-    """What an owner said does not count; the text is the reason under which that is counted."""
 
 
 @dataclass(slots=True, repr=False)
@@ -56,19 +56,6 @@ class _Asked:
     resend_at: float = math.inf
     errors: int = 0
     reply: Mapping[str, Any] | None = None
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What has become of a round so far; owners by number."""
-
-    answered: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)
-    updated: list[int] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    """Those that have ended their streams."""
-    users: set[int] = field(default_factory=set)
-    items: set[int] = field(default_factory=set)
 
 
 class SiloConductor:
@@ -102,6 +89,8 @@ class SiloConductor:
         self._misses: dict[int, int] = {}
         self._unknown = 0
         self._problems: dict[int, str] = {}
+        self._late: dict[str, tuple[int, int]] = {}
+        """Letters with rows that were not answered in time: the owner and the round."""
         self._silent: tuple[str, ...] = ()
         self._said: dict[str, Any] = {}
         self._membership = -1
@@ -178,7 +167,7 @@ class SiloConductor:
 
     def _round(self, opened: OpenRound) -> None:
         start, there = self.post.clock(), set(self._nodes)
-        asked, done = sorted(self.owners), _Outcome()
+        asked, done = sorted(self.owners), Outcome()
         names = {number: owner.name for number, owner in self.owners.items()}
         requests = self._ask(opened, asked, done)
         for turn in [[n] for n in requests] if in_turn(self.store.settings) else [list(requests)]:
@@ -205,13 +194,16 @@ class SiloConductor:
         self._silent = record.silent
 
     def _ask(
-        self, opened: OpenRound, asked: Collection[int], done: _Outcome
+        self, opened: OpenRound, asked: Collection[int], done: Outcome
     ) -> dict[int, RowRequest]:
         """The first phase: which rows owners want. What they hold now is taken in as well."""
         departed = np.array(self.store.departed(), dtype=np.int64)
-        when = self.store.federation, opened.round
+        self._hear_the_late(opened.round - LATE_ROUNDS)
+        when, heard = (self.store.federation, opened.round), self.store.all_heard()
         letters = {
-            number: QueryRows(*when, counted, number in opened.ending, departed).to_content()
+            number: QueryRows(
+                *when, counted, number in opened.ending, departed, heard.get(number, NOTHING)
+            ).to_content()
             for number, counted in self.store.all_counted().items()
             if number in asked
         }
@@ -225,7 +217,7 @@ class SiloConductor:
                     done.ended.append(number)
                 self._take_items(number, wanted[number].items)
                 done.answered.add(number)
-            except _Refused as reason:
+            except Refused as reason:
                 self._refuse(number, str(reason), done)
         self._sync()
         requests = {}
@@ -235,50 +227,50 @@ class SiloConductor:
                 try:
                     self._check(number, request)
                     requests[number] = request
-                except _Refused as reason:
+                except Refused as reason:
                     self._refuse(number, str(reason), done)
         return requests
 
     def _take_items(self, number: int, items: NDArray[np.int64]) -> None:
         if len(items) and int(items[-1]) >= self.store.n_items:
-            raise _Refused("unknown_item")
+            raise Refused("unknown_item")
         held = self.owners[number].items if number in self.owners else ()
         if not np.array_equal(items, held):
             try:
                 self.store.set_items(number, items.tolist())
             except DataError:  # removed in this very moment
-                raise _Refused("unknown_owner") from None
+                raise Refused("unknown_owner") from None
 
     def _check(self, number: int, asked: RowRequest | Gradients) -> Rows:
         """The rows in question, if the owner can have asked for them as far as all is known now."""
         if number not in self.orchestrator.table.all_owners():
-            raise _Refused("unknown_owner")
+            raise Refused("unknown_owner")
         if not self.orchestrator.table.holds(number, asked.items.tolist()):
-            raise _Refused("foreign_item")
+            raise Refused("foreign_item")
         sums = self.store.settings.release == "aggregated"
         whole = len(asked.items) == len(self.orchestrator.table.items(number))
         if (len(asked.users) or not whole) if sums else not len(asked.users):
-            raise _Refused("malformed")
+            raise Refused("malformed")
         try:
             return self.orchestrator.answer(RowRequest(number, asked.users, asked.items))
         except MessageError:
             gone = np.isin(asked.users, self.store.departed()).any()
-            raise _Refused("departed_user" if gone else "unknown_user") from None
+            raise Refused("departed_user" if gone else "unknown_user") from None
 
     def _answer(
-        self, turn: Collection[int], requests: Mapping[int, RowRequest], done: _Outcome
+        self, turn: Collection[int], requests: Mapping[int, RowRequest], done: Outcome
     ) -> dict[int, Rows]:
         """The rows that owners get; none for one that was removed while others had their turn."""
         found = {}
         for number in turn:
             try:
                 found[number] = self._check(number, requests[number])
-            except _Refused as reason:
+            except Refused as reason:
                 self._refuse(number, str(reason), done)
         return found
 
     def _hand_out(
-        self, opened: OpenRound, rows: Mapping[int, Rows], done: _Outcome
+        self, opened: OpenRound, rows: Mapping[int, Rows], done: Outcome
     ) -> dict[int, Gradients]:
         """The second phase: rows out, gradients in."""
         federation = self.store.federation
@@ -290,17 +282,33 @@ class SiloConductor:
             try:
                 sent = self._read(GradientsSent, number, reply, opened)
                 if sent.gradients is not None:
+                    self._hear(number, sent)
                     found[number] = sent.gradients
-            except _Refused as reason:
+            except Refused as reason:
                 self._refuse(number, str(reason), done)
         return found
+
+    def _hear(self, number: int, sent: GradientsSent) -> None:
+        """Sums that came in are known here, whatever becomes of them; the owner is told so."""
+        if self.store.settings.release == "aggregated":
+            self.store.hear(number, sent.round)
+
+    def _hear_the_late(self, first: int) -> None:
+        """Answers that have come since their rounds were closed, from the round `first` on."""
+        self._late = {name: late for name, late in self._late.items() if late[1] >= first}
+        for reply in self.post.collect(list(self._late)) if self._late else ():
+            number, round = self._late.pop(reply.to, (-1, -1))
+            with contextlib.suppress(MessageError):
+                sent = GradientsSent.from_content(reply.content or {})
+                if sent.gradients is not None and (sent.owner, sent.round) == (number, round):
+                    self._hear(number, sent)
 
     def _fold(
         self,
         found: Mapping[int, Gradients],
         requests: Mapping[int, RowRequest],
         rows: Mapping[int, Rows],
-        done: _Outcome,
+        done: Outcome,
     ) -> None:
         self._drop_the_gone()
         began = self.orchestrator.version
@@ -308,13 +316,13 @@ class SiloConductor:
             request = requests[number]
             try:
                 if gradients.version != rows[number].version:
-                    raise _Refused("stale")
+                    raise Refused("stale")
                 asked = np.isin(gradients.users, request.users).all()
                 if not asked or not np.isin(gradients.items, request.items).all():
-                    raise _Refused("not_asked")
-                self._check_values(self._check(number, gradients), gradients)
+                    raise Refused("not_asked")
+                check_values(self._check(number, gradients), gradients, self.store.settings)
                 self.orchestrator.fold(gradients, began)
-            except _Refused as reason:
+            except Refused as reason:
                 self._refuse(number, str(reason), done)
             except MessageError:  # all that is left to be wrong is its age
                 self._refuse(number, "stale", done)
@@ -322,20 +330,6 @@ class SiloConductor:
                 done.updated.append(number)
                 done.users.update(gradients.users.tolist())
                 done.items.update(gradients.items.tolist())
-
-    def _check_values(self, now: Rows, gradients: Gradients) -> None:
-        """One owner's numbers must not take the model from everybody."""
-        rate = self.store.settings.learning_rate
-        for row, pull in (
-            (now.user_rows, gradients.user_rows),
-            (now.item_rows, gradients.item_rows),
-        ):
-            if pull.shape != row.shape:
-                raise _Refused("malformed")
-            with np.errstate(over="ignore", invalid="ignore"):
-                moved = (row.astype(np.float64) - rate * pull.astype(np.float64)).astype(np.float32)
-            if not np.isfinite(moved).all():
-                raise _Refused("not_finite")
 
     def _drop_the_gone(self) -> None:
         """Nothing is kept or folded here of users and owners that have left since `_sync`."""
@@ -350,19 +344,19 @@ class SiloConductor:
         try:
             answer = kind.from_content(reply)
         except VersionMismatch:
-            raise _Refused("version") from None
+            raise Refused("version") from None
         except MessageError:
-            raise _Refused("malformed") from None
+            raise Refused("malformed") from None
         if answer.owner != number:
-            raise _Refused("unknown_owner")
+            raise Refused("unknown_owner")
         if answer.round != opened.round:
-            raise _Refused("stale")
+            raise Refused("stale")
         self._problems[number] = answer.problem
         if answer.problem:
-            raise _Refused("owner_problem")
+            raise Refused("owner_problem")
         return answer
 
-    def _refuse(self, number: int, reason: str, done: _Outcome) -> None:
+    def _refuse(self, number: int, reason: str, done: Outcome) -> None:
         done.answered.discard(number)
         done.refused.add(number)
         self.store.refuse(reason)
@@ -387,6 +381,9 @@ class SiloConductor:
             if late or not waited.intersection(missing):
                 break
             self.post.wait(PULL_SECONDS)
+        if kind == "train":
+            for number, entry in asked.items():
+                self._late |= dict.fromkeys(entry.messages, (number, opened.round))
         return {n: entry.reply for n, entry in asked.items() if entry.reply is not None}
 
     def _send(self, kind: Kind, asked: Mapping[int, _Asked], left: float) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
+from sottovoce.engines.flower.wire import NOTHING
 from sottovoce.errors import MessageError, SottovoceError
 
 if TYPE_CHECKING:
@@ -31,7 +32,13 @@ class OwnerOfBlocks(Protocol):
     def items(self) -> frozenset[int]: ...
 
     def request(
-        self, round: int, counted: int, *, flush: bool, departed: Iterable[int] = ()
+        self,
+        round: int,
+        counted: int,
+        *,
+        flush: bool,
+        departed: Iterable[int] = (),
+        heard: int = NOTHING,
     ) -> RowRequest | None: ...
 
     def gradients(self, round: int, rows: Rows) -> Gradients | None: ...
@@ -49,7 +56,11 @@ class OwnerNode:
         try:
             _agree(owner, query.federation)
             request = owner.request(
-                query.round, query.counted, flush=query.flush, departed=query.departed.tolist()
+                query.round,
+                query.counted,
+                flush=query.flush,
+                departed=query.departed.tolist(),
+                heard=query.heard,
             )
         except SottovoceError as error:
             problem = str(error)

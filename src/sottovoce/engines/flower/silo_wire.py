@@ -50,6 +50,9 @@ class QueryRows:
     """Whether all streams end now."""
     departed: Ints
     """Users of whom nothing may remain, ascending."""
+    heard: int = NOTHING
+    """The last round of which an answer of the owner with sums in it came in, counted or not; -1
+    where none did."""
 
     def __repr__(self) -> str:
         return f"<QueryRows round={self.round} flush={self.flush}>"
@@ -62,6 +65,7 @@ class QueryRows:
             "counted": self.counted,
             "flush": int(self.flush),
             "departed": pack_numbers(self.departed),
+            **({} if self.heard == NOTHING else {"heard": self.heard}),
         }
 
     @classmethod
@@ -69,7 +73,8 @@ class QueryRows:
         check_protocol(content, PROTOCOL)
         round = _whole(content, "round")
         counted = _whole(content, "counted", NOTHING)
-        if counted >= round:
+        heard = _whole(content, "heard", NOTHING) if "heard" in content else NOTHING
+        if counted >= round or heard > round:
             raise MessageError("the orchestrator counts an update of a round that is to come")
         return cls(
             field_of(content, "federation", str),
@@ -77,6 +82,7 @@ class QueryRows:
             counted,
             bool(_whole(content, "flush", 0, 1)),
             unpack_numbers(field_of(content, "departed", bytes)),
+            heard,
         )
 
 

@@ -41,12 +41,17 @@ def encode_rows(rows: Row) -> bytes:
     return _HEAD.pack(_MAGIC, *rows.shape) + rows.astype("<f4").tobytes()
 
 
+def longest_rows(items: int, size: int) -> int:
+    """Bytes of the rows of so many items."""
+    return _HEAD.size + 4 * items * size
+
+
 def decode_rows(body: bytes, most: int, size: int) -> Row:
     """Of at most so many items, each of `size` numbers."""
     if len(body) < _HEAD.size:
         raise MessageError("the orchestrator's answer cannot be read")
     magic, items, width = _HEAD.unpack_from(body)
-    whole = len(body) == _HEAD.size + 4 * items * size
+    whole = len(body) == longest_rows(items, size)
     if magic != _MAGIC or width != size or items > most or not whole:
         raise MessageError("the orchestrator's answer cannot be read")
     rows = np.frombuffer(body, "<f4", offset=_HEAD.size).astype(np.float32).reshape(items, size)

@@ -44,7 +44,8 @@ from sottovoce.engines.https.refusals import Refused, Tally
 from sottovoce.engines.https.routing import Handler, Pulse, Routed
 from sottovoce.engines.https.writer import GroupWriter
 from sottovoce.errors import DataError, KeyTrouble, MessageError, ServiceError, UsageError
-from sottovoce.parties.owner import DataOwner, Taken, UnknownSession
+from sottovoce.parties.owner import DataOwner, Taken
+from sottovoce.parties.owner_door import UnknownSession
 from sottovoce.privacy.passes import Pass
 
 Batch = tuple[bytes, Sequence[bytes]]
@@ -72,7 +73,7 @@ class OwnerLimits:
     """Bytes of requests that wait for the disk: what one transaction has to take at most."""
     connections: int = 4000
     sessions: int = 128
-    """Offers and agreements that wait."""
+    """Offers and agreements that wait, and as many questions for vectors."""
     lag_seconds: float = 0.2
     """A service that is so late with its own work takes nothing more on."""
     body_seconds: float = 30.0
@@ -145,6 +146,7 @@ class OwnerService(Routed):
             owner, tally, limit=limits.waiting, accepted=_nothing, failed=failed, died=died
         )
         self._aside = Aside(limits.sessions, threads=1)
+        self._vectors_aside = Aside(limits.sessions, threads=1)
         self._operators_aside = Aside(_OPERATORS, threads=1)
         self._receiving = self._in_flight = 0
         self._sending: set[bytes] = set()
@@ -168,6 +170,7 @@ class OwnerService(Routed):
         self._pulse.stop()
         self._writer.close()
         self._aside.close()
+        self._vectors_aside.close()
         self._operators_aside.close()
 
     # --- what users send --------------------------------------------------------------------------
@@ -230,6 +233,7 @@ class OwnerService(Routed):
         return taken
 
     async def _vector(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Waits while sums are made; offers and sessions do not wait with it."""
         body = await read_body(scope, receive, LONGEST, self._limits.body_seconds)
         owner = self._owner
 
@@ -241,7 +245,7 @@ class OwnerService(Routed):
             except KeyTrouble as error:
                 raise Refused("bad_pass", str(error)) from None
 
-        await answer(send, 200, [_BYTES], await self._aside(look))
+        await answer(send, 200, [_BYTES], await self._vectors_aside(look))
 
     # --- what others ask --------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from sottovoce.engines.https.client import Answer, Busy, Client
-from sottovoce.engines.https.home_wire import ROWS, VECTOR, decode_rows, decode_vector
+from sottovoce.engines.https.home_wire import ROWS, VECTOR, decode_rows, decode_vector, longest_rows
 from sottovoce.engines.https.orchestrator_wire import (
     DIRECTORY,
     ENROL,
@@ -63,7 +63,6 @@ CONNECTIONS = 8
 """At a time to each owner, at most."""
 _LARGEST_DIRECTORY = 1 << 28
 _LARGEST_ANSWER = 1 << 23
-_LARGEST_ROWS = 1 << 30
 _FEWEST_ASKED = 64
 
 
@@ -114,6 +113,8 @@ class UserAgent:
         self._client = _client(store)
         self._books = Books(store)
         self._lines: dict[int, OwnerLine] = {}
+        self.left_out: tuple[str, ...] = ()
+        """Owners that did not answer when it ranked last, so that their vectors are not in it."""
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
     def __enter__(self) -> UserAgent:
@@ -169,6 +170,7 @@ class UserAgent:
         here."""
         if n < 1:
             raise UsageError(f"one can ask for at least 1 item, not {n}")
+        self.left_out = ()
         return self._run(self._recommend(user, n))
 
     # --- how it is done --------------------------------------------------------------------------
@@ -294,7 +296,7 @@ class UserAgent:
         world = await self._books(lambda: self.store.world)
         catalogue = world.directory.catalogue
         if world.directory.settings.release == "aggregated":
-            return await self._rank_at_home(user, n, world, seen)
+            return await self._rank_at_home(user, n, seen)
         wanted = min(_round_number(n + len(seen)), len(catalogue), MOST_ITEMS)
 
         async def once() -> Answer:
@@ -312,23 +314,26 @@ class UserAgent:
         ]
         return best[:n]
 
-    async def _rank_at_home(
-        self, user: int, n: int, world: World, seen: Collection[int]
-    ) -> list[Suggestion]:
+    async def _rank_at_home(self, user: int, n: int, seen: Collection[int]) -> list[Suggestion]:
         """With her vectors, which data owners keep, and everybody's rows."""
         from sottovoce.algorithms.drift_aggregated import own_vector
         from sottovoce.recommender import FactorScorer, recommend
 
-        catalogue, size = world.directory.catalogue, world.directory.settings.embedding_size
-        given = []
-        for owner in await self._books(lambda: self.door.keepers(user)):
-            vector = await self._patiently(partial(self._vector, user, world.owners[owner], size))
+        world, rows = await self._patiently(self._rows)
+        catalogue, size = world.directory.catalogue, rows.shape[1]
+        given, silent = [], []
+        keepers = await self._books(lambda: self.door.keepers(user))
+        for entry in [world.owners[owner] for owner in keepers]:
+            try:
+                vector = await self._patiently(partial(self._vector, user, entry, size))
+            except Unreachable:
+                silent.append(entry.name)
+                continue
             if vector is not None:
                 given.append(vector)
-        answer = self._good(
-            await self._patiently(lambda: self._client.get(ROWS, limit=_LARGEST_ROWS, packed=True))
-        )
-        rows = decode_rows(answer.body, len(catalogue), size)
+        if silent and len(silent) == len(keepers):
+            raise Unreachable(f"nobody who keeps a vector of yours answers: {', '.join(silent)}")
+        self.left_out = tuple(silent)
         bias = np.full(len(rows), -np.inf, dtype=np.float32)
         bias[[item for item in world.table if item < len(rows)]] = 0.0
         scorer = FactorScorer(own_vector(given, size)[None], rows, bias)
@@ -336,6 +341,23 @@ class UserAgent:
         items, scores = recommend(scorer, 0, known, n)
         found = zip(items.tolist(), scores.tolist(), strict=True)
         return [Suggestion(item, catalogue[item], score) for item, score in found]
+
+    async def _rows(self) -> tuple[World, NDArray[np.float32]]:
+        """Those of all items, and the directory that names them: fetched anew where the one that is
+        known names too few."""
+
+        async def fetch() -> tuple[World, NDArray[np.float32]]:
+            world = await self._books(lambda: self.store.world)
+            shape = len(world.directory.catalogue), world.directory.settings.embedding_size
+            answer = await self._client.get(ROWS, limit=longest_rows(*shape), packed=True)
+            return world, decode_rows(self._good(answer).body, *shape)
+
+        try:
+            return await fetch()
+        except Unreachable:
+            if not await self._refresh():
+                raise
+            return await fetch()
 
     async def _vector(self, user: int, entry: OwnerEntry, size: int) -> NDArray[np.float32] | None:
         """Her own, of one owner. A question is good once, so it is made anew each time."""
