@@ -147,8 +147,8 @@ def run_once(place, engine, world):
         ("fpl", "flower"),
         ("fcf", "https"),
         ("fmf", "https"),
-        ("rotated", "https"),
-        ("uc", "flower"),
+        pytest.param("rotated", "https", marks=pytest.mark.slow),
+        pytest.param("uc", "flower", marks=pytest.mark.slow),
         pytest.param("fcf", "flower", marks=pytest.mark.slow),
     ],
 )

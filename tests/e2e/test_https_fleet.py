@@ -138,6 +138,7 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path):
     assert np.array_equal(federation.devices.cohort.vectors, state.vectors)
 
 
+@pytest.mark.slow
 def test_killed_devices_lose_nothing(tmp_path):
     """kill -9 of agents at any moment, restarted each time: model, vectors and ledgers are those of
     a run without kills; every interaction and choice is there."""

@@ -44,7 +44,7 @@ class Restarting:
         raise AssertionError("no answer")
 
 
-@pytest.mark.parametrize("acknowledged", [0, 3, 8])
+@pytest.mark.parametrize("acknowledged", [0, pytest.param(3, marks=pytest.mark.slow), 8])
 def test_a_killed_server_goes_on_where_it_was(tmp_path, acknowledged):
     """Killed in each round after so many reports, at the latest right after the last one."""
     folder, fleet = new_folder(tmp_path, rounds=ROUNDS, min_fraction=1.0), Fleet()
