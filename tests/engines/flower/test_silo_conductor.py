@@ -220,6 +220,86 @@ class Office:
         self.time += seconds
 
 
+class Mishaps:
+    """Owners, the post and the conductor fail, by round: what does not last, once."""
+
+    def __init__(self, town, sim, faults, closings):
+        self.town, self.sim, self.faults, self.closings = town, sim, faults, closings
+        self.tasked = defaultdict(set)
+        self.office = Office(town, self._fault)
+        self._used, self._closed = set(), set()
+
+    def turns(self, events):
+        """Nine interactions, a round; the last one is for those who were left out. Yields what the
+        simulation has updated, who was away, and the round's record."""
+        edges = [*range(0, len(events), 9), len(events)]
+        windows = [*(range(a, b) for a, b in itertools.pairwise(edges)), ()]
+        for turn, window in enumerate(windows):
+            for k in window:
+                self.town.send(events, k)
+                self.sim.send(events, k)
+            flush = turn >= len(windows) - 2
+            if flush:
+                self.town.store.request_flush()
+            if not window:
+                self.faults.clear()
+            self._conduct(turn + 1)
+            away = {}
+            for kind, k in itertools.product(("train", "query"), range(3)):
+                if what := self._lasting(turn, k, kind):
+                    away[k] = kind, what
+            yield turn, self.sim.round(flush, away), away, self.town.store.rounds()[-1]
+
+    def _lasting(self, round, number, kind):
+        """Whether the letter or the answer is lost however often it is asked."""
+        what, *only = self.faults.get((round, number, kind), "nothing").split()
+        return what if what in ("lost", "mute") and only in ([], [kind]) else None
+
+    def _fault(self, number, kind, asked):
+        if kind == "train":
+            self.tasked[asked.round].add(number)
+        if lasting := self._lasting(asked.round, number, kind):
+            return lasting
+        where = asked.round, number, kind
+        if where in self._used:
+            return None
+        self._used.add(where)
+        if self.faults.get(where) == "restart":
+            self.town.reopen_owner(number)
+            self.office.since[number] += "b"
+            return "lost"
+        return {
+            "error once": "error",
+            "twice": "twice",
+            "crash": Crash(),
+            "crash after": Crash("after"),
+        }.get(self.faults.get(where))
+
+    def _conduct(self, target):
+        town = self.town
+        while town.store.round < target:
+            self._crashing(town.store)
+            try:
+                SiloConductor(town.store, self.office, target=target, deadline_seconds=3.0).run()
+            except Crash:
+                self.office.waiting.clear()
+                town.reopen_store()
+
+    def _crashing(self, store):
+        real = store.close_round
+
+        def close(record, *rest, **named):
+            when = self.closings.get(record.round)
+            if when == "before" and record.round not in self._closed:
+                self._closed.add(record.round)
+                raise Crash
+            real(record, *rest, **named)
+            if when == "after":
+                raise Crash
+
+        store.close_round = close
+
+
 def same(one, other):
     return np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)
 
@@ -307,79 +387,16 @@ def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
     by another one, which changes nothing."""
     events, place = events_of(n, seed), Path(tempfile.mkdtemp(dir=folder))
     town, sim = Town(place), Simulated()
-    used, closed, tasked = set(), set(), defaultdict(set)
-
-    def fault(number, kind, asked):
-        if kind == "train":
-            tasked[asked.round].add(number)
-        where = asked.round, number, kind
-        what = faults.get(where)
-        if what in ("lost", "mute"):
-            return what  # however often it is asked
-        if where in used:
-            return None
-        used.add(where)
-        if what == "restart":
-            town.reopen_owner(number)
-            office.since[number] += "b"
-            return "lost"
-        return {
-            "error once": "error",
-            "twice": "twice",
-            "crash": Crash(),
-            "crash after": Crash("after"),
-        }.get(what)
-
-    def crashing(store):
-        real = store.close_round
-
-        def close(record, *rest, **named):
-            when = closings.get(record.round)
-            if when == "before" and record.round not in closed:
-                closed.add(record.round)
-                raise Crash
-            real(record, *rest, **named)
-            if when == "after":
-                raise Crash
-
-        store.close_round = close
-
-    def conduct(target):
-        while town.store.round < target:
-            crashing(town.store)
-            try:
-                SiloConductor(town.store, office, target=target, deadline_seconds=3.0).run()
-            except Crash:
-                office.waiting.clear()
-                town.reopen_store()
-
-    office = Office(town, fault)
-    edges = [*range(0, len(events), 9), len(events)]
-    windows = [range(a, b) for a, b in itertools.pairwise(edges)]
-    for turn in range(len(windows) + 1):  # the last one is for those who were left out
-        for k in windows[turn] if turn < len(windows) else ():
-            town.send(events, k)
-            sim.send(events, k)
-        flush = turn >= len(windows) - 1
-        if flush:
-            town.store.request_flush()
-        if turn == len(windows):
-            faults.clear()
-        conduct(turn + 1)
-        away = {}
-        for kind in ("train", "query"):
-            for k in range(3):
-                if faults.get((turn, k, kind)) in ("lost", "mute"):
-                    away[k] = kind, faults[turn, k, kind]
-        updates = sim.round(flush, away)
-        record = town.store.rounds()[-1]
+    mishaps, turns = Mishaps(town, sim, faults, closings), 0
+    for turn, updates, away, record in mishaps.turns(events):
         assert len(record.updated) == updates
-        silent = {k for k in away if away[k][0] == "query" or k in tasked[turn]}
+        silent = {k for k in away if away[k][0] == "query" or k in mishaps.tasked[turn]}
         assert set(record.silent) == {list(HOLDINGS)[k] for k in silent}
+        turns += 1
     assert same(town.model(), sim.orchestrator.model)
     assert town.store.load().version == sim.orchestrator.version
     assert not town.store.refused()
-    assert [r.round for r in town.store.rounds()] == list(range(len(windows) + 1))
+    assert [r.round for r in town.store.rounds()] == list(range(turns))
     assert all(owner.counts()["waiting"] == 0 for owner in town.owners.values())
     town.close()
 

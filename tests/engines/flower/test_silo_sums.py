@@ -16,7 +16,7 @@ from test_silo_conductor import (
     N_ITEMS,
     N_USERS,
     ROOT,
-    Crash,
+    Mishaps,
     Office,
     Town,
     events_of,
@@ -30,7 +30,6 @@ from sottovoce.algorithms.drift_aggregated import AggregatingOwner, Aggregation,
 from sottovoce.algorithms.drift_messages import Gradients, RowRequest
 from sottovoce.algorithms.drift_replay import exchange, exchange_together, replay
 from sottovoce.engines.flower.members import Reply
-from sottovoce.engines.flower.silo_conductor import SiloConductor
 from sottovoce.engines.flower.silo_wire import GradientsSent, RowsWanted, TaskRows
 from sottovoce.engines.silo_simulation import SIGHT
 from sottovoce.errors import StoreError, UsageError
@@ -142,69 +141,8 @@ def test_the_model_is_the_simulations_whatever_is_lost_doubled_or_killed(
     config = replace(CONFIG, window=window)
     events, place = events_of(n, seed), Path(tempfile.mkdtemp(dir=folder))
     town, sim = Town(place, config), Simulated(config)
-    used, closed = set(), set()
-
-    def fault(number, kind, asked):
-        where = asked.round, number, kind
-        what = faults.get(where)
-        if what == "lost" or (what == "mute query" and kind == "query"):
-            return what.split()[0]  # however often it is asked
-        if where in used:
-            return None
-        used.add(where)
-        if what == "restart":
-            town.reopen_owner(number)
-            office.since[number] += "b"
-            return "lost"
-        return {
-            "error once": "error",
-            "twice": "twice",
-            "crash": Crash(),
-            "crash after": Crash("after"),
-        }.get(what)
-
-    def crashing(store):
-        real = store.close_round
-
-        def close(record, *rest, **named):
-            when = closings.get(record.round)
-            if when == "before" and record.round not in closed:
-                closed.add(record.round)
-                raise Crash
-            real(record, *rest, **named)
-            if when == "after":
-                raise Crash
-
-        store.close_round = close
-
-    def conduct(target):
-        while town.store.round < target:
-            crashing(town.store)
-            try:
-                SiloConductor(town.store, office, target=target, deadline_seconds=3.0).run()
-            except Crash:
-                office.waiting.clear()
-                town.reopen_store()
-
-    office = Office(town, fault)
-    edges = [*range(0, len(events), 9), len(events)]
-    windows = [range(a, b) for a, b in itertools.pairwise(edges)]
-    for turn in range(len(windows) + 1):  # the last one is for those who were left out
-        for k in windows[turn] if turn < len(windows) else ():
-            town.send(events, k)
-            sim.send(events, k)
-        flush = turn >= len(windows) - 1
-        if flush:
-            town.store.request_flush()
-        if turn == len(windows):
-            faults.clear()
-        conduct(turn + 1)
-        away = {}
-        for kind, k in itertools.product(("train", "query"), range(3)):
-            what = faults.get((turn, k, kind))
-            if what == "lost" or (what == "mute query" and kind == "query"):
-                away[k] = kind, what.split()[0]
-        assert len(town.store.rounds()[-1].updated) == sim.round(flush, away)
+    for _, updates, _, record in Mishaps(town, sim, faults, closings).turns(events):
+        assert len(record.updated) == updates
     check_same(town, sim)
     assert not town.store.refused()
     assert all(owner.counts()["waiting"] == 0 for owner in town.owners.values())
