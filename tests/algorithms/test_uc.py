@@ -17,11 +17,11 @@ torch = pytest.importorskip("torch")
 from sottovoce.algorithms.uc_config import FilterConfig, UCConfig  # noqa: E402
 from sottovoce.algorithms.uc_networks import Guesses, guess  # noqa: E402
 from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
-from sottovoce.engines import simulation as engine  # noqa: E402
 from sottovoce.engines.simulation import Simulation  # noqa: E402
 from sottovoce.federation import Federation  # noqa: E402
 from sottovoce.links import Direct, SecureSum  # noqa: E402
 from sottovoce.messages import GRID, SummedReports  # noqa: E402
+from sottovoce.parties import device as door  # noqa: E402
 from sottovoce.privacy.updates import Clipped  # noqa: E402
 from sottovoce.recommender import top_n  # noqa: E402
 
@@ -174,7 +174,7 @@ def test_neighbours_are_seen_as_they_were_before_the_round(monkeypatch, link):
         for _ in range(2)
     ]
     made[0].devices.report_summed(made[0].server.publish(), made[0].devices.willing())
-    monkeypatch.setattr(engine, "_WRITTEN_AT_ONCE", 1)
+    monkeypatch.setattr(door, "_WRITTEN_AT_ONCE", 1)
     made[1].schedule = replace(made[1].schedule, rounds=1)
     made[1].run(listeners=[Messages()])
     assert np.allclose(made[0].devices.cohort.vectors, made[1].devices.cohort.vectors, atol=1e-6)

@@ -6,11 +6,11 @@ import pytest
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
-from sottovoce.engines import simulation as engine
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError
 from sottovoce.ledger import Ledger
+from sottovoce.parties import device as door
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
@@ -90,7 +90,7 @@ def test_messages_in_parts_give_the_same(monkeypatch, defence, at_once, parts):
     for one in (quiet, told):
         one.server.guard = defence.guard()
     quiet.run()
-    monkeypatch.setattr(engine, "_WRITTEN_AT_ONCE", at_once)
+    monkeypatch.setattr(door, "_WRITTEN_AT_ONCE", at_once)
     told.run()
     assert np.array_equal(quiet.server.items, told.server.items)
     assert np.array_equal(quiet.devices.cohort.vectors, told.devices.cohort.vectors)

@@ -11,7 +11,6 @@ from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attacks.views import Packet
 from sottovoce.consent import Choice, Consent
-from sottovoce.engines import simulation
 from sottovoce.engines.transcripts import (
     MASKED_KEPT,
     Recorder,
@@ -33,6 +32,7 @@ from sottovoce.messages import (
     SummedReports,
     encode,
 )
+from sottovoce.parties import device as door
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
@@ -159,7 +159,7 @@ def test_a_round_that_comes_in_parts_is_kept_as_one(tmp_path, monkeypatch):
         Recorder(), Recorder(120), Recorder(), Recorder(120), Messages(),
     )  # fmt: skip
     federation().run(listeners=[once, few])
-    monkeypatch.setattr(simulation, "_WRITTEN_AT_ONCE", 200)
+    monkeypatch.setattr(door, "_WRITTEN_AT_ONCE", 200)
     federation().run(listeners=[parts, fewer, ear, Transcript(tmp_path / "t", "me")])
     assert len(ear.heard) > 5 * 3
     assert same(parts.heard, once.heard)

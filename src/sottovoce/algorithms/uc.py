@@ -59,7 +59,7 @@ class UC:
     clip: float
     norm: Literal["l2", "l1", "scalar"]
     counted: bool = True
-    """Whether rows say who sent them, so that sums can be divided by it."""
+    """Whether rows count their senders, so that sums can be divided by that."""
 
     @property
     def row_bytes(self) -> int:

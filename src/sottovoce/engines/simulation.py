@@ -25,8 +25,6 @@ from sottovoce.parties.server import NO_DEFENCE, Server
 
 _MASKED_AT_ONCE = 16
 """Devices whose masked updates are in memory together."""
-_WRITTEN_AT_ONCE = 1 << 22
-"""Numbers of plain updates that are written out together, or those of one device."""
 
 
 @dataclass(slots=True)
@@ -108,20 +106,10 @@ class Simulation:
         return reduce(lambda one, other: server.add_sums([one, other]), sums)
 
     def _written(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[DeviceReports]:
-        """The devices' messages, of so many at a time as there is room for: at first as if each
-        sent a row for every item, then by what the last ones sent."""
-        most = _WRITTEN_AT_ONCE
-        start, many = 0, self._at_once(rows, max(1, most // view.items.size))
-        while start < len(rows):
-            reports = self.devices.report(view, rows[start : start + many])
+        """The devices' messages, as the server hears them."""
+        for reports in self.devices.report_in_parts(view, rows):
             self._tell("server", reports)
             yield reports
-            start += many
-            many = max(1, min(2 * many, many * most // max(1, reports.values.size)))
-
-    def _at_once(self, rows: NDArray[np.int64], many: int) -> int:
-        """Devices whose messages are made together: so many, unless they look at each other."""
-        return len(rows) if self.devices.algorithm.looks_around else many
 
     def _mixed_round(self, proxy: Proxy) -> None:
         """A round of everyone whose budget permits it, through the proxy."""
@@ -153,7 +141,7 @@ class Simulation:
             return
         total = MaskedSum(view.round, n_rows, width, link, self.largest_value)
         seeds: list[bytes] = []
-        many = self._at_once(rows, _MASKED_AT_ONCE)
+        many = self.devices.at_once(rows, _MASKED_AT_ONCE)
         for start in range(0, len(rows), many):
             masked, mine = self.devices.report_masked(view, rows[start : start + many])
             self._tell("server", masked)

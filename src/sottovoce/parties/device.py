@@ -9,7 +9,7 @@ only a sum of many may be read. `report_bits` is the one way out of randomised r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -50,8 +50,8 @@ from sottovoce.rng import Streams
 from sottovoce.sums import sum_groups
 
 _HOME_BATCH = 1024
-_WRITTEN_NUMBERS = 1 << 25
-"""Of a round's messages that are written out at a time, where each must be looked at."""
+_WRITTEN_AT_ONCE = 1 << 22
+"""Numbers of plain updates that are written out together, or those of one device."""
 SEALED_SEED_BYTES = 176
 """Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
 
@@ -172,6 +172,20 @@ class Devices:
         self._record(rows, np.full(len(rows), view.round), counts, view.items.size)
         return reports
 
+    def report_in_parts(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[DeviceReports]:
+        """`report` of all, of so many devices at a time as there is room for: at first as if each
+        sent a row for every item, then by what the last ones sent."""
+        start, many = 0, self.at_once(rows, max(1, _WRITTEN_AT_ONCE // view.items.size))
+        while start < len(rows):
+            reports = self.report(view, rows[start : start + many])
+            yield reports
+            start += many
+            many = max(1, min(2 * many, many * _WRITTEN_AT_ONCE // max(1, reports.values.size)))
+
+    def at_once(self, rows: NDArray[np.int64], many: int) -> int:
+        """Devices whose messages are made together: so many, unless they look at each other."""
+        return len(rows) if self.algorithm.looks_around else many
+
     def report_masked(
         self, view: ModelView, rows: NDArray[np.int64], seeds: tuple[bytes, ...] | None = None
     ) -> tuple[MaskedReports, MaskSeeds]:
@@ -275,14 +289,11 @@ class Devices:
         """`report` of all, a part at a time, added up."""
         if self._accelerator is not None:
             raise ConfigError("link.clip looks at every update by itself; leave it on --device cpu")
-        per, width = max(1, _WRITTEN_NUMBERS // view.items.size), view.items.shape[1]
+        width = view.items.shape[1]
         total = SummedReports(view.round, np.zeros(0, np.int32), np.zeros((0, width), np.int64), 0)
-        for start in range(0, len(rows), per):
-            part = rows[start : start + per]
-            sums = add_up(view.round, [self.report(view, part)], width)
-            # Who sends nothing counts, too.
-            total = add_sums(view.round, [total, replace(sums, devices=len(part))], width)
-        return total
+        for reports in self.report_in_parts(view, rows):
+            total = add_sums(view.round, [total, add_up(view.round, [reports], width)], width)
+        return replace(total, devices=len(rows))  # who sends nothing counts, too
 
     def _learning(self) -> CrossDevice:
         if isinstance(self.algorithm, Reporting):
