@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sottovoce import one_bit
+from sottovoce import chacha, one_bit
 from sottovoce.errors import ConfigError
 from sottovoce.one_bit import COINS, ReportRule
 from sottovoce.rng import Streams
@@ -25,7 +25,7 @@ EPSILONS = st.floats(1e-4, 16.0)
 
 def block(key: bytes, nonce: bytes, counter: int) -> bytes:
     out = np.zeros(16, dtype=np.uint32)
-    one_bit.chacha_words(
+    chacha.chacha_words(
         np.frombuffer(key, "<u4").astype(np.uint32),
         np.frombuffer(nonce, "<u4").astype(np.uint32),
         counter,

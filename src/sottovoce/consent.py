@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.rng import GAMMA, Streams, mix_array
+from sottovoce.rng import Keys, Streams, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +238,14 @@ class ShareRule:
     the draw's coin must fall below `threshold`, and, where `allowed` is not empty, the item must be
     in the user's subset (a flag per interaction of the cohort's history)."""
 
-    keys: NDArray[np.uint64]
+    keys: Keys
     threshold: NDArray[np.uint64]
     allowed: NDArray[np.bool_]
 
     def may_leave(self, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which positives leave, of draws given as interactions, shape [devices, draws]."""
-        with np.errstate(over="ignore"):
-            offset = np.arange(1, entry.shape[1] + 1, dtype=np.uint64) * GAMMA
-            words = mix_array(self.keys[:, None] + offset[None, :]) >> np.uint64(32)
-        leaves: NDArray[np.bool_] = words < self.threshold[:, None]
+        coins = words_of(self.keys, entry.shape[1]) >> np.uint64(32)
+        leaves: NDArray[np.bool_] = coins < self.threshold[:, None]
         return leaves & self.allowed[entry] if len(self.allowed) else leaves
 
 

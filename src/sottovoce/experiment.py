@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
 from sottovoce.links import Direct, Link, SecureSum
 from sottovoce.parties.defence import Defence
-from sottovoce.rng import Streams
+from sottovoce.rng import SecretStreams, Streams
 from sottovoce.terms import (
     ALGORITHMS,
     FITTING,
@@ -52,6 +52,8 @@ from sottovoce.terms import (
     check_fitting,
     named,
 )
+
+Draws = Literal["fast", "secret"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,9 @@ class CrossDevice(NamedTuple):
 class Experiment:
     name: str
     seed: int
+    draws: Draws
+    """From which generator devices and server draw what others can see: the fast one, or the one
+    that real ones use."""
     data: DataConfig
     algorithm: AlgorithmConfig | DRIFTConfig
     release: ReleaseConfig | None
@@ -157,7 +162,7 @@ class Experiment:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Experiment:
         known = {
-            "name", "seed", "data", "town", "algorithm", "release", "link", "consent",
+            "name", "seed", "draws", "data", "town", "algorithm", "release", "link", "consent",
             "evaluation", "baselines", "service", "owners", "defence",
         }  # fmt: skip
         unknown = sorted(set(table) - known)
@@ -173,12 +178,17 @@ class Experiment:
                 f"{name!r} cannot name an experiment; use letters, digits, dots, dashes and "
                 "underscores"
             )
+        draws: Draws = table.get("draws", "fast")
+        if draws not in get_args(Draws):
+            raise ConfigError(f'draws must be "fast" or "secret", not {draws!r}')
         kinds = {**ALGORITHMS, "drift": DRIFTConfig}
         algorithm = named(_section(table, "algorithm"), kinds, "fpl", "algorithm")
         consent = ConsentPolicy.from_table(_section(table, "consent"))
         release, link = None, None
         if isinstance(algorithm, DRIFTConfig):
             _check_owned(table, consent.choices)
+            if draws != "fast":
+                raise ConfigError("users of data owners draw nothing; leave draws out")
         else:
             fitting, links = FITTING[type(algorithm)]
             release = named(_section(table, "release"), RELEASES, fitting, "release")
@@ -189,6 +199,7 @@ class Experiment:
         return cls(
             name=name,
             seed=seed,
+            draws=draws,
             data=config.build(DataConfig, _section(table, "data"), "data"),
             algorithm=algorithm,
             release=release,
@@ -235,6 +246,11 @@ class Experiment:
 
     def streams(self) -> Streams:
         return Streams.from_seed(self.seed)
+
+    def party_streams(self) -> Streams:
+        """What devices and server draw from."""
+        kind = SecretStreams if self.draws == "secret" else Streams
+        return kind.from_seed(self.seed).child("federation")
 
     def records(self, dataset: Dataset) -> Consent:
         """The consent of every user of the data."""

@@ -27,7 +27,7 @@ from sottovoce.parties.proxy import Proxy
 from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.privacy.reports import KReports
 from sottovoce.recommender import Scorer
-from sottovoce.rng import Streams
+from sottovoce.rng import SecretStreams, Streams
 from sottovoce.runs import Checkpoint
 from sottovoce.terms import AlgorithmConfig, ReleaseConfig, build_algorithm, largest_value
 
@@ -88,7 +88,7 @@ class Federation:
                     f"a secure sum needs at least link.min_devices = {link.min_devices} devices in "
                     f"a round, and {plan.cohort_size} are asked"
                 )
-            masker = Masker(link, server.items.size, noise_root(rng.child("masker").key))
+            masker = Masker(link, server.items.size, noise_root(rng.child("masker").root))
         most = largest_value(release, plan.triples) * GRID
         return cls(plan, server, devices, proxy, masker, most)
 
@@ -112,6 +112,8 @@ class Federation:
             raise ConfigError(
                 "one device a round is a sequential computation; leave it on --device cpu"
             )
+        if isinstance(self.devices.rng, SecretStreams):
+            raise ConfigError('draws = "secret" is for --device cpu')
         if self.proxy is not None:
             raise ConfigError("randomised reports are made on the CPU; leave it on --device cpu")
         if self.server.guard.defence.looks_at_devices:

@@ -24,8 +24,8 @@ import numpy as np
 from numba import njit, uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.chacha import chacha_words
 from sottovoce.errors import ConfigError, MessageError
-from sottovoce.one_bit import chacha_words
 from sottovoce.parallel import each, equal_spans
 
 Words = NDArray[np.uint64]

@@ -9,10 +9,12 @@ T never leaves [low, high], and `lowest` rounds low up. So whatever y is, and ho
 rounded, no two values differ in the probability of a bit by more than the factor e^ε: the promise
 holds exactly, not up to rounding. The mean of ±1 is `contrast(ε)` · y, within 2**−31.
 
-Coordinates are public and come from the counter stream (rng.py). Coins are private and come from
-ChaCha20 (RFC 8439) with a key per device and the round as nonce, so that who knows some of a
-device's coins learns nothing about the others. A key and a round make one set of reports, never
-two. ChaCha20 is written out here because compiled loops cannot call a library's generator.
+Coordinates are read by the server, and whoever could tell which of them were drawn by one device
+would undo the shuffle. So a real device draws them from ChaCha20 under a key of 256 bits, as
+`rng.SecretStreams` does; a simulation may draw them from the fast counter stream. Coins are private
+and always come from ChaCha20, with another key per device and the round as nonce, so that who knows
+some of a device's coins learns nothing about the others. A key and a round make one set of reports,
+never two.
 """
 
 # Kernels carry no types (numba infers them).
@@ -26,11 +28,11 @@ from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numba import njit, uint64
 from numpy.typing import NDArray
 
 from sottovoce.errors import ConfigError
-from sottovoce.rng import LOW32
+from sottovoce.rng import LOW32, Keys
 
 COINS = 1 << 32
 """Coins run from 0 to this, exclusive; so do an item table's steps."""
@@ -46,7 +48,7 @@ BLOCK_COINS = 16
 class ReportRule:
     """How reports are made, in the form the kernels read, a row per device of a round."""
 
-    keys: NDArray[np.uint64]
+    keys: Keys
     """The stream of coordinates of (round, user)."""
     noise: NDArray[np.uint32]
     """[n, 8]: each device's ChaCha20 key."""
@@ -182,8 +184,9 @@ def scaled(word, n):
 
 def noise_root(key: int) -> bytes:
     """32 bytes from which a simulation's devices get their noise keys; `key` is a stream's."""
+    size = 8 if key < 1 << 64 else 32
     return hashlib.blake2b(
-        key.to_bytes(8, "little"), digest_size=32, person=b"one-bit noise"
+        key.to_bytes(size, "little"), digest_size=32, person=b"one-bit noise"
     ).digest()
 
 
@@ -203,48 +206,3 @@ def noise_keys(root: bytes, users: NDArray[np.int64]) -> NDArray[np.uint32]:
 def nonce(round: int) -> NDArray[np.uint32]:
     """The round as ChaCha20's nonce."""
     return np.array([round & 0xFFFFFFFF, round >> 32, 0], dtype=np.uint32)
-
-
-@njit(inline="always")
-def _turned(x, n):
-    return uint32((x << uint32(n)) | (x >> uint32(32 - n)))
-
-
-@njit(inline="always")
-def _quarter(a, b, c, d):
-    a = uint32(a + b)
-    d = _turned(uint32(d ^ a), 16)
-    c = uint32(c + d)
-    b = _turned(uint32(b ^ c), 12)
-    a = uint32(a + b)
-    d = _turned(uint32(d ^ a), 8)
-    c = uint32(c + d)
-    b = _turned(uint32(b ^ c), 7)
-    return a, b, c, d
-
-
-@njit(nogil=True, cache=True)
-def chacha_words(key, nonce, counter, out):
-    """One block of ChaCha20 (RFC 8439, section 2.3) as 16 words."""
-    k0, k1, k2, k3, k4, k5, k6, k7 = (
-        key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7],
-    )  # fmt: skip
-    c0, c1, c2, c3 = uint32(0x61707865), uint32(0x3320646E), uint32(0x79622D32), uint32(0x6B206574)
-    n0, n1, n2, n3 = uint32(counter), nonce[0], nonce[1], nonce[2]
-    a0, a1, a2, a3 = c0, c1, c2, c3
-    b0, b1, b2, b3 = k0, k1, k2, k3
-    e0, e1, e2, e3 = k4, k5, k6, k7
-    d0, d1, d2, d3 = n0, n1, n2, n3
-    for _ in range(10):
-        a0, b0, e0, d0 = _quarter(a0, b0, e0, d0)
-        a1, b1, e1, d1 = _quarter(a1, b1, e1, d1)
-        a2, b2, e2, d2 = _quarter(a2, b2, e2, d2)
-        a3, b3, e3, d3 = _quarter(a3, b3, e3, d3)
-        a0, b1, e2, d3 = _quarter(a0, b1, e2, d3)
-        a1, b2, e3, d0 = _quarter(a1, b2, e3, d0)
-        a2, b3, e0, d1 = _quarter(a2, b3, e0, d1)
-        a3, b0, e1, d2 = _quarter(a3, b0, e1, d2)
-    out[0], out[1], out[2], out[3] = a0 + c0, a1 + c1, a2 + c2, a3 + c3
-    out[4], out[5], out[6], out[7] = b0 + k0, b1 + k1, b2 + k2, b3 + k3
-    out[8], out[9], out[10], out[11] = e0 + k4, e1 + k5, e2 + k6, e3 + k7
-    out[12], out[13], out[14], out[15] = d0 + n0, d1 + n1, d2 + n2, d3 + n3

@@ -1,24 +1,43 @@
 """Counter-based randomness: every draw is a pure function of (seed, purpose, counters).
 
 A draw does not depend on which draws came before it, so results are the same whatever the
-batching, the order, the number of threads or the engine. The generator is the splitmix64
-finaliser over a keyed counter: fast and good enough for simulation, **not** for protection.
-Draws that carry a privacy guarantee come from the operating system in deployment.
+batching, the order, the number of threads or the engine. There are two generators:
+
+- `Streams`: the splitmix64 finaliser over a keyed counter. It is fast and good enough for
+  simulation, and **not** for protection: it can be inverted, so that a few draws which somebody
+  sees give the key away, and with it all other draws.
+- `SecretStreams`: ChaCha20 under keys of 256 bits. Whoever sees any number of draws learns nothing
+  about the others. Real devices and servers draw from it all that another party can see or infer
+  from, and a simulation can (`draws = "secret"`).
+
+Both have the same methods. Compiled loops call `draw` with a key of either, and are compiled for
+each.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
-from numba import njit, uint64
+from numba import njit, types, uint32, uint64
+from numba.extending import overload
 from numpy.typing import NDArray
+
+from sottovoce.chacha import BLOCK_WORDS, chacha_words
+from sottovoce.errors import ConfigError
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
 LOW32 = np.uint64(0xFFFFFFFF)
+_PER_BLOCK = BLOCK_WORDS // 2
+"""Draws of 64 bits in a block of ChaCha20."""
+SECRET_BYTES = 32
+
+Keys = NDArray[np.uint64] | NDArray[np.uint32]
+"""One key per counter: [n] of the fast generator, [n, 8] of ChaCha20."""
 
 
 @njit(inline="always")
@@ -35,12 +54,58 @@ def below(word, n):  # type: ignore[no-untyped-def]
     return (word * uint64(n)) >> uint64(32)
 
 
+def draw(key: Any, number: int) -> np.uint64:
+    """The 64-bit word that draw `number` of a key gives; compiled loops have it compiled."""
+    word: np.uint64 = words_of(np.asarray(key)[None], 1, int(number))[0, 0]
+    return word
+
+
+@overload(draw)
+def _draw(key, number):  # type: ignore[no-untyped-def]
+    if isinstance(key, types.Integer):
+        return lambda key, number: mix(key + uint64(number + 1) * GAMMA)
+
+    def secret(key, number):  # type: ignore[no-untyped-def]
+        block = np.empty(BLOCK_WORDS, dtype=np.uint32)
+        chacha_words(key, np.zeros(3, dtype=np.uint32), uint32(number // _PER_BLOCK), block)
+        at = 2 * (number % _PER_BLOCK)
+        return uint64(block[at]) | (uint64(block[at + 1]) << uint64(32))
+
+    return secret
+
+
+@njit(nogil=True, cache=True)
+def _secret_words(keys, first, out):  # type: ignore[no-untyped-def]
+    """out[n, t] = draw(keys[n], first + t), a block at a time."""
+    block, nonce = np.empty(BLOCK_WORDS, dtype=np.uint32), np.zeros(3, dtype=np.uint32)
+    for n in range(out.shape[0]):
+        made = -1
+        for t in range(out.shape[1]):
+            number = first + t
+            if number // _PER_BLOCK != made:
+                made = number // _PER_BLOCK
+                chacha_words(keys[n], nonce, uint32(made), block)
+            at = 2 * (number % _PER_BLOCK)
+            out[n, t] = uint64(block[at]) | (uint64(block[at + 1]) << uint64(32))
+
+
 def mix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """`mix` for whole arrays."""
     z = (z ^ (z >> np.uint64(30))) * _M1
     z = (z ^ (z >> np.uint64(27))) * _M2
     mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
     return mixed
+
+
+def words_of(keys: Keys, draws: int, first: int = 0) -> NDArray[np.uint64]:
+    """`draw(keys[n], first + t)` for every key and t below `draws`, [len(keys), draws]."""
+    if keys.ndim == 2:
+        out = np.empty((len(keys), draws), dtype=np.uint64)
+        _secret_words(np.ascontiguousarray(keys, dtype=np.uint32), first, out)
+        return out
+    with np.errstate(over="ignore"):
+        offset = np.arange(first + 1, first + draws + 1, dtype=np.uint64) * GAMMA
+        return mix_array(cast(NDArray[np.uint64], keys)[:, None] + offset[None, :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +123,15 @@ class Streams:
     def from_seed(cls, seed: int) -> Streams:
         return cls(_digest(f"seed:{seed}"))
 
+    @property
+    def root(self) -> int:
+        """The number from which `streams_of` makes these streams again."""
+        return self.key
+
+    def root_bytes(self) -> bytes:
+        """`root` as it is kept."""
+        return self.root.to_bytes(8, "little")
+
     def child(self, *names: str | int) -> Streams:
         key = self.key
         for name in names:
@@ -65,23 +139,21 @@ class Streams:
             key = _mix_int((key + (word + 1) * int(GAMMA)) & _MASK)
         return Streams(key)
 
-    def keys(self, counters: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """One key per counter (a user, say): `child(c).key` for each c."""
-        with np.errstate(over="ignore"):
-            words = (counters.astype(np.uint64) + np.uint64(1)) * GAMMA
-            return mix_array(np.uint64(self.key) + words)
+    def lasting(self) -> Streams:
+        """The streams of what is drawn once for all rounds and terms."""
+        return self.child("share-subset")
 
-    def paired_keys(self, outer: NDArray[np.int64], inner: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """`child(outer, inner).key` for pairs of counters (a round and a user, say)."""
-        with np.errstate(over="ignore"):
-            words = (inner.astype(np.uint64) + np.uint64(1)) * GAMMA
-            return mix_array(self.keys(outer) + words)
+    def keys(self, counters: NDArray[np.int64]) -> Keys:
+        """One key per counter (a user, say): that of `child(c)` for each c."""
+        return _fast_keys(np.uint64(self.key), counters)
+
+    def paired_keys(self, outer: NDArray[np.int64], inner: NDArray[np.int64]) -> Keys:
+        """The key of `child(outer, inner)` for pairs of counters (a round and a user, say)."""
+        return _fast_keys(_fast_keys(np.uint64(self.key), outer), inner)
 
     def words(self, counters: NDArray[np.int64], draws: int) -> NDArray[np.uint64]:
         """64-bit words, shape [len(counters), draws]; row c depends on c alone."""
-        with np.errstate(over="ignore"):
-            offset = np.arange(1, draws + 1, dtype=np.uint64) * GAMMA
-            return mix_array(self.keys(counters)[:, None] + offset[None, :])
+        return words_of(self.keys(counters), draws)
 
     def uniform(self, counters: NDArray[np.int64], draws: int) -> NDArray[np.float64]:
         """Uniform on [0, 1), shape [len(counters), draws]."""
@@ -100,9 +172,8 @@ class Streams:
 
     def choose_one(self, n: int, counters: NDArray[np.int64]) -> NDArray[np.int64]:
         """`child(c).choose(n, 1)` for each counter c."""
-        with np.errstate(over="ignore"):
-            word = mix_array(self.keys(counters) + GAMMA) >> np.uint64(32)
-            return ((word * np.uint64(n)) >> np.uint64(32)).astype(np.int64)
+        word = self.words(counters, 1)[:, 0] >> np.uint64(32)
+        return ((word * np.uint64(n)) >> np.uint64(32)).astype(np.int64)
 
     def choose(self, n: int, size: int) -> NDArray[np.int64]:
         """`size` distinct numbers below n, uniform without replacement, in ascending order."""
@@ -114,7 +185,119 @@ class Streams:
         return np.sort(self.generator().choice(n, size, replace=False)).astype(np.int64)
 
 
+class SecretStreams(Streams):
+    """Streams that nobody without the secret can tell from chance, whatever else of them is known.
+
+    >>> root = SecretStreams(bytes(32))
+    >>> root.child("learn", 3).root == root.child("learn").child(3).root
+    True
+    """
+
+    __slots__ = ("_lasting", "_secret")
+
+    _secret: bytes
+    _lasting: Streams | None
+
+    def __init__(self, secret: bytes, lasting: Streams | None = None) -> None:
+        """`lasting` is where what is drawn once for all is drawn from, if not from here."""
+        if len(secret) != SECRET_BYTES:
+            raise ConfigError(f"a secret has {SECRET_BYTES} bytes")
+        object.__setattr__(self, "_secret", secret)
+        object.__setattr__(self, "_lasting", lasting)
+
+    @classmethod
+    def from_seed(cls, seed: int) -> Streams:
+        """For simulations alone: who knows the seed knows every draw."""
+        return cls(hashlib.blake2b(f"seed:{seed}".encode(), digest_size=SECRET_BYTES).digest())
+
+    def __repr__(self) -> str:
+        return "<SecretStreams, redacted>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretStreams) and self._secret == other._secret
+
+    def __hash__(self) -> int:
+        return hash(self._secret)
+
+    @property
+    def key(self) -> int:
+        raise ConfigError("secret draws have no key of 64 bits; they are made on --device cpu")
+
+    @property
+    def root(self) -> int:
+        return int.from_bytes(self._secret, "little")
+
+    def root_bytes(self) -> bytes:
+        return self._secret
+
+    def with_lasting(self, lasting: Streams) -> SecretStreams:
+        """These streams, with what is drawn once for all drawn from others."""
+        return SecretStreams(self._secret, lasting)
+
+    def child(self, *names: str | int) -> SecretStreams:
+        secret = self._secret
+        for name in names:
+            what = f"name:{name}" if isinstance(name, str) else f"number:{int(name)}"
+            secret = _derived(secret, what.encode())
+        return SecretStreams(secret)
+
+    def lasting(self) -> Streams:
+        return self._lasting.lasting() if self._lasting else self.child("share-subset")
+
+    def keys(self, counters: NDArray[np.int64]) -> Keys:
+        return _as_words(_derived(self._secret, _number(c)) for c in _listed(counters))
+
+    def paired_keys(self, outer: NDArray[np.int64], inner: NDArray[np.int64]) -> Keys:
+        pairs = zip(*(_listed(c) for c in np.broadcast_arrays(outer, inner)), strict=True)
+        return _as_words(_derived(_derived(self._secret, _number(a)), _number(b)) for a, b in pairs)
+
+    def generator(self) -> np.random.Generator:
+        raise ConfigError("NumPy's generators are not for secret draws")
+
+    def choose(self, n: int, size: int) -> NDArray[np.int64]:
+        if size >= n:
+            return np.arange(n, dtype=np.int64)
+        if size == 1:
+            word = int(words_of(self._own(), 1)[0, 0]) >> 32
+            return np.array([(word * n) >> 32], dtype=np.int64)
+        return np.sort(np.argsort(words_of(self._own(), n)[0], kind="stable")[:size])
+
+    def _own(self) -> Keys:
+        return _as_words([self._secret])
+
+
+def streams_of(root: int) -> Streams:
+    """The streams of a root key: secret ones of a key of 256 bits, fast ones of 64 bits."""
+    if not 0 <= root < 1 << (8 * SECRET_BYTES):
+        raise ConfigError("a root key is a whole number of at most 256 bits")
+    return Streams(root) if root <= _MASK else SecretStreams(root.to_bytes(SECRET_BYTES, "little"))
+
+
 _MASK = (1 << 64) - 1
+
+
+def _fast_keys(
+    key: np.uint64 | NDArray[np.uint64], counters: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        return mix_array(key + (counters.astype(np.uint64) + np.uint64(1)) * GAMMA)
+
+
+def _derived(secret: bytes, what: bytes) -> bytes:
+    return hashlib.blake2b(what, key=secret, digest_size=SECRET_BYTES).digest()
+
+
+def _number(counter: int) -> bytes:
+    return f"number:{counter}".encode()
+
+
+def _listed(counters: NDArray[np.int64]) -> list[int]:
+    return [int(c) for c in np.asarray(counters).ravel()]
+
+
+def _as_words(secrets: Any) -> NDArray[np.uint32]:
+    found = np.frombuffer(b"".join(secrets), dtype="<u4").astype(np.uint32)
+    return found.reshape(-1, SECRET_BYTES // 4)
 
 
 def _digest(text: str) -> int:

@@ -98,7 +98,7 @@ class _World:
             self.split.train,
             self.consent,
             settings.release,
-            self.experiment.streams().child("federation"),
+            self.experiment.party_streams(),
             labels,
             settings.link,
             self.experiment.defence,

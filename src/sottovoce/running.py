@@ -70,7 +70,7 @@ def run_experiment(
         split.train,
         consent,
         settings.release,
-        experiment.streams().child("federation"),
+        experiment.party_streams(),
         labels,
         settings.link,
         experiment.defence,

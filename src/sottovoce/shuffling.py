@@ -14,8 +14,8 @@ import numpy as np
 from numba import int64, njit, uint16, uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.chacha import chacha_words
 from sottovoce.errors import UsageError
-from sottovoce.one_bit import chacha_words
 from sottovoce.parallel import each
 
 SEED_BYTES = 32

@@ -100,7 +100,7 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
         ),
         rules=trial_rules(experiment.service, list(named), plan.devices),
         cohort_size=plan.cohort_size,
-        root_key=devices.rng.key,
+        root_key=devices.rng.root,
         cohort=devices.cohort,
         names=train.users_vocabulary().names(),
         catalogue=[

@@ -276,10 +276,10 @@ def test_a_store_gives_what_the_door_gives(tmp_path):
     algorithm = hosted.terms.build()
     cohort = Cohort(
         users, store.history(), Consent.uniform(users, SHARING),
-        algorithm.device_init(users, store.streams), labels=np.array([[1, -1]]),
+        algorithm.device_init(users, store.streams()), labels=np.array([[1, -1]]),
     )  # fmt: skip
     devices = Devices.behind_door(
-        algorithm, cohort, Clipped(), Ledger(), store.streams, store.noise(0)
+        algorithm, cohort, Clipped(), Ledger(), store.streams(), store.noise(0)
     )
     for round in range(2):
         expected = messages.encode(devices.report(view(round), np.array([0])))
@@ -377,7 +377,7 @@ def test_other_filters_make_another_model(tmp_path):
     hosted.leaving(prepared)
     hosted.arrived(0, 0)
     hosted.keep_model(view(1))
-    initial = hosted.terms.build().device_init(np.array([ME]), hosted.store.streams)
+    initial = hosted.terms.build().device_init(np.array([ME]), hosted.store.streams())
     assert not np.array_equal(hosted.vectors(), initial)
     fewer = replace(SETTINGS, attributes=(GENDER,))
     with pytest.raises(ConsentError, match="changed the terms"):
@@ -439,10 +439,10 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
     def at_door(noise):
         cohort = Cohort(
             users, store.history(), store.choices(),
-            algorithm.device_init(users, store.streams), labels=np.array([[-1, -1]]),
+            algorithm.device_init(users, store.streams()), labels=np.array([[-1, -1]]),
         )  # fmt: skip
         release = hosted.terms.release
-        devices = Devices.behind_door(algorithm, cohort, release, Ledger(), store.streams, noise)
+        devices = Devices.behind_door(algorithm, cohort, release, Ledger(), store.streams(), noise)
         return messages.encode(devices.report(view(), np.array([0])))
 
     first = hosted.prepare(view(), 0, summed=False).message

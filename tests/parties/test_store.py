@@ -23,7 +23,7 @@ from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
 from sottovoce.parties.store_file import StoreFile
 from sottovoce.privacy.mechanisms import ShareFraction
-from sottovoce.rng import Streams
+from sottovoce.rng import SecretStreams, Streams
 from sottovoce.terms import Terms
 
 ITEMS = [(f"venue-{i}", f"Venue number {i}") for i in range(30)]
@@ -87,7 +87,7 @@ def test_everything_is_there_after_reopening(path, store):
     with CohortStore.open(path) as again:
         assert again.users.tolist() == [4, 9]
         assert (again.name(4), again.name(9)) == ("anna", "bert")
-        assert again.streams == Streams(11)
+        assert again.streams() == Streams(11)
         assert again.catalogue() == ITEMS
         history = again.history()
         assert [history.row(u).tolist() for u in range(2)] == [[1, 3], [2]]
@@ -108,10 +108,12 @@ def test_a_root_key_is_drawn_from_the_operating_system(tmp_path):
     keys = set()
     for number in range(3):
         with CohortStore.create(tmp_path / str(number), [(0, "me")]) as store:
-            keys.add(store.streams.key)
+            assert isinstance(store.streams(), SecretStreams)
+            keys.add(store.streams().root)
     assert len(keys) == 3
+    assert min(keys) > 1 << 200
     with CohortStore.create(tmp_path / "largest", [(0, "me")], root_key=2**64 - 1) as store:
-        assert store.streams.key == 2**64 - 1
+        assert store.streams().key == 2**64 - 1
 
 
 def test_the_same_history_again_adds_nothing_and_keeps_the_latest_time(store):
@@ -197,8 +199,8 @@ def test_bad_arguments_change_nothing(tmp_path, store):
     for users in ([], [(1, "a"), (1, "b")], [(-1, "a")], [(2**32, "a")]):
         with pytest.raises(UsageError):
             CohortStore.create(tmp_path / "other", users)
-    with pytest.raises(UsageError, match="64 bits"):
-        CohortStore.create(tmp_path / "other", [(0, "")], root_key=2**64)
+    with pytest.raises(UsageError, match="256 bits"):
+        CohortStore.create(tmp_path / "other", [(0, "")], root_key=2**256)
     assert not (tmp_path / "other").exists()
     with pytest.raises(DataError, match="user 5 is not"):
         store.add_history(5, ["a"])

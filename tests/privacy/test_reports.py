@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sottovoce.chacha import chacha_words
 from sottovoce.consent import Choice, Consent
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.one_bit import chacha_words, lowest, noise_keys, noise_root, nonce
+from sottovoce.one_bit import lowest, noise_keys, noise_root, nonce
 from sottovoce.privacy.reports import (
     MOST_REPORTS,
     MOST_TIERS,

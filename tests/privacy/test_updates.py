@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from sottovoce.chacha import chacha_words
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError, DataError
 from sottovoce.messages import GRID, DeviceReports, add_up, decode, encode
-from sottovoce.one_bit import chacha_words, noise_keys, noise_root
+from sottovoce.one_bit import noise_keys, noise_root
 from sottovoce.privacy import laplace
 from sottovoce.privacy.audit import lower_bound
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums

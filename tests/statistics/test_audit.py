@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce import one_bit, rng
+from sottovoce import chacha, one_bit
 from sottovoce.algorithms import closed_form_kernels as kernels
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fmf import FMF, FMFConfig
@@ -199,7 +199,7 @@ one_kernel = kernels.reporter
 
 def biased(monkeypatch, coin):
     """Devices whose coins pass through `coin`. The kernel runs uncompiled, so that it can."""
-    compiled, words, mix = one_kernel, one_bit.chacha_words, rng.mix
+    compiled, words = one_kernel, chacha.chacha_words
 
     def block(key, nonce, counter, out):
         words(key, nonce, counter, out)
@@ -213,7 +213,6 @@ def biased(monkeypatch, coin):
         return run
 
     monkeypatch.setattr(kernels, "chacha_words", block)
-    monkeypatch.setattr(kernels, "mix", lambda z: np.uint64(mix(z)))
     monkeypatch.setattr(kernels, "reporter", open_kernel)
 
 

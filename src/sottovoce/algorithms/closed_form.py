@@ -170,7 +170,7 @@ def learn_reports(
     guide = _guide(cumulative, len(items))
     report = kernels.reporter(items.shape[1])
     per_device = (
-        read_only(rule.keys, np.uint64), read_only(rule.noise, np.uint32),
+        read_only(rule.keys, rule.keys.dtype), read_only(rule.noise, np.uint32),
         read_only(rule.low, np.uint64),
     )  # fmt: skip
     out = np.empty((len(rows), rule.reports), dtype=np.uint32)

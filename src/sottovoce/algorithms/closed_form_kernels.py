@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 from numba import float32, float64, int32, int64, njit, uint32, uint64
 
-from sottovoce import one_bit, rng
-from sottovoce.one_bit import BLOCK_COINS, chacha_words, scaled, threshold
-from sottovoce.rng import GAMMA, LOW32, below, mix
+from sottovoce import chacha, one_bit, rng
+from sottovoce.chacha import chacha_words
+from sottovoce.one_bit import BLOCK_COINS, scaled, threshold
+from sottovoce.rng import LOW32, below, draw
 
 OK, BAD_HISTORY, SINGULAR, NOT_FINITE = 0, 1, 2, 3
 
@@ -323,7 +324,7 @@ def _stamp() -> int:
     """A number for the code that is compiled into `make_reports` from other files. Numba's cache
     looks at this file alone; the number stands for the others in its key."""
     digest = hashlib.blake2b(digest_size=7)
-    for module in (one_bit, rng):
+    for module in (one_bit, rng, chacha):
         digest.update(Path(str(module.__file__)).read_bytes())
     return int.from_bytes(digest.digest(), "little")
 
@@ -359,7 +360,7 @@ def reporter(embedding_size: int) -> Any:
             for j in range(out.shape[1]):
                 if j % BLOCK_COINS == 0:
                     chacha_words(noise[n], nonce, j // BLOCK_COINS, coins)
-                word = mix(keys[n] + uint64(j + 1) * GAMMA)
+                word = draw(keys[n], j)
                 if weighted:
                     i = _item_of(word >> uint64(32), cumulative, guide)
                     f = int64(below(word & LOW32, F))

@@ -31,6 +31,7 @@ from sottovoce.consent import ShareRule
 from sottovoce.errors import DataError
 from sottovoce.messages import GRID
 from sottovoce.parallel import each, equal_spans, read_only
+from sottovoce.rng import Keys
 
 _LINE = 64
 _WORTH_A_THREAD = 20_000
@@ -77,7 +78,7 @@ def learn_rows(
     rows: NDArray[np.int64],
     indptr: NDArray[np.int64],
     items: NDArray[np.int32],
-    keys: NDArray[np.uint64],
+    keys: Keys,
     triples: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Every draw's updates written out; `vectors` moves in place. Returns the interaction drawn as
@@ -90,7 +91,7 @@ def learn_rows(
     values = np.empty((2 * len(entry), size + 1), dtype=np.int32)
     kernels(size).learn_rows(
         vectors, read_only(rows, np.int64), *world, read_only(model, np.float32),
-        read_only(keys, np.uint64), triples, step.numbers(), _bitset(len(model)),
+        read_only(keys, keys.dtype), triples, step.numbers(), _bitset(len(model)),
         _zeros((2, model.shape[1]), np.int32), entry, item, values,
     )  # fmt: skip
     return entry, item, values
@@ -103,7 +104,7 @@ def learn_summed(
     rows: NDArray[np.int64],
     indptr: NDArray[np.int64],
     items: NDArray[np.int32],
-    keys: NDArray[np.uint64],
+    keys: Keys,
     triples: int,
     rule: ShareRule,
     threads: int = 1,
@@ -114,8 +115,8 @@ def learn_summed(
     learn = kernels(vectors.shape[1]).learn_summed
     world = _world(indptr, items)
     frozen = read_only(model if model.ctypes.data % _LINE == 0 else _line_up(model), np.float32)
-    draws = (read_only(rows, np.int64), read_only(keys, np.uint64))
-    coins = (read_only(rule.keys, np.uint64), read_only(rule.threshold, np.uint64))
+    draws = (read_only(rows, np.int64), read_only(keys, keys.dtype))
+    coins = (read_only(rule.keys, rule.keys.dtype), read_only(rule.threshold, np.uint64))
     allowed = read_only(rule.allowed, np.bool_)
     n_items, width = model.shape
     positives = np.empty(len(rows), dtype=np.int32)
@@ -152,7 +153,7 @@ def learn_rounds(
     rows: NDArray[np.int64],
     indptr: NDArray[np.int64],
     items: NDArray[np.int32],
-    keys: NDArray[np.uint64],
+    keys: Keys,
     triples: int,
     rule: ShareRule,
     sieve: NDArray[np.uint8] | None = None,
@@ -162,9 +163,9 @@ def learn_rounds(
     _check(model, vectors, rows, indptr, items, keys, triples, rule)
     learn = kernels(vectors.shape[1])
     world = _world(indptr, items)
-    rounds = (read_only(rows, np.int64), *world, model, read_only(keys, np.uint64))
+    rounds = (read_only(rows, np.int64), *world, model, read_only(keys, keys.dtype))
     share = (
-        read_only(rule.keys, np.uint64),
+        read_only(rule.keys, rule.keys.dtype),
         read_only(rule.threshold, np.uint64),
         read_only(rule.allowed, np.bool_),
     )
@@ -231,7 +232,7 @@ def _check(
     rows: NDArray[np.int64],
     indptr: NDArray[np.int64],
     items: NDArray[np.int32],
-    keys: NDArray[np.uint64],
+    keys: Keys,
     triples: int,
     rule: ShareRule | None = None,
 ) -> None:

@@ -32,7 +32,7 @@ from sottovoce.consent import ShareRule
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
 from sottovoce.recommender import FactorScorer, Scorer
-from sottovoce.rng import Streams
+from sottovoce.rng import Keys, Streams
 
 CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = {
     "sFPL": (1, 1),
@@ -290,7 +290,5 @@ class FPL:
         for turn in range(-(-_HOME_DRAWS // self.triples)):
             self.device_learn(view, cohort, everyone, rng.child("home", turn))
 
-    def _keys(
-        self, cohort: Cohort, rows: NDArray[np.int64], round: int, rng: Streams
-    ) -> NDArray[np.uint64]:
+    def _keys(self, cohort: Cohort, rows: NDArray[np.int64], round: int, rng: Streams) -> Keys:
         return rng.child("learn", round).keys(cohort.users[rows])

@@ -1,9 +1,9 @@
 """What a device draws: a pure function of its key and the number of the draw.
 
-Draw t of the device with key k takes the word mix(k + (t + 1)·GAMMA) (rng.py). Its high half picks
-one of the device's interactions, the positive. Its low half picks an item of the catalogue, the
-negative; while that is one of the device's own, the word is mixed again. A second stream of words,
-the coins, decides which positive updates leave. Other implementations (a GPU's) draw the same.
+Draw t of a device takes the word `draw(key, t)` (rng.py). Its high half picks one of the device's
+interactions, the positive. Its low half picks an item of the catalogue, the negative; while that is
+one of the device's own, the word is mixed again. A second stream of words, the coins, decides which
+positive updates leave. Other implementations (a GPU's) draw the same from the fast generator.
 """
 
 # Kernels carry no types (numba infers them); their callers in factors.py do.
@@ -16,7 +16,7 @@ from numba import int32, int64, njit, uint64
 
 from sottovoce.consent import ALWAYS
 from sottovoce.errors import DataError
-from sottovoce.rng import GAMMA, LOW32, below, mix
+from sottovoce.rng import GAMMA, LOW32, below, draw, mix
 
 _ALWAYS = np.uint64(ALWAYS)
 WORTH_MARKING = 8
@@ -131,13 +131,13 @@ def draw_device(key, triples, bits, items, start, count, n_items, entries, negat
         for c in range(start, start + count):
             mark(bits, uint64(items[c]))
     for t in range(triples):
-        word = mix(key + uint64(t + 1) * GAMMA)
+        word = draw(key, t)
         entries[t] = start + int64(below(word >> uint64(32), count))
         negatives[t] = int32(below(word & LOW32, n_items))
     for t in range(triples):
         item = uint64(negatives[t])
         if holds(items, start, count, item) if search else is_marked(bits, item):
-            word = mix(key + uint64(t + 1) * GAMMA)
+            word = draw(key, t)
             while holds(items, start, count, item) if search else is_marked(bits, item):
                 word = mix(word + GAMMA)
                 item = below(word & LOW32, n_items)
@@ -176,4 +176,4 @@ def choose_targets(
 @njit(inline="always")
 def coin(key, number):
     """32 bits that decide whether draw `number` sends its positive update."""
-    return mix(key + uint64(number + 1) * GAMMA) >> uint64(32)
+    return draw(key, number) >> uint64(32)

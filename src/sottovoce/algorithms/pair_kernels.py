@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numba import float32, int32, int64, njit, uint64
 
-from sottovoce import messages, rng
+from sottovoce import chacha, messages, rng
 from sottovoce.algorithms import lanes, pair_draws
 from sottovoce.algorithms.lanes import (
     add_to,
@@ -54,7 +54,7 @@ from sottovoce.algorithms.pair_draws import (
     owns,
 )
 from sottovoce.messages import GRID, LIMIT
-from sottovoce.rng import GAMMA, LOW32, below, mix
+from sottovoce.rng import GAMMA, LOW32, below, draw, mix
 
 GROUP = 8
 """Devices in lockstep."""
@@ -178,7 +178,7 @@ def _stamp() -> int:
     """A number for the code that is compiled into the kernels from other files. Numba's cache looks
     at this file alone; the number stands for the others in its key."""
     digest = hashlib.blake2b(digest_size=7)
-    for module in (lanes, pair_draws, messages, rng):
+    for module in (lanes, pair_draws, messages, rng, chacha):
         digest.update(Path(str(module.__file__)).read_bytes())
     return int.from_bytes(digest.digest(), "little")
 
@@ -378,7 +378,7 @@ def kernels(embedding_size: int) -> Kernels:
                 row = rows[first + b]
                 start = indptr[row]
                 count = checked(indptr[row + 1] - start, model.shape[0])
-                word = mix(keys[first + b] + GAMMA)
+                word = draw(keys[first + b], 0)
                 words[b] = word
                 entries[b] = start + int64(below(word >> uint64(32), count))
                 prefetch(items, entries[b], 1)

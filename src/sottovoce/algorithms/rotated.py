@@ -24,18 +24,18 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.closed_form import spans
+from sottovoce.chacha import chacha_words
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.one_bit import (
     BLOCK_COINS,
     MOST_COORDINATES,
     ReportRule,
-    chacha_words,
     nonce,
     scaled,
     threshold,
 )
 from sottovoce.parallel import each
-from sottovoce.rng import GAMMA, mix
+from sottovoce.rng import draw
 
 _SPREADS = (0x9E3779B1, 0x85EBCA6B)
 """Odd, so that multiplying by them permutes the columns."""
@@ -175,7 +175,7 @@ def _make_reports(  # type: ignore[no-untyped-def]
         for j in range(out.shape[1]):
             if j % BLOCK_COINS == 0:
                 chacha_words(noise[n], words, j // BLOCK_COINS, coins)
-            word = mix(keys[n] + uint64(j + 1) * GAMMA)
+            word = draw(keys[n], j)
             coordinate = int64(scaled(word, order * size))
             h, f = uint64(coordinate // size), coordinate % size
             odd = uint64(0)

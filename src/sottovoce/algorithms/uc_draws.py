@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.data.interactions import Interactions
-from sottovoce.rng import GAMMA, Streams
+from sottovoce.rng import GAMMA, Streams, words_of
 
 _GAMMA = int(GAMMA) - (1 << 64)
 _M1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -22,13 +22,16 @@ _M2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def user_keys(users: NDArray[np.int64], rng: Streams, place: torch.device) -> Tensor:
-    """One key per user, as signed numbers."""
-    return torch.from_numpy(rng.keys(users).view(np.int64)).to(place)
+    """One key per user, as signed numbers: [n], or [n, 4] of secret streams."""
+    return torch.from_numpy(np.ascontiguousarray(rng.keys(users)).view(np.int64)).to(place)
 
 
 def words(keys: Tensor, draws: int, first: int = 0) -> Tensor:
     """Draws `first` to `first + draws` of each key, [len(keys), draws]: what `Streams.words` gives,
     as signed numbers."""
+    if keys.dim() == 2:
+        made = words_of(keys.cpu().numpy().view(np.uint32), draws, first)
+        return torch.from_numpy(made.view(np.int64)).to(keys.device)
     offset = torch.arange(first + 1, first + draws + 1, device=keys.device) * _GAMMA
     z = keys[:, None] + offset
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _M1

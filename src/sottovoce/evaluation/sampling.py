@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import DataError
-from sottovoce.rng import GAMMA, below, mix
+from sottovoce.rng import GAMMA, Keys, below, mix
 
 
 def draw_negatives(
@@ -16,7 +16,7 @@ def draw_negatives(
     test: Interactions,
     users: NDArray[np.int64],
     negatives: int,
-    keys: NDArray[np.uint64],
+    keys: Keys,
 ) -> NDArray[np.int32]:
     """[len(users), negatives] distinct training items in neither row of the user, in drawn order.
 

@@ -94,7 +94,7 @@ class Devices:
         """`noise` is the root of the private coins of randomised reports and of masks: 32 bytes
         that nobody else knows. A simulation leaves it out and gets one that repeats with its seed.
         `link` is the way that reports go; straight to the server where it is not given."""
-        root = noise_root(rng.key) if noise is None else noise
+        root = noise_root(rng.root) if noise is None else noise
         way = link or Direct()
         bound = _bound(algorithm, cohort, cohort.consent, release, rng, root, way)
         return cls(algorithm, cohort, ledger, rng, release, root, bound, way)

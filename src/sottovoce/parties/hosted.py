@@ -275,7 +275,7 @@ class Hosted:
             # What she permits does not matter: nothing leaves.
             cohort.consent = Consent.uniform(cohort.users, _AT_HOME)
             vectors = Devices.behind_door(
-                algorithm, cohort, terms.release, Ledger(), self.store.streams
+                algorithm, cohort, terms.release, Ledger(), self.store.streams()
             ).vectors_at_home(view)
         scorer = algorithm.device_scorer(vectors, view.items)
         items, scores = recommend(scorer, 0, cohort.history.row(0), n)
@@ -334,7 +334,7 @@ class Hosted:
             left = book.has_left(era, view.round)
         noisy = terms.noisy or terms.reporting is not None
         noise = self.store.noise(era) if noisy else None
-        streams = self.store.streams
+        streams = self.store.streams(era)
         devices = Devices.behind_door(
             terms.build(), cohort, terms.release, ledger, streams, noise, terms.link
         )
@@ -392,7 +392,7 @@ class Hosted:
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""
         users, terms = self.store.users, self._agreed()[1]
-        vectors = terms.build().device_init(users, self.store.streams)
+        vectors = terms.build().device_init(users, self.store.streams())
         self._book.overlay("vectors", users, vectors)
         entry = self._book.latest()
         if entry is not None and entry.state == "arrived" and entry.round != round:

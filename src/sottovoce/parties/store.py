@@ -30,7 +30,7 @@ from sottovoce.parties import store_attributes, store_budget
 from sottovoce.parties.store_budget import SentReports, Spent
 from sottovoce.parties.store_file import StoreFile
 from sottovoce.parties.store_rounds import ledger_rows
-from sottovoce.rng import Streams
+from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,18 +68,18 @@ class CohortStore:
     def create(
         cls, path: Path, users: Sequence[tuple[int, str]], *, root_key: int | None = None
     ) -> CohortStore:
-        """A new store for these users (number and name). The root key of all learning randomness is
-        drawn from the operating system where none is given, and so is that of the private coins; a
-        trial gives one and has the coins of the simulation."""
+        """A new store for these users (number and name). The root key of all draws has 256 bits
+        from the operating system where none is given, and so has that of the private coins; a trial
+        gives one and has the draws and coins of the simulation."""
         _check_users(users)
-        key = secrets.randbits(64) if root_key is None else root_key
-        if not 0 <= key < 2**64:
-            raise UsageError("a root key is a whole number of 64 bits")
-        noise = secrets.token_bytes(NOISE_BYTES) if root_key is None else noise_root(root_key)
+        if root_key is None:
+            key, noise = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(NOISE_BYTES)
+        else:
+            key, noise = streams_of(root_key).root_bytes(), noise_root(root_key)
 
         def fill(file: StoreFile) -> None:
             with file.transaction():
-                file.write("INSERT INTO meta VALUES ('root-key', ?)", [key.to_bytes(8, "little")])
+                file.write("INSERT INTO meta VALUES ('root-key', ?)", [key])
                 file.write("INSERT INTO meta VALUES ('noise-root', ?)", [noise])
                 file.write_many("INSERT INTO users VALUES (?, ?)", sorted(users))
 
@@ -90,7 +90,10 @@ class CohortStore:
     def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> CohortStore:
         """`agent=True` is for the one process that serves the store's users; a second one is
         refused. Others, readers and writers, may come and go meanwhile."""
-        return cls(StoreFile(Path(path), readonly=readonly, agent=agent))
+        store = cls(StoreFile(Path(path), readonly=readonly, agent=agent))
+        if not readonly:
+            store._renew_root()
+        return store
 
     def close(self) -> None:
         self.file.close()
@@ -173,10 +176,28 @@ class CohortStore:
             self.file.write("UPDATE users SET number = ? WHERE number = ?", [new, old])
             self._touch_history()
 
-    @property
-    def streams(self) -> Streams:
-        """The root of all learning randomness of these users."""
-        return Streams(int.from_bytes(self._meta("root-key") or b"", "little"))
+    def streams(self, era: int = 0) -> Streams:
+        """All draws of these users under the `era`-th terms, by which no other party can link what
+        they send: from a key of 256 bits, and under other terms, in which rounds are numbered anew,
+        from another one. Which positives may ever leave is drawn once for all terms. A trial has
+        the draws that it was given."""
+        key, former = self._meta("root-key") or b"", self._meta("former-root-key")
+        root = streams_of(int.from_bytes(key, "little"))
+        if not isinstance(root, SecretStreams) or not (era or former):
+            return root
+        lasting = streams_of(int.from_bytes(former, "little")) if former else root
+        return (root.child("terms", era) if era else root).with_lasting(lasting)
+
+    def _renew_root(self) -> None:
+        """Gives a store of a former release, whose key of 64 bits could be computed from what was
+        sent, a new key. Only what may ever leave is still drawn from the old one: a second choice
+        would let more leave than its owner permits."""
+        with self.file.transaction():
+            key, noise = self._meta("root-key") or b"", self._meta("noise-root")
+            if len(key) == SECRET_BYTES or noise == noise_root(int.from_bytes(key, "little")):
+                return  # it is new, or a trial's
+            self._set_meta("former-root-key", key)
+            self._set_meta("root-key", secrets.token_bytes(SECRET_BYTES))
 
     def noise(self, era: int) -> bytes:
         """The root of the private coins under the `era`-th terms, 32 bytes.

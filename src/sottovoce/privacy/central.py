@@ -45,10 +45,11 @@ from numba import float64, int64, njit, uint32, uint64
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
+from sottovoce.chacha import chacha_words
 from sottovoce.errors import ConfigError
 from sottovoce.links import require_sigma
 from sottovoce.messages import GRID, DeviceReports
-from sottovoce.one_bit import chacha_words, nonce
+from sottovoce.one_bit import nonce
 from sottovoce.privacy.accountant import DELTA
 from sottovoce.privacy.laplace import _AT_ONCE, _LANES, chacha_lanes
 

@@ -32,8 +32,9 @@ import numpy as np
 from numba import float64, int64, njit, uint32, uint64
 from numpy.typing import NDArray
 
+from sottovoce.chacha import chacha_words, quarter
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.one_bit import _quarter, chacha_words, nonce
+from sottovoce.one_bit import nonce
 from sottovoce.parallel import each, equal_spans, read_only
 
 Ints = NDArray[np.int64]
@@ -169,14 +170,14 @@ def _table(scale: int) -> tuple[NDArray[np.uint64], NDArray[np.uint8], int, int,
 def _twice(x):
     """A column round and a diagonal round."""
     a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = x
-    a0, b0, c0, d0 = _quarter(a0, b0, c0, d0)
-    a1, b1, c1, d1 = _quarter(a1, b1, c1, d1)
-    a2, b2, c2, d2 = _quarter(a2, b2, c2, d2)
-    a3, b3, c3, d3 = _quarter(a3, b3, c3, d3)
-    a0, b1, c2, d3 = _quarter(a0, b1, c2, d3)
-    a1, b2, c3, d0 = _quarter(a1, b2, c3, d0)
-    a2, b3, c0, d1 = _quarter(a2, b3, c0, d1)
-    a3, b0, c1, d2 = _quarter(a3, b0, c1, d2)
+    a0, b0, c0, d0 = quarter(a0, b0, c0, d0)
+    a1, b1, c1, d1 = quarter(a1, b1, c1, d1)
+    a2, b2, c2, d2 = quarter(a2, b2, c2, d2)
+    a3, b3, c3, d3 = quarter(a3, b3, c3, d3)
+    a0, b1, c2, d3 = quarter(a0, b1, c2, d3)
+    a1, b2, c3, d0 = quarter(a1, b2, c3, d0)
+    a2, b3, c0, d1 = quarter(a2, b3, c0, d1)
+    a3, b0, c1, d2 = quarter(a3, b0, c1, d2)
     return a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3
 
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from numba import njit, uint64
+from numba import njit
 from numpy.typing import NDArray
 
 from sottovoce.consent import ALWAYS, Consent, ShareRule, thresholds
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.rng import GAMMA, Streams, mix
+from sottovoce.rng import Streams, draw
 
 
 class BoundRelease(Protocol):
@@ -136,7 +136,7 @@ def share_subsets(
     share = consent.share_positives.astype(np.float64)
     wanted = np.floor(share * history.counts + 1e-3).astype(np.int64)
     allowed = np.zeros(history.n_interactions, dtype=bool)
-    keys = rng.child("share-subset").keys(users)
+    keys = rng.lasting().keys(users)
     _flag_smallest(keys, history.indptr, history.items, wanted, allowed)
     return allowed
 
@@ -147,7 +147,7 @@ def _flag_smallest(keys, indptr, items, wanted, allowed):  # type: ignore[no-unt
         start, stop = indptr[u], indptr[u + 1]
         words = np.empty(stop - start, dtype=np.uint64)
         for k in range(stop - start):
-            words[k] = mix(keys[u] + uint64(items[start + k] + 1) * GAMMA)
+            words[k] = draw(keys[u], items[start + k])
         order = np.argsort(words)
         for k in range(min(wanted[u], stop - start)):
             allowed[start + order[k]] = True

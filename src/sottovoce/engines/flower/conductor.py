@@ -31,7 +31,7 @@ from sottovoce.engines.versions import delta_size, encode_delta, encode_model, f
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
 from sottovoce.messages import GRID, SummedReports, cut_sum, decode_sum, message_limit
 from sottovoce.parties.server import Server
-from sottovoce.rng import Streams
+from sottovoce.rng import streams_of
 from sottovoce.terms import Terms
 
 PULL_SECONDS = 0.2
@@ -87,7 +87,9 @@ class Conductor:
         self.hold = hold
         self.nodes, self.pinned, self.run_name = nodes, pinned, run
         self.members: dict[int, Member] = {}
-        self.server = Server.start(plan.terms.build(), plan.terms.n_items, Streams(plan.root_key))
+        self.server = Server.start(
+            plan.terms.build(), plan.terms.n_items, streams_of(plan.root_key)
+        )
         self.attempt = 0
         self.changed = np.zeros(plan.terms.n_rows, np.int64)
         self._restore()

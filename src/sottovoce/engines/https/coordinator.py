@@ -22,7 +22,7 @@ from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.messages import DeviceReports, SummedReports, cut, decode
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, Server
-from sottovoce.rng import Streams
+from sottovoce.rng import streams_of
 from sottovoce.terms import Terms
 
 CohortSize = int | Literal["all"]
@@ -106,7 +106,7 @@ class Coordinator:
         terms = self._plan.terms
         found = records.fact(link, "terms")
         if found is None:
-            server = Server.start(self._algorithm, terms.n_items, Streams(self._plan.root_key))
+            server = Server.start(self._algorithm, terms.n_items, streams_of(self._plan.root_key))
             records.set_fact(link, "terms", terms.digest())
             unmoved = np.zeros(terms.n_rows, np.int32)
             records.save_model(link, 0, server.items, unmoved, server.memory)
@@ -251,7 +251,7 @@ class Coordinator:
     def _server(
         self, items: NDArray[np.float32], round: int, memory: NDArray[np.float32] | None = None
     ) -> Server:
-        rng = Streams(self._plan.root_key)
+        rng = streams_of(self._plan.root_key)
         if memory is None:
             return Server(self._algorithm, items, rng, round)
         return Server(self._algorithm, items, rng, round, memory, self._guard.copy())

@@ -38,9 +38,11 @@ from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ConfigError, MessageError, ServiceError, UsageError
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE
+from sottovoce.rng import SECRET_BYTES
 from sottovoce.terms import Terms
 
 FORMAT = 1
+ROOT_BITS = 8 * SECRET_BYTES
 DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"
 """Environment variable with the database's URL: a command line would show its password."""
 
@@ -150,14 +152,14 @@ def create_folder(
     hosts: Sequence[str] = (),
 ) -> ServerFolder:
     """The folder of a new federation, for its owner alone, with new keys where it has none. The
-    root key is drawn from the operating system unless a trial sets it."""
+    root key has 256 bits from the operating system unless a trial sets it."""
     if (path / "federation.json").exists():
         raise UsageError(f"{path} holds a federation already; start it without --experiment")
     if len(catalogue) != terms.n_items:
         raise ConfigError(f"the catalogue has {len(catalogue)} items, the terms {terms.n_items}")
     if cohort_size != "all" and cohort_size < 1:
         raise ConfigError(f"cohort_size must be at least 1, not {cohort_size}")
-    key = secrets.randbits(64) if root_key is None else root_key
+    key = secrets.randbits(ROOT_BITS) if root_key is None else root_key
     plan = Plan(terms, cohort_size, rounds, key, rules or RoundRules(), defence)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     keep_private(path, 0o700)
@@ -178,6 +180,7 @@ def create_folder(
             "cohort_size": cohort_size,
             "rounds": rounds,
             "root_key": key,
+            "trial": root_key is not None,
             "rules": asdict(plan.rules),
             "defence": asdict(plan.defence),
         },
@@ -204,7 +207,7 @@ def open_folder(path: Path) -> ServerFolder:
             Terms.from_table(table.get("terms")),
             size or _part(table, "cohort_size", int),
             _part(table, "rounds", int),
-            _part(table, "root_key", int),
+            _root_key(table),
             rules,
             # Folders of earlier releases have none.
             config.build(Defence, table.get("defence", {}), "defence"),
@@ -288,6 +291,13 @@ def raise_target(database: Database, rounds: int) -> int:
             raise UsageError(f"the target is {before} rounds already; it can only be raised")
         records.raise_target(link, rounds)
     return before
+
+
+def _root_key(table: Mapping[str, Any]) -> int:
+    """Who is asked must not follow from who was asked before. Folders of earlier releases have a
+    key of 64 bits; it has made the first model, and nobody needs it any more."""
+    key: int = _part(table, "root_key", int)
+    return key if key >> 64 or table.get("trial") else secrets.randbits(ROOT_BITS)
 
 
 def _part(table: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

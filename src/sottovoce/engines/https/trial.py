@@ -50,7 +50,7 @@ from sottovoce.one_bit import noise_root
 from sottovoce.parties.device import Devices
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
-from sottovoce.rng import Streams
+from sottovoce.rng import streams_of
 
 _LOOK_SECONDS = 0.1
 _SETTLING_SECONDS = 30.0
@@ -175,7 +175,7 @@ class HttpsTrial:
         """How many devices report in each tier, in the first round."""
         terms, world = self.world.terms, self.world
         devices = Devices.behind_door(
-            terms.build(), world.cohort, terms.release, Ledger(), Streams(world.root_key)
+            terms.build(), world.cohort, terms.release, Ledger(), streams_of(world.root_key)
         )
         there = np.bincount(devices.tiers()[devices.willing()])
         return [int(count) for count in there]
@@ -282,7 +282,7 @@ def prepare_masker(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
     """The same for the proxy of a secure sum, with the noise of the simulation."""
     place = folder / _PROXY
     if not (place / PUBLIC_KEY).exists():
-        init_masker(place, noise_key=noise_root(Streams(root_key).child("masker").key))
+        init_masker(place, noise_key=noise_root(streams_of(root_key).child("masker").root))
     told = prepare_proxy(folder)
     key = (place / PUBLIC_KEY).read_text().strip()
     return replace(link, url=told.url, authority=told.authority, key=key)
