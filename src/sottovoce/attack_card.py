@@ -47,6 +47,7 @@ _REMEDIES: Mapping[tuple[str, str], tuple[str, str]] = {
     ("A6", "orchestrator"): ("aggregated", _OWNERS),
     ("A7", "orchestrator"): ("aggregated", _OWNERS),
     ("A12", "anyone"): ("noise", "noise on the sum (link.clip, link.noise), at a loss of accuracy"),
+    ("A13", "server"): ("", "a generator that cannot be inverted, as real devices have"),
     ("N1", "network"): ("secure-sum", "masked updates, which all have one length (secure-sum)"),
 }
 """By attack and party: what is made for it, by name and in words. Nothing else is promised."""

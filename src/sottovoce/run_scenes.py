@@ -21,6 +21,7 @@ from sottovoce.algorithms.blocks import Model, learn
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.attack_card import Setting
+from sottovoce.attacks.draws import told_words
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.pairs import drawn_positives
 from sottovoce.attacks.views import Truth, View
@@ -183,6 +184,11 @@ def _device_scene(
         notes += _differences(finished) + _unlike_ledger(finished, federation, count)
     views = _views(world, federation, heard, final, vectors)
     own |= _draws(world, federation, heard)
+    updates = _senders(heard, "server") if isinstance(settings.algorithm, FPLConfig) else {}
+    told, whose = told_words(federation.devices.rng, own.get("bits", ()), updates)
+    known = {"draws": world.experiment.draws, "told": told}
+    views["server"] = replace(views["server"], own=known)
+    own["told senders"] = whose
     seen = len(views["server"].rounds)
     looked = f"{seen:,} of {plan.rounds:,} rounds: {source}"
     return world.scene(views, _truth(world, vectors, own), {"looked at": looked}, notes)
@@ -304,14 +310,19 @@ def _draws(world: _World, federation: Federation, heard: Heard) -> dict[str, Any
     settings = world.experiment.cross_device().algorithm
     if not isinstance(settings, FPLConfig):
         return {}
-    rounds: dict[int, NDArray[np.int64]] = {}
-    for party in ("server", "proxy"):
-        for round, messages in heard.get(party, {}).items():
-            senders = [m.sender for m in messages if isinstance(m, DeviceReports | MaskSeeds)]
-            if senders:
-                rounds[round] = np.unique(np.concatenate(senders))
+    rounds = _senders(heard, "server") | _senders(heard, "proxy")
     triples, rng = federation.schedule.triples, federation.devices.rng
     return {"drawn": drawn_positives(settings, triples, world.split.train, rounds, rng)}
+
+
+def _senders(heard: Heard, party: str) -> dict[int, NDArray[np.int64]]:
+    """By round: whose messages reached a party, where that can be seen."""
+    found = {}
+    for round, messages in heard.get(party, {}).items():
+        senders = [m.sender for m in messages if isinstance(m, DeviceReports | MaskSeeds)]
+        if senders:
+            found[round] = np.unique(np.concatenate(senders))
+    return found
 
 
 def _truth(

@@ -99,7 +99,7 @@ class Result:
     """An attack's outcome, with what a guess without it would be worth."""
 
     code: str
-    """A1 to A12, or a name."""
+    """A1 to A13, or a name."""
     attack: str
     party: Party
     promise: str

@@ -1,0 +1,187 @@
+"""A13: the fast generator is inverted and gives devices away; ChaCha20 is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.attacks import draws
+from sottovoce.attacks.suite import a13_draws
+from sottovoce.attacks.views import Truth, View
+from sottovoce.consent import Choice, Consent
+from sottovoce.engines.transcripts import Recorder, seen_by
+from sottovoce.federation import Federation
+from sottovoce.links import Direct, Proxied
+from sottovoce.one_bit import coordinates
+from sottovoce.parties.proxy import Proxy
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.privacy.reports import KReports, Tier
+from sottovoce.rng import SecretStreams, Streams, mix_array, words_of
+from sottovoce.testing import random_world
+
+N_USERS, N_ITEMS, K = 120, 400, 20
+REPORTS, DEVICES = a13_draws.ATTACKS
+STREAMS = {"fast": Streams, "secret": SecretStreams}
+
+
+class Open(Proxy):
+    """A proxy that keeps what it was sent, for the truth."""
+
+    def __init__(self, minimum, reports):
+        super().__init__(minimum, reports)
+        self.bits = []
+
+    def collect(self, bits, threads=1):
+        self.bits.append(bits)
+        return super().collect(bits, threads)
+
+
+def played(settings, release, link, choice, kind, seed=1):
+    """A run whose devices draw from one generator: the server's view, and what was so."""
+    train = random_world(N_USERS, N_ITEMS, 12 * N_USERS, seed=2)
+    consent = Consent.uniform(np.arange(N_USERS), choice)
+    rng = STREAMS[kind].from_seed(seed)
+    made, heard = Federation.build(settings, train, consent, release, rng, link=link), Recorder()
+    bits = []
+    if isinstance(release, KReports):
+        made.proxy = Open([50], K)
+        bits = made.proxy.bits
+    made.run(listeners=[heard])
+    updates = {}
+    if not bits:
+        updates = {n: np.unique(m[0].sender) for n, m in heard.heard["server"].items()}
+    told, whose = draws.told_words(rng, bits, updates)
+    view = View(
+        "server", seen_by(heard.heard, "server"), settings, release, link, N_ITEMS,
+        made.server.items, own={"told": told, "draws": "secret"}, triples=made.schedule.triples,
+    )  # fmt: skip
+    truth = Truth(
+        train, train, consent.takes_part, consent.share_positives, {}, {}, made.vectors(),
+        {"bits": bits, "told senders": whose},
+    )  # fmt: skip
+    return view, truth
+
+
+def reports(kind, variant="rotated", favour=0.0):
+    settings = FMFConfig(
+        variant=variant, embedding_size=64, rounds=2, init_scale=1.0, learning_rate=1e-4,
+        favour=favour,
+    )  # fmt: skip
+    choice = Choice(epsilon=1.0, max_reports=K)
+    return played(settings, KReports(K, (Tier(1.0, 50),)), Proxied(), choice, kind)
+
+
+def updates(kind):
+    settings = FPLConfig(configuration="pFPL+", embedding_size=4, rounds=2)
+    return played(settings, ShareFraction(), Direct(), Choice(share_positives=0.5), kind)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_mixing_is_undone(word):
+    with np.errstate(over="ignore"):
+        assert int(draws.unmix.py_func(mix_array(np.array([word], np.uint64)))[0]) == word
+
+
+@given(st.integers(0, 2**40), st.integers(0, 30), st.integers(0, 30))
+def test_neighbours_are_the_other_draws(seed, at, more):
+    words = words_of(Streams.from_seed(seed).keys(np.array([3])), at + more + 1)[0]
+    assert draws.neighbours(int(words[at]), at, more).tolist() == words.tolist()
+
+
+@pytest.mark.parametrize("settings", [{}, {"variant": "published"}])
+def test_the_fast_generator_gives_a_device_s_reports_away(settings):
+    view, truth = reports("fast", **settings)
+    found = REPORTS.run(view, truth)
+    assert found.verdict == "broken", found
+    assert found.value > 0.9
+    assert found.base_rate < 0.02
+
+
+@pytest.mark.parametrize("settings", [{}, {"variant": "published"}])
+def test_secret_draws_do_not(settings):
+    view, truth = reports("secret", **settings)
+    found = REPORTS.run(view, truth)
+    assert found.verdict == "holds", found
+    assert found.claims > 1000
+    assert found.value < 2.5 * found.base_rate
+
+
+def test_items_that_are_drawn_by_weight_give_away_as_much():
+    assert REPORTS.run(*reports("fast", "published", 0.5)).value > 0.9
+    assert REPORTS.run(*reports("secret", "published", 0.5)).verdict == "holds"
+
+
+def test_the_fast_generator_gives_devices_away_by_the_items_they_draw():
+    found = DEVICES.run(*updates("fast"))
+    assert found.verdict == "broken", found
+    assert found.value > 0.9
+    found = DEVICES.run(*updates("secret"))
+    assert found.verdict == "holds", found
+    assert found.claims == 2 * draws.TOLD_DEVICES
+
+
+def test_a_run_of_the_fast_generator_says_why_it_is_not_attacked():
+    view, _ = reports("fast")
+    assert "real device" in REPORTS.applies(replace(view, own={"draws": "fast"}))
+    assert "real device" in DEVICES.applies(replace(updates("fast")[0], own={"draws": "fast"}))
+    assert REPORTS.applies(replace(view, own={})).startswith("No draw")
+
+
+def test_reports_and_updates_are_drawn_from_the_words_that_are_told():
+    """What the attacker is told is what devices use: else he would win against nobody."""
+    view, truth = reports("secret")
+    told, sender = view.own["told"][0], truth.own["told senders"][0]
+    sent = truth.own["bits"][0]
+    mine = coordinates(sent.reports[sent.sender == sender])[0]
+    table = np.zeros(0, np.uint64)
+    words = np.array([told.word], dtype=np.uint64)
+    assert mine[0] == draws.coordinates_of(words, 512 * 64, 64, table)[0]
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def batch(kind, places, devices=100, k=20):
+    """The coordinates of each device's reports, drawn as the kernels draw them, and a flag for each
+    that is in the batch."""
+    keys = STREAMS[kind].from_seed(5).child("reports", 3).keys(np.arange(devices))
+    words = words_of(keys, k)
+    drawn = draws.coordinates_of(words.ravel(), places, 8, np.zeros(0, np.uint64))
+    present = np.zeros(places, dtype=bool)
+    present[drawn] = True
+    return words, drawn.reshape(words.shape), present
+
+
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_a_search_finds_the_word_and_the_device(at):
+    words, drawn, present = batch("fast", 1 << 24)
+    word = int(words[31, at])
+    found = draws.search(int(drawn[31, at]), present, (word - 2**21, word + 2**21))
+    assert found == [word]
+    linked = draws.linked(found[0], 20, present, 8, np.zeros(0, np.uint64))
+    assert sorted(linked) == sorted(np.delete(drawn[31], at))
+
+
+def test_a_search_finds_nothing_in_secret_draws():
+    words, drawn, present = batch("secret", 1 << 24)
+    word = int(words[31, 4])
+    assert draws.search(int(drawn[31, 4]), present, (word - 2**21, word + 2**21)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nobody_need_tell_the_attacker_anything():
+    """2**30 coordinates, as in a large catalogue: of one report in a shuffled batch the attacker
+    finds the other 19 of its device, knowing the batch alone. Against secret draws he finds
+    none."""
+    words, drawn, present = batch("fast", 1 << 30)
+    found = draws.search(int(drawn[31, 4]), present)
+    assert int(words[31, 4]) in found
+    groups = [draws.linked(word, 20, present, 8, np.zeros(0, np.uint64)) for word in found]
+    assert sorted(np.delete(drawn[31], 4)) in [sorted(group) for group in groups]
+    _, drawn, present = batch("secret", 1 << 30)
+    assert draws.search(int(drawn[31, 4]), present) == []
