@@ -183,5 +183,6 @@ def test_nobody_need_tell_the_attacker_anything():
     assert int(words[31, 4]) in found
     groups = [draws.linked(word, 20, present, 8, np.zeros(0, np.uint64)) for word in found]
     assert sorted(np.delete(drawn[31], 4)) in [sorted(group) for group in groups]
-    _, drawn, present = batch("secret", 1 << 30)
-    assert draws.search(int(drawn[31, 4]), present) == []
+    words, drawn, present = batch("secret", 1 << 30)
+    near = (int(words[31, 4]) - 2**29, int(words[31, 4]) + 2**29)
+    assert draws.search(int(drawn[31, 4]), present, near) == []
