@@ -96,9 +96,10 @@ def small_run(
     fuse: bool = True,
     written: bool = False,
     defence: Defence = NO_DEFENCE,
+    streams: type[Streams] = Streams,
 ) -> Result:
     """A few rounds in simulation; `written` sends every report as a message."""
-    rng = Streams.from_seed(seed)
+    rng = streams.from_seed(seed)
     users = np.arange(train.n_users, dtype=np.int64)
     records = consent or Consent.uniform(users, choice or Choice(share_positives=0.5))
     cohort = Cohort(users, train, records, algorithm.device_init(users, rng))
@@ -127,6 +128,9 @@ class CrossDeviceContract(ABC):
     share_positives = 0.4
     """What everyone chooses, but where learning is tested; there they share all."""
 
+    streams: type[Streams] = Streams
+    """What devices and server draw from; real ones draw from `SecretStreams`."""
+
     @abstractmethod
     def algorithm(self) -> CrossDevice: ...
 
@@ -146,7 +150,7 @@ class CrossDeviceContract(ABC):
 
     def test_a_cohort_of_one_equals_a_cohort_of_n(self) -> None:
         algorithm, train = self.algorithm(), random_world(23, 70, 200, seed=1)
-        rng = Streams.from_seed(3)
+        rng = self.streams.from_seed(3)
         users = np.arange(train.n_users, dtype=np.int64)
         consent = Consent.uniform(users, Choice(share_positives=self.share_positives))
         whole = Cohort(users, train, consent, algorithm.device_init(users, rng))
@@ -207,6 +211,7 @@ class CrossDeviceContract(ABC):
 
     def _run(self, train: Interactions, **options: Any) -> Result:
         options.setdefault("choice", Choice(share_positives=self.share_positives))
+        options.setdefault("streams", self.streams)
         return small_run(self.algorithm(), train, release=self.release(), **options)
 
 

@@ -17,6 +17,7 @@ from sottovoce.runs import RunFolder
 
 EVERY = """
 seed = 3
+draws = "secret"    # as in deployment
 
 [town]
 residents = 8

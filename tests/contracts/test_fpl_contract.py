@@ -4,12 +4,19 @@ import pytest
 
 from sottovoce.algorithms.base import CrossDevice
 from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.rng import SecretStreams
 from sottovoce.testing import CrossDeviceContract
 
 
 class TestManyDraws(CrossDeviceContract):
     def algorithm(self) -> CrossDevice:
         return FPL(FPLConfig(embedding_size=8), triples=14)
+
+
+class TestSecretDraws(TestManyDraws):
+    """As real devices draw."""
+
+    streams = SecretStreams
 
 
 class TestOneDraw(CrossDeviceContract):

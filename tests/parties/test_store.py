@@ -116,6 +116,36 @@ def test_a_root_key_is_drawn_from_the_operating_system(tmp_path):
         assert store.streams().key == 2**64 - 1
 
 
+def test_other_terms_have_other_draws_but_the_same_positives_may_ever_leave(tmp_path):
+    with CohortStore.create(tmp_path / "s", [(0, "me")]) as store:
+        draws = [store.streams(era) for era in range(3)]
+    assert len({streams.child("learn", 0).root for streams in draws}) == 3
+    assert len({streams.lasting().root for streams in draws}) == 1
+
+
+def test_a_store_of_a_former_release_gets_a_new_root_and_keeps_what_may_leave(tmp_path):
+    path, old = tmp_path / "s", Streams(123456789)
+    with CohortStore.create(path, [(0, "me")]) as store, store.file.transaction():
+        store.file.write("UPDATE meta SET value = ? WHERE name = 'root-key'", [old.root_bytes()])
+    with CohortStore.open(path, readonly=True) as store:
+        assert store.streams() == old  # nothing can be written, and nothing leaves
+    with CohortStore.open(path) as store:
+        streams = store.streams()
+        assert isinstance(streams, SecretStreams)
+        assert streams.child("learn", 0).root != old.child("learn", 0).root
+        for era in (0, 1):
+            assert store.streams(era).lasting() == old.lasting()
+    with CohortStore.open(path) as store:
+        assert store.streams() == streams  # once
+
+
+def test_a_trial_keeps_the_root_that_it_was_given(tmp_path):
+    for root in (Streams.from_seed(4).root, SecretStreams.from_seed(4).root):
+        CohortStore.create(tmp_path / str(root)[:8], [(0, "me")], root_key=root).close()
+        with CohortStore.open(tmp_path / str(root)[:8]) as store:
+            assert store.streams().root == root
+
+
 def test_the_same_history_again_adds_nothing_and_keeps_the_latest_time(store):
     assert store.add_history(4, ["a", "b", "a"], [5, 6, 9]) == (2, 1)
     assert store.add_history(4, ["a", "b"], [7, None]) == (0, 2)
