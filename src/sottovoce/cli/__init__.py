@@ -16,6 +16,7 @@ import sottovoce
 from sottovoce.cli import (
     attack,
     budget,
+    copies,
     data,
     demo,
     device,
@@ -184,6 +185,8 @@ serve_app.command("supernode")(serve_flower.supernode)
 serve_app.command("cohort")(serve_flower.cohort)
 serve_app.command("flower")(serve_flower.flower)
 serve_app.command("nginx")(serve_flower.nginx)
+serve_app.command("backup")(copies.backup)
+serve_app.command("restore")(copies.restore)
 app.add_typer(serve_app, name="serve", help="Run a party of a real federation as a service.")
 keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 keys_app.command("init")(keys.init)
@@ -202,6 +205,8 @@ device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)
 device_app.command("status")(device.status)
 device_app.command("export")(device.export)
+device_app.command("backup")(copies.backup_store)
+device_app.command("restore")(copies.restore_store)
 app.add_typer(device_app, name="device", help="What a device owner does: her data and choices.")
 user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 user_app.command("join")(user.join)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sottovoce.cli.output import plain
 from sottovoce.errors import DataError, DataNotFound, UsageError
@@ -76,17 +77,31 @@ def write_export(path: Path, store: CohortStore, number: int | None) -> int:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise UsageError(f"{path} is there already and is not overwritten") from None
-    lines = 0
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out, store.file.snapshot():
-            for entry in _everything(store, number):
-                out.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
-                lines += 1
+            lines = _export(out, store, number)
             out.flush()
             os.fsync(out.fileno())
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+    return lines
+
+
+def print_export(store: CohortStore, number: int | None) -> None:
+    """The same on standard output."""
+    with (
+        open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as out,
+        store.file.snapshot(),
+    ):
+        _export(out, store, number)
+
+
+def _export(out: TextIO, store: CohortStore, number: int | None) -> int:
+    lines = 0
+    for entry in _everything(store, number):
+        out.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
+        lines += 1
     return lines
 
 

@@ -71,6 +71,9 @@ class AdmittedOwner:
         return node_identity(self.node_key)
 
 
+_GROWING = ("version", "directory", "membership", "next_user", "next_owner", "round")
+
+
 class OrchestratorStore(RoundStore):
     """May be used by several threads."""
 
@@ -122,8 +125,7 @@ class OrchestratorStore(RoundStore):
                     "settings": json.dumps(asdict(settings)),
                     "root_key": str(key),
                 }
-                names = ("version", "directory", "membership", "next_user", "next_owner", "round")
-                counters = dict.fromkeys((*names, "target", "flush", "flushed", "erasing"), 0)
+                counters = dict.fromkeys((*_GROWING, "target", "flush", "flushed", "erasing"), 0)
                 file.write_many("INSERT INTO meta VALUES (?, ?)", (texts | counters).items())
                 file.write_many("INSERT INTO catalogue VALUES (?, ?)", enumerate(catalogue))
             return cls(file)
@@ -436,6 +438,21 @@ class OrchestratorStore(RoundStore):
         if len(flat) != len(found) * size:
             raise StoreError(f"{self._file.path} is damaged; put back a copy")
         return dict(zip((n for n, _ in found), flat.reshape(-1, size), strict=True))
+
+    def counters(self) -> dict[str, int]:
+        """All that only ever grows, and by which others know an older copy."""
+        return {name: int(self._meta(name)) for name in _GROWING}
+
+    def go_on_with(self, counters: Mapping[str, int], departed: Iterable[int] = ()) -> None:
+        """For an older copy: what was counted since is not counted again, a round that was open is
+        over, and users who have left since leave once more."""
+        with self._file.transaction():
+            for name in _GROWING:
+                self._set(name, max(int(self._meta(name)), counters[name]))
+            self._file.write("DELETE FROM open_round")
+        for user in departed:
+            if self.public(user) is not None:
+                self.leave_user(user)
 
     def _changed_directory(self) -> None:
         self._count("directory", 1)

@@ -40,6 +40,7 @@ from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.terms import Terms
 
+DATABASE = "server.db"
 FORMAT = 1
 DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"
 """Environment variable with the database's URL: a command line would show its password."""
@@ -82,13 +83,13 @@ class ServerFolder:
         federation without its state is not taken for a new one."""
         named = url or os.environ.get(DATABASE_VARIABLE)
         kind = "postgresql" if named else "sqlite"
-        before = self._kept_in()
+        before = self.kept_in()
         if before in _KINDS and before != kind:
             raise ServiceError(
                 f"the state of {self.path} is in {_KINDS[before]}, not in {_KINDS[kind]}; "
                 + ("name it with --database" if not named else "leave --database out")
             )
-        place = self.path / "server.db"
+        place = self.path / DATABASE
         if before == "sqlite" and not place.exists():
             raise ServiceError(
                 f"{place} is not there, but the state of this federation was in it; put it back "
@@ -109,7 +110,7 @@ class ServerFolder:
             raise
         return database
 
-    def _kept_in(self) -> str | None:
+    def kept_in(self) -> str | None:
         """Where the state is; "nowhere" or, in folders of earlier releases, None where that is not
         known yet."""
         place = self.path / "state.json"
