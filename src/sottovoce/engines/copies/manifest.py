@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import CorruptData, DataNotFound, VersionMismatch
@@ -112,7 +112,7 @@ def _name(name: object) -> str:
     """Of a file below the folder, and nowhere else."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.@+-]+(/[\w.@+-]+)*", name):
         raise ValueError
-    if {".", ".."} & set(PurePosixPath(name).parts):
+    if {".", ".."} & set(name.split("/")):
         raise ValueError
     return name
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from sottovoce.engines.copies.kind import Kind, Settled, Whose
+from sottovoce.engines.https.keys import read_private_key
 from sottovoce.engines.https.masker_folder import (
     ANSWERED,
     INTRODUCTION,
@@ -16,7 +19,7 @@ from sottovoce.engines.https.masker_folder import (
     Answers,
     read_masker_introduction,
 )
-from sottovoce.errors import ServiceError, UsageError
+from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 
 
 def _whose(path: Path) -> Whose:
@@ -25,7 +28,12 @@ def _whose(path: Path) -> Whose:
             raise ServiceError(f"{path / name} is not there; this is no whole folder of a proxy")
     place = path / INTRODUCTION
     federation = read_masker_introduction(place).terms.federation if place.is_file() else ""
-    return Whose.of(federation, (path / PUBLIC_KEY).read_bytes().strip())
+    public = (path / PUBLIC_KEY).read_bytes().strip()
+    if (path / SEAL_KEY).is_file():
+        key = X25519PrivateKey.from_private_bytes(read_private_key(path / SEAL_KEY))
+        if key.public_key().public_bytes_raw().hex().encode() != public:
+            raise KeyTrouble(f"{SEAL_KEY} is not the key of {PUBLIC_KEY}; look for the right one")
+    return Whose.of(federation, public)
 
 
 def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
@@ -42,12 +50,15 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
     if next_round is not None:
         answers.refuse_before(next_round)
     first = answers.last[0] + 1
+    told = [
+        "It tells no sum of a round before that but, of the last that it knows of, the same again.",
+        "A server that is not there yet has to skip to it: `sottovoce serve server DIR "
+        f"--skip-to-round {first}`.",
+    ]
     return Settled(
         (
-            f"It tells no sum of a round before round {first}, but the very same one of the last "
-            "that it knows of again.",
-            "A server that is not there yet has to skip to it: `sottovoce serve server DIR "
-            f"--skip-to-round {first}`.",
+            f"The first round of which it tells a sum is {first}.",
+            *(told if first else []),
             "Let no other copy of this folder run or be started: two of them could tell two sums "
             "of one round.",
         ),

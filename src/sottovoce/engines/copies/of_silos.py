@@ -8,10 +8,12 @@ from pathlib import Path
 from sottovoce.engines.copies.kind import Kind, Settled, Whose
 from sottovoce.engines.https import orchestrator_folder as orchestrators
 from sottovoce.engines.https import owner_folder as owners
-from sottovoce.errors import ServiceError, SottovoceError, UsageError
+from sottovoce.engines.https.keys import read_private_key
+from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, UsageError
 from sottovoce.parties.orchestrator_file import DATABASE
 from sottovoce.parties.orchestrator_store import OrchestratorStore
 from sottovoce.parties.silo_files import FederationFile
+from sottovoce.privacy.passes import Issuer
 
 _MORE_USERS, _MORE_OWNERS, _MORE_VERSIONS = 1000, 100, 1_000_000
 """So many numbers are left out where nobody can say how many were given since the copy was made."""
@@ -23,6 +25,8 @@ _MORE_USERS, _MORE_OWNERS, _MORE_VERSIONS = 1000, 100, 1_000_000
 def _whose_owner(path: Path) -> Whose:
     folder = owners.open_owner_folder(path)
     federation = folder.federation.federation
+    if (path / owners.IDENTITY).is_file():
+        folder.identity()  # raises where it is another's
     return Whose.of(federation, federation.encode(), folder.application.public)
 
 
@@ -66,6 +70,10 @@ def _whose_orchestrator(path: Path) -> Whose:
     found = FederationFile.read(path / orchestrators.FEDERATION)
     if not (path / DATABASE).is_file():
         raise ServiceError(f"{path / DATABASE} is not there; the federation's state was in it")
+    if (path / orchestrators.ISSUER).is_file():
+        key = read_private_key(path / orchestrators.ISSUER)
+        if Issuer(found.federation, key).public != found.issuer:
+            raise KeyTrouble(f"{orchestrators.ISSUER} is not the key of this federation's issuer")
     return Whose.of(found.federation, found.federation.encode(), found.issuer)
 
 
