@@ -11,24 +11,36 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from collector_world import proxied_folder
 from orchestrator_world import let_in
 from orchestrator_world import new_folder as new_orchestrator
 from owner_world import World as OwnerWorld
 from proxy_world import App, Device, proxied
-from secure_sum_world import MaskerApp, SeedKeeper, masker_folder, question
-from server_world import new_folder
+from secure_sum_world import (
+    MaskerApp,
+    SeedKeeper,
+    SummedWorld,
+    masker_folder,
+    question,
+    summed_terms,
+)
+from server_world import ITEMS, USERS, new_folder
 
 from sottovoce.cli import call
 from sottovoce.consent import Choice
 from sottovoce.engines.copies.backup import make_backup
 from sottovoce.engines.copies.restore import restore_backup
 from sottovoce.engines.flower.checkpoint import Checkpoint, OpenRound
+from sottovoce.engines.https import records
 from sottovoce.engines.https.batches import decode_part
+from sottovoce.engines.https.folder import create_folder, open_folder
 from sottovoce.engines.https.masked_wire import decode_sum
 from sottovoce.engines.https.masker_folder import init_masker, open_masker
 from sottovoce.engines.https.orchestrator_folder import invite, open_orchestrator_folder
 from sottovoce.engines.https.owner_folder import open_owner_folder
+from sottovoce.engines.https.proxied_rounds import coordinator_of
 from sottovoce.engines.https.proxy_folder import open_proxy_folder
+from sottovoce.engines.https.report_keys import ReportKeys
 from sottovoce.errors import ServiceError, StoreError, UsageError
 from sottovoce.masking import sum_masks
 from sottovoce.parties.store import CohortStore
@@ -144,6 +156,25 @@ def test_a_proxy_that_has_keys_and_no_federation_yet_can_be_copied(tmp_path):
     assert done.settled.next_round == 0
 
 
+def test_a_server_gives_rounds_up_until_its_restored_proxy_tells_again(tmp_path):
+    here = SummedWorld(tmp_path, rounds=5)
+    try:
+        assert here.step() == ["opened"]
+        make_backup(here.folder.path, tmp_path / "b")
+        for ends in ("goal", "sum_refused", "sum_refused", "goal"):
+            here.report(*range(USERS))
+            assert here.step() == ["closing"]
+            assert here.step()[0] == ends
+            if here.position().round == 1:  # the proxy's machine is lost after round 0
+                here.proxy.__exit__()
+                lose(here.folder.path)
+                restore_backup(tmp_path / "b", here.folder.path, next_round=3)
+                here.proxy = MaskerApp(here.folder).__enter__()
+        assert here.refused() == {"sum_refused": 2}
+    finally:
+        here.close()
+
+
 # --- a proxy that shuffles ------------------------------------------------------------------------
 
 
@@ -232,6 +263,36 @@ def test_a_checkpoint_of_flower_goes_on_with_a_round_that_nobody_has_seen(tmp_pa
     (town / "superlink.json").write_text(json.dumps({"port": 1, "pid": os.getpid()}))
     with pytest.raises(ServiceError, match="is served by process"):
         restore_backup(tmp_path / "b", town)
+
+
+def started(folder):
+    with contextlib.closing(folder.database()) as store, store.writing() as link:
+        coordinator_of(folder.plan, time.monotonic, folder.keys).start(link)
+    return folder
+
+
+def test_a_server_with_a_proxy_uses_no_key_of_an_old_copy_again(tmp_path):
+    """It may have been destroyed since, so that nobody can read what was sealed to it."""
+    folder = started(proxied_folder(tmp_path / "town"))
+    old = ReportKeys(folder.keys).newest().id
+    make_backup(folder.path, tmp_path / "b")
+    done = restore_backup(tmp_path / "b", folder.path)
+    assert done.settled.next_round == 1
+    assert any("can be read by whoever has the copy" in said for said in done.settled.means)
+    assert [key.id == old for key in ReportKeys(folder.keys).all()] == [True, False]
+    with contextlib.closing(open_folder(folder.path).database()) as store, store.reading() as link:
+        assert records.position(link).round == 1
+
+
+def test_a_server_with_a_secure_sum_goes_on_as_well(tmp_path):
+    catalogue = [(f"v{n}", f"Venue {n}") for n in range(ITEMS)]
+    terms = summed_terms(key="ab" * 32, url="http://127.0.0.1:1")
+    folder = started(create_folder(tmp_path / "town", terms, catalogue, rounds=20))
+    make_backup(folder.path, tmp_path / "b")
+    lose(folder.path)
+    done = restore_backup(tmp_path / "b", folder.path, next_round=12)
+    assert done.settled.next_round == 12
+    assert any("remembers what it has told" in said for said in done.settled.means)
 
 
 def test_a_server_without_its_database_is_no_whole_folder(tmp_path):
