@@ -21,6 +21,7 @@ from sottovoce.cli import (
     demo,
     device,
     device_attributes,
+    device_export,
     device_terms,
     keys,
     output,
@@ -204,7 +205,7 @@ device_app.command("agree")(device_terms.agree)
 device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)
 device_app.command("status")(device.status)
-device_app.command("export")(device.export)
+device_app.command("export")(device_export.export)
 device_app.command("backup")(copies.backup_store)
 device_app.command("restore")(copies.restore_store)
 app.add_typer(device_app, name="device", help="What a device owner does: her data and choices.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -394,51 +393,6 @@ def status(path: Store, as_json: Json = False) -> None:
         *(budget.lines() if budget else ()),
         *(sums.lines() if sums else ()),
     )
-
-
-def export(
-    path: Store,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File to write; - is standard output.")
-    ],
-    user: User = None,
-    to_terminal: Annotated[
-        bool, typer.Option("--to-terminal", help="With -: also where that is a terminal.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Everything that a store holds about its users, as JSON lines in a file of mode 600.
-
-    FILE must not be there yet. History, attributes, choices, ledger, budget, vectors and terms;
-    neither keys nor the published model. The file is not encrypted, and nothing can be put back
-    from it: for that there is sottovoce device backup.
-
-    \b
-    Examples:
-      sottovoce device export ~/sottovoce everything.jsonl
-      sottovoce device export ~/sottovoce - | gpg -e -r me > everything.gpg
-    """
-    from sottovoce.cli.device_files import print_export, write_export
-    from sottovoce.parties.store import CohortStore
-
-    shown = str(file) == "-"
-    if shown and as_json:
-        raise UsageError("- prints JSON lines by itself; leave --json out, or name a file")
-    if shown and sys.stdout.isatty() and not to_terminal:
-        raise UsageError(
-            "this would show the whole history on the terminal; name a file, or say --to-terminal"
-        )
-    with CohortStore.open(path, readonly=True) as store:
-        number = None if user is None else user_number(store, user)
-        with output.interruptible("nothing was exported"):
-            if shown:
-                print_export(store, number)
-                return
-            lines = write_export(file, store, number)
-    if as_json:
-        output.emit({"store": path, "file": file, "lines": lines})
-    else:
-        output.show(f"{file}: {lines:,} lines. It is not encrypted; keep it where only you read.")
 
 
 def user_number(store: CohortStore, user: str | None) -> int:

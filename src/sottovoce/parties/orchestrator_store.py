@@ -30,7 +30,7 @@ from sottovoce.algorithms.known_rows import LARGEST, Row
 from sottovoce.errors import DataError, KeyTrouble, StoreError, UsageError
 from sottovoce.parties.directory import Directory, OwnerEntry
 from sottovoce.parties.orchestrator_file import DATABASE, OrchestratorFile
-from sottovoce.parties.orchestrator_rounds import RoundStore
+from sottovoce.parties.orchestrator_rounds import GROWING, RoundStore
 from sottovoce.parties.silo_files import (
     TOKEN_BYTES,
     Application,
@@ -69,9 +69,6 @@ class AdmittedOwner:
     def identity(self) -> str:
         """The name of its node."""
         return node_identity(self.node_key)
-
-
-_GROWING = ("version", "directory", "membership", "next_user", "next_owner", "round")
 
 
 class OrchestratorStore(RoundStore):
@@ -125,7 +122,7 @@ class OrchestratorStore(RoundStore):
                     "settings": json.dumps(asdict(settings)),
                     "root_key": str(key),
                 }
-                counters = dict.fromkeys((*_GROWING, "target", "flush", "flushed", "erasing"), 0)
+                counters = dict.fromkeys((*GROWING, "target", "flush", "flushed", "erasing"), 0)
                 file.write_many("INSERT INTO meta VALUES (?, ?)", (texts | counters).items())
                 file.write_many("INSERT INTO catalogue VALUES (?, ?)", enumerate(catalogue))
             return cls(file)
@@ -438,21 +435,6 @@ class OrchestratorStore(RoundStore):
         if len(flat) != len(found) * size:
             raise StoreError(f"{self._file.path} is damaged; put back a copy")
         return dict(zip((n for n, _ in found), flat.reshape(-1, size), strict=True))
-
-    def counters(self) -> dict[str, int]:
-        """All that only ever grows, and by which others know an older copy."""
-        return {name: int(self._meta(name)) for name in _GROWING}
-
-    def go_on_with(self, counters: Mapping[str, int], departed: Iterable[int] = ()) -> None:
-        """For an older copy: what was counted since is not counted again, a round that was open is
-        over, and users who have left since leave once more."""
-        with self._file.transaction():
-            for name in _GROWING:
-                self._set(name, max(int(self._meta(name)), counters[name]))
-            self._file.write("DELETE FROM open_round")
-        for user in departed:
-            if self.public(user) is not None:
-                self.leave_user(user)
 
     def _changed_directory(self) -> None:
         self._count("directory", 1)

@@ -409,17 +409,6 @@ class CohortStore:
         found = store_budget.spent(self.file)
         return np.array([found.get(number, 0.0) for number in self.users.tolist()])
 
-    # --- copies ----------------------------------------------------------------------------------
-
-    def releases(self) -> int:
-        """Of all users, ever."""
-        return sum(spent.releases for spent in self.budget())
-
-    def renew_coins(self) -> None:
-        """For an older copy: the rounds that it has forgotten come with new coins. (The same coin
-        for another value would tell how the two differ.)"""
-        self._set_meta("noise-root", secrets.token_bytes(NOISE_BYTES))
-
     # --- helpers ---------------------------------------------------------------------------------
 
     def _meta(self, name: str) -> bytes | None:

@@ -401,10 +401,6 @@ class UserStore:
         )
         return [Release(*row) for row in self.file.rows(sql, values)]
 
-    def releases(self) -> int:
-        """Of all users, ever."""
-        return len(self.ledger())
-
     def note_release(self, release: Release) -> None:
         """A row of the ledger. To be written before the request leaves."""
         self.file.write(

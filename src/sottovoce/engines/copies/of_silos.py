@@ -89,7 +89,10 @@ def _settle_orchestrator(copy: Path, before: Path | None, next_round: int | None
         else:
             newest = {name: max(value + 1, least[name]) for name, value in newest.items()}
         newest["round"] = max(newest["round"], next_round or 0)
-        store.go_on_with(newest, departed)
+        store.go_on_with(newest)
+        for user in departed:
+            if store.public(user) is not None:
+                store.leave_user(user)
         at = store.round
     left = "Users who left since are back in it; they have to leave again."
     if known:

@@ -10,6 +10,7 @@ from pathlib import Path
 from sottovoce.engines.copies.kind import Kind, Settled, Whose
 from sottovoce.errors import ServiceError, StoreError, UsageError
 from sottovoce.parties.store import CohortStore
+from sottovoce.parties.store_copies import releases, renew_coins
 from sottovoce.parties.store_file import DATABASE, KEY, LOCK, StoreFile
 from sottovoce.parties.user_store import UserFile, UserStore
 
@@ -46,7 +47,7 @@ def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> S
                 choice = store.choice(number)
                 limit = 0.0 if math.isfinite(choice.total_epsilon) else math.inf
                 store.set_choice(number, replace(choice, takes_part=False, total_epsilon=limit))
-            store.renew_coins()
+            renew_coins(store)
     return Settled(
         (
             "Nobody in it takes part until its owner says so again: the copy has forgotten what "
@@ -86,7 +87,7 @@ def _refuse_newer(
         return
     try:
         with kind.open(before, readonly=True) as store:
-            more = store.releases() - copy.releases()
+            more = releases(store) - releases(copy)
     except StoreError:
         return
     if more > 0:
