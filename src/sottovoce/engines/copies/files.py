@@ -40,9 +40,9 @@ def new_file(path: Path) -> int:
 
 def make_folders(path: Path) -> None:
     """As many as are missing, each its owner's alone."""
-    for folder in [*reversed(path.parents), path]:
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
+    if not path.is_dir():
+        make_folders(path.parent)
+        path.mkdir(mode=0o700)
 
 
 def write_new(path: Path, content: bytes) -> None:

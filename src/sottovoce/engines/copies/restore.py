@@ -4,6 +4,7 @@ exchanged at one moment, logs of databases included, and what was there is kept 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -168,8 +169,7 @@ def _put(partial: Path, folder: Path, before: Path | None, now: datetime) -> Pat
         sync(folder.parent)
         return None
     folder.chmod(0o700)
-    aside = folder.with_name(f"{folder.name}.before-{now:%Y%m%d-%H%M%S}")
-    move_new(partial, aside)
+    aside = _beside(partial, folder, f"{folder.name}.before-{now:%Y%m%d-%H%M%S}")
     try:
         exchange(aside, folder)
     except OSError:
@@ -178,3 +178,13 @@ def _put(partial: Path, folder: Path, before: Path | None, now: datetime) -> Pat
         raise
     sync(folder.parent)
     return aside
+
+
+def _beside(partial: Path, folder: Path, name: str) -> Path:
+    """Move it to a new place beside the folder, by this name or a longer one."""
+    for number in itertools.count(1):
+        place = folder.with_name(name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            move_new(partial, place)
+            break
+    return place
