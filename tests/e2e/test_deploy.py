@@ -366,9 +366,10 @@ def _check_owners(root: Path, machines: Machines, anna: str) -> None:
     assert "release.name = share-fraction" in anna
     assert "Recommended to Anna" in anna
     assert re.search(rf"What left the store: {ROUNDS} releases, [1-9]\d* positive rows", anna)
-    assert (
-        anna.rstrip().splitlines()[-1].endswith("does not take part: learns at home, sends nothing")
-    )
+    *_, choice, copied, keys = anna.rstrip().splitlines()
+    assert choice.endswith("does not take part: learns at home, sends nothing")
+    assert re.search(r"/sottovoce-backup: a store, 2 files, ", copied)
+    assert keys.startswith("Its keys are in it: guard it like ")
     assert (root / "anna" / "everything.jsonl").stat().st_mode & 0o077 == 0
     assert not (root / "anna" / "invitation.json").exists()
     # She has withdrawn; more rounds were asked for since, and nothing more has left.
