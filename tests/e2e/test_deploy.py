@@ -70,9 +70,9 @@ def test_no_command_is_overlooked():
     found = " ".join(commands())
     for group, names in (
         ("serve", "server invite status introduce device proxy masker orchestrator owner nginx"),
-        ("serve", "superlink supernode cohort flower"),
+        ("serve", "superlink supernode cohort flower backup restore"),
         ("keys", "init show renew node rotate"),
-        ("device", "init agree import consent recommend ledger export"),
+        ("device", "init agree import consent recommend ledger export backup restore"),
         ("user", "join consent send show interact recommend leave"),
     ):
         for name in names.split():
@@ -186,6 +186,25 @@ class Machines:
             self.after(block)
         return said
 
+    def put_back(self) -> dict[str, str]:
+        """What the document says of going back to a copy: each service is stopped, its backup put
+        in its place, and everything there is its owner's alone; what was said, by machine."""
+        said = {}
+        for machine, _, block in tried(f"{self.mark} again"):
+            if machine in self.staying:
+                assert self.end(machine) == 0
+            said[machine] = self.run(machine, self.on(machine, block))
+            [(source, target)] = re.findall(r"restore (\S+) (\S+)", block)
+            home = self.root / machine
+            places = [home / place.removeprefix("~/") for place in (source, target)]
+            places += home.glob(f"{places[1].name}.before-*")
+            assert len(places) == 3
+            for place in places:
+                assert place.stat().st_mode & 0o777 == 0o700
+            for path in [*places[0].rglob("*"), *places[1].rglob("*")]:
+                assert not path.stat().st_mode & 0o077, path
+        return said
+
     def before(self, machine: str, block: str) -> None:
         """What has to be there before the block is typed."""
 
@@ -284,7 +303,7 @@ def free_ports(count: int) -> list[int]:
 
 def _can_run(line: str) -> bool:
     program = line.split()[0] if line.split() else ""
-    return program not in ("curl", "sqlite3") or shutil.which(program) is not None
+    return program != "curl" or shutil.which(program) is not None
 
 
 def tried(mark: str) -> list[tuple[str, bool, str]]:
@@ -336,6 +355,7 @@ def test_the_document_from_nothing_to_a_federation(tmp_path):
         _check_owners(tmp_path, machines, said["anna"])
         _check_operator(tmp_path, said["server"])
         assert set(machines.staying) == {"server", "anna", "bruno"}
+        _check_copies(machines)
     assert not (tmp_path / "server" / "town" / "server.json").exists()
     assert machines.log("server")[-1]["event"] == "stopped"
 
@@ -346,9 +366,10 @@ def _check_owners(root: Path, machines: Machines, anna: str) -> None:
     assert "release.name = share-fraction" in anna
     assert "Recommended to Anna" in anna
     assert re.search(rf"What left the store: {ROUNDS} releases, [1-9]\d* positive rows", anna)
-    assert (
-        anna.rstrip().splitlines()[-1].endswith("does not take part: learns at home, sends nothing")
-    )
+    *_, choice, copied, keys = anna.rstrip().splitlines()
+    assert choice.endswith("does not take part: learns at home, sends nothing")
+    assert re.search(r"/sottovoce-backup: a store, 2 files, ", copied)
+    assert keys.startswith("Its keys are in it: guard it like ")
     assert (root / "anna" / "everything.jsonl").stat().st_mode & 0o077 == 0
     assert not (root / "anna" / "invitation.json").exists()
     # She has withdrawn; more rounds were asked for since, and nothing more has left.
@@ -365,8 +386,25 @@ def _check_operator(root: Path, said: str) -> None:
     assert "The server's certificate is new; restart the server, or send it SIGHUP." in said
     if shutil.which("curl"):
         assert f"sottovoce_round {ROUNDS}.0" in said
-    if shutil.which("sqlite3"):
-        assert (root / "server" / "town-backup.db").stat().st_size > 0
+    assert "Its keys are in it: guard it like town itself." in said
+
+
+def _check_copies(machines: Machines) -> None:
+    assert "stop that one" in machines.run(
+        "server", "(sottovoce serve restore town-backup town 2>&1 || true)"
+    )
+    at = machines.told("server", "serve status town")["round"]
+    said = machines.put_back()
+    assert f"It goes on with round {at + 1} from the model of the copy" in said["server"]
+    assert "stays in their ledgers and stays spent" in said["server"]
+    assert "Nobody in it takes part until its owner says so again" in said["anna"]
+    machines.leave_running("server", "sottovoce serve server town --port 0")
+    found = machines.told("server", "serve status town")
+    assert (found["round"], found["enrolled"], found["target"]) == (at + 1, 2, 120)
+    machines.leave_running("anna", "sottovoce serve device ~/sottovoce")
+    assert machines.ledger("anna")["totals"]["releases"] == ROUNDS
+    choice = machines.told("anna", "device consent ~/sottovoce")["choice"]
+    assert not choice["takes_part"]
 
 
 # --- with a proxy ---------------------------------------------------------------------------------
@@ -417,6 +455,11 @@ def test_the_document_from_nothing_to_a_federation_with_a_proxy(tmp_path):
     with ProxyMachines(tmp_path) as machines:
         _check_reports(machines, machines.walk())
         _check_moved_clocks(machines)
+        said = machines.put_back()["mixer"]
+        assert re.search(r"It takes nothing for rounds before round \d+\.", said)
+        machines.leave_running(
+            "mixer", machines.on("mixer", "sottovoce serve proxy mixer --host 0.0.0.0")
+        )
 
 
 def _check_reports(machines: ProxyMachines, said: dict[str, str]) -> None:
@@ -530,6 +573,7 @@ def test_the_document_from_nothing_to_a_federation_with_a_secure_sum(tmp_path):
     with SumMachines(tmp_path) as machines:
         _check_sums(machines, machines.walk())
         _check_a_proxy_that_was_away(machines)
+        _check_a_proxy_that_was_put_back(machines)
 
 
 def _check_sums(machines: SumMachines, said: dict[str, str]) -> None:
@@ -567,6 +611,26 @@ def _check_a_proxy_that_was_away(machines: SumMachines) -> None:
     machines.wait_for_round("round over", ROUNDS)
     found = machines.told("operator", "serve status town")
     assert (found["state"], found["round"], found["refused"]) == ("finished", ROUNDS + 1, {})
+
+
+def _check_a_proxy_that_was_put_back(machines: SumMachines) -> None:
+    """It goes on where it was; and where its folder is lost, somebody has to say where."""
+    said = machines.put_back()["masker"]
+    assert f"The first round of which it tells a sum is {ROUNDS + 1}." in said
+    again = f"sottovoce serve masker masks --port {machines.port}"
+    machines.leave_running("masker", again)
+    machines.run("operator", f"sottovoce serve target town --rounds {ROUNDS + 2}")
+    machines.wait_for_round("round over", ROUNDS + 1)
+    machines.end("masker")
+    shutil.rmtree(machines.root / "masker" / "masks")
+    lost = "(sottovoce serve restore masks-backup masks 2>&1 || true)"
+    assert "with --next-round" in machines.run("masker", lost)
+    machines.run("masker", "sottovoce serve restore masks-backup masks --next-round 120")
+    machines.leave_running("masker", again)
+    machines.run("operator", f"sottovoce serve target town --rounds {ROUNDS + 3}")
+    machines.wait_for_round("round given up", ROUNDS + 2)
+    found = machines.told("operator", "serve status town")
+    assert (found["round"], found["refused"]) == (ROUNDS + 3, {"sum_refused": 1})
 
 
 # --- with data owners -----------------------------------------------------------------------------
@@ -661,6 +725,7 @@ def test_the_document_from_nothing_to_a_federation_of_data_owners(tmp_path):
     with OwnerMachines(tmp_path) as machines:
         _check_words_of_owners(machines, machines.walk())
         _check_after_leaving(machines)
+        _check_copies_of_owners(machines)
     for port in machines.all_ports:  # also of what they had started themselves
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
@@ -710,6 +775,17 @@ def _check_after_leaving(machines: OwnerMachines) -> None:
     there = machines.status("operator")
     assert (there["users"], there["left"]) == (1, 1)
     assert [owner["name"] for owner in there["owners"]] == ["Cineclub"]
+
+
+def _check_copies_of_owners(machines: OwnerMachines) -> None:
+    before = machines.status("operator")
+    said = machines.put_back()
+    assert "Users who left since have left the copy, too." in said["operator"]
+    assert "their stores do not send it again" in said["cineclub"]
+    there = machines.status("operator")
+    assert (there["users"], there["left"]) == (1, 1)
+    assert there["round"] > before["round"]
+    assert machines.status("cineclub")["held"]["users"] == 1
 
 
 def _check_words_of_owners(machines: OwnerMachines, said: dict[str, str]) -> None:

@@ -16,10 +16,12 @@ import sottovoce
 from sottovoce.cli import (
     attack,
     budget,
+    copies,
     data,
     demo,
     device,
     device_attributes,
+    device_export,
     device_terms,
     keys,
     output,
@@ -184,6 +186,8 @@ serve_app.command("supernode")(serve_flower.supernode)
 serve_app.command("cohort")(serve_flower.cohort)
 serve_app.command("flower")(serve_flower.flower)
 serve_app.command("nginx")(serve_flower.nginx)
+serve_app.command("backup")(copies.backup)
+serve_app.command("restore")(copies.restore)
 app.add_typer(serve_app, name="serve", help="Run a party of a real federation as a service.")
 keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 keys_app.command("init")(keys.init)
@@ -201,7 +205,9 @@ device_app.command("agree")(device_terms.agree)
 device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)
 device_app.command("status")(device.status)
-device_app.command("export")(device.export)
+device_app.command("export")(device_export.export)
+device_app.command("backup")(copies.backup_store)
+device_app.command("restore")(copies.restore_store)
 app.add_typer(device_app, name="device", help="What a device owner does: her data and choices.")
 user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 user_app.command("join")(user.join)

@@ -395,34 +395,6 @@ def status(path: Store, as_json: Json = False) -> None:
     )
 
 
-def export(
-    path: Store,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
-    user: User = None,
-    as_json: Json = False,
-) -> None:
-    """Everything that a store holds about its users, as JSON lines in a file of mode 600.
-
-    FILE must not be there yet. History, attributes, choices, ledger, budget, vectors and terms;
-    neither keys nor the published model. The file is not encrypted.
-
-    \b
-    Example:
-      sottovoce device export ~/sottovoce everything.jsonl
-    """
-    from sottovoce.cli.device_files import write_export
-    from sottovoce.parties.store import CohortStore
-
-    with CohortStore.open(path, readonly=True) as store:
-        number = None if user is None else user_number(store, user)
-        with output.interruptible("nothing was exported"):
-            lines = write_export(file, store, number)
-    if as_json:
-        output.emit({"store": path, "file": file, "lines": lines})
-    else:
-        output.show(f"{file}: {lines:,} lines. It is not encrypted; keep it where only you read.")
-
-
 def user_number(store: CohortStore, user: str | None) -> int:
     """The number of the user that is meant."""
     numbers = store.users.tolist()

@@ -1,16 +1,13 @@
-"""The files that `sottovoce device` reads and writes: invitations and CSV in, JSON lines out."""
+"""The files that `sottovoce device` reads: invitations and CSV."""
 
 from __future__ import annotations
 
 import csv
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from sottovoce.cli.output import plain
 from sottovoce.errors import DataError, DataNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -70,26 +67,6 @@ def read_history(path: Path, store: CohortStore, alone: int | None) -> dict[int,
     return {number: (own, times.get(number)) for number, own in items.items()}
 
 
-def write_export(path: Path, store: CohortStore, number: int | None) -> int:
-    """Write what the store holds about one user, or all; how many lines. Whole or not at all."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{path} is there already and is not overwritten") from None
-    lines = 0
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out, store.file.snapshot():
-            for entry in _everything(store, number):
-                out.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
-                lines += 1
-            out.flush()
-            os.fsync(out.fileno())
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return lines
-
-
 def device_ledger_table(
     title: str, lines: list[dict[str, Any]], names: dict[int, str] | None
 ) -> Table:
@@ -118,39 +95,6 @@ def device_ledger_table(
     if bits:
         notes.append("ε: what the reports of a round cost together, in plain sum")
     return Table(title, columns, rows, notes=notes)
-
-
-def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, Any]]:
-    from sottovoce.parties.hosted import Hosted
-
-    hosted, users = Hosted(store), store.users.tolist()
-    terms = hosted.terms
-    vectors = hosted.vectors() if terms is not None else None
-    if terms is not None:
-        yield {"kind": "terms", **terms.to_table()}
-    for row, user in enumerate(users):
-        if number is not None and user != number:
-            continue
-        yield {"kind": "user", "number": user, "name": store.name(user)}
-        for item, stamp in store.interactions(user):
-            yield {"kind": "interaction", "number": user, "item": item, "timestamp": stamp}
-        for name, value in store.attributes(user).items():
-            yield {"kind": "attribute", "number": user, "name": name, "value": value}
-        for record in store.records(user):
-            choice = plain(record.choice)
-            yield {"kind": "choice", "number": user, "time": record.changed_at, **choice}
-        for spent in store.budget(user):
-            yield {"kind": "budget", **_renamed(plain(spent), "kind", "release")}
-        for sent in store.sent_reports(user):
-            yield {"kind": "spent", **plain(sent)}
-        if vectors is not None:
-            yield {"kind": "vector", "number": user, "vector": vectors[row].tolist()}
-    for line in store.ledger_rows(number).to_pylist():
-        yield {"kind": "report", **_renamed(plain(line), "kind", "release")}
-
-
-def _renamed(entry: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    return {new if key == old else key: value for key, value in entry.items()}
 
 
 def csv_rows(path: Path, *required: str) -> Iterator[tuple[int, dict[str, str]]]:

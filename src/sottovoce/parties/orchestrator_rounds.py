@@ -8,7 +8,7 @@ it is the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,10 @@ from sottovoce.parties.orchestrator_file import OrchestratorFile
 
 ROUNDS_KEPT = 100_000
 """Records of older rounds are dropped: a service that runs for years goes through many."""
+
+
+GROWING = ("version", "directory", "membership", "next_user", "next_owner", "round")
+"""Numbers that never fall, and by which others know an older copy of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,18 @@ class RoundStore:
     def round(self) -> int:
         """Rounds that were closed; the number of the one that is open or comes next."""
         return int(self._meta("round"))
+
+    def counters(self) -> dict[str, int]:
+        """All that never falls."""
+        return {name: int(self._meta(name)) for name in GROWING}
+
+    def go_on_with(self, counters: Mapping[str, int]) -> None:
+        """For an older copy: what was counted since is not counted again, and a round that was open
+        is over."""
+        with self._file.transaction():
+            for name in GROWING:
+                self._set(name, max(int(self._meta(name)), counters[name]))
+            self._file.write("DELETE FROM open_round")
 
     def open_round(self) -> OpenRound:
         """Opens the next round. One that was open already is given again as it was, so that every

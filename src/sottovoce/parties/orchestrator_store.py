@@ -30,7 +30,7 @@ from sottovoce.algorithms.known_rows import LARGEST, Row
 from sottovoce.errors import DataError, KeyTrouble, StoreError, UsageError
 from sottovoce.parties.directory import Directory, OwnerEntry
 from sottovoce.parties.orchestrator_file import DATABASE, OrchestratorFile
-from sottovoce.parties.orchestrator_rounds import RoundStore
+from sottovoce.parties.orchestrator_rounds import GROWING, RoundStore
 from sottovoce.parties.silo_files import (
     TOKEN_BYTES,
     Application,
@@ -122,8 +122,7 @@ class OrchestratorStore(RoundStore):
                     "settings": json.dumps(asdict(settings)),
                     "root_key": str(key),
                 }
-                names = ("version", "directory", "membership", "next_user", "next_owner", "round")
-                counters = dict.fromkeys((*names, "target", "flush", "flushed", "erasing"), 0)
+                counters = dict.fromkeys((*GROWING, "target", "flush", "flushed", "erasing"), 0)
                 file.write_many("INSERT INTO meta VALUES (?, ?)", (texts | counters).items())
                 file.write_many("INSERT INTO catalogue VALUES (?, ?)", enumerate(catalogue))
             return cls(file)

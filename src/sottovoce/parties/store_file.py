@@ -111,6 +111,25 @@ class StoreFile:
             if partial is not None and partial.exists():
                 shutil.rmtree(partial, ignore_errors=True)
 
+    @classmethod
+    def copy(cls, folder: Path, target: Path) -> None:
+        """Copy a store that may be in use, as it is at one moment, to a file that is there and
+        empty, with the same key. Raises where it is damaged."""
+        file = cls(folder, readonly=True)
+        try:
+            with file._speaking():
+                copy = _connect(target, _read_key(folder / KEY), False, False)
+                try:
+                    with copy.backup("main", file._connection, "main") as all_of_it:
+                        all_of_it.step(-1)
+                    damaged = copy.pragma("quick_check", 1) != "ok"
+                finally:
+                    copy.close()
+        finally:
+            file.close()
+        if damaged:
+            raise StoreError(f"the store {folder / DATABASE} is damaged; no copy was made")
+
     def served(self) -> bool:
         """Whether some process serves this store as its agent."""
         try:

@@ -287,3 +287,44 @@ def test_after_an_older_backup_devices_say_so_and_a_skip_goes_on(tmp_path):
         with ServerProcess(town, wait=False, skip_to_round=3) as server:
             assert server.process.wait(timeout=60) == 2
             assert "at round 22" in server.log.read_text()
+
+
+def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):
+    """A server that was killed leaves its newest state in SQLite's log. A copy that is simply put
+    in the database's place is overruled by that; `serve restore` puts the log aside as well, and
+    goes on with a round that no device has seen."""
+    town, backup = tmp_path / "town", tmp_path / "backup"
+    folder = new_folder(town, rounds=50, min_devices=1)
+    with owner(tmp_path / "her", folder) as store:
+        with ServerProcess(town) as server:
+            visit(store, server.url)  # enrols
+            take_part(store, server, folder, [0, 1])
+            assert ask("serve", "backup", town, backup)["kind"] == "server"
+            take_part(store, server, folder, [2, 3])
+            said = ask("serve", "restore", backup, town, code=7)
+            assert "stop that one" in said["error"]
+            server.kill()
+        assert (town / "server.db-wal").stat().st_size > 0
+        naive = tmp_path / "naive"
+        shutil.copytree(town, naive)
+        shutil.copy(backup / "content" / "server.db", naive / "server.db")
+        assert ask("serve", "status", naive)["round"] == 4, "the control: the newer state stays"
+
+        said = ask("serve", "restore", backup, town)
+        assert said["next_round"] == 5
+        assert "stays spent" in " ".join(said["means"])
+        assert ask("serve", "status", said["before"])["round"] == 4
+        assert ask("serve", "status", town)["round"] == 5
+        with ServerProcess(town) as server, Client(folder, server.port) as client:
+            client.wait(round=5, state="open")
+            take_part(store, server, folder, [5, 6])
+            assert server.stop() == 0
+        assert len(store.ledger_rows()) == 6
+
+        # The folder is lost: what is known of rounds is what the operator says.
+        shutil.rmtree(town)
+        assert ask("serve", "restore", backup, town)["next_round"] == 2
+        shutil.rmtree(town)
+        assert ask("serve", "restore", backup, town, "--next-round", 30)["next_round"] == 30
+        with ServerProcess(town) as server:
+            take_part(store, server, folder, [30])

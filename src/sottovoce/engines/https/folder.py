@@ -41,6 +41,7 @@ from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.rng import SECRET_BYTES
 from sottovoce.terms import Terms
 
+DATABASE = "server.db"
 FORMAT = 1
 ROOT_BITS = 8 * SECRET_BYTES
 DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"
@@ -84,13 +85,13 @@ class ServerFolder:
         federation without its state is not taken for a new one."""
         named = url or os.environ.get(DATABASE_VARIABLE)
         kind = "postgresql" if named else "sqlite"
-        before = self._kept_in()
+        before = self.kept_in()
         if before in _KINDS and before != kind:
             raise ServiceError(
                 f"the state of {self.path} is in {_KINDS[before]}, not in {_KINDS[kind]}; "
                 + ("name it with --database" if not named else "leave --database out")
             )
-        place = self.path / "server.db"
+        place = self.path / DATABASE
         if before == "sqlite" and not place.exists():
             raise ServiceError(
                 f"{place} is not there, but the state of this federation was in it; put it back "
@@ -111,7 +112,7 @@ class ServerFolder:
             raise
         return database
 
-    def _kept_in(self) -> str | None:
+    def kept_in(self) -> str | None:
         """Where the state is; "nowhere" or, in folders of earlier releases, None where that is not
         known yet."""
         place = self.path / "state.json"

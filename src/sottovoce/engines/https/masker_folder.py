@@ -36,8 +36,10 @@ from sottovoce.parties.masker import NEVER, Answered
 from sottovoce.terms import PROTOCOL, Terms
 
 SEAL_KEY, PUBLIC_KEY, NOISE_SECRET = "seal.key", "seal.pub", "noise.secret"
-_INTRODUCTION, _ANSWERED = "introduction.json", "answered.json"
+INTRODUCTION, ANSWERED = "introduction.json", "answered.json"
 _LARGEST = 1 << 22
+_NOBODY = b""
+"""In the place of a set's name: no set is called so."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,7 +77,7 @@ class MaskerFolder(ServiceFolder):
         return read_private_key(self.path / NOISE_SECRET)
 
     def answers(self) -> Answers:
-        return Answers(self.path / _ANSWERED)
+        return Answers(self.path / ANSWERED)
 
 
 class Answers:
@@ -104,6 +106,21 @@ class Answers:
             raise ServiceError(f"{self._place} cannot be written; nothing was told") from None
         self.last = answered
 
+    def go_on_from(self, newer: Answers) -> None:
+        """An old copy learns what another one has told since. Of a round of which they disagree,
+        nothing is told any more."""
+        mine, theirs = self.last, newer.last
+        if theirs[0] > mine[0]:
+            self.keep(theirs)
+        elif theirs[0] == mine[0] and theirs != mine:
+            self.keep((mine[0], _NOBODY))
+
+    def refuse_before(self, round: int) -> None:
+        """Nothing is told of the rounds before this one, which an old copy may have forgotten; of
+        the last that it knows of, the same again."""
+        if round - 1 > self.last[0]:
+            self.keep((round - 1, _NOBODY))
+
 
 def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None) -> str:
     """Make the keys of a proxy, for its owner alone; its public key, which goes into the terms. The
@@ -121,7 +138,7 @@ def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | Non
         PUBLIC_KEY: public.encode() + b"\n",
         NOISE_SECRET: noise.hex().encode() + b"\n",
         SEAL_KEY: key.private_bytes_raw().hex().encode() + b"\n",
-        _ANSWERED: _content(NEVER),
+        ANSWERED: _content(NEVER),
     }
     write_new_files(path, contents)
     return public
@@ -129,7 +146,7 @@ def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | Non
 
 def create_masker(path: Path, introduction: MaskerIntroduction) -> MaskerFolder:
     """A folder with keys becomes that of a federation, once and for all."""
-    if (path / _INTRODUCTION).exists():
+    if (path / INTRODUCTION).exists():
         raise UsageError(f"{path} holds a proxy already; start it without --introduction")
     if not (path / SEAL_KEY).exists():
         raise UsageError(
@@ -148,13 +165,13 @@ def create_masker(path: Path, introduction: MaskerIntroduction) -> MaskerFolder:
             f"{path} has told sums already, and with another introduction it could tell others of "
             "the same devices; make a new proxy in another folder"
         )
-    write_masker_introduction(path / _INTRODUCTION, introduction)
+    write_masker_introduction(path / INTRODUCTION, introduction)
     return folder
 
 
 def open_masker(path: Path) -> MaskerFolder:
     """A folder that `create_masker` made. Raises with one sentence where it is none."""
-    place = path / _INTRODUCTION
+    place = path / INTRODUCTION
     if not place.exists():
         raise ServiceError(
             f"{path} holds no proxy of a secure sum; make its keys with `sottovoce serve masker "

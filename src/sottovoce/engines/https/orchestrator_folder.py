@@ -42,7 +42,7 @@ from sottovoce.parties.silo_files import (
 from sottovoce.privacy.interactions import Identity
 from sottovoce.privacy.passes import Issuer
 
-_FEDERATION, _ISSUER, _USERS = "federation.json", "issuer.key", "users.key"
+FEDERATION, ISSUER, USERS = "federation.json", "issuer.key", "users.key"
 _MOST_INVITED = 100_000
 
 
@@ -54,14 +54,14 @@ class OrchestratorFolder(ServiceFolder):
 
     @property
     def federation_file(self) -> Path:
-        return self.path / _FEDERATION
+        return self.path / FEDERATION
 
     def issuer(self) -> Issuer:
-        return Issuer(self.federation, read_private_key(self.path / _ISSUER))
+        return Issuer(self.federation, read_private_key(self.path / ISSUER))
 
     def users_identity(self) -> Identity:
         """The key with which users prove themselves."""
-        return Identity(read_private_key(self.path / _USERS))
+        return Identity(read_private_key(self.path / USERS))
 
     def store(self) -> OrchestratorStore:
         """The federation's state. Where it was lost, no other is made: numbers would be given out
@@ -87,7 +87,7 @@ def create_orchestrator_folder(
     """The folder of a new federation, for its operator alone. `name` is what its own name begins
     with, `hosts` are names of this machine. Keys that are there already are used; the root key is
     drawn from the operating system unless a trial sets it."""
-    if (path / _FEDERATION).exists():
+    if (path / FEDERATION).exists():
         raise UsageError(f"{path} holds a federation already; start it without --make")
     if (path / DATABASE).exists():
         raise UsageError(f"{path / DATABASE} is there already; choose another folder")
@@ -103,31 +103,31 @@ def create_orchestrator_folder(
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", hosts)
     # Of an attempt that broke off; nothing was signed with them yet.
-    for file in (_ISSUER, _USERS):
+    for file in (ISSUER, USERS):
         (path / file).unlink(missing_ok=True)
     write_new_files(
         path,
         {
-            _ISSUER: issuer.private_bytes().hex().encode() + b"\n",
-            _USERS: Identity().private_bytes().hex().encode() + b"\n",
+            ISSUER: issuer.private_bytes().hex().encode() + b"\n",
+            USERS: Identity().private_bytes().hex().encode() + b"\n",
         },
     )
     OrchestratorStore.create(path, federation, settings, catalogue, root_key).close()
-    about.write(path / _FEDERATION)
+    about.write(path / FEDERATION)
     return OrchestratorFolder(path, federation)
 
 
 def open_orchestrator_folder(path: Path) -> OrchestratorFolder:
     """A folder that `create_orchestrator_folder` made. Raises with one sentence where it is
     none."""
-    place = path / _FEDERATION
+    place = path / FEDERATION
     if not place.exists():
         raise ServiceError(
             f"{path} holds no orchestrator; make one with `sottovoce serve orchestrator {path} "
             "--make --catalogue FILE`"
         )
     folder = OrchestratorFolder(path, FederationFile.read(place).federation)
-    for file in (_ISSUER, _USERS):
+    for file in (ISSUER, USERS):
         read_private_key(path / file)
     return folder
 

@@ -43,8 +43,8 @@ from sottovoce.parties.silo_files import (
 from sottovoce.privacy.interactions import Identity
 
 APPLICATION = "application.json"
-_FEDERATION, _ADMISSION, _DATABASE = "federation.json", "admission.json", "owner.db"
-_IDENTITY, _NODE, _NODE_ID, _GATEWAY_CA = "identity.key", "node", "node.id", "gateway.crt"
+FEDERATION, ADMISSION, DATABASE = "federation.json", "admission.json", "owner.db"
+IDENTITY, NODE, NODE_ID, GATEWAY_CA = "identity.key", "node", "node.id", "gateway.crt"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,25 +57,25 @@ class OwnerFolder(ServiceFolder):
     @property
     def node_key(self) -> Path:
         """The private key of the Flower node; its public half is in the application."""
-        return self.path / _NODE
+        return self.path / NODE
 
     @property
     def gateway_authority(self) -> Path:
         """The certificate by which the orchestrator's gateway is trusted."""
-        return self.path / _GATEWAY_CA
+        return self.path / GATEWAY_CA
 
     def identity(self) -> Identity:
-        identity = Identity(read_private_key(self.path / _IDENTITY))
+        identity = Identity(read_private_key(self.path / IDENTITY))
         if identity.public != self.application.public:
             raise KeyTrouble(
-                f"{self.path / _IDENTITY} is not the key that was applied with; put the right file "
+                f"{self.path / IDENTITY} is not the key that was applied with; put the right file "
                 "back"
             )
         return identity
 
     def admission(self) -> Admission | None:
         """The orchestrator's answer; None where there is none yet."""
-        place = self.path / _ADMISSION
+        place = self.path / ADMISSION
         return Admission.read(place) if place.exists() else None
 
     def owner(self) -> DataOwner:
@@ -87,9 +87,9 @@ class OwnerFolder(ServiceFolder):
                 f"{self.path / APPLICATION} to the orchestrator's operator, and keep the answer "
                 f"with `sottovoce serve owner {self.path} --admission FILE`"
             )
-        if not (self.path / _DATABASE).exists():
+        if not (self.path / DATABASE).exists():
             raise ServiceError(
-                f"{self.path / _DATABASE} is not there, but what users have sent was in it; put it "
+                f"{self.path / DATABASE} is not there, but what users have sent was in it; put it "
                 "back, or apply anew from another folder"
             )
         return DataOwner.open(self.path, self.identity())
@@ -98,11 +98,11 @@ class OwnerFolder(ServiceFolder):
         """Remember the name under which the orchestrator knows the node. Without it a node that was
         killed is let in again after a minute, so a full disk is no reason to stop."""
         with contextlib.suppress(KeyTrouble, OSError):
-            replace_file(self.path / _NODE_ID, node)
+            replace_file(self.path / NODE_ID, node)
 
     def node(self) -> bytes | None:
         try:
-            return (self.path / _NODE_ID).read_bytes() or None
+            return (self.path / NODE_ID).read_bytes() or None
         except FileNotFoundError:
             return None
 
@@ -128,21 +128,21 @@ def create_owner_folder(
     keep_private(path, 0o700)
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", [host, *hosts])
-    if not (path / _IDENTITY).exists():
+    if not (path / IDENTITY).exists():
         private = Identity().private_bytes()
-        write_new_files(path, {_IDENTITY: private.hex().encode() + b"\n"})
-    if not (path / _NODE).exists():
-        node_keys(path, _NODE)
+        write_new_files(path, {IDENTITY: private.hex().encode() + b"\n"})
+    if not (path / NODE).exists():
+        node_keys(path, NODE)
     authority = "" if url.startswith("http://") else authority_pem(path / "keys")
     application = Application(
         name,
         url,
-        Identity(read_private_key(path / _IDENTITY)).public,
+        Identity(read_private_key(path / IDENTITY)).public,
         authority,
-        (path / f"{_NODE}.pub").read_text().strip(),
+        (path / f"{NODE}.pub").read_text().strip(),
         tuple(sorted(set(items))),
     )
-    federation.write(path / _FEDERATION, replace=True)
+    federation.write(path / FEDERATION, replace=True)
     application.write(path / APPLICATION)
     return OwnerFolder(path, federation, application)
 
@@ -154,7 +154,7 @@ def open_owner_folder(path: Path) -> OwnerFolder:
             f"{path} holds no data owner; make one with `sottovoce serve owner {path} --make "
             "FEDERATION --name NAME --items FILE --url URL`"
         )
-    federation = FederationFile.read(path / _FEDERATION)
+    federation = FederationFile.read(path / FEDERATION)
     return OwnerFolder(path, federation, Application.read(path / APPLICATION))
 
 
@@ -170,7 +170,7 @@ def keep_federation(folder: OwnerFolder, newer: FederationFile) -> OwnerFolder:
         raise UsageError(
             f"this is not the federation that {folder.path} is part of with a longer catalogue"
         )
-    newer.write(folder.path / _FEDERATION, replace=True)
+    newer.write(folder.path / FEDERATION, replace=True)
     return OwnerFolder(folder.path, newer, folder.application)
 
 
@@ -189,7 +189,7 @@ def keep_admission(folder: OwnerFolder, admission: Admission) -> bool:
             f"{folder.application.name} was admitted as number {before.number}, and this admission "
             f"says {admission.number}; apply anew from another folder"
         )
-    if not (folder.path / _DATABASE).exists():
+    if not (folder.path / DATABASE).exists():
         if before is not None:
             folder.owner()  # says what to do
         _make_owner(folder, admission).close()
@@ -197,13 +197,13 @@ def keep_admission(folder: OwnerFolder, admission: Admission) -> bool:
         with contextlib.closing(DataOwner.open(folder.path, folder.identity())) as found:
             if found.number != admission.number:
                 raise UsageError(
-                    f"{folder.path / _DATABASE} belongs to the data owner {found.number}, the "
+                    f"{folder.path / DATABASE} belongs to the data owner {found.number}, the "
                     f"admission is for {admission.number}"
                 )
-    fresh = folder.path / f".{_GATEWAY_CA}.{secrets.token_hex(4)}.crt"
+    fresh = folder.path / f".{GATEWAY_CA}.{secrets.token_hex(4)}.crt"
     write_new_files(folder.path, {fresh.name: admission.ca.encode()})
     os.replace(fresh, folder.gateway_authority)
-    admission.write(folder.path / _ADMISSION, replace=True)
+    admission.write(folder.path / ADMISSION, replace=True)
     return before is None
 
 

@@ -34,8 +34,8 @@ from sottovoce.engines.https.ready import ServiceFolder
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.terms import Terms
 
-_INTRODUCTION, _SECRET, _TERMS = "introduction.json", "accounts.secret", "terms.json"
-_DATABASE = "proxy.db"
+INTRODUCTION, SECRET, TERMS = "introduction.json", "accounts.secret", "terms.json"
+DATABASE = "proxy.db"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,7 +47,7 @@ class ProxyFolder(ServiceFolder):
     def store(self) -> ProxyStore:
         """What the proxy holds. A new one would take reports twice: where it was lost, none is
         made."""
-        place = self.path / _DATABASE
+        place = self.path / DATABASE
         if not place.exists():
             raise ServiceError(
                 f"{place} is not there, but what the proxy holds was in it; put it back, or make a "
@@ -57,16 +57,16 @@ class ProxyFolder(ServiceFolder):
 
     def account_secret(self) -> bytes:
         try:
-            secret = bytes.fromhex(read_secret(self.path / _SECRET).decode("ascii", "replace"))
+            secret = bytes.fromhex(read_secret(self.path / SECRET).decode("ascii", "replace"))
         except ValueError:
             secret = b""
         if len(secret) != 32:
-            raise KeyTrouble(f"{self.path / _SECRET} is no secret; put the right file back")
+            raise KeyTrouble(f"{self.path / SECRET} is no secret; put the right file back")
         return secret
 
     def terms(self) -> Terms | None:
         """The terms that this proxy follows; None where it has never reached the server."""
-        place = self.path / _TERMS
+        place = self.path / TERMS
         try:
             return Terms.from_table(json.loads(place.read_bytes()))
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class ProxyFolder(ServiceFolder):
     def keep_terms(self, terms: Terms) -> None:
         """For ever. Whole or not at all, whenever the process is killed."""
         content = json.dumps(terms.to_table(), indent=1) + "\n"
-        replace_file(self.path / _TERMS, content.encode())
+        replace_file(self.path / TERMS, content.encode())
 
 
 def create_proxy_folder(
@@ -87,22 +87,22 @@ def create_proxy_folder(
 ) -> ProxyFolder:
     """The folder of a new proxy, for its owner alone. Keys that are there already are used, since
     the terms of the federation may name them."""
-    if (path / _INTRODUCTION).exists():
+    if (path / INTRODUCTION).exists():
         raise UsageError(f"{path} holds a proxy already; start it without --introduction")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     keep_private(path, 0o700)
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", hosts)
-    if not (path / _SECRET).exists():
-        write_new_files(path, {_SECRET: secrets.token_hex(32).encode() + b"\n"})
-    ProxyStore(path / _DATABASE).close()
-    write_introduction(path / _INTRODUCTION, introduction)
+    if not (path / SECRET).exists():
+        write_new_files(path, {SECRET: secrets.token_hex(32).encode() + b"\n"})
+    ProxyStore(path / DATABASE).close()
+    write_introduction(path / INTRODUCTION, introduction)
     return ProxyFolder(path, introduction)
 
 
 def open_proxy_folder(path: Path) -> ProxyFolder:
     """A folder that `create_proxy_folder` made. Raises with one sentence where it is none."""
-    place = path / _INTRODUCTION
+    place = path / INTRODUCTION
     if not place.exists():
         raise ServiceError(
             f"{path} holds no proxy; make one with `sottovoce serve proxy {path} "

@@ -242,17 +242,27 @@ class ProxyStore:
                     )
                 position = replace(position, key=now.key)
             dropped = [h for h in self.held() if h.round < position.round and h.state == "open"]
-            self._writer.executemany(
-                "INSERT INTO meta VALUES (?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                [("round", position.round), ("open", position.open), ("key", position.key)],
-            )
+            self._put_position(position)
             last = position.round - KEPT_ROUNDS
             self._writer.execute("DELETE FROM seen WHERE round < ?", (last,))
             for held in dropped:
                 self._end(held, "dropped")
-            self.position = position
             return dropped
+
+    def go_on_with(self, round: int) -> None:
+        """For a copy without reports: nothing is taken for the rounds before this one."""
+        with self._writing():
+            if self._held or round <= self.position.round:
+                raise ServiceError(f"{self._path} is no copy that could go on with round {round}")
+            self._put_position(Position(round))
+
+    def _put_position(self, position: Position) -> None:
+        self._writer.executemany(
+            "INSERT INTO meta VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            [("round", position.round), ("open", position.open), ("key", position.key)],
+        )
+        self.position = position
 
     def seal(self, held: Held) -> Held:
         """Add nothing more to a batch, and settle its order."""
@@ -408,3 +418,18 @@ class ProxyStore:
             raise ServiceError(
                 f"the database {self._path} cannot be used: {error}; nothing was stored"
             ) from None
+
+
+def copy_accounts(source: sqlite3.Connection, target: Path) -> None:
+    """All that a proxy keeps for long, of one moment, to a database that is there and empty: its
+    accounts and counts, and the round it has reached. No report, and nothing of who has sent."""
+    source.execute("ATTACH ? AS copy", (str(target),))
+    source.execute("BEGIN")
+    for statement in _TABLES.split(";")[:-1]:
+        source.execute(statement.replace("EXISTS ", "EXISTS copy."))
+    for table in ("meta", "accounts", "refusals", "outcomes"):
+        source.execute(f"INSERT INTO copy.{table} SELECT * FROM main.{table}")
+    source.execute("UPDATE copy.meta SET value = 0 WHERE name = 'open'")
+    source.execute("UPDATE copy.meta SET value = x'' WHERE name = 'key'")
+    source.execute("COMMIT")
+    source.execute("DETACH copy")

@@ -18,7 +18,11 @@ from sottovoce.errors import ServiceError
 def write_ready_file(place: Path, url: str, port: int, **more: str) -> None:
     """For whoever waits for this process."""
     fresh = place.with_suffix(".new")
-    fresh.write_text(json.dumps({"url": url, "pid": os.getpid(), "port": port, **more}))
+    content = json.dumps({"url": url, "pid": os.getpid(), "port": port, **more})
+    fresh.unlink(missing_ok=True)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "w") as out:
+        out.write(content)
     os.replace(fresh, place)
 
 
@@ -36,7 +40,7 @@ def running(place: Path) -> dict[str, Any] | None:
 @contextlib.contextmanager
 def locked(place: Path, advice: str = "stop that one first") -> Iterator[None]:
     """Within, no other process can serve from the folder in which this file is."""
-    with place.open("w") as lock:
+    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

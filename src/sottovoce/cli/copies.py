@@ -1,0 +1,201 @@
+"""`sottovoce serve backup` and `restore`, `sottovoce device backup` and `restore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import Json
+from sottovoce.errors import UsageError
+
+Target = Annotated[
+    Path, typer.Argument(metavar="BACKUP", help="Folder to make; nothing may be there yet.")
+]
+Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="Folder of a backup.")]
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store.")]
+WithoutKeys = Annotated[
+    bool,
+    typer.Option(
+        "--without-keys", help="Leave keys and other secrets out, which are kept elsewhere."
+    ),
+]
+Keys = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Where the keys are that were left out; where the copy is put by default.",
+    ),
+]
+
+
+def backup(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a service, or of a store.")
+    ],
+    target: Target,
+    without_keys: WithoutKeys = False,
+    as_json: Json = False,
+) -> None:
+    """Copy the folder of a server, proxy, data owner or orchestrator, also while it runs.
+
+    DIR is the folder of `serve server`, `superlink`, `proxy`, `masker`, `owner` or `orchestrator`,
+    or a store. BACKUP is a new folder of mode 700 with files of mode 600: databases as they are at
+    one moment, the keys (unless --without-keys), and backup.json with a checksum of everything. It
+    is there whole or not at all and is as secret as DIR: whoever reads it has the keys and what is
+    in the database. A state in PostgreSQL is copied by pg_dump, beside this. The reports that a
+    shuffling proxy holds are never in a copy.
+
+    \b
+    Examples:
+      sottovoce serve backup town /media/safe/town-monday
+      sottovoce serve backup masks /media/safe/masks-monday --without-keys
+    """
+    _backup(folder, target, without_keys, as_json)
+
+
+def restore(
+    source: Backup,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where it is put; the folder it was made of.")
+    ],
+    next_round: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="A round that no device has seen yet, with which it goes on. A proxy needs it "
+            "where the former folder is lost; else the former folder says it.",
+        ),
+    ] = None,
+    keys: Keys = None,
+    as_json: Json = False,
+) -> None:
+    """Put a backup back, and say what an old copy means.
+
+    Stop the service first. Everything in BACKUP is checked before anything is changed; then DIR is
+    exchanged as a whole, logs of its databases included, and what was there is kept beside it, as
+    DIR.before-TIME. A backup of another federation or of another kind of service is refused.
+
+    An old copy has forgotten what happened since. So that nothing is done twice, it goes on after
+    the last round of the former folder, or with --next-round: the proxy of a secure sum tells no
+    sum of earlier rounds, a shuffling proxy takes no report for them, and a server does not ask for
+    them. A store that is put back takes no part until its owner says so again.
+
+    \b
+    Examples:
+      sottovoce serve restore /media/safe/town-monday town
+      sottovoce serve restore /media/safe/masks-monday masks --next-round 120
+    """
+    _restore(source, folder, next_round, keys, as_json)
+
+
+def backup_store(
+    store: Store, target: Target, without_keys: WithoutKeys = False, as_json: Json = False
+) -> None:
+    """Copy a store, also while its agent runs.
+
+    BACKUP is a new folder of mode 700 with the encrypted store.db, store.key (unless
+    --without-keys: keep it elsewhere, nobody can read the copy without it) and backup.json. It is
+    there whole or not at all. Also for the stores of `sottovoce user` and `serve supernode`.
+
+    \b
+    Example:
+      sottovoce device backup ~/sottovoce /media/stick/sottovoce-monday
+    """
+    from sottovoce.engines.copies.kinds import STORES, kind_of
+
+    if kind_of(store).name not in STORES:
+        raise UsageError(f"{store} is no store; use `sottovoce serve backup`")
+    _backup(store, target, without_keys, as_json)
+
+
+def restore_store(source: Backup, store: Store, keys: Keys = None, as_json: Json = False) -> None:
+    """Put a copy of a store back where the store is lost.
+
+    The copy has forgotten what left since it was made. So nobody in it takes part until its owner
+    says so again, and a limit on ε over all rounds is 0 until she sets it anew: lower than it was
+    by all that may have left since. A store that can be read and knows of more is not
+    replaced; one that is replaced is kept beside it, as STORE.before-TIME.
+
+    \b
+    Example:
+      sottovoce device restore /media/stick/sottovoce-monday ~/sottovoce
+    """
+    from sottovoce.engines.copies.kinds import STORES
+
+    _restore(source, store, None, keys, as_json, STORES)
+
+
+def _backup(folder: Path, target: Path, without_keys: bool, as_json: bool) -> None:
+    from sottovoce.engines.copies.backup import make_backup
+
+    with output.interruptible("no backup was made"):
+        made = make_backup(folder, target, keys=not without_keys)
+    found = made.manifest
+    if as_json:
+        output.emit(
+            {
+                "folder": folder,
+                "backup": target,
+                "kind": found.kind,
+                "federation": found.federation or None,
+                "created": found.created,
+                "files": len(found.files),
+                "bytes": found.size,
+                "left_out": list(found.left_out),
+                "notes": list(made.notes),
+            }
+        )
+        return
+    federation = f" of {found.federation}" if found.federation else ""
+    keys = "It has no keys: keep them elsewhere, it is of no use without them."
+    if not without_keys:
+        keys = f"Its keys are in it: guard it like {folder} itself."
+    output.show(
+        f"{target}: {made.kind.words}{federation}, {len(found.files)} files, {found.size:,} bytes.",
+        keys,
+        *made.notes,
+    )
+
+
+def _restore(
+    source: Path,
+    folder: Path,
+    next_round: int | None,
+    keys: Path | None,
+    as_json: bool,
+    kinds: tuple[str, ...] = (),
+) -> None:
+    from datetime import UTC, datetime
+
+    from sottovoce.engines.copies.restore import restore_backup
+
+    with output.interruptible("nothing was changed"):
+        done = restore_backup(source, folder, next_round=next_round, keys=keys, kinds=kinds)
+    found, settled = done.manifest, done.settled
+    means = list(settled.means)
+    if done.open_to_others:
+        means.append(f"{source} may be read by others: close it, and think of what they may know.")
+    if as_json:
+        output.emit(
+            {
+                "backup": source,
+                "folder": folder,
+                "kind": found.kind,
+                "federation": found.federation or None,
+                "created": found.created,
+                "before": done.aside,
+                "next_round": settled.next_round,
+                "means": means,
+            }
+        )
+        return
+    federation = f" of {found.federation}" if found.federation else ""
+    made = f"{found.created}, {found.age(datetime.now(UTC))}"
+    lines = [f"{folder}: {done.kind.words}{federation} as it was at {made}."]
+    if done.aside is not None:
+        lines.append(f"What was there is in {done.aside}; it is as secret as before.")
+    output.show(*lines, *means)
