@@ -20,6 +20,7 @@ from sottovoce.cli import (
     demo,
     device,
     device_attributes,
+    device_status,
     device_terms,
     keys,
     output,
@@ -200,7 +201,7 @@ device_app.command("attributes")(device_attributes.attributes)
 device_app.command("agree")(device_terms.agree)
 device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)
-device_app.command("status")(device.status)
+device_app.command("status")(device_status.status)
 device_app.command("export")(device.export)
 app.add_typer(device_app, name="device", help="What a device owner does: her data and choices.")
 user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
