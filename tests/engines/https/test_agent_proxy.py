@@ -439,7 +439,7 @@ def test_another_proxy_than_the_terms_name_gets_nothing(town, tmp_path):
     keys.init_keys(other)
     link = Proxied(town.mixer.url, keys.authority_pem(other))
     terms = Terms("town-1", WORLD.n_items, FMFConfig(embedding_size=3), KReports(K, TIERS), link)
-    town.federation.terms = terms
+    town.federation.terms, town.foreseen = terms, terms.digest()
     with pytest.raises(KeyTrouble, match="authority"):
         town.visit()
     assert town.mixer.requests == []
