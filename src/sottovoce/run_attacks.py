@@ -15,6 +15,12 @@ from sottovoce.run_scenes import Scene as Scene
 from sottovoce.run_scenes import views_and_truth as views_and_truth
 from sottovoce.run_scenes import views_of as views_of
 
+_FAULTS = (
+    *(SottovoceError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError),
+    *(MemoryError, NameError, OSError, RuntimeError, StopIteration, TypeError, ValueError),
+)
+"""What a bug in an attack raises, or a library that is missing."""
+
 
 def attack_run(
     folder: Path,
@@ -98,7 +104,7 @@ def try_attack(attack: Attack, scene: Scene) -> Result | NotApplicable | Failed:
                 return attack.run(view, scene.truth)
         except DoesNotApply as error:
             reason = str(error)
-        except Exception as error:  # whatever it is: the other attacks go on
+        except _FAULTS as error:  # the other attacks go on
             why = _trouble(error)
             return Failed(attack.code, attack.name, attack.party, why)
     return NotApplicable(attack.code, attack.name, attack.party, reason)

@@ -273,7 +273,8 @@ class UserDoor:
                     "nothing leaves before you take part: `sottovoce user consent "
                     f"{self.store.path} --takes-part`"
                 )
-            if self.store.seen_nobody(user):
+            unseen = self.store.unseen_owners(user)
+            if unseen and len(unseen) == len(self.store.world.owners):
                 raise ConsentError(
                     "nothing leaves before you have seen who reads what: `sottovoce user consent "
                     f"{self.store.path}`, and then with --takes-part"

@@ -275,8 +275,7 @@ class UserStore:
     def keep_directory(self, signed: bytes, tag: str = "") -> bool:
         """Whether it is a newer one. Raises, and keeps what is there, where it is older, where it
         says otherwise under the same version, where it gives the number of an item or a data owner
-        to another one, where the settings are others than those that users have agreed to, or where
-        the issuer has not signed it."""
+        to another one, where the settings are others, or where the issuer has not signed it."""
         new = Directory.read(signed, self.federation, self.issuer)
         with self.file.transaction():
             if self.has_directory:
@@ -290,11 +289,7 @@ class UserStore:
                         f"store has seen version {kept.version}; it keeps what it has"
                     )
                 if new.settings != kept.settings:
-                    raise MessageError(
-                        "the orchestrator has changed the settings of the federation, by which it "
-                        "is decided who reads what; the directory is not taken: ask the operator "
-                        "for an invitation to a new federation"
-                    )
+                    raise MessageError("the orchestrator changed the settings; it is not followed")
                 if new.catalogue[: len(kept.catalogue)] != kept.catalogue:
                     raise MessageError(
                         "the orchestrator has given numbers of items to others; the directory is "
@@ -333,11 +328,6 @@ class UserStore:
     def unseen_owners(self, user: int) -> tuple[str, ...]:
         """Names of data owners that have come since she made her last choice, or all."""
         return self._after(self._last_choice(user)[1])
-
-    def seen_nobody(self, user: int) -> bool:
-        """Whether there are data owners, and all of them have come since her last choice."""
-        owners = self.world.directory.owners if self.has_directory else ()
-        return bool(owners) and len(self.unseen_owners(user)) == len(owners)
 
     def in_force(self, user: int) -> Choice:
         """Her last choice, under which owners that she has not seen are refused as well."""
