@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,28 @@ def test_json_is_one_object_and_broken_promises_are_no_error(sottovoce_, run):
     assert kept["attacks"] == found["attacks"]
     assert found["report"] == str(run / "report-card.html")
     assert (run / "report-card.html").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_an_attack_that_falls_over_is_named_and_ends_the_command_with_an_error(
+    sottovoce_, run, more, monkeypatch
+):
+    from sottovoce.attacks import suite
+
+    first, *others = [one for one in suite.every_attack() if one.code in ("A1", "A3")]
+    bug = replace(first, guess=lambda view: view.own["what nobody has"])
+    monkeypatch.setattr(suite, "every_attack", lambda: (bug, *others))
+    code, out, err = sottovoce_("attack", run, "--rounds", "2", *more)
+    assert code == 4
+    assert f"{first.code} {first.name}: KeyError" in err
+    kept = json.loads((run / "attacks.json").read_text())
+    assert [one["code"] for one in kept["failed"]] == [first.code]
+    assert len(kept["attacks"]) + len(kept["not_applicable"]) == len(others)
+    assert first.name not in [one["attack"] for one in kept["not_applicable"]]
+    if more:
+        assert json.loads(out)["failed"] == kept["failed"]
+    else:
+        assert "fell over" in out
 
 
 def test_text_says_what_a_promise_is_worth(sottovoce_, run):

@@ -14,7 +14,14 @@ from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attack_card import Card, NotApplicable, Setting, in_words, write_card
 from sottovoce.attacks.views import Attack, Claims, Packet, Result, judge_claims
 from sottovoce.data import Dataset, Interactions, write_prepared
-from sottovoce.errors import CorruptData, DataError, RunError, UsageError
+from sottovoce.errors import (
+    AttackFailed,
+    CorruptData,
+    DataError,
+    DoesNotApply,
+    RunError,
+    UsageError,
+)
 from sottovoce.experiment import Experiment
 from sottovoce.links import SecureSum
 from sottovoce.messages import (
@@ -274,7 +281,15 @@ def lacks(view):
 
 
 def refuses(view):
-    raise DataError("the model has no biases")
+    raise DoesNotApply("the model has no biases")
+
+
+def misreads(view):
+    return view.nothing_of_this_name
+
+
+def miscounts(view):
+    raise DataError("every client needs a label")
 
 
 def breaks(view):
@@ -284,7 +299,6 @@ def breaks(view):
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        (attack("A1", "server", lacks), "what nobody has"),
         (attack("A1", "server", refuses), "no biases"),
         (attack("A1", "orchestrator", lacks), "there is no orchestrator here"),
         (attack("A1", "server", lacks, lambda view: "it needs filters"), "it needs filters"),
@@ -298,9 +312,34 @@ def test_an_attack_without_what_it_needs_does_not_apply_and_the_others_go_on(run
     assert [r.code for r in card.results] == ["A3"]
 
 
-def test_an_error_of_an_attack_is_not_taken_for_protection(run):
-    with pytest.raises(ZeroDivisionError):
-        attack_run(run, rounds=1, attacks=[attack("A1", "server", breaks)])
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        (lacks, "KeyError in lacks"),
+        (misreads, "AttributeError in misreads"),
+        (breaks, "ZeroDivisionError in breaks"),
+        (miscounts, "every client needs a label"),
+    ],
+)
+def test_a_bug_in_an_attack_is_an_error_and_the_others_go_on(run, bug, words, tmp_path):
+    """Nothing of it is taken for protection, or for an attack that does not apply."""
+    card = attack_run(run, rounds=1, attacks=[attack("A1", "server", bug), READER])
+    assert card.not_applicable == ()
+    assert [r.code for r in card.results] == ["A3"]
+    (one,) = card.failed
+    assert (one.code, one.party) == ("A1", "server")
+    assert words in one.error
+    assert "what nobody has" not in one.error  # values may be private
+    with pytest.raises(AttackFailed, match=r"A1 .*not known|not known.*A1"):
+        card.require_whole()
+    page = write_card(card, "run", tmp_path / "card.html", tmp_path / "card.json")
+    assert "fell over" in page.read_text()
+    assert json.loads((tmp_path / "card.json").read_text())["failed"][0]["error"] == one.error
+
+
+def test_a_bug_where_an_attack_says_whether_it_applies_is_an_error_too(run):
+    card = attack_run(run, rounds=1, attacks=[attack("A1", "server", breaks, lacks)])
+    assert [one.error[:8] for one in card.failed] == ["KeyError"]
 
 
 def test_attacks_are_chosen_by_code():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.attacks.views import Result
+from sottovoce.errors import AttackFailed
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import (
     Block,
@@ -64,6 +65,16 @@ class NotApplicable:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """An attack that fell over, and by what; whether its promise holds is not known."""
+
+    code: str
+    attack: str
+    party: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """What the people of a run relied on."""
 
@@ -84,6 +95,16 @@ class Card:
     """System, data, link, release, choices, what was looked at: in words."""
     notes: tuple[str, ...] = ()
     setting: Setting = Setting("what was set")
+    failed: tuple[Failed, ...] = ()
+
+    def require_whole(self) -> None:
+        """Raises where an attack fell over."""
+        if self.failed:
+            named = "; ".join(f"{one.code} {one.attack}: {one.error}" for one in self.failed)
+            raise AttackFailed(
+                f"{len(self.failed)} of the attacks fell over, and whether the promises that they "
+                f"test hold is not known: {named}"
+            )
 
     @property
     def broken(self) -> tuple[Result, ...]:
@@ -99,6 +120,7 @@ class Card:
             "run": str(run),
             "attacks": self.attacks(),
             "not_applicable": [asdict(one) for one in self.not_applicable],
+            "failed": [asdict(one) for one in self.failed],
             "facts": dict(self.facts),
             "notes": list(self.notes),
         }
@@ -140,8 +162,19 @@ class Card:
             "Attacks that do not apply", [Column("attack"), Column("by"), Column("why")], rows
         )
 
+    def fallen(self) -> Table:
+        """What fell over."""
+        rows: list[Mapping[str, str]] = [
+            {"attack": f"{one.code} {one.attack}", "by": one.party, "error": one.error}
+            for one in self.failed
+        ]
+        columns = [Column("attack"), Column("by"), Column("error")]
+        return Table("Attacks that fell over: nothing is known of what they test", columns, rows)
+
     def paragraphs(self) -> list[str]:
         """A few sentences for each promise, for whom it was made."""
+        if not self.results and self.failed:
+            return ["No attack of the suite came to an end. That is no proof of anything."]
         if not self.results:
             return ["No attack of the suite applies to this run. That is no proof of anything."]
         return [in_words(result, self.setting) for result in self.results]
@@ -225,6 +258,8 @@ def write_card(card: Card, run: object, page: Path, content: Path) -> Path:
             Section("Results", _results(card, figures)),
             Section("In words", [TextBlock("\n\n".join(card.paragraphs()))]),
         ]
+        if card.failed:
+            sections.insert(1, Section("What fell over", [card.fallen()]))
         if card.not_applicable:
             sections.append(Section("What does not apply", [card.left_out()]))
         write_report(page, f"{card.name}: what its promises are worth", sections)

@@ -50,6 +50,10 @@ class CorruptData(DataError):
     pass
 
 
+class DoesNotApply(DataError):
+    """An attack's own word that there is nothing here that it could attack."""
+
+
 class RunError(SottovoceError):
     exit_code = 4
 
@@ -60,6 +64,10 @@ class FolderInUse(RunError):
 
 class Diverged(RunError):
     pass
+
+
+class AttackFailed(RunError):
+    """An attack fell over, so that nothing is known of what it tests."""
 
 
 class Stalled(RunError):

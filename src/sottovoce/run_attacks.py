@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from sottovoce.attack_card import JSON, PAGE, Card, NotApplicable, write_card
+from sottovoce.attack_card import JSON, PAGE, Card, Failed, NotApplicable, write_card
 from sottovoce.attacks.views import Attack, Result
-from sottovoce.errors import SottovoceError, UsageError
+from sottovoce.errors import DoesNotApply, SottovoceError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.outcomes import Report
 from sottovoce.run_scenes import Scene as Scene
 from sottovoce.run_scenes import views_and_truth as views_and_truth
 from sottovoce.run_scenes import views_of as views_of
+
+_FAULTS = (
+    *(SottovoceError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError),
+    *(MemoryError, NameError, OSError, RuntimeError, StopIteration, TypeError, ValueError),
+)
+"""What a bug in an attack raises, or a library that is missing."""
 
 
 def attack_run(
@@ -80,12 +87,14 @@ def _card(scene: Scene, attacks: Sequence[Attack], report: Report | None) -> Car
         scene.facts,
         scene.notes,
         scene.setting,
+        tuple(one for one in found if isinstance(one, Failed)),
     )
 
 
-def try_attack(attack: Attack, scene: Scene) -> Result | NotApplicable:
-    """The result, or why there is none. What is not there to attack is a reason; anything else that
-    goes wrong in an attack is an error, because a promise would seem to hold."""
+def try_attack(attack: Attack, scene: Scene) -> Result | NotApplicable | Failed:
+    """The result, or why there is none. That there is nothing to attack is for the attack itself to
+    say, by `applies` or `DoesNotApply`; whatever else goes wrong is a failure, which says nothing
+    of the promise."""
     view = scene.views.get(attack.party)
     reason = f"there is no {attack.party} here"
     if view is not None:
@@ -93,10 +102,20 @@ def try_attack(attack: Attack, scene: Scene) -> Result | NotApplicable:
             reason = attack.applies(view)
             if not reason:
                 return attack.run(view, scene.truth)
-        except SottovoceError as error:
+        except DoesNotApply as error:
             reason = str(error)
-        except (KeyError, AttributeError) as error:
-            reason = f"what it needs is not in the view: {error}"
-        except ModuleNotFoundError as error:
-            reason = f"it needs {error.name}: pip install 'sottovoce[attacks]'"
+        except _FAULTS as error:  # the other attacks go on
+            why = _trouble(error)
+            return Failed(attack.code, attack.name, attack.party, why)
     return NotApplicable(attack.code, attack.name, attack.party, reason)
+
+
+def _trouble(error: Exception) -> str:
+    """What went wrong, without values, which may be private."""
+    if isinstance(error, SottovoceError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"it needs {error.name}: pip install 'sottovoce[attacks]'"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return f"{type(error).__name__} in {place.name} ({where})"

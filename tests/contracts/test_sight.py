@@ -88,6 +88,7 @@ def test_a_gateway_tells_the_sum_over_its_cohort_and_no_more(tmp_path):
         store.set_catalogue([(name, name) for name in names])
         store.add_histories(replace(TRAIN, item_ids=Vocabulary(names)))
         store.set_choices(consent)
+        Hosted(store).agree(terms)
         task = Task(terms, 0, 0, None, encode_model(view), numbers=USERS)
         answer = answer_task(Hosted(store), task)
     assert not answer.problem

@@ -162,9 +162,7 @@ class Town:
         store.set_secret("signing-key", bytes(range(32)))
         for name, known in (("gender", "female"), ("secret", value), ("diary", diary)):
             store.set_attribute(ME, name, known)
-        hosted = Hosted(store)
-        hosted.agree(terms)
-        hosted.confirm()
+        Hosted(store).agree(terms)
         return store
 
     def visits(self, store, times):

@@ -222,6 +222,9 @@ class Machines:
         assert not re.search(r"example\.\w+:\d", block), block
         if machine in self.people:
             block = block.replace(self.people[0].title(), machine.title())
+        # She types the digest that she has just been shown.
+        digest = """$(sottovoce device agree ~/sottovoce | grep -oE -- '--terms [0-9a-f]{32}')"""
+        block = block.replace("--terms DIGEST", digest)
         return block.replace("--host 0.0.0.0", self.listening.get(machine, "--port 0"))
 
     def environment(self, machine: str) -> dict[str, str]:

@@ -258,33 +258,49 @@ def test_changed_terms_are_shown_and_agreed_to(tmp_path, ask, say):
     joined(tmp_path / "phone")
     assert "embedding_size = 3" in say("agree", tmp_path / "phone")
     other = Terms.of("town", len(ITEMS), FPLConfig(embedding_size=3), 9, ShareFraction("draw"))
-    with CohortStore.open(tmp_path / "phone") as store, pytest.raises(ConsentError, match="--look"):
-        Hosted(store).agree(other)
-    assert ask("status", tmp_path / "phone")["other_terms_offered"]
+    with CohortStore.open(tmp_path / "phone") as store, pytest.raises(ConsentError, match="agree"):
+        Hosted(store).meet(other)
+    standing = ask("status", tmp_path / "phone")
+    assert standing["other_terms_offered"]
+    assert not standing["agreed"]
+    assert other.digest() in standing["nothing_leaves"]
     told = ask("agree", tmp_path / "phone", "--look")
     assert not told["agreed"]
     assert {c["setting"] for c in told["changes"]} == {"algorithm.triples", "release.per"}
     assert "release.per: item → draw" in say("agree", tmp_path / "phone")
-    assert not ask("status", tmp_path / "phone")["other_terms_offered"]
+    assert ask("status", tmp_path / "phone")["other_terms_offered"], "looking is no agreement"
+    for wrong in (TERMS.digest(), other.digest()[:8], ""):
+        refused = say("agree", tmp_path / "phone", "--terms", wrong, code=2)
+        assert "not the terms that the server shows now" in refused
+    assert "release.per: item → draw" in say("agree", tmp_path / "phone", "--terms", other.digest())
+    standing = ask("status", tmp_path / "phone")
+    assert (standing["other_terms_offered"], standing["nothing_leaves"]) == (False, None)
     with CohortStore.open(tmp_path / "phone") as store:
-        Hosted(store).agree(other)
+        Hosted(store).meet(other)
 
 
 def test_whoever_takes_part_sees_the_terms(tmp_path, say, ask):
     say("init", tmp_path / "phone")
-    assert "agree" in say("consent", tmp_path / "phone", "--take-part")
+    assert "serve device" in say("consent", tmp_path / "phone", "--take-part")
+    assert "Nothing leaves yet" in say("consent", tmp_path / "phone")
+    assert "Nothing leaves yet" in say("agree", tmp_path / "phone")
+    assert "Nothing leaves yet" in ask("status", tmp_path / "phone")["nothing_leaves"]
+    assert "serve device" in say("agree", tmp_path / "phone", "--terms", "00", code=2)
     assert "terms" not in say("consent", tmp_path / "phone", "--no-part")
     terms = Terms.of("town", len(ITEMS), FPLConfig(embedding_size=3), 12, ShareFraction())
     with CohortStore.open(tmp_path / "phone") as store:
-        Hosted(store).agree(terms)
+        Hosted(store).meet(terms)
         told = say("consent", tmp_path / "phone", "--take-part")
+        assert f"--terms {terms.digest()}" in told
         assert "algorithm.triples = 12" in told
         assert "12 draws among 12 items, as the terms have it, a single report may tell" in told
         assert not ask("agree", tmp_path / "phone", "--look")["agreed"]
+        assert f"--terms {terms.digest()}" in say("agree", tmp_path / "phone")
         with pytest.raises(ConsentError):
-            Hosted(store).require_seen()
-        assert say("agree", tmp_path / "phone").endswith("Agreed to.\n")
-        Hosted(store).require_seen()
+            Hosted(store).require_agreed()
+        assert "Agreed to." in say("agree", tmp_path / "phone", "--terms", terms.digest())
+        assert Hosted(store).require_agreed() == terms
+        assert "Nothing leaves yet" not in say("consent", tmp_path / "phone")
 
 
 def test_what_others_wrote_cannot_steer_the_terminal(tmp_path, say, ask):
@@ -493,9 +509,7 @@ def test_other_releases_are_not_hidden_by_a_budget(tmp_path, ask, say):
     assert ask("status", path)["budget"] is None  # item rows have no ε to count
     with CohortStore.open(path) as store:
         hosted = Hosted(store)
-        with pytest.raises(ConsentError):
-            hosted.agree(REPORTING)
-        hosted.accept()
+        hosted.agree(REPORTING)
         store.set_choice(7, Choice(epsilon=2.5, max_reports=10))
         hosted.leaving(hosted.prepare(model(0), 0, summed=False))
     told = ask("ledger", path)
@@ -582,4 +596,4 @@ def test_a_crowd_that_hides_nobody_is_said_to(tmp_path, say):
 def test_a_new_store_names_no_choice_before_the_terms_are_seen(tmp_path, say):
     told = say("init", tmp_path / "phone")
     assert "--share-positives" not in told
-    assert "--look" in told
+    assert "Nothing leaves" in told

@@ -233,9 +233,7 @@ def test_other_terms_and_federations_go_on_with_the_same_budget(tmp_path):
     hosted.arrived(0, 0)
     village = terms(0.5, reports=40, federation="village")
     for offered, before in ((terms(0.7), 20.0), (village, 22.1)):
-        with pytest.raises(ConsentError):
-            hosted.agree(offered)
-        hosted.accept()
+        hosted.agree(offered)
         assert spent(hosted) == pytest.approx(before)
         if offered != village:
             send(hosted)
@@ -377,8 +375,8 @@ def test_a_store_of_the_former_release_opens_and_goes_on(tmp_path, monkeypatch):
     with CohortStore.open(path) as store:
         hosted = Hosted(store)
         assert hosted.terms == agreed
-        hosted.agree(agreed)  # nothing has changed for her
-        hosted.require_seen()
+        hosted.meet(agreed)  # nothing has changed for her
+        assert hosted.require_agreed() == agreed
         assert store.choice(ME) == Choice(share_positives=0.5)
         store.set_choice(ME, Choice(share_positives=0.5))
         assert len(store.records(ME)) == 1  # the same mind
@@ -390,9 +388,7 @@ def test_a_store_of_the_former_release_opens_and_goes_on(tmp_path, monkeypatch):
         assert len(root) == 32
         hosted.leaving(hosted.prepare(ModelView(4, np.zeros((N_ITEMS, 4), np.float32)), 0,
                                       summed=False))  # fmt: skip
-        with pytest.raises(ConsentError):
-            hosted.agree(terms(0.5))
-        hosted.accept()
+        hosted.agree(terms(0.5))
         store.set_choice(ME, limited(1.5))
         send(hosted)
         assert store.spent().tolist() == [1.5]

@@ -446,43 +446,82 @@ def test_other_terms_stop_everything_until_they_are_agreed_to(phone):
     send(phone)
     phone.arrived(0, 0)
     learnt = phone.vectors()
-    phone.agree(TERMS)
+    phone.meet(TERMS)
     other = Terms.of("town", N_ITEMS, TERMS.algorithm, 9, ShareFraction("draw"))
     for _ in range(2):
         with pytest.raises(ConsentError, match=r"changed the terms.*device agree"):
-            phone.agree(other)
-    assert (phone.terms, phone.offered) == (TERMS, other)
-    phone.agree(TERMS)  # the server has thought better of it
-    with pytest.raises(UsageError, match="no other terms"):
-        phone.accept()
+            phone.meet(other)
+    assert (phone.terms, phone.offered, phone.pending) == (TERMS, other, other)
+    with pytest.raises(ConsentError, match="nobody has agreed"):
+        phone.prepare(view(1), 0, summed=True)
+    phone.meet(TERMS)  # the server has thought better of it
+    assert phone.pending is None
     with pytest.raises(ConsentError):
-        phone.agree(other)
-    assert phone.accept() == other
-    assert (phone.terms, phone.offered) == (other, None)
+        phone.meet(other)
     phone.agree(other)
+    assert (phone.terms, phone.offered, phone.pending) == (other, None, None)
+    phone.meet(other)
     assert np.array_equal(phone.vectors(), learnt)  # they still fit
     send(phone, 1)
     assert phone.store.ledger()["kind"].to_pylist() == ["share-item", "share-draw"]
 
 
-def test_terms_under_which_one_round_tells_much_want_the_owners_own_word(tmp_path):
-    revealing = Terms.of("town", N_ITEMS, TERMS.algorithm, N_ITEMS, ShareFraction())
+@pytest.mark.parametrize("triples", [6, N_ITEMS])
+def test_all_terms_want_the_owners_own_word(tmp_path, triples):
+    """The usual ones as well as those under which one round tells much."""
+    first = Terms.of("town", N_ITEMS, TERMS.algorithm, triples, ShareFraction())
+    why = "nobody has agreed" if triples == 6 else "single report may tell the history"
     with CohortStore.create(tmp_path / "s", [(0, "me")]) as store:
         hosted = Hosted(store)
-        with pytest.raises(ConsentError, match="not agreed"):
-            hosted.require_seen()
-        hosted.agree(revealing)
+        with pytest.raises(ConsentError, match="not seen"):
+            hosted.require_agreed()
+        store.set_choice(0, SHARING)  # before she could know the terms
+        hosted.meet(first)
         for _ in range(2):
-            with pytest.raises(ConsentError, match="single report may tell the history"):
-                hosted.require_seen()
-        assert hosted.confirm() == revealing
-        hosted.require_seen()
-        # Whatever else comes later she has agreed to by herself.
+            assert hosted.pending == first
+            with pytest.raises(ConsentError, match=why):
+                hosted.require_agreed()
+            with pytest.raises(ConsentError, match=why):
+                hosted.prepare(view(), 0, summed=False)
+            hosted.meet(first)
+        hosted.agree(first)
+        assert hosted.require_agreed() == first
         other = Terms.of("town", N_ITEMS, TERMS.algorithm, N_ITEMS + 1, ShareFraction())
         with pytest.raises(ConsentError, match="changed the terms"):
-            hosted.agree(other)
-        hosted.accept()
-        hosted.require_seen()
+            hosted.meet(other)
+        hosted.agree(first)  # a slow answer to what was asked before
+        assert hosted.pending == other
+        hosted.agree(other)
+        assert hosted.require_agreed() == other
+
+
+def test_what_is_ready_does_not_leave_once_other_terms_are_shown(phone):
+    ready = phone.prepare(view(), 0, summed=True)
+    other = Terms.of("town", N_ITEMS, TERMS.algorithm, 9, ShareFraction("draw"))
+    with pytest.raises(ConsentError, match="changed the terms"):
+        phone.meet(other)
+    with pytest.raises(ConsentError, match="nobody has agreed"):
+        phone.leaving(ready)
+    assert phone.store.ledger().num_rows == 0
+    phone.meet(TERMS)
+    phone.leaving(ready)
+
+
+def test_terms_that_were_seen_elsewhere_are_agreed_to_when_they_come(tmp_path):
+    other = Terms.of("town", N_ITEMS, TERMS.algorithm, 9, ShareFraction("draw"))
+    with CohortStore.create(tmp_path / "s", [(0, "me")]) as store:
+        hosted = Hosted(store, foreseen=TERMS.digest())
+        hosted.meet(TERMS)
+        assert hosted.require_agreed() == TERMS
+        with pytest.raises(ConsentError, match="changed the terms"):
+            hosted.meet(other)  # which nobody has foreseen
+        assert hosted.pending == other
+        Hosted(store, foreseen=other.digest()).meet(other)
+        assert Hosted(store).require_agreed() == other
+    with CohortStore.create(tmp_path / "t", [(0, "me")]) as store:
+        Hosted(store).meet(TERMS)
+        Hosted(store, foreseen=TERMS.digest()).meet(TERMS)
+        assert Hosted(store).pending is None
 
 
 def test_another_federation_starts_anew_and_the_ledger_goes_on(phone):
@@ -490,9 +529,7 @@ def test_another_federation_starts_anew_and_the_ledger_goes_on(phone):
     phone.arrived(0, 0)
     phone.keep_model(view(1))
     initial = TERMS.build().device_init(np.array([2]), RNG)
-    with pytest.raises(ConsentError):
-        phone.agree(Terms.of("city", N_ITEMS, TERMS.algorithm, 6, ShareFraction()))
-    phone.accept()
+    phone.agree(Terms.of("city", N_ITEMS, TERMS.algorithm, 6, ShareFraction()))
     assert np.array_equal(phone.vectors(), initial)
     assert phone.model() is None
     send(phone, 0)

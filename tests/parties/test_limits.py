@@ -88,8 +88,8 @@ def reopened(hosted):
 def move(hosted, terms):
     """The server offers other terms and the owner agrees."""
     with pytest.raises(ConsentError, match="changed the terms"):
-        hosted.agree(terms)
-    hosted.accept()
+        hosted.meet(terms)
+    hosted.agree(terms)
 
 
 # --- where it ends --------------------------------------------------------------------------------

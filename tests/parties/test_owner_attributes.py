@@ -59,7 +59,6 @@ def phone(path, known=None, choice=SHARING, release=None, root_key=RNG.key):
     store.set_choice(ME, choice)
     hosted = Hosted(store)
     hosted.agree(terms_of(release))
-    hosted.confirm()
     return hosted
 
 
@@ -381,8 +380,8 @@ def test_other_filters_make_another_model(tmp_path):
     assert not np.array_equal(hosted.vectors(), initial)
     fewer = replace(SETTINGS, attributes=(GENDER,))
     with pytest.raises(ConsentError, match="changed the terms"):
-        hosted.agree(terms_of(settings=fewer))
-    hosted.accept()
+        hosted.meet(terms_of(settings=fewer))
+    hosted.agree(terms_of(settings=fewer))
     assert hosted.model() is None
     assert np.array_equal(hosted.vectors(), initial)
     assert hosted.prepare(view(0, fewer), 0, summed=False) is not None
@@ -448,9 +447,7 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
     first = hosted.prepare(view(), 0, summed=False).message
     assert first == at_door(store.noise(0))
     assert first != at_door(None)
-    with pytest.raises(ConsentError):
-        hosted.agree(terms_of(NOISY, replace(SETTINGS, pairs=8, rounds=77, cooling=0.0)))
-    hosted.accept()
+    hosted.agree(terms_of(NOISY, replace(SETTINGS, pairs=8, rounds=77, cooling=0.0)))
     algorithm = hosted.terms.build()
     second = hosted.prepare(view(), 0, summed=False).message
     assert second == at_door(store.noise(1))

@@ -42,14 +42,14 @@ KEYS = {name: Identity() for name in HELD}
 EVERYBODY = Choice()
 
 
-def directory(version=1, held=HELD, catalogue=CATALOGUE, issuer=ISSUER):
+def directory(version=1, held=HELD, catalogue=CATALOGUE, issuer=ISSUER, config=None):
     entries = [
         OwnerEntry(n, name, f"https://{name}.example", KEYS[name].public, "", held[name])
         for n, name in enumerate(HELD)
         if name in held
     ]
     return Directory(
-        "films", issuer.public, version, DRIFTConfig(), catalogue, tuple(entries)
+        "films", issuer.public, version, config or DRIFTConfig(), catalogue, tuple(entries)
     ).sign(issuer)
 
 
@@ -326,6 +326,36 @@ def test_a_changed_mind_holds_at_once_also_for_what_waits(place):
     door.choose(0, EVERYBODY)
     assert door.depart(0, ALPHA, 10, 0) is None
     assert len(store.records(0)) == 4
+
+
+def test_nothing_leaves_before_she_could_see_who_reads_what(tmp_path):
+    """The orchestrator did not answer when she joined: there is nothing yet that she could agree
+    to. A former release let her, and enrolled her as soon as a directory came."""
+    with hasty(UserStore.join(tmp_path / "one", invitation())) as one:
+        door = UserDoor(one)
+        with pytest.raises(ConsentError, match="who would read what is not known yet"):
+            door.choose(0, EVERYBODY)
+        assert not one.choice(0).takes_part
+        door.choose(0, Choice(takes_part=False))
+        one.record_choice(0, EVERYBODY, looked=True)  # as the former release did
+        one.keep_directory(directory())
+        for leaving in (door.enrolling, door.asking):
+            with pytest.raises(ConsentError, match="before you have seen who reads what"):
+                leaving(0, 100)
+        assert one.ledger() == []
+        door.choose(0, EVERYBODY)
+        door.enrolling(0, 100)
+        assert [release.what for release in one.ledger()] == ["enrolment"]
+
+
+@pytest.mark.parametrize("change", [{"release": "aggregated"}, {"min_users": 2}, {"theta": 1}])
+def test_settings_that_change_who_reads_what_are_not_taken(place, change):
+    store, _ = place
+    kept = store.world.directory
+    with pytest.raises(MessageError, match="changed the settings"):
+        store.keep_directory(directory(7, config=DRIFTConfig(**change)))
+    assert store.world.directory == kept
+    assert store.keep_directory(directory(8))
 
 
 def test_an_owner_that_comes_after_she_chose_is_told_nothing_until_she_chooses_again(tmp_path):

@@ -29,7 +29,7 @@ from scipy.stats import rankdata
 
 from sottovoce.attacks.drift import Floats, Interval, Ints, wilson
 from sottovoce.data.dataset import Labels
-from sottovoce.errors import DataError, UsageError
+from sottovoce.errors import DataError, DoesNotApply, UsageError
 from sottovoce.evaluation.significance import paired_t
 from sottovoce.rng import Streams
 
@@ -44,7 +44,7 @@ apart and the others taken as one, and there are no more steps than make so many
 FURTHEST = 8.0  # standard deviations, beyond which a feature is cut off
 
 
-class TooLittle(DataError):
+class TooLittle(DoesNotApply):
     """There is not enough to learn from, or nobody to guess: such an attribute may be skipped."""
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.blocks import BlockStep, Model
 from sottovoce.algorithms.drift_messages import Gradients
-from sottovoce.errors import ConfigError
+from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]
@@ -193,7 +193,7 @@ def cosine_claims(
     update's users; otherwise it compares with everybody, and looks for combinations among those
     whom it has found alone."""
     if step.ridge != "rows":
-        raise ConfigError('the attack knows the pull to 0 of ridge="rows" alone')
+        raise DoesNotApply('the attack knows the pull to 0 of ridge="rows" alone')
     users = gradients.users if named else np.flatnonzero(model.users.any(axis=1))
     vectors = model.users[users].astype(np.float64)
     seen = gradients.item_rows.astype(np.float64)

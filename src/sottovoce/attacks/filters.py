@@ -25,7 +25,7 @@ from scipy.special import log_softmax, xlogy
 from scipy.stats import rankdata
 
 from sottovoce.attacks.drift import CONFIDENCE_Z, Floats, Interval, Ints, Outcome
-from sottovoce.errors import DataError
+from sottovoce.errors import DataError, DoesNotApply
 
 Changes = Mapping[str, NDArray[Any]]
 """`weight0`, `bias0`, `weight1`, ... of a network, or `center`, `moments` and `means`; each
@@ -166,7 +166,7 @@ def rank(attack: str, score: Floats, hides: Mask) -> Ranking:
     hiding, n = int(hides.sum()), len(hides)
     others = n - hiding
     if not hiding or not others:
-        raise DataError("there must be clients who hide the attribute and clients who do not")
+        raise DoesNotApply("there must be clients who hide the attribute and clients who do not")
     ranks = rankdata(score)
     auc = (float(ranks[hides].sum()) - hiding * (hiding + 1) / 2) / (hiding * others)
     spread = math.sqrt(float(((ranks - ranks.mean()) ** 2).sum()) / (n * (n - 1) * hiding * others))

@@ -29,7 +29,7 @@ from sottovoce.attacks.filters import Ranking, rank
 from sottovoce.attacks.views import CONFIDENCE_Z, View, clustered
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import DataError
+from sottovoce.errors import DoesNotApply
 from sottovoce.messages import ModelView
 from sottovoce.rng import Streams
 
@@ -96,7 +96,7 @@ def _built(view: View) -> Any:
     """Both halves of the view's algorithm."""
     settings: Any = view.algorithm
     if not hasattr(settings, "build"):
-        raise DataError("the algorithm of this view has no vectors that could be fitted at home")
+        raise DoesNotApply("the algorithm of this view has no vectors that could be fitted at home")
     release: Any = view.release
     if hasattr(release, "epsilons"):
         return settings.build(release.epsilons)

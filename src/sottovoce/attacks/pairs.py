@@ -19,7 +19,7 @@ from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attacks.views import Claims, View
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import ConfigError
+from sottovoce.errors import DoesNotApply
 from sottovoce.messages import GRID, DeviceReports, MaskedReports, MaskSum, ModelView, SummedReports
 from sottovoce.rng import Streams
 
@@ -46,7 +46,7 @@ def attacked(senders: Ints, most: int = ATTACKED) -> Ints:
 
 def fpl(view: View) -> FPLConfig:
     if not isinstance(view.algorithm, FPLConfig):
-        raise ConfigError("this attack is for FPL")
+        raise DoesNotApply("this attack is for FPL")
     return view.algorithm
 
 

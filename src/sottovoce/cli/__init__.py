@@ -22,6 +22,7 @@ from sottovoce.cli import (
     device,
     device_attributes,
     device_export,
+    device_status,
     device_terms,
     keys,
     output,
@@ -204,7 +205,7 @@ device_app.command("attributes")(device_attributes.attributes)
 device_app.command("agree")(device_terms.agree)
 device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)
-device_app.command("status")(device.status)
+device_app.command("status")(device_status.status)
 device_app.command("export")(device_export.export)
 device_app.command("backup")(copies.backup_store)
 device_app.command("restore")(copies.restore_store)

@@ -9,7 +9,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json, Run, Threads
-from sottovoce.errors import UsageError
+from sottovoce.errors import AttackFailed, UsageError
 
 
 def attack(
@@ -64,7 +64,8 @@ def attack(
     fcf over a secure sum with noise). A bound above the claim convicts; one below proves nothing.
 
     A promise is broken where the attack does better than the best guess without it, by its 95 %
-    interval. That is a finding, and the exit code is 0.
+    interval. That is a finding, and the exit code is 0. An attack that falls over is an error: the
+    others are run all the same, the card names it, and the exit code is not 0.
 
     \b
     Examples:
@@ -114,9 +115,17 @@ def attack(
         output.note(f"note: {note}")
     if as_json:
         output.emit(card.content(folder) | ({"audit": audit} if audit else {}) | {"report": page})
+        try:
+            card.require_whole()
+        except AttackFailed as error:  # the object above has it, too
+            output.note(f"error: {error}")
+            raise typer.Exit(error.exit_code) from None
         return
     output.show(card.table(), "")
     output.show(*[line for text in card.paragraphs() for line in (text, "")])
+    if card.failed:
+        output.show(card.fallen())
     if card.not_applicable:
         output.show(card.left_out())
     output.show(f"Report card: {page}")
+    card.require_whole()

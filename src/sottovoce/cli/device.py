@@ -76,10 +76,15 @@ def init(
     server = f", invited to {card.federation}" if card else ""
     output.show(
         f"{path}: a store for {_people(len(numbers))}{server}.",
-        "Nothing leaves it until its owner takes part, by sottovoce device consent "
-        f"{path} --take-part and what she permits; first see what the federation asks for: "
-        f"sottovoce serve device {path} --once, then sottovoce device agree {path} --look",
+        "Nothing leaves it until its owner has seen who would read what, agrees to that, and takes "
+        "part.",
     )
+    if card is not None:
+        output.show(
+            f"First let it ask for the terms, which sends nothing: sottovoce serve device {path} "
+            f"--once; then see them: sottovoce device agree {path}; then choose what you permit: "
+            f"sottovoce device consent {path} --help"
+        )
 
 
 def bring(
@@ -164,8 +169,8 @@ def consent(
     """Show what may leave, or change it. A change holds from the next round on.
 
     Who has not chosen takes no part. Works while the agent runs: it reads the choice before every
-    round, and again before the first byte leaves. Earlier choices stay on record. Who takes part is
-    shown the terms of the federation, as far as they are known yet.
+    round, and again before the first byte leaves. Earlier choices stay on record. A choice is no
+    agreement to the federation's terms: nothing leaves before sottovoce device agree.
 
     A federation may ask for randomised reports instead of shares. A round of k reports costs k × ε.
     Once --total-epsilon has no room for another round, nothing leaves any more; what was spent
@@ -188,7 +193,8 @@ def consent(
 
     from sottovoce.cli import spent, spent_sums
     from sottovoce.cli.device_attributes import hiding
-    from sottovoce.cli.device_terms import terms_in_words
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
+    from sottovoce.cli.who_reads import who_reads
     from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
 
@@ -205,17 +211,22 @@ def consent(
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     changing = bool(changes or hide or reveal)
     with CohortStore.open(path, readonly=not changing) as store:
-        number, agreed = user_number(store, user), Hosted(store).terms
+        number, hosted, gateway = user_number(store, user), Hosted(store), is_gateway(store)
+        pending, known = hosted.pending, hosted.pending or hosted.terms
         choice = store.choice(number)
-        hidden = hiding(choice, hide or [], reveal or [], agreed)
+        hidden = hiding(choice, hide or [], reveal or [], known)
         choice = replace(choice, **changes, hidden_attributes=hidden)
         if changing:
             store.set_choice(number, choice)
         name, records = store.name(number), store.records(number)
-        terms = terms_in_words(agreed, path) if take_part else []
         cost = spent.spent_so_far(store, number)
-        sums = spent_sums.of_store(store, number, agreed, choice)
-        means = spent.choice_lines(choice, agreed, cost, sums)
+        sums = spent_sums.of_store(store, number, known, choice)
+        means = spent.choice_lines(choice, known, cost, sums)
+    terms = []
+    if take_part or (choice.takes_part and known is None):
+        terms = terms_in_words(known, path, gateway=gateway, waits=pending is not None)
+    elif choice.takes_part and pending is not None:
+        terms = waiting(pending, path)
     if as_json:
         earlier = [{"time": r.changed_at, **output.plain(r.choice)} for r in records]
         output.emit(
@@ -225,9 +236,11 @@ def consent(
                 "changed": changing,
                 "choice": output.plain(choice),
                 "words": choice.words(),
-                "round_cost": spent.round_cost(choice, agreed),
+                "round_cost": spent.round_cost(choice, known),
                 "spent": cost,
                 "means": means,
+                "what_leaves": who_reads(known, gateway=gateway) if known else [],
+                "agreed": known is not None and pending is None,
                 "records": earlier,
             }
         )
@@ -235,7 +248,7 @@ def consent(
     output.show(f"{name}: {choice.words()}.")
     if not choice.takes_part and share_positives:
         output.show("The share counts once --take-part is chosen, too.")
-    output.show(*means, *terms)
+    output.show(*terms, *means)
     if not changing and records:
         output.show(*(f"  {_day(r.changed_at)}  {r.choice.words()}" for r in records))
 
@@ -333,66 +346,6 @@ def ledger(
         title = "Reports" if len(lines) <= 20 else f"The last 20 of {len(lines):,} reports"
         several = names if number is None and len(names) > 1 else None
         output.show(device_ledger_table(title, lines[-20:], several))
-
-
-def status(path: Store, as_json: Json = False) -> None:
-    """Where a store stands: federation, history, choice, budget, model, latest round, agent.
-
-    \b
-    Example:
-      sottovoce device status ~/sottovoce
-    """
-    from sottovoce.cli import spent, spent_sums
-    from sottovoce.cli.device_attributes import standing, status_words, to_json
-    from sottovoce.cli.device_terms import leaving
-    from sottovoce.engines.https.invitations import kept_invitation
-    from sottovoce.parties.hosted import Hosted
-    from sottovoce.parties.store import CohortStore
-
-    with CohortStore.open(path, readonly=True) as store:
-        hosted, invitation = Hosted(store), kept_invitation(store)
-        terms, view, latest = hosted.terms, hosted.model(), hosted.latest()
-        history, records = store.count_history(), store.choices()
-        content: dict[str, Any] = {
-            "store": path,
-            "users": len(records),
-            "taking_part": int(records.takes_part.sum()),
-            "choice": records.row(0).words() if len(records) == 1 else None,
-            "federation": invitation.federation if invitation else terms and terms.federation,
-            "server": invitation.server if invitation else None,
-            "interactions": history,
-            "unknown_items": len(store.unknown()),
-            "model": view.round if view else None,
-            "latest": latest
-            and {"round": latest.round, "attempt": latest.attempt, "state": latest.state},
-            "terms": terms.digest() if terms else None,
-            "other_terms_offered": hosted.offered is not None,
-            "agent_running": store.file.served(),
-        }
-        alone = int(store.users[0]) if len(records) == 1 else None
-        budget = None if alone is None else spent.of_store(store, alone, terms)
-        sums = None if alone is None else spent_sums.of_store(store, alone, terms)
-        known = [] if alone is None else standing(store, alone, terms)
-        leaves = leaving(terms) if terms else []
-    if as_json:
-        content |= {"attributes": to_json(known), "what_leaves": leaves}
-        costs = {"budget": budget and budget.to_table(), "sums": sums and sums.to_table()}
-        output.emit({**content, **costs})
-        return
-    content["attributes"] = status_words(known)
-    if content["other_terms_offered"]:
-        content["other_terms_offered"] = f"yes, see: sottovoce device agree {path} --look"
-    width = max(map(len, content))
-    output.show(
-        *(
-            f"{key.replace('_', ' '):<{width}}  {output.words(value)}"
-            for key, value in content.items()
-            if value is not None
-        ),
-        *leaves,
-        *(budget.lines() if budget else ()),
-        *(sums.lines() if sums else ()),
-    )
 
 
 def user_number(store: CohortStore, user: str | None) -> int:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sottovoce.parties.store import CohortStore
     from sottovoce.terms import Terms
 
-_MOST_NAMED = 40
-
 
 def attributes(
     path: Store,
@@ -40,8 +38,8 @@ def attributes(
     Values stay in the store, encrypted. Where the federation has a filter for an attribute, and its
     owner does not hide it (sottovoce device consent STORE --hide NAME), the device trains that
     filter with the value, and what it sends of the filter may tell the value: see sottovoce device
-    agree STORE --look. A value that is not known counts as hidden. Once the federation's terms are
-    known, a value must be one of its filter's classes.
+    agree STORE. A value that is not known counts as hidden. Once the federation's terms are known,
+    a value must be one of its filter's classes.
 
     \b
     Examples:
@@ -60,14 +58,14 @@ def attributes(
             if value is not None and known.code(value) < 0:
                 raise UsageError(
                     f"that is no class of {known.name} in this federation, which has "
-                    f"{_listed(known.classes)}"
+                    f"{output.listed(known.classes)}"
                 )
         before = store.attributes(number)
         for name in forget or []:
             if name not in before:
                 raise UsageError(
                     f"the device knows no {name!r} that it could forget; it knows "
-                    f"{_listed(list(before))}"
+                    f"{output.listed(list(before))}"
                 )
         with store.file.transaction():
             for name, value in changes.items():
@@ -95,7 +93,7 @@ def attributes(
     ]
     output.show(Table(f"What the device knows of {name}", columns, rows))
     for known in filters_of(terms):
-        output.show(f"{known.name}: {_listed(known.classes)}.")
+        output.show(f"{known.name}: {output.listed(known.classes)}.")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -161,12 +159,12 @@ def hiding(
         if terms is not None and name not in names:
             raise UsageError(
                 f"this federation has no filter for {name!r}, so that it cannot be hidden; it has "
-                f"filters for {_listed(names)}"
+                f"filters for {output.listed(names)}"
             )
     for name in reveal:
         if name not in choice.hidden_attributes:
             raise UsageError(
-                f"{name!r} is not hidden; hidden are: {_listed(choice.hidden_attributes)}"
+                f"{name!r} is not hidden; hidden are: {output.listed(choice.hidden_attributes)}"
             )
     kept = [name for name in choice.hidden_attributes if name not in reveal]
     return tuple(dict.fromkeys([*kept, *hide]))
@@ -176,57 +174,6 @@ def without_filter(choice: Choice, terms: Terms) -> list[str]:
     """What a choice hides that this federation has no filter for."""
     names = {each.name for each in filters_of(terms)}
     return [name for name in choice.hidden_attributes if name not in names]
-
-
-def what_leaves(terms: Terms) -> list[str]:
-    """What devices send in a federation with filters, and what a server can tell from it."""
-    from sottovoce.algorithms.uc_config import UCConfig
-    from sottovoce.privacy.updates import Clipped
-
-    algorithm, release = terms.algorithm, terms.release
-    if not isinstance(algorithm, UCConfig) or not isinstance(release, Clipped):
-        return []
-    networks = "" if algorithm.recommender == "mf" else "; and of the recommender's networks"
-    names = _listed(algorithm.names)
-    told = [f"There are filters for {names}, each of which every user may hide."]
-    if not algorithm.attributes:
-        told = ["There are no filters, so that no attribute can be hidden."]
-    if release.dense:
-        whose = ", also of the filters of hidden attributes" if algorithm.attributes else ""
-        told.append(
-            f"What leaves in a round: a change of every row of the model{whose}, with noise on "
-            f"each number, by which a report costs ε = {release.epsilon:g} in all. What rounds "
-            "cost adds up."
-        )
-        if release.hiding_epsilon:
-            told.append(
-                "Who hides an attribute adds more noise, so that a report costs ε = "
-                f"{release.hiding_epsilon:g}. How much noise there is can be seen: it tells that "
-                "something is hidden."
-            )
-        return told
-    told.append(
-        "What leaves in a round: changes of some items' rows, by name, items of the history among "
-        f"them{networks}."
-    )
-    if algorithm.attributes:
-        told.append(
-            "For each attribute that is shared, the change of its filter leaves, too, in which a "
-            "server can read the value. Filters of which no change comes tell it what is hidden, "
-            "or not known."
-        )
-        if algorithm.filters == "moments":
-            told.append(
-                "Who shares an attribute sends her embedding with it: all that the model knows of "
-                "her tastes, from which what she hides may be guessed. Who alone shares an "
-                "attribute shows her value to everybody who reads the model."
-            )
-    if terms.noisy:
-        told.append(
-            f"Each number has noise: its ε = {release.epsilon:g} bounds what one number tells, not "
-            "what a report of thousands does."
-        )
-    return told
 
 
 def _read(values: Sequence[str], forget: Sequence[str]) -> dict[str, str | None]:
@@ -245,11 +192,6 @@ def _read(values: Sequence[str], forget: Sequence[str]) -> dict[str, str | None]
             raise UsageError(f"{name!r} is named twice; say one thing of it")
         changes[name] = told
     return changes
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f", … ({len(names):,} in all)" if len(names) > _MOST_NAMED else ""
-    return (", ".join(map(output.one_line, names[:_MOST_NAMED])) or "none") + more
 
 
 def status_words(lines: Sequence[Standing]) -> str | None:

@@ -1,4 +1,5 @@
-"""`sottovoce device agree`: the terms of a federation, and what the server has changed in them."""
+"""`sottovoce device agree`: the terms of a federation, who reads what under them, and what the
+server has changed in them."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ import typer
 from sottovoce.cli import output
 from sottovoce.cli.budget import bound_text, count_of
 from sottovoce.cli.device import Store
-from sottovoce.cli.device_attributes import what_leaves
 from sottovoce.cli.options import Json
+from sottovoce.cli.who_reads import who_reads
+from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
+    from sottovoce.parties.hosted import Hosted
+    from sottovoce.parties.store import CohortStore
     from sottovoce.terms import Terms
 
 _MOST_CLASSES = 8
@@ -22,100 +26,110 @@ _MOST_CLASSES = 8
 
 def agree(
     path: Store,
-    look: Annotated[
-        bool, typer.Option("--look", help="Only show the terms; agree to nothing.")
-    ] = False,
+    digest: Annotated[
+        str | None,
+        typer.Option(
+            "--terms", metavar="DIGEST", help="Agree to the terms with this digest, which you saw."
+        ),
+    ] = None,
+    look: Annotated[bool, typer.Option("--look", help="Only show; so does leaving all out.")] = (
+        False
+    ),
     as_json: Json = False,
 ) -> None:
-    """Agree to the terms of a federation, the first or changed ones. Until then nothing leaves.
+    """Show the terms of a federation and who reads what under them, or agree to them.
 
-    They say which algorithm and which release a federation uses, with all their settings. Taking
-    part is agreement enough to the first terms, unless they let a single report tell much of the
-    history: then nothing leaves before this.
+    Nothing leaves before you have agreed, to the first terms and to every change of them, not even
+    an enrolment; that you take part is no agreement. Terms have a digest, which is shown with them:
+    to agree, name it. Only what you have seen can be meant then, whatever the server shows next.
 
     \b
     Examples:
-      sottovoce device agree ~/sottovoce --look
       sottovoce device agree ~/sottovoce
+      sottovoce device agree ~/sottovoce --terms 0123456789abcdef0123456789abcdef
     """
     from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
 
-    with CohortStore.open(path, readonly=look) as store:
-        hosted = Hosted(store)
-        before, offered = hosted.terms, hosted.offered
-        agreed = before is not None and not look
-        if offered is not None and agreed:
-            hosted.accept()
-        elif agreed:
-            hosted.confirm()
-    changes = _changes(before, offered)
+    if look and digest is not None:
+        raise UsageError("choose one of --look and --terms")
+    with CohortStore.open(path, readonly=digest is None) as store:
+        hosted, gateway = Hosted(store), is_gateway(store)
+        before, pending = hosted.terms, hosted.pending
+        shown = pending or before
+        if digest is not None:
+            _agree_to(hosted, shown, digest, path)
+    waits = pending is not None and digest is None
+    changes = _changes(before, pending)
     if as_json:
-        terms = offered if agreed else before
         output.emit(
             {
                 "store": path,
-                "agreed": agreed,
-                "terms": terms.to_table() if terms else None,
+                "agreed": shown is not None and not waits,
+                "digest": shown.digest() if shown else None,
+                "terms": shown.to_table() if shown else None,
                 "changes": [{"setting": k, "from": a, "to": b} for k, a, b in changes],
+                "what_leaves": who_reads(shown, gateway=gateway) if shown else [],
             }
         )
         return
-    if before is None:
-        output.show("This store has joined no federation yet.")
-    elif offered is None:
-        output.show(*_in_words(before))
-        if agreed:
-            output.show("Agreed to.")
-    else:
-        done = "Agreed to" if agreed else "Not agreed to yet"
-        output.show(f"{done}:", *(f"  {k}: {a} → {b}" for k, a, b in changes))
-        output.show(*leaving(offered), *_warning(offered))
+    if shown is None:
+        output.show(*terms_in_words(None, path))
+        return
+    if digest is None:
+        output.show(*_in_words(shown, gateway=gateway))
+    if changes:
+        output.show("What the server has changed:" if waits else "What has changed:")
+        output.show(*(f"  {k}: {a} → {b}" for k, a, b in changes))
+    output.show(*(waiting(shown, path) if waits else ["Agreed to."]))
 
 
-def terms_in_words(terms: Terms | None, path: Path) -> list[str]:
-    """What whoever takes part should read: the terms, or how she will get to see them."""
-    if terms is None:
-        return [
-            "The terms of the federation are not known yet: let `sottovoce serve device "
-            f"{path} --once` fetch them, then see them with `sottovoce device agree {path} --look`."
-        ]
-    return _in_words(terms)
+def _agree_to(hosted: Hosted, shown: Terms | None, digest: str, path: Path) -> None:
+    if shown is None:
+        raise UsageError(terms_in_words(None, path)[0])
+    if digest != shown.digest():
+        raise UsageError(
+            "these are not the terms that the server shows now, so nothing was agreed to; see "
+            f"them with `sottovoce device agree {path}`"
+        )
+    hosted.agree(shown)
 
 
-def _in_words(terms: Terms) -> list[str]:
+def is_gateway(store: CohortStore) -> bool:
+    """Whether its users' reports leave as one sum. A sum of one is none."""
+    return len(store.users) > 1
+
+
+def waiting(terms: Terms, path: Path) -> list[str]:
+    """That nothing leaves under these terms yet, and how to agree."""
     return [
-        f"The terms in force are the server's ({terms.federation}):",
-        *(f"  {k} = {_short(value)}" for k, value in sorted(_flat(terms).items())),
-        *leaving(terms),
-        *_costs(terms),
-        *_warning(terms),
+        "Nothing leaves yet: nobody has agreed to these terms. To agree to them: sottovoce device "
+        f"agree {path} --terms {terms.digest()}"
     ]
 
 
-def leaving(terms: Terms) -> list[str]:
-    """What leaves, and who sees what of it, where that needs words."""
-    link = terms.secure_sum
-    if link is None:
-        return what_leaves(terms)
-    told = what_leaves(terms)[:1]  # the filters, where there are any
-    told.append(
-        "What leaves in a round: a change of every number of the model, masked. The server cannot "
-        "read it; the proxy gets the mask and not the change. What the server can read is the sum "
-        f"over at least {link.min_devices:,} devices, and the proxy tells one such sum in a round."
-    )
-    if link.clip:
-        told.append(f"A change as a whole is cut to a length of {link.clip:g} before.")
-    if link.noise:
-        told.append(f"The proxy adds noise to the sum: Gaussian, {link.noise:g} times that length.")
-    else:
-        told.append("The sum has no noise: what it tells of those who are in it is not hidden.")
-    told.append(
-        "This holds while whoever runs the server and whoever runs the proxy do not put together "
-        "what they have, and while the others in the sum are people: a server that makes up all "
-        "other devices can read yours."
-    )
-    return told
+def terms_in_words(
+    terms: Terms | None, path: Path, *, gateway: bool = False, waits: bool = False
+) -> list[str]:
+    """What whoever takes part should read: the terms, or how she will get to see them."""
+    if terms is None:
+        return [
+            "Nothing leaves yet: who would read what is not known. `sottovoce serve device "
+            f"{path} --once` asks the server for its terms and sends nothing; then see them with "
+            f"`sottovoce device agree {path}`."
+        ]
+    return [*_in_words(terms, gateway=gateway), *(waiting(terms, path) if waits else [])]
+
+
+def _in_words(terms: Terms, *, gateway: bool) -> list[str]:
+    return [
+        "Who reads what, and what they can compute from it:",
+        *(f"  {sentence}" for sentence in who_reads(terms, gateway=gateway)),
+        *_warning(terms),
+        *_costs(terms),
+        f"The server's terms ({terms.federation}):",
+        *(f"  {k} = {_short(value)}" for k, value in sorted(_flat(terms).items())),
+    ]
 
 
 def _costs(terms: Terms) -> list[str]:
@@ -140,7 +154,7 @@ def _warning(terms: Terms) -> list[str]:
         return []
     from sottovoce.parties.prepared import how_revealing
 
-    return [f"Mind: {how_revealing(terms)}. Nothing leaves before `sottovoce device agree`."]
+    return [f"Mind: {how_revealing(terms)}."]
 
 
 def _flat(terms: Terms) -> dict[str, Any]:

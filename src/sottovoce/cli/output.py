@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -38,6 +38,8 @@ _STEERING = re.compile(
 )
 """Control characters but tab and line feed, halves of characters, and what turns the direction of
 writing."""
+
+_MOST_NAMED = 40
 
 
 class Interrupted(SottovoceError):
@@ -72,6 +74,12 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """The same on one line: an item's title is no place for a second one."""
     return printable(" ".join(text.split()))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names on one line, the first of many."""
+    more = f", … ({len(names):,} in all)" if len(names) > _MOST_NAMED else ""
+    return (", ".join(map(one_line, names[:_MOST_NAMED])) or "none") + more
 
 
 def _printable_table(table: Table) -> Table:

@@ -35,15 +35,25 @@ def device(
             min=0.01, metavar="SECONDS", help="How often to ask; as the server says by default."
         ),
     ] = None,
+    agree: Annotated[
+        str,
+        typer.Option(
+            metavar="DIGEST",
+            help="Agree to the terms with this digest in all of these stores, for owners who have "
+            "seen them elsewhere.",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Take part in a federation: the agent of one device, or of several.
 
     STORE is a folder of `sottovoce device init`. The agent asks the server whether there is a
     round, learns at home and sends what the owner permits, which is read before every round. Where
-    she takes no part it only reads what is published. Where the terms name a proxy, what leaves
-    goes there, sealed, and the server is not told that it does. Logs are JSON lines on standard
-    error. The agent may be stopped or killed at any moment; nothing is lost.
+    she takes no part, or has not agreed to the terms that the server shows (`sottovoce device
+    agree`), it only reads what is published: the first contact fetches the terms and stops. Where
+    the terms name a proxy, what leaves goes there, sealed, and the server is not told that it does.
+    Logs are JSON lines on standard error. The agent may be stopped or killed at any moment; nothing
+    is lost.
 
     \b
     Examples:
@@ -60,6 +70,7 @@ def device(
             poll=poll,
             once=once,
             until_finished=until_finished,
+            foreseen=agree,
         ),
     )
     if as_json:

@@ -91,14 +91,22 @@ def supernode(
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS and no key; on loopback only.")
     ] = False,
+    agree: Annotated[
+        str,
+        typer.Option(
+            metavar="DIGEST", help="Agree to the terms with this digest, which you saw elsewhere."
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Take part in a federation with a cohort: an organisation's gateway.
 
     STORE holds the people's histories, choices and vectors (`sottovoce serve cohort` makes one).
     They stay there: what leaves is the sum of the reports of those who take part, as far as each
-    permits, and choices are read before every round. Code that the SuperLink hands out is not run;
-    only this program touches the store. A gateway may be stopped or killed at any moment, and a
+    permits, and choices are read before every round. Not even who is willing is told before whoever
+    runs the gateway has agreed to the federation's terms: when the SuperLink has shown them, see
+    them with `sottovoce device agree STORE`. Code that the SuperLink hands out is not run; only
+    this program touches the store. A gateway may be stopped or killed at any moment, and a
     SuperLink that is away is waited for. People's choices can be changed meanwhile with
     `sottovoce device consent STORE --user NAME`.
 
@@ -114,7 +122,7 @@ def supernode(
 
     connection = Connection(link, ca, key)
     with told_to_stop() as stop:
-        serve_node(store, connection, stop)
+        serve_node(store, connection, stop, agree)
     if as_json:
         output.emit({"store": store, "stopped": True})
 

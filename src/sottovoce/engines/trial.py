@@ -136,9 +136,7 @@ def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore
     if isinstance(world.terms.algorithm, UCConfig):
         _keep_attributes(store, world.terms.algorithm, part)
     store.set_choices(part.consent)
-    hosted = Hosted(store)
-    hosted.agree(world.terms)
-    hosted.confirm()
+    Hosted(store).agree(world.terms)
     return store
 
 

@@ -3,13 +3,13 @@
 A round is prepared (durably, so that the same bytes are there after a crash), leaves (from then on
 it is in the ledger and in the budget), and arrives or is refused (which decides whether what was
 learnt counts). Consent and budget are read when a round is prepared and again when it is about to
-leave. What has left is spent, whatever becomes of it; no clock has a part in that.
+leave, and so is whether the owner has agreed to the terms. What has left is spent, whatever becomes
+of it; no clock has a part in that.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 
 import numpy as np
@@ -24,10 +24,10 @@ from sottovoce.errors import (
     Diverged,
     MessageError,
     StoreError,
-    UsageError,
 )
 from sottovoce.ledger import Ledger
 from sottovoce.messages import ModelView
+from sottovoce.parties.agreeing import Agreeing
 from sottovoce.parties.device import Devices
 from sottovoce.parties.prepared import (
     Pack,
@@ -37,9 +37,7 @@ from sottovoce.parties.prepared import (
     check_shape,
     digest,
     explain,
-    how_revealing,
     same,
-    space,
 )
 from sottovoce.parties.store import CohortStore
 from sottovoce.parties.store_limits import (
@@ -49,7 +47,7 @@ from sottovoce.parties.store_limits import (
     spent_before,
     sum_noise,
 )
-from sottovoce.parties.store_rounds import Round, RoundBook, kept_terms
+from sottovoce.parties.store_rounds import Round
 from sottovoce.recommender import recommend
 from sottovoce.terms import Terms
 
@@ -59,87 +57,28 @@ _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
 _TRIES = 5
 _AT_HOME = Choice(takes_part=False)
-_OFFERED, _SEEN = "offered-terms", "terms-seen"
 
 
-class Hosted:
+class Hosted(Agreeing):
     """The users of a store as the devices they are."""
 
-    def __init__(self, store: CohortStore, *, threads: int = 1, pack: Pack | None = None) -> None:
+    def __init__(
+        self,
+        store: CohortStore,
+        *,
+        threads: int = 1,
+        pack: Pack | None = None,
+        foreseen: str = "",
+    ) -> None:
         """`pack` makes a message of a masked update and its seed; without it there is no part in a
-        secure sum."""
-        self.store = store
+        secure sum. `foreseen` is as in `Agreeing`."""
+        super().__init__(store, foreseen)
         self._threads, self._pack = threads, pack
-        self._book = RoundBook(store.file)
 
     def __repr__(self) -> str:
         return f"<Hosted {self.store.path}, redacted>"
 
-    # --- terms and model -------------------------------------------------------------------------
-
-    @property
-    def terms(self) -> Terms | None:
-        """The terms in force."""
-        found = self._book.agreed()
-        return None if found is None else found[1]
-
-    @property
-    def offered(self) -> Terms | None:
-        """Other terms that the server has published since, which nobody has agreed to."""
-        content = self.store.secret(_OFFERED)
-        return kept_terms(content.decode()) if content else None
-
-    def agree(self, terms: Terms) -> None:
-        """Take the first terms as agreed to. Other terms later are kept for the owner to look at,
-        and raise: what may leave does not change behind her back."""
-        with self.store.file.transaction():
-            agreed = self._book.agreed()
-            if agreed is None:
-                self._book.add_terms(0, terms, self.store.now())
-                return
-            same = agreed[1] == terms
-            content = b"" if same else json.dumps(terms.to_table()).encode()
-            if content != (self.store.secret(_OFFERED) or b""):
-                self.store.set_secret(_OFFERED, content)
-        if not same:
-            raise ConsentError(
-                f"the server changed the terms of the federation; look at them with `sottovoce "
-                f"device agree {self.store.path} --look` and run `sottovoce device agree "
-                f"{self.store.path}`; until then nothing leaves"
-            )
-
-    def accept(self) -> Terms:
-        """Agree to the offered terms. What was learnt is kept where it still fits."""
-        with self.store.file.transaction():
-            agreed, offered = self._book.agreed(), self.offered
-            if agreed is None or offered is None:
-                raise UsageError("the server has offered no other terms than those agreed to")
-            era, before = agreed
-            self._settle(None)
-            if space(before) != space(offered):
-                self._book.forget_vectors()
-            self._book.add_terms(era + 1, offered, self.store.now())
-            self.store.set_secret(_OFFERED, b"")
-        return offered
-
-    def confirm(self) -> Terms:
-        """The owner has seen the terms in force and agrees to them."""
-        terms = self._agreed()[1]
-        self.store.set_secret(_SEEN, terms.digest().encode())
-        return terms
-
-    def require_seen(self) -> None:
-        """Raises where a single round may give a history away under the terms in force, and the
-        owner has not agreed to them herself."""
-        era, terms = self._agreed()
-        digests = terms.digest(), self._book.agreed_digest()
-        seen = era > 0 or self.store.secret(_SEEN) in [digest.encode() for digest in digests]
-        if terms.revealing and not seen:
-            raise ConsentError(
-                f"{how_revealing(terms)}; look at them with "
-                f"`sottovoce device agree {self.store.path} --look` and run `sottovoce device "
-                f"agree {self.store.path}`; until then nothing leaves"
-            )
+    # --- the model -------------------------------------------------------------------------------
 
     def keep_model(self, view: ModelView) -> None:
         """Keep the published model, for recommendations while offline."""
@@ -170,7 +109,7 @@ class Hosted:
         later attempt of a round starts where the first one did; one that left and was never
         confirmed before the next round does not count.
         """
-        terms = self._agreed()[1]
+        terms = self.require_agreed()
         check_shape(view, terms)
         if not (0 <= view.round < _COUNTER_LIMIT and 0 <= attempt < _COUNTER_LIMIT):
             raise MessageError("a round's number and attempt must be 32-bit counters")
@@ -193,8 +132,7 @@ class Hosted:
             entry = self._entry(prepared.round, prepared.attempt)
             if entry.state == "dropped" or entry.nonce != prepared.nonce:
                 raise ConsentError(f"the report for round {entry.round} was dropped; prepare anew")
-            changed = self._book.minds_changed(entry)
-            terms = self._agreed()[1]
+            changed, terms = self._book.minds_changed(entry), self.require_agreed()
             beyond = entry.state == "prepared" and not has_room(self.store, terms, entry)
             if changed or beyond:
                 self._withdraw(entry)
@@ -267,7 +205,7 @@ class Hosted:
                     f"{self.store.path}` while the server can be reached"
                 )
             self.store.name(number)
-            terms, row = self._agreed()[1], np.flatnonzero(self.store.users == number)
+            terms, row = self._known()[1], np.flatnonzero(self.store.users == number)
             cohort = self._cohort(terms, self._vectors(None)).take(row)
             catalogue = self.store.catalogue()
         algorithm, vectors = terms.build(), cohort.vectors
@@ -285,14 +223,6 @@ class Hosted:
         ]
 
     # --- helpers ---------------------------------------------------------------------------------
-
-    def _agreed(self) -> tuple[int, Terms]:
-        found = self._book.agreed()
-        if found is None:
-            raise ConsentError(
-                f"the store in {self.store.path} has not agreed to the terms of any federation yet"
-            )
-        return found
 
     def _again(self, round: int, attempt: int, asked: bytes) -> Prepared | None:
         """What was prepared before for this round and attempt, if it may still leave."""
@@ -328,7 +258,7 @@ class Hosted:
         """Through the door, and into the store unless a choice has changed meanwhile (False)."""
         book, file, ledger = self._book, self.store.file, Ledger()
         with file.snapshot():
-            era, terms = self._agreed()
+            era, terms = self._known()
             before, choice, users = book.latest(), book.latest_choice(), self.store.users
             cohort = self._cohort(terms, self._vectors(view.round))
             left = book.has_left(era, view.round)
@@ -391,7 +321,7 @@ class Hosted:
 
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""
-        users, terms = self.store.users, self._agreed()[1]
+        users, terms = self.store.users, self._known()[1]
         vectors = terms.build().device_init(users, self.store.streams())
         self._book.overlay("vectors", users, vectors)
         entry = self._book.latest()

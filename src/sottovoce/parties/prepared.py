@@ -175,7 +175,7 @@ def explain(
     if devices.reports_bits and devices.tiers()[row] < 0:
         raise ConsentError(
             f"the federation asks for more reports, or for a larger ε of each, than the choice "
-            f"permits; see `sottovoce device agree {store} --look` and `sottovoce device consent "
+            f"permits; see `sottovoce device agree {store}` and `sottovoce device consent "
             f"{store}`"
         )
     if noise:

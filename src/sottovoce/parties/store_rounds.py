@@ -67,19 +67,20 @@ class RoundBook:
 
     # --- terms and model -------------------------------------------------------------------------
 
-    def agreed(self) -> tuple[int, Terms] | None:
-        """The terms in force, and how many were agreed to before them."""
+    def latest_terms(self) -> tuple[int, Terms] | None:
+        """The terms that were written down last, and how many before them. The first are those that
+        the server showed first, later ones were agreed to."""
         row = self.file.row("SELECT era, content FROM terms ORDER BY era DESC LIMIT 1")
         return None if row is None else (row[0], kept_terms(row[1]))
 
     def all_terms(self) -> list[tuple[int, str]]:
-        """All that were ever agreed to, as they were written down, by era."""
+        """All that were ever written down, by era."""
         return [
             (int(era), str(text)) for era, text in self.file.rows("SELECT era, content FROM terms")
         ]
 
-    def agreed_digest(self) -> str:
-        """Of the terms in force as they were written down, perhaps by a former release."""
+    def written_digest(self) -> str:
+        """Of the latest terms as they were written down, perhaps by a former release."""
         row = self.file.row("SELECT content FROM terms ORDER BY era DESC LIMIT 1")
         content = b"" if row is None else str(row[0]).encode()
         return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -106,6 +106,11 @@ class UserDoor:
                     "whoever has left the federation joins it anew, with another invitation and a "
                     "new store"
                 )
+            if choice.takes_part and not self.store.has_directory:
+                raise ConsentError(
+                    "who would read what is not known yet, so that nobody can agree to it; fetch "
+                    f"the directory with `sottovoce user join {self.store.path} INVITATION`"
+                )
             self.store.record_choice(user, choice, looked=True)
             return self._prune(user, choice)
 
@@ -267,6 +272,12 @@ class UserDoor:
                 raise ConsentError(
                     "nothing leaves before you take part: `sottovoce user consent "
                     f"{self.store.path} --takes-part`"
+                )
+            unseen = self.store.unseen_owners(user)
+            if unseen and len(unseen) == len(self.store.world.owners):
+                raise ConsentError(
+                    "nothing leaves before you have seen who reads what: `sottovoce user consent "
+                    f"{self.store.path}`, and then with --takes-part"
                 )
             self._note(user, owner, what, bytes=size, epsilon=epsilon)
 

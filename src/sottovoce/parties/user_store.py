@@ -275,7 +275,7 @@ class UserStore:
     def keep_directory(self, signed: bytes, tag: str = "") -> bool:
         """Whether it is a newer one. Raises, and keeps what is there, where it is older, where it
         says otherwise under the same version, where it gives the number of an item or a data owner
-        to another one, or where the issuer has not signed it."""
+        to another one, where the settings are others, or where the issuer has not signed it."""
         new = Directory.read(signed, self.federation, self.issuer)
         with self.file.transaction():
             if self.has_directory:
@@ -288,6 +288,8 @@ class UserStore:
                         f"the orchestrator shows version {new.version} of the directory, and this "
                         f"store has seen version {kept.version}; it keeps what it has"
                     )
+                if new.settings != kept.settings:
+                    raise MessageError("the orchestrator changed the settings; it is not followed")
                 if new.catalogue[: len(kept.catalogue)] != kept.catalogue:
                     raise MessageError(
                         "the orchestrator has given numbers of items to others; the directory is "

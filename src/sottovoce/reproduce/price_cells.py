@@ -155,7 +155,9 @@ class Cell:
 
 
 def attack_folder(folder: Path, rounds: int, threads: int) -> Card:
-    return attack_run(folder, rounds=rounds or None, threads=threads)
+    card = attack_run(folder, rounds=rounds or None, threads=threads)
+    card.require_whole()
+    return card
 
 
 class PriceStudy:

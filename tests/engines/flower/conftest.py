@@ -119,4 +119,5 @@ def town(tmp_path):
             for number in numbers:
                 store.add_history(number, [ITEMS[i] for i in TRAIN.row(number)], None)
                 store.set_choice(number, Choice(share_positives=SHARES[number]))
+            Hosted(store).agree(terms)
     return Town(tmp_path / "server", stores, terms)

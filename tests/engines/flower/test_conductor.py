@@ -20,10 +20,13 @@ from sottovoce.engines.flower.members import Reply, Seen
 from sottovoce.engines.flower.node import answer_question, answer_task
 from sottovoce.engines.flower.wire import Answer, Question, Task
 from sottovoce.engines.rounds import RoundRules
+from sottovoce.engines.versions import encode_model
 from sottovoce.errors import ConfigError, FolderInUse, MessageError, RunError, UsageError
 from sottovoce.messages import GRID, LIMIT, SummedReports, encode_sum
 from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.server import Server
 from sottovoce.parties.store import CohortStore
+from sottovoce.rng import Streams
 
 RULES = RoundRules(over_selection=0.0, min_fraction=0.2, deadline_seconds=20.0, min_devices=8)
 
@@ -576,6 +579,27 @@ def test_other_terms_are_refused_by_the_nodes_and_by_the_checkpoint(town):
     answer = answer_question(town.hosted("corso"), question)
     assert len(answer.willing) == 0
     assert "device agree" in answer.problem
+
+
+def test_a_gateway_tells_nothing_before_its_operator_has_agreed(town, tmp_path):
+    people = [(number, f"user {number}") for number in (3, 4)]
+    with CohortStore.create(tmp_path / "new", people) as store:
+        store.set_catalogue([(f"item {n}", f"Item {n}") for n in range(town.terms.n_items)])
+        for number in (3, 4):
+            store.add_history(number, ["item 1", "item 2"], None)
+            store.set_choice(number, Choice(share_positives=1.0))
+        hosted = Hosted(store)
+        view = Server.start(town.terms.build(), town.terms.n_items, Streams(1)).publish()
+        letter = town.terms, 0, 0, None, encode_model(view)
+        question, task = Question(*letter), Task(*letter, numbers=np.array([3, 4]))
+        for answer in (answer_question(hosted, question), answer_task(hosted, task)):
+            assert (len(answer.willing), answer.sum, answer.devices) == (0, b"", 0)
+            assert "nobody has agreed" in answer.problem
+        assert hosted.pending == town.terms
+        assert store.ledger().num_rows == 0
+        hosted.agree(town.terms)
+        assert answer_question(hosted, question).willing.tolist() == [3, 4]
+        assert answer_task(hosted, task).devices == 2
 
 
 def test_a_node_that_lost_its_model_gets_all_of_it(town):

@@ -47,6 +47,7 @@ class Devices:
         self.federation, self.server, self.ca, self.path = federation, server, ca, path
         self.events = []
         self.stores = {}
+        self.foreseen = federation.terms.digest()  # the owners have seen these terms elsewhere
 
     def store(self, number=0, **settings):
         if number not in self.stores:
@@ -60,7 +61,7 @@ class Devices:
         def log(event, **details):
             self.events.append((event, details))
 
-        return Agent(self.store(number), log=log, **settings)
+        return Agent(self.store(number), log=log, foreseen=self.foreseen, **settings)
 
     def visit(self, *numbers, times=1, **settings):
         """One visit of each, each as a new agent, which is what a restart is."""
@@ -292,7 +293,7 @@ def test_changed_terms_stop_everything_until_the_owner_agrees(one):
             one.visit()
     assert len(federation.posted) == 1
     assert one.hosted().terms == TERMS
-    one.hosted().accept()
+    one.hosted().agree(others)
     one.visit()
     assert len(federation.posted) == 2
     assert one.hosted().terms == others
@@ -685,23 +686,32 @@ def test_logs_name_no_item_and_no_secret(one):
 REVEALING = replace(TERMS, algorithm=replace(TERMS.algorithm, triples=30))
 
 
-def test_terms_that_give_a_history_away_at_once_are_for_the_owner_to_see(start):
-    devices = start(Federation(rounds=2, devices=1, terms=REVEALING))
-    devices.federation.state = "open"
+@pytest.mark.parametrize(("terms", "why"), [(TERMS, "nobody has agreed"), (REVEALING, "30 draws")])
+def test_the_first_contact_fetches_the_terms_and_stops_until_the_owner_agrees(start, terms, why):
+    """Taking part is no agreement to terms that she has not seen: she is not even enrolled."""
+    devices = start(Federation(rounds=2, devices=1, terms=terms))
+    devices.federation.state, devices.foreseen = "open", ""
     for _ in range(2):
-        with pytest.raises(ConsentError, match=r"30 draws among 20 items.*device agree .* --look"):
+        with pytest.raises(ConsentError, match=rf"{why}.*device agree .*nothing leaves"):
             devices.visit()
     assert {request.method for request in devices.server.requests} == {"GET"}
     assert devices.store().secret("signing-key") is None
     assert len(devices.hosted().recommend(0, 3)) == 3  # it is served all the same
-    devices.hosted().confirm()
+    devices.hosted().agree(terms)
     devices.visit()
-    assert [p[:3] for p in devices.federation.posted] == [(0, 0, 0)]
+    devices.visit()
+    assert (0, 0, 0) in [p[:3] for p in devices.federation.posted]
 
 
-def test_first_terms_of_the_usual_kind_are_agreed_to_by_taking_part(one):
+def test_a_server_that_goes_back_to_what_was_agreed_is_served_again(one):
     one.visit(times=2)
-    assert one.federation.posted
+    before = len(one.federation.posted)
+    one.federation.terms = REVEALING
+    with pytest.raises(ConsentError, match="changed the terms"):
+        one.visit()
+    one.federation.terms = TERMS
+    one.visit(times=2)
+    assert len(one.federation.posted) > before
 
 
 # A server that means ill.

@@ -79,6 +79,10 @@ def processes():
         process.communicate()
 
 
+AGREE = ("--agree", TERMS.digest())
+"""The owners have seen the terms elsewhere."""
+
+
 def finish(process, timeout=60):
     """Exit code, standard output and the lines on standard error."""
     out, err = process.communicate(timeout=timeout)
@@ -94,7 +98,7 @@ def wait_for(condition, timeout=60):
 
 
 def device(processes, *stores, more=("--until-finished", "--poll", "0.05")):
-    return processes("serve", "device", *stores, *more)
+    return processes("serve", "device", *stores, *more, *AGREE)
 
 
 def test_agents_of_several_stores_run_a_federation_to_its_end(serve, processes, folder, tmp_path):
@@ -228,7 +232,7 @@ def test_a_fault_in_one_store_leaves_the_others_alone(serve, processes, folder, 
     ca = keys.authority_pem(folder)
     whole = make_store(tmp_path / "whole", one, serve(one).url, ca)
     broken = make_store(tmp_path / "broken", two, serve(two).url, ca)
-    agents = processes("serve", "device", broken, whole, "--poll", "0.05", script=FAULT)
+    agents = processes("serve", "device", broken, whole, "--poll", "0.05", *AGREE, script=FAULT)
     wait_for(lambda: one.state == "finished" or agents.poll() is not None)
     assert agents.poll() is None
     agents.terminate()
@@ -246,7 +250,7 @@ def test_an_agent_whose_log_cannot_be_written_goes_on(serve, folder, tmp_path):
     store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
     command = [sys.executable, "-m", "sottovoce", "serve", "device", store, "--until-finished"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*command, "--poll", "0.05"], stderr=full, timeout=60)
+        done = subprocess.run([*command, "--poll", "0.05", *AGREE], stderr=full, timeout=60)
     assert (done.returncode, federation.round) == (0, 3)
 
 
@@ -281,6 +285,7 @@ main()
     ("point", "kind", "name", "path"),
     [
         ("after", "Client", "post", "/v1/enrol"),
+        ("after", "Hosted", "meet", ""),
         ("after", "Hosted", "agree", ""),
         ("after", "Hosted", "keep_model", ""),
         ("after", "Hosted", "prepare", ""),
@@ -297,7 +302,7 @@ def test_a_crash_between_any_two_steps_loses_and_doubles_nothing(
     server = serve(federation)
     store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
     script = CRASH.format(point=point, kind=kind, name=name, path=path)
-    options = ["serve", "device", store, "--until-finished", "--poll", "0.05"]
+    options = ["serve", "device", store, "--until-finished", "--poll", "0.05", *AGREE]
     assert finish(processes(*options, script=script))[0] == 99
     assert finish(processes(*options))[0] == 0
     check_whole(federation, {0: store})
@@ -413,7 +418,7 @@ def test_a_signal_ends_an_agent_that_learns_for_long(serve, processes, folder, t
     federation = Federation(rounds=2, devices=1)
     server = serve(federation)
     store = make_store(tmp_path / "d", federation, server.url, keys.authority_pem(folder))
-    agent = processes("serve", "device", store, "--poll", "0.05", script=SLOW)
+    agent = processes("serve", "device", store, "--poll", "0.05", *AGREE, script=SLOW)
     assert agent.stdout.readline() == "learning\n"
     started = time.monotonic()
     agent.terminate()

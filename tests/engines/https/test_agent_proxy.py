@@ -144,6 +144,7 @@ class Town:
         self.proxy.federation = self.federation
         self.server = self.federation.serve(self.context).__enter__()
         self.stores, self.events = {}, []
+        self.foreseen = self.terms.digest()  # the owners have seen these terms elsewhere
 
     def store(self, number=0, choice=WILLING):
         if number not in self.stores:
@@ -156,7 +157,7 @@ class Town:
         def log(event, **details):
             self.events.append((event, details))
 
-        return Agent(self.store(number), log=log)
+        return Agent(self.store(number), log=log, foreseen=self.foreseen)
 
     def visit(self, *numbers, times=1):
         for _ in range(times):
@@ -438,7 +439,7 @@ def test_another_proxy_than_the_terms_name_gets_nothing(town, tmp_path):
     keys.init_keys(other)
     link = Proxied(town.mixer.url, keys.authority_pem(other))
     terms = Terms("town-1", WORLD.n_items, FMFConfig(embedding_size=3), KReports(K, TIERS), link)
-    town.federation.terms = terms
+    town.federation.terms, town.foreseen = terms, terms.digest()
     with pytest.raises(KeyTrouble, match="authority"):
         town.visit()
     assert town.mixer.requests == []

@@ -227,3 +227,24 @@ def test_the_command_line_from_nothing_to_a_status(tmp_path):
     mean = sottovoce("serve", "server", tmp_path / "b", "--experiment", "pfpl-plus")
     assert mean.returncode == 2
     assert "triples" in mean.stderr
+
+
+def test_who_comes_after_a_round_was_opened_takes_nobodys_place(tmp_path):
+    """With everybody asked, a late comer reports first: the round still waits for those it asked,
+    and says how many they were."""
+    folder = new_folder(tmp_path, rounds=1, min_devices=2)
+    fleet = Fleet()
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client, numbers=[0, 2])
+        client.wait(round=0, state="open")
+        fleet.enrol(folder, client, numbers=[5])
+        assert fleet.run_round(client, [5, 0]) == [204, 204]
+        assert fleet.run_round(client, [5]) == [409], "the same again counts once"
+        status = client.status()
+        assert (status["reported"], status["goal"], status["asked"]) == (2, 3, 3)
+        assert client.round()["state"] == "open", "one who was asked is missing"
+        assert fleet.run_round(client, [2]) == [204]
+        client.wait(round=1, state="finished")
+        (past,) = client.status()["rounds"]
+    assert (past["asked"], past["reported"], past["missing"]) == (3, 3, [])
+    assert past["outcome"] == "goal"

@@ -231,6 +231,7 @@ def owner(path, folder):
     keep_invitation(store, invitation)
     store.add_history(0, [f"v{n}" for n in range(10)], list(range(10)))
     store.set_choice(0, Choice(share_positives=0.5))
+    Hosted(store).agree(folder.plan.terms)
     return store
 
 

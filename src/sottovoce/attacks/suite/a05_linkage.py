@@ -19,7 +19,7 @@ from sottovoce.attacks.membership import Question, against_chance
 from sottovoce.attacks.one_run import Counted, counted, values_before_coins
 from sottovoce.attacks.views import Attack, Result, Truth, View
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import DataError
+from sottovoce.errors import DataError, DoesNotApply
 from sottovoce.messages import Batch, BitReports
 from sottovoce.one_bit import bits, coordinates
 from sottovoce.rng import Streams
@@ -51,7 +51,7 @@ class Pool:
     @classmethod
     def of(cls, view: View) -> Pool:
         if not isinstance(view.algorithm, FMFConfig):
-            raise DataError("randomised reports are those of FMF-LDP")
+            raise DoesNotApply("randomised reports are those of FMF-LDP")
         rounds = [s for s in view.rounds if any(isinstance(m, Batch) for m in s.messages)]
         batches = [(m, s) for s in rounds for m in s.messages if isinstance(m, Batch)]
         models = [view.final if s.published is None else s.published.items for _, s in batches]

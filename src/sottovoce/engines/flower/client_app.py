@@ -3,6 +3,7 @@ used, because it is lost with every restart."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,8 @@ def store_of_node(context: Context) -> Iterator[Hosted]:
 
 
 def _reply(message: Message, answer: Answer) -> Message:
+    if answer.problem:  # whoever runs the node should know, too
+        print(answer.problem, file=sys.stderr, flush=True)
     return Message(content_of(answer.to_content()), reply_to=message)
 
 

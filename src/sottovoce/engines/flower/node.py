@@ -15,9 +15,11 @@ from sottovoce.parties.hosted import Hosted
 
 
 def answer_question(hosted: Hosted, question: Question) -> Answer:
-    """Who is willing now. Learns how the last round went, and keeps the model if one came along."""
+    """Who is willing now, if whoever runs the gateway has agreed to the terms. Learns how the last
+    round went, and keeps the model if one came along."""
     try:
-        hosted.agree(question.terms)
+        hosted.meet(question.terms)
+        hosted.require_agreed()
         _settle(hosted, question)
         if question.model:
             hosted.keep_model(_model(hosted, question))
@@ -31,8 +33,8 @@ def answer_task(hosted: Hosted, task: Task) -> Answer:
     """One round of the asked devices. The sum is on disk before it is in the answer; the same task
     again gives the same bytes, also after a crash. No sum where none of them takes part."""
     try:
-        hosted.agree(task.terms)
-        hosted.require_seen()
+        hosted.meet(task.terms)
+        hosted.require_agreed()
         _settle(hosted, task)
         view = _model(hosted, task)
         hosted.keep_model(view)

@@ -67,14 +67,17 @@ class Connection:
         ]
 
 
-def serve_node(store: Path, connection: Connection, stop: threading.Event) -> None:
-    """Serve the cohort in `store` until `stop` is set. Raises where the store is in use, or where
+def serve_node(
+    store: Path, connection: Connection, stop: threading.Event, foreseen: str = ""
+) -> None:
+    """Serve the cohort in `store` until `stop` is set. `foreseen` is the digest of terms to which
+    whoever runs it agrees, having seen them elsewhere. Raises where the store is in use, or where
     the SuperLink does not let the node in; a SuperLink that is away is waited for."""
     # Flower is imported late: a store that cannot be opened is told at once.
     with CohortStore.open(store.absolute(), agent=True) as opened:
         from sottovoce.engines.flower.client_app import build_client_app
 
-        hosted = Hosted(opened)
+        hosted = Hosted(opened, foreseen=foreseen)
 
         @contextmanager
         def devices(context: Any) -> Iterator[Hosted]:

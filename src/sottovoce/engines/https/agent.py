@@ -1,6 +1,6 @@
 """The device agent: asks the server whether there is a round, learns at home, and sends what the
-owner permits. Nothing is sent for an owner who takes no part: such a device only reads what is
-published.
+owner permits. Nothing is sent, not even an enrolment, for an owner who takes no part or has not
+agreed to the terms: such a device only reads what is published.
 
 What is sent is durable in the store before its first byte leaves, and sent again, the very same
 bytes, until the server has said what became of it; so an agent may be killed at any moment.
@@ -77,13 +77,14 @@ class Agent(Reader):
         server: str | None = None,
         plaintext: bool = False,
         poll: float | None = None,
+        foreseen: str = "",
         log: Log = lambda event, **details: None,
         draw: Draw = from_system,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(store, server, plaintext=plaintext, clock=clock)
-        self.hosted = Hosted(store, pack=self._pack)
+        self.hosted = Hosted(store, pack=self._pack, foreseen=foreseen)
         self.tally = Tally()
         self._pace = Pace(poll, draw, near=loopback(self.client.url))
         self._log, self._sleep = log, sleep
@@ -140,10 +141,10 @@ class Agent(Reader):
         """Ask once, and do what there is to do."""
         self.tally.visits += 1
         now = await self._look()
-        terms = await self._agree(now)
+        terms = await self._meet(now)
         if await self._aside(self._takes_part):
             try:
-                await self._aside(self.hosted.require_seen)
+                await self._aside(self.hosted.require_agreed)
             except ConsentError:
                 await self._refresh(now, terms)
                 raise

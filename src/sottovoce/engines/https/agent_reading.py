@@ -65,15 +65,16 @@ class Reader:
         self._known = (answer.etag, now) if answer.etag else None
         return now
 
-    async def _agree(self, now: Descriptor) -> Terms:
-        """The terms in force. The first ones are kept; others raise until the owner agrees."""
-        terms = await self._aside(lambda: self.hosted.terms)
-        if terms is None or terms.digest() != now.terms:
+    async def _meet(self, now: Descriptor) -> Terms:
+        """The terms that this device goes by. The first ones are kept to be looked at; others raise
+        until the owner agrees."""
+        terms, pending = await self._aside(lambda: (self.hosted.terms, self.hosted.pending))
+        if terms is None or pending is not None or terms.digest() != now.terms:
             told = Terms.from_table(self._good(await self.client.get("/v1/terms")).table())
             if told.digest() != now.terms or told.federation != now.federation:
                 self._known = None
                 raise Unreachable(f"the server at {self.client.url} is about to change its terms")
-            await self._aside(lambda: self.hosted.agree(told))
+            await self._aside(lambda: self.hosted.meet(told))
             terms = told
         if len(await self._aside(self.store.catalogue)) != terms.n_items:
             await self._fetch_catalogue(terms)

@@ -31,6 +31,8 @@ class Options:
     poll: float | None = None
     once: bool = False
     until_finished: bool = False
+    foreseen: str = ""
+    """Digest of terms to which the stores' owners agree, having seen them elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ async def _serve(stores: Sequence[CohortStore], options: Options) -> list[Served
             server=options.server,
             plaintext=options.plaintext,
             poll=options.poll,
+            foreseen=options.foreseen,
             log=_named(log, store.path.name),
         )
         for store in stores

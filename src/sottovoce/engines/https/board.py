@@ -29,7 +29,8 @@ class Snapshot:
     selected: records.Numbers
     """Who was asked in the open round, ascending; nobody where none is open."""
     everyone: bool
-    """Any enrolled device may report, also one that came after the round was opened."""
+    """Any enrolled device may report, also one that came after the round was opened: it is then
+    asked, too, and takes nobody's place."""
     versions: Mapping[int, Version]
     """The newest model and the one before."""
     descriptor: Document
@@ -37,8 +38,10 @@ class Snapshot:
     """Round and attempt that this one came after."""
 
     def asks(self, number: int) -> bool:
-        if self.everyone:
-            return True
+        return self.everyone or self.asked(number)
+
+    def asked(self, number: int) -> bool:
+        """Whether it was asked when the round was opened."""
         at = int(np.searchsorted(self.selected, number))
         return at < len(self.selected) and int(self.selected[at]) == number
 

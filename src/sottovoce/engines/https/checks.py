@@ -83,7 +83,10 @@ class Checks:
         if not now.asks(envelope.number):
             raise Refused("not_selected", "this device is not asked in this round")
         self._check_body(envelope)
-        return Submission(envelope.round, envelope.attempt, envelope.number, mark, envelope.body)
+        joined = not now.asked(envelope.number)
+        return Submission(
+            envelope.round, envelope.attempt, envelope.number, mark, envelope.body, joined
+        )
 
     async def _envelope(self, payload: bytes, purpose: Purpose, aside: Aside) -> Envelope:
         if payload[:3] == b"SVE" and payload[3:4] != b"1":

@@ -62,7 +62,15 @@ _SHUT_OUT = sa.select(shut_out.c.number).where(
     shut_out.c.number.in_(sa.bindparam("numbers", expanding=True))
 )
 _STORE = submissions.insert()
-_ADD = rounds.update().where(*_AT).values(reported=rounds.c.reported + sa.bindparam("more"))
+_ADD = (
+    rounds.update()
+    .where(*_AT)
+    .values(
+        reported=rounds.c.reported + sa.bindparam("more"),
+        asked=rounds.c.asked + sa.bindparam("joined"),
+        goal=rounds.c.goal + sa.bindparam("joined"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,8 @@ class Submission:
     number: int
     mark: bytes
     body: bytes
+    joined: bool = False
+    """Of a device that came after the round was opened, and is asked from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +245,9 @@ def past_rounds(link: sa.Connection, last: int | None = None) -> list[PastRound]
 
 
 def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
-    """Store those that count. Holds the round's row: processes that share a database take turns,
-    and nothing comes in once a round is closing."""
+    """Store those that count. Who joined takes no asked one's place: the round wants a report more.
+    Holds the round's row: processes that share a database take turns, and nothing comes in once a
+    round is closing."""
     decisions: list[Decision] = ["late"] * len(batch)
     for round, attempt in sorted({(s.round, s.attempt) for s in batch}):
         place = {"at_round": round, "at_attempt": attempt}
@@ -270,7 +281,8 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
                     for s in new
                 ],
             )
-            link.execute(_ADD, {**place, "more": len(new)})
+            joined = sum(submission.joined for submission in new)
+            link.execute(_ADD, {**place, "more": len(new), "joined": joined})
     return decisions
 
 
