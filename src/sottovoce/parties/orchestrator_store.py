@@ -172,6 +172,11 @@ class OrchestratorStore(RoundStore):
             self._file.write_many("INSERT INTO invitations VALUES (?, NULL)", rows)
         return tokens
 
+    def is_invited(self, token: bytes) -> bool:
+        """Whether somebody was invited with this token and has not left. Holds nobody up."""
+        sql = "SELECT 1 FROM invitations WHERE token = ?"
+        return self._file.value(sql, [_hash(token)]) is not None
+
     def enrol(self, token: bytes, public: bytes) -> int:
         """The number of the user who was invited with this token and has this long-term key. The
         same again gives the same number."""
