@@ -2,13 +2,16 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+# Nothing is installed whose hash is not in requirements/: `make lock` writes them.
+HASHED := $(PIP) --require-hashes -r requirements
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 DATA := $(wildcard ../shared/data)
 ifneq ($(DATA),)
 export SOTTOVOCE_DATA ?= $(abspath $(DATA))
 endif
 
-.PHONY: demo test test-all check format bench clean
+.PHONY: demo test test-all check format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -37,15 +40,26 @@ $(BIN)/python:
 	@echo "Creating $(VENV) with $(PYTHON)"
 	@"$(PYTHON)" -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.core: pyproject.toml requirements/core.lock | $(BIN)/python
 	@echo "Installing the core (no torch, no Flower)"
-	@$(PIP) -e .
+	@$(HASHED)/core.lock
+	@$(PIP) --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+# torch for processors alone is taken from a folder that pip knows; without one, from the index.
+$(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
 	@echo "Installing the core, torch, the services, Flower and the development tools"
-	@$(PIP) -e '.[torch,web,flower,dev]'
+	@$(HASHED)/dev.lock
+	@$(HASHED)/torch-cpu.lock --no-index >/dev/null 2>&1 || $(HASHED)/torch.lock
+	@$(PIP) --no-build-isolation -e .
 	@touch $@ $(VENV)/.core
+
+lock: $(VENV)/.dev
+	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in -o requirements/core.lock
+	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in --extra web -o requirements/web.lock
+	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in requirements/torch-needs.in \
+	  --extra web --extra flower --extra attacks --extra dev -o requirements/dev.lock
+	$(LOCK) -c constraints.txt requirements/torch.in -o requirements/torch.lock
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

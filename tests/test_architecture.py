@@ -14,7 +14,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Each layer may import from itself and from the layers before it.
 LAYERS = [
     {"errors"},
-    {"rng", "resources", "config", "sums", "parallel"},
+    {"rng", "resources", "config", "sums", "parallel", "stamps"},
     {"messages", "consent", "data", "links", "one_bit", "masking", "shuffling"},
     {"ledger", "recommender", "_ranking"},
     {"privacy", "algorithms", "evaluation", "attacks"},

@@ -367,8 +367,8 @@ def fleet(tmp_path_factory):
         finally:
             store.close()
         for invitation in invitations:
-            key = devices.keys[invitation.number].public_key().public_bytes_raw()
-            assert client.post("/v1/enrol", enrolment(invitation.token, key)).status == 200
+            key = devices.keys[invitation.number]
+            assert client.post("/v1/enrol", enrolment(invitation, key)).status == 200
         client.wait(state="open", round=0)
         yield devices
 

@@ -847,6 +847,41 @@ def test_there_is_a_unit_for_every_service():
     assert all(f"`systemd/{path.name}`" in told for path in UNITS)
 
 
+HARDENING = {
+    **dict.fromkeys(("NoNewPrivileges", "PrivateTmp", "LockPersonality"), "yes"),
+    **dict.fromkeys(("RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID"), "yes"),
+    **dict.fromkeys(("ProtectKernelTunables", "ProtectControlGroups"), "yes"),
+    "ProtectSystem": "strict",
+    "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
+    "SystemCallArchitectures": "native",
+    "SystemCallFilter": "@system-service",
+    "UMask": "0077",
+    # What was held in memory must not be left on a disk.
+    "LimitCORE": "0",
+    "MemorySwapMax": "0",
+    "RestartPreventExitStatus": "2",
+}
+HARDENING_OF_SERVICES = {
+    **dict.fromkeys(("ProtectHome", "PrivateDevices", "ProtectClock", "ProtectHostname"), "yes"),
+    **dict.fromkeys(("ProtectKernelModules", "ProtectKernelLogs", "RemoveIPC"), "yes"),
+    "ProtectProc": "invisible",
+    "CapabilityBoundingSet": "",
+    "StateDirectoryMode": "0700",
+}
+"""What a unit of a user's own cannot have, or not in every release of systemd."""
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_every_unit_has_the_whole_set_of_locks(path):
+    unit = read_unit(path)
+    wanted = {**HARDENING}
+    if path.stem == "sottovoce-device":
+        wanted |= {"PrivateUsers": "yes", "ProtectHome": "read-only"}
+    else:
+        wanted |= HARDENING_OF_SERVICES
+    assert {name: unit.get(name) for name in wanted} == {n: [v] for n, v in wanted.items()}
+
+
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_units_start_what_there_is_and_lock_it_in(path):
     unit = read_unit(path)
@@ -925,7 +960,7 @@ def test_nginx_accepts_the_load_balancer(tmp_path):
 SERVICE_KEYS = {
     *("image", "build", "command", "environment", "secrets", "volumes", "networks", "depends_on"),
     *("healthcheck", "restart", "init", "read_only", "tmpfs", "cap_drop", "security_opt"),
-    *("stop_grace_period", "ports"),
+    *("stop_grace_period", "ports", "ulimits"),
 }
 MADE_BY_THE_OPERATOR = ("./secrets/database_password", "./setup")
 
@@ -961,6 +996,13 @@ def test_compose_has_no_loose_ends(file):
     assert used == {kind: set(table.get(kind, ())) for kind in used}
     for secret in table.get("secrets", {}).values():
         assert secret["file"] in MADE_BY_THE_OPERATOR
+
+
+def test_containers_of_ours_leave_no_memory_on_the_disk():
+    table, proxy = compose(), compose("compose-proxy.yaml")
+    ours = [table["services"][name] for name in ("server-1", "server-2")]
+    for service in [*ours, proxy["services"]["proxy"]]:
+        assert service["ulimits"] == {"core": 0}
 
 
 def test_the_load_balancer_has_the_servers_of_compose():

@@ -385,7 +385,11 @@ def test_a_flush_is_done_by_one_round_whatever_happens_in_between(peopled):
 
 
 def test_what_came_in_is_known_also_in_a_store_of_an_earlier_release(peopled):
-    peopled._file._db.executescript("DROP TABLE heard; PRAGMA user_version=1")
+    peopled._file._db.executescript(
+        "DROP TABLE heard; PRAGMA user_version=1;"
+        "UPDATE users SET row = substr(row, 1, length(row) - 16);"
+        "UPDATE items SET row = substr(row, 1, length(row) - 16)"
+    )
     with OrchestratorStore.open(peopled.folder) as store:
         assert store.all_heard() == {}
         for round in (3, 2):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import StoreError
+from sottovoce.stamps import stamp
 
 DATABASE = "orchestrator.db"
 _BUSY_SECONDS = 20.0
@@ -37,6 +38,10 @@ CREATE TABLE open_round (round INTEGER, flush INTEGER, requested INTEGER);
 CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID
 """,
     "CREATE TABLE heard (owner INTEGER PRIMARY KEY, round INTEGER NOT NULL)",
+    """
+UPDATE users SET row = stamp(row, 'users', number);
+UPDATE items SET row = stamp(row, 'items', number)
+""",
 )
 """What each version of the file adds to the one before."""
 
@@ -62,6 +67,7 @@ class OrchestratorFile:
                 raise
 
     def _prepare(self, new: bool) -> None:
+        self._db.create_function("stamp", -1, stamp, deterministic=True)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("PRAGMA secure_delete=ON")

@@ -8,7 +8,7 @@ it is the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift import Orchestrator
+from sottovoce.algorithms.known_rows import Row
 from sottovoce.errors import DataError, RunError, StoreError
 from sottovoce.parties.orchestrator_file import OrchestratorFile
+from sottovoce.stamps import stamp, unstamp
 
 ROUNDS_KEPT = 100_000
 """Records of older rounds are dropped: a service that runs for years goes through many."""
@@ -54,6 +56,12 @@ class SiloRound:
     seconds: float
     version: int
     """Of the model after it."""
+
+
+def stored_rows(kind: str, numbers: Sequence[int], rows: NDArray[np.float32]) -> list[bytes]:
+    """Rows of these users or items, stamped for their place."""
+    pairs = zip(numbers, rows.astype("<f4"), strict=True)
+    return [stamp(row.tobytes(), kind, number) for number, row in pairs]
 
 
 class RoundStore:
@@ -114,8 +122,8 @@ class RoundStore:
                 ("users", model.users, users),
                 ("items", model.items, items),
             ):
-                moved = table[numbers].astype("<f4")
-                rows = ((row.tobytes(), n) for n, row in zip(numbers.tolist(), moved, strict=True))
+                moved = stored_rows(kind, numbers.tolist(), table[numbers])
+                rows = zip(moved, numbers.tolist(), strict=True)
                 self._file.write_many(f"UPDATE {kind} SET row = ? WHERE number = ?", rows)
             marks = ((record.round, owner) for owner in folded)
             self._file.write_many("UPDATE owners SET counted = ? WHERE number = ?", marks)
@@ -205,6 +213,17 @@ class RoundStore:
 
     def refused(self) -> dict[str, int]:
         return dict(self._file.rows("SELECT reason, count FROM refused ORDER BY reason"))
+
+    # --- rows of the model -----------------------------------------------------------------------
+
+    def _rows(self, kind: str, size: int) -> dict[int, Row]:
+        """What `stored_rows` gave, by number. Raises where anything of it is damaged."""
+        found = self._file.rows(f"SELECT number, row FROM {kind}")
+        rows = [unstamp(row, kind, number) for number, row in found]
+        flat = np.frombuffer(b"".join(row or b"" for row in rows), "<f4").astype(np.float32)
+        if None in rows or len(flat) != len(found) * size or not np.isfinite(flat).all():
+            raise StoreError(f"{self._file.path} is damaged; put back a copy")
+        return dict(zip((number for number, _ in found), flat.reshape(-1, size), strict=True))
 
     # --- numbers ---------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,11 +26,11 @@ from sottovoce.algorithms.blocks import first_rows
 from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator
 from sottovoce.algorithms.drift_aggregated import ranked_rows
 from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.algorithms.known_rows import LARGEST, Row
+from sottovoce.algorithms.known_rows import LARGEST
 from sottovoce.errors import DataError, KeyTrouble, StoreError, UsageError
 from sottovoce.parties.directory import Directory, OwnerEntry
 from sottovoce.parties.orchestrator_file import DATABASE, OrchestratorFile
-from sottovoce.parties.orchestrator_rounds import GROWING, RoundStore
+from sottovoce.parties.orchestrator_rounds import GROWING, RoundStore, stored_rows
 from sottovoce.parties.silo_files import (
     TOKEN_BYTES,
     Application,
@@ -89,6 +89,8 @@ class OrchestratorStore(RoundStore):
                 f"{file.path} was made by a release of Sottovoce that kept users' vectors in this "
                 "federation, and not with the data owners; make a new federation"
             )
+        for kind in ("items",) if self._sums else ("items", "users"):
+            self._rows(kind, self.settings.embedding_size)  # raises where they are damaged
         if self._meta("erasing"):
             self._erase()
 
@@ -170,6 +172,11 @@ class OrchestratorStore(RoundStore):
         with self._file.transaction():
             self._file.write_many("INSERT INTO invitations VALUES (?, NULL)", rows)
         return tokens
+
+    def is_invited(self, token: bytes) -> bool:
+        """Whether somebody was invited with this token and has not left. Holds nobody up."""
+        sql = "SELECT 1 FROM invitations WHERE token = ?"
+        return self._file.value(sql, [_hash(token)]) is not None
 
     def enrol(self, token: bytes, public: bytes) -> int:
         """The number of the user who was invited with this token and has this long-term key. The
@@ -379,6 +386,7 @@ class OrchestratorStore(RoundStore):
 
     def load(self) -> Orchestrator:
         """The orchestrator as the last round left it, with everybody who is there now."""
+        size = self.settings.embedding_size
         with self._file.snapshot():
             table = OwnerTable()
             for owner in self.owners():
@@ -388,8 +396,8 @@ class OrchestratorStore(RoundStore):
                 Streams(self.root_key),
                 int(self._meta("version")),
                 table,
-                {} if self._sums else self._rows("users"),
-                self._rows("items"),
+                {} if self._sums else self._rows("users", size),
+                self._rows("items", size),
             )
 
     def model(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -428,21 +436,13 @@ class OrchestratorStore(RoundStore):
                     self._cached = at, self.load()
             return self._cached[1]
 
-    def _rows(self, kind: str) -> Mapping[int, Row]:
-        found = self._file.rows(f"SELECT number, row FROM {kind}")
-        flat = np.frombuffer(b"".join(row for _, row in found), "<f4").astype(np.float32)
-        size = self.settings.embedding_size
-        if len(flat) != len(found) * size:
-            raise StoreError(f"{self._file.path} is damaged; put back a copy")
-        return dict(zip((n for n, _ in found), flat.reshape(-1, size), strict=True))
-
     def _changed_directory(self) -> None:
         self._count("directory", 1)
         self._count("membership", 1)
 
     def _first(self, kind: Literal["users", "items"], numbers: Sequence[int]) -> list[bytes]:
         rows = first_rows(kind, numbers, self.settings.embedding_size, Streams(self.root_key))
-        return [row.tobytes() for row in rows.astype("<f4")]
+        return stored_rows(kind, numbers, rows)
 
 
 def _hash(token: bytes) -> bytes:

@@ -8,12 +8,10 @@ comes before it, opening the store does it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
 import sqlite3
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,10 +22,14 @@ from sottovoce import config
 from sottovoce.algorithms.blocks import Block
 from sottovoce.algorithms.drift import DRIFTConfig, Saved, Stream
 from sottovoce.errors import ConfigError, StoreError
-from sottovoce.parties.owner_sums import TABLES, SumTables
+from sottovoce.parties.owner_file import connect, take_lock
+from sottovoce.parties.owner_stamps import STAMP_BLOCKS, packed, unpacked
+from sottovoce.parties.owner_sums import STAMP_SUMS, TABLES, SumTables
 
-DATABASE, LOCK = "owner.db", "owner.lock"
-SCHEMAS = {"printed": 1, "aggregated": 2}
+DATABASE = "owner.db"
+SCHEMAS = {"printed": 3, "aggregated": 4}
+_UNSTAMPED = {1: "printed", 2: "aggregated"}
+"""Earlier versions, in which contents had no stamps."""
 NONE = -1
 """In the place of a round that has not been."""
 _NO_SPACE = 13
@@ -98,7 +100,7 @@ class OwnerStore:
         """Whether something was deleted whose traces may still be in the files."""
         try:
             with self._in_words():
-                self._link = _connect(self._path)
+                self._link = connect(self._path)
             self.facts = self._read_facts()
             if self._value("unclean"):
                 self.unclean = True
@@ -117,7 +119,7 @@ class OwnerStore:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"no data owner can be made in {folder}: {error.strerror}") from None
-        lock = _take_lock(folder)
+        lock = take_lock(folder)
         try:
             if (folder / DATABASE).exists():
                 raise StoreError(f"there is a data owner in {folder} already")
@@ -132,7 +134,7 @@ class OwnerStore:
         """A store that is there. Raises where another process has it."""
         if not (folder / DATABASE).is_file():
             raise StoreError(f"there is no data owner in {folder}")
-        return cls(folder, _take_lock(folder))
+        return cls(folder, take_lock(folder))
 
     def close(self) -> None:
         """Closing twice does no harm."""
@@ -168,8 +170,10 @@ class OwnerStore:
             self._next_part = 0
             parts = self._run("SELECT * FROM parts ORDER BY user, part")
             for user, part, negatives, positives in parts:
-                opened[user][0].extend(_unpacked(negatives))
-                opened[user][1].extend(_unpacked(positives))
+                for more, into in zip(
+                    unpacked(negatives, positives, "parts", user, part), opened[user], strict=True
+                ):
+                    into.extend(more)
                 self._next_part = max(self._next_part, part + 1)
             streams = {
                 user: Stream(clock, *map(tuple, opened[user]))
@@ -179,7 +183,10 @@ class OwnerStore:
             until = self._value("asked_until")
             # By user, then by place, as an update goes; what waits is in the order of places.
             rows = self._run("SELECT * FROM blocks ORDER BY user, place").fetchall()
-            blocks = [(p, (u, Block(_unpacked(neg), _unpacked(pos)))) for u, p, neg, pos in rows]
+            blocks = [
+                (place, (user, Block(*unpacked(negatives, positives, "blocks", user, place))))
+                for user, place, negatives, positives in rows
+            ]
             self._next_place = max([until, *(place + 1 for place, _ in blocks)])
             waiting = sorted(((p, b) for p, b in blocks if p >= until), key=_place_of)
             return Kept(
@@ -205,7 +212,7 @@ class OwnerStore:
     def add_parts(self, parts: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
         """More negatives and positives of users' open blocks."""
         rows = [
-            (user, number, _packed(negatives), _packed(positives))
+            (user, number, *packed(negatives, positives, "parts", user, number))
             for number, (user, negatives, positives) in enumerate(parts, self._next_part)
         ]
         self._next_part += len(rows)
@@ -222,7 +229,7 @@ class OwnerStore:
 
     def add_blocks(self, blocks: Sequence[Saved]) -> None:
         rows = [
-            (user, place, _packed(block.negatives), _packed(block.positives))
+            (user, place, *packed(block.negatives, block.positives, "blocks", user, place))
             for place, (user, block) in enumerate(blocks, self._next_place)
         ]
         self._next_place += len(rows)
@@ -310,7 +317,7 @@ class OwnerStore:
         with self._in_words():
             meta = dict(self._run("SELECT name, value FROM meta").fetchall())
         schema = meta.get("schema")
-        if schema not in SCHEMAS.values():
+        if schema not in SCHEMAS.values() and schema not in _UNSTAMPED:
             raise StoreError(
                 f"{self._path} was written by another release of Sottovoce (version {schema} of "
                 f"the tables, this release knows {', '.join(map(str, SCHEMAS.values()))}); use the "
@@ -318,6 +325,8 @@ class OwnerStore:
             )
         try:
             settings = config.build(DRIFTConfig, json.loads(meta["settings"]), "settings")
+            if schema in _UNSTAMPED and _UNSTAMPED[schema] == settings.release:
+                schema = self._stamp_everything(settings.release)
             if schema != SCHEMAS[settings.release]:
                 raise StoreError(
                     f"{self._path} was made by a release of Sottovoce that sent the gradients of "
@@ -333,6 +342,15 @@ class OwnerStore:
             )
         except (KeyError, ValueError, TypeError, ConfigError):
             raise StoreError(f"{self._path} is damaged; put back a copy of it") from None
+
+    def _stamp_everything(self, release: str) -> int:
+        """Bring a store of an earlier release up to this one, as it is found; its version now."""
+        statements = STAMP_BLOCKS + (STAMP_SUMS if release == "aggregated" else "")
+        with self.transaction():
+            for statement in filter(str.strip, statements.split(";")):
+                self._run(statement)
+            self._set(schema=SCHEMAS[release])
+        return SCHEMAS[release]
 
     def _value(self, name: str) -> int:
         with self._in_words():
@@ -371,37 +389,6 @@ class OwnerStore:
             ) from None
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    link = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
-    try:
-        for pragma in (
-            *("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"),
-            # What SQLite puts aside while it works must not lie about in other files.
-            *("temp_store=MEMORY", "wal_autocheckpoint=4000", "cache_size=-16000"),
-        ):
-            link.execute(f"PRAGMA {pragma}")
-    except sqlite3.Error:
-        link.close()
-        raise
-    return link
-
-
-def _take_lock(folder: Path) -> int:
-    place = folder / LOCK
-    try:
-        handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(f"{place} cannot be opened: {error.strerror}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise StoreError(
-            f"the data owner in {folder} is in use by another process; stop that one first"
-        ) from None
-    return handle
-
-
 def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
     table = asdict(facts)
     table["settings"] = json.dumps(table["settings"])
@@ -416,7 +403,7 @@ def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
     try:
         # SQLite gives the files beside it the mode of this one.
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        with contextlib.closing(_connect(partial)) as link:
+        with contextlib.closing(connect(partial)) as link:
             link.executescript(f"BEGIN;{tables}")
             link.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             link.executemany("INSERT INTO items VALUES (?)", [(i,) for i in sorted(set(items))])
@@ -436,11 +423,3 @@ def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
 
 def _place_of(placed: tuple[int, Saved]) -> int:
     return placed[0]
-
-
-def _packed(items: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(items)}I", *items)
-
-
-def _unpacked(packed: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(packed) // 4}I", packed)

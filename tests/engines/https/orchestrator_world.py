@@ -11,7 +11,7 @@ from sottovoce.engines.https.keys import authority_pem, init_keys, node_keys, op
 from sottovoce.engines.https.orchestrator_folder import admit, create_orchestrator_folder, invite
 from sottovoce.engines.https.orchestrator_service import OrchestratorLimits, OrchestratorService
 from sottovoce.engines.https.orchestrator_status import figures
-from sottovoce.engines.https.orchestrator_wire import Enrolled, Enrolment, ask
+from sottovoce.engines.https.orchestrator_wire import Enrolled, Enrolment, ask, decode_key
 from sottovoce.engines.https.refusals import Tally
 from sottovoce.parties.directory import Directory
 from sottovoce.parties.silo_files import Application
@@ -47,6 +47,10 @@ def let_in(folder, store, path, name, items):
     return admit(folder, store, application(path, name, items), "127.0.0.1:9092")
 
 
+def key_of(ask):
+    return decode_key(ask("GET", "/v1/key").body)
+
+
 class User:
     """Knows her invitation, then her pass."""
 
@@ -54,15 +58,16 @@ class User:
         self.invitation, self.identity = invitation, identity or Identity()
 
     def enrol(self, ask):
-        answer = ask("POST", "/v1/enrol", self.enrolment())
+        answer = ask("POST", "/v1/enrol", self.enrolment(key_of(ask)))
         if answer.status == 200:
             mine = self.invitation
             given = Enrolled.decode(answer.body, mine.federation, mine.issuer, self.identity.public)
             self.given, self.orchestrator = given.given, given.orchestrator
         return answer
 
-    def enrolment(self):
-        return Enrolment(self.invitation.token, self.identity.public).encode()
+    def enrolment(self, orchestrator):
+        mine = self.invitation
+        return Enrolment.of(mine.token, self.identity, mine.federation, orchestrator).encode()
 
     def asks(self, purpose, content=b"", *, now=None, **changes):
         with_ = {

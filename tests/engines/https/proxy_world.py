@@ -125,6 +125,10 @@ def _refusal(status, error):
     return Reply(status, json.dumps({"error": error, "detail": "no"}).encode())
 
 
+def challenge_of(ask):
+    return bytes.fromhex(ask("GET", "/v1/challenge").json()["challenge"])
+
+
 @dataclass
 class Device:
     """A device with an account. Its reports are random bytes of the right size: the proxy cannot
@@ -136,7 +140,7 @@ class Device:
     account_key: bytes = b""
     sent: dict = field(default_factory=dict)
 
-    def enrolment(self, **changes):
+    def enrolment(self, challenge, **changes):
         public = self.key.public_key().public_bytes_raw()
         admission = admit(self.server.admission_key, FEDERATION, public)
         return json.dumps(
@@ -145,13 +149,16 @@ class Device:
                 "federation": FEDERATION,
                 "public_key": public.hex(),
                 "admission": admission.hex(),
-                "signature": self.key.sign(enrolment_statement(FEDERATION, admission)).hex(),
+                "signature": self.key.sign(
+                    enrolment_statement(FEDERATION, admission, challenge)
+                ).hex(),
+                "challenge": challenge.hex(),
                 **changes,
             }
         ).encode()
 
     def enrol(self, ask):
-        got = ask("POST", "/v1/enrol", self.enrolment())
+        got = ask("POST", "/v1/enrol", self.enrolment(challenge_of(ask)))
         assert got.status == 200, got.body
         self.account = bytes.fromhex(got.json()["account"])
         self.account_key = bytes.fromhex(got.json()["key"])

@@ -19,6 +19,7 @@ from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.engines.https.folder import create_folder, invite
 from sottovoce.engines.https.keys import authority_pem, device_context, operator_token
+from sottovoce.engines.https.possession import prove
 from sottovoce.engines.https.signing import seal
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.engines.versions import decode_model
@@ -269,8 +270,8 @@ class Fleet:
         finally:
             store.close()
         for invitation in invitations:
-            key = self.keys[invitation.number].public_key().public_bytes_raw()
-            got = client.post("/v1/enrol", enrolment(invitation.token, key))
+            key = self.keys[invitation.number]
+            got = client.post("/v1/enrol", enrolment(invitation, key))
             assert got.status == 200, got.body
             assert got.json() == {"number": invitation.number}
 
@@ -304,8 +305,16 @@ class Fleet:
         ]
 
 
-def enrolment(token, key, protocol=PROTOCOL):
-    return json.dumps({"protocol": protocol, "token": token, "public_key": key.hex()})
+def enrolment(invitation, key, **changes):
+    """What the holder of the private key `key` sends, or with some other fields."""
+    token = invitation.token
+    table = {
+        "protocol": PROTOCOL,
+        "token": token,
+        "public_key": key.public_key().public_bytes_raw().hex(),
+        "signature": prove(key, invitation.federation, bytes.fromhex(token)).hex(),
+    }
+    return json.dumps(table | changes)
 
 
 def selected(client, round, attempt):

@@ -42,7 +42,7 @@ class FakeProxy:
 
     def __init__(self, federation):
         self.federation = federation
-        self.accounts, self.taken = {}, {}
+        self.accounts, self.taken, self.challenges = {}, {}, []
         self.hook = lambda request: None
 
     def answer(self, request):
@@ -51,17 +51,24 @@ class FakeProxy:
             return special
         if request.path == "/v1/terms":
             return Reply(200, json.dumps(self.federation.terms.to_table()).encode())
+        if request.path == "/v1/challenge":
+            self.challenges.append(secrets.token_bytes(48))
+            return Reply(200, json.dumps({"challenge": self.challenges[-1].hex()}).encode())
         if request.path == "/v1/enrol":
             return self.enrol(json.loads(request.body))
         return self.submit(request.body)
 
     def enrol(self, table):
-        public, word, signature = (
-            bytes.fromhex(table[name]) for name in ("public_key", "admission", "signature")
+        public, word, signature, challenge = (
+            bytes.fromhex(table[name])
+            for name in ("public_key", "admission", "signature", "challenge")
         )
         known = self.federation.signing.public_key().public_bytes_raw()
-        if not is_admitted(known, table["federation"], public, word, signature):
+        if not is_admitted(known, table["federation"], public, word, signature, challenge):
             return refusal(403, "bad_admission")
+        if challenge not in self.challenges:
+            return refusal(409, "replay")
+        self.challenges.remove(challenge)
         account = public[:16]
         self.accounts[account] = secrets.token_bytes(32)
         told = {"account": account.hex(), "key": self.accounts[account].hex()}

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from collector_world import FACTORS, K, folded, new_key, parts_of, proxied_folder, some_reports
+from collector_world import FACTORS, K, folded, parts_of, proxied_folder, some_reports
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from server_world import ITEMS, USERS, Client, ServerProcess, enrolment
 
 from sottovoce.cli import call
@@ -61,10 +62,10 @@ def enrol(folder, client, count=USERS, database=None):
         store.close()
     answers = []
     for invitation in invitations:
-        key = new_key()
-        got = client.post("/v1/enrol", enrolment(invitation.token, key))
+        key = Ed25519PrivateKey.generate()
+        got = client.post("/v1/enrol", enrolment(invitation, key))
         assert got.status == 200, got.body
-        answers.append((key, got.json()))
+        answers.append((key.public_key().public_bytes_raw(), got.json()))
     return answers
 
 

@@ -20,6 +20,7 @@ from orchestrator_world import (
     OrchestratorProcess,
     User,
     application,
+    key_of,
     let_in,
     new_folder,
 )
@@ -218,7 +219,7 @@ def test_every_refusal_has_its_word(app, tmp_path):
 
 def test_bad_enrolments_are_refused(app):
     (invitation,) = invite(app.folder, app.store, 1, "https://127.0.0.1:1")
-    good = json.loads(User(invitation).enrolment())
+    good = json.loads(User(invitation).enrolment(key_of(app.ask)))
     for changes, status, error in [
         ({"token": secrets.token_hex(32)}, 403, "bad_token"),
         ({"token": "00"}, 400, "malformed"),
@@ -295,7 +296,7 @@ def test_a_store_that_fails_is_said_and_counted(app):
     app.store.close()
     answer = best(app, user)
     assert (answer.status, answer.error) == (503, "unavailable")
-    (answer,) = [app.ask("POST", "/v1/enrol", user.enrolment())]
+    (answer,) = [app.ask("POST", "/v1/enrol", user.enrolment(user.orchestrator))]
     assert answer.status == 503
 
 
@@ -529,7 +530,9 @@ def test_answers_are_checked_by_the_user():
     with pytest.raises(MessageError):
         encode_count(0)
     with pytest.raises(VersionMismatch):
-        Enrolment.decode(Enrolment(bytes(32), bytes(32)).encode().replace(b": 1,", b": 2,"))
+        Enrolment.decode(
+            Enrolment(bytes(32), bytes(32), bytes(32)).encode().replace(b": 1,", b": 2,")
+        )
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])

@@ -9,7 +9,7 @@ import struct
 import time
 
 import pytest
-from proxy_world import App, Device, proxied, proxy_terms
+from proxy_world import App, Device, challenge_of, proxied, proxy_terms
 
 from sottovoce.engines.https.keys import operator_token
 from sottovoce.engines.https.proxy_service import ProxyLimits
@@ -230,7 +230,8 @@ def test_enrolment(world):
             ({"public_key": None}, 400, "malformed"),
             ({"signature": "00"}, 400, "malformed"),
         ]:
-            got = app.ask("POST", "/v1/enrol", other.enrolment(**changes))
+            body = other.enrolment(challenge_of(app.ask), **changes)
+            got = app.ask("POST", "/v1/enrol", body)
             assert (got.status, got.error) == (status, error)
         for body in (b"", b"[]", b"{", b"\xff", b"[" * 4000):
             assert app.ask("POST", "/v1/enrol", body).status == 400

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from proxy_world import App, Device, Link, ProxyProcess, proxied
+from proxy_world import App, Device, Link, ProxyProcess, challenge_of, proxied
 from test_proxy_service import count, devices, opened, wait_for
 
 from sottovoce.cli import call
@@ -92,7 +92,7 @@ def test_enrolments_and_odd_requests_never_fail(tmp_path):
     rng = np.random.default_rng(8)
     with proxied(tmp_path) as (server, folder), App(folder) as app:
         opened(app)
-        good = Device(server).enrolment()
+        good = Device(server).enrolment(challenge_of(app.ask))
         table = json.loads(good)
         odd = [
             None,

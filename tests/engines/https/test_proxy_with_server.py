@@ -9,7 +9,7 @@ import pytest
 from collector_world import FACTORS, ITEMS, K, folded, proxied_folder, proxied_terms, some_reports
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from proxy_world import Link, ProxyProcess
-from server_world import Client, ServerProcess
+from server_world import Client, ServerProcess, enrolment
 from test_proxy_service import count, wait_for
 
 from sottovoce.engines.https.admissions import enrolment_statement
@@ -36,16 +36,17 @@ def enrol(folder, client, link, number):
         store.close()
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw().hex()
-    told = {"protocol": PROTOCOL, "token": given.token, "public_key": public}
-    got = client.post("/v1/enrol", json.dumps(told))
+    got = client.post("/v1/enrol", enrolment(given, key))
     assert got.status == 200, got.body
     admission = bytes.fromhex(got.json()["admission"])
+    challenge = bytes.fromhex(link.ask("GET", "/v1/challenge").json()["challenge"])
     asked = {
         "protocol": PROTOCOL,
         "federation": given.federation,
         "public_key": public,
         "admission": admission.hex(),
-        "signature": key.sign(enrolment_statement(given.federation, admission)).hex(),
+        "signature": key.sign(enrolment_statement(given.federation, admission, challenge)).hex(),
+        "challenge": challenge.hex(),
     }
     got = link.ask("POST", "/v1/enrol", json.dumps(asked).encode())
     assert got.status == 200, got.body

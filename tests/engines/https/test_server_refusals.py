@@ -161,20 +161,23 @@ def test_enrolment_is_for_one_device(running):
     store = folder.database()
     invitation = invite(folder, store, "https://127.0.0.1", [50])[0]
     store.close()
-    keys = [Ed25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(2)]
+    keys = [Ed25519PrivateKey.generate() for _ in range(2)]
     for _ in range(2):  # the answer may have been lost
-        got = client.post("/v1/enrol", enrolment(invitation.token, keys[0]))
+        got = client.post("/v1/enrol", enrolment(invitation, keys[0]))
         assert (got.status, got.json()) == (200, {"number": 50})
-    got = client.post("/v1/enrol", enrolment(invitation.token, keys[1]))
+    got = client.post("/v1/enrol", enrolment(invitation, keys[1]))
     assert (got.status, got.error) == (403, "bad_token")
-    got = client.post("/v1/enrol", enrolment(secrets.token_hex(32), keys[1]))
+    got = client.post("/v1/enrol", enrolment(invitation, keys[1], token=secrets.token_hex(32)))
     assert (got.status, got.error) == (403, "bad_token")
     assert refusals.new() == {"bad_token": 2}
-    got = client.post("/v1/enrol", enrolment(invitation.token, keys[0], protocol=1))
+    got = client.post("/v1/enrol", enrolment(invitation, keys[0], protocol=1))
     assert (got.status, got.error) == (426, "version")
-    for body in (b"", b"[]", b"{", b'{"protocol": 2}', enrolment("zz", keys[0])):
+    for body in (b"", b"[]", b"{", b'{"protocol": 2}', enrolment(invitation, keys[0], token="zz")):
         assert client.post("/v1/enrol", body).error == "malformed"
-    assert client.post("/v1/enrol", enrolment("00", b"short")).error == "malformed"
+    assert (
+        client.post("/v1/enrol", enrolment(invitation, keys[0], public_key="0011")).error
+        == "malformed"
+    )
     assert client.post("/v1/enrol", bytes(5000)).error == "oversized"
     assert refusals.new() == {"version": 1, "malformed": 6, "oversized": 1}
 

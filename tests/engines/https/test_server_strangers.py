@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server_world import Client, Fleet, ServerProcess, new_folder
+from server_world import Client, Fleet, ServerProcess, enrolment, new_folder
 
+from sottovoce.engines.https.invitations import Invitation
 from sottovoce.engines.https.keys import authority_pem, device_context, operator_token
 from sottovoce.engines.https.published import CHANGES_KEPT, Document, Shelf, Version
 from sottovoce.engines.https.service import Service
@@ -336,30 +337,35 @@ def test_check_ins_are_of_the_present_round_and_empty(quick):
 
 
 def test_the_database_is_spared_and_the_operator_served_when_it_is_slow(tmp_path):
-    """While somebody holds the database, strangers' requests take up every place but the
-    operator's, and what cannot be there is answered at once."""
-    folder = new_folder(tmp_path, rounds=3)
-    limits = {"aside": 2, "connections": 6}
+    """While somebody holds the database, devices' requests take up every place but the operator's
+    and those of guesses, and what cannot be there is answered at once."""
+    folder, fleet = new_folder(tmp_path, rounds=3), Fleet()
+    limits = {"aside": 2, "connections": 6, "guess_seconds": 0.1}
     with (
         ServerProcess(tmp_path, limits=limits) as server,
         Client(folder, server.port) as client,
         contextlib.ExitStack() as stack,
     ):
+        fleet.enrol(folder, client)
+        client.wait(round=0, state="open")
         database = folder.database()
         stack.callback(database.close)
-        body = json.dumps({"protocol": 2, "token": "00" * 32, "public_key": "11" * 32}).encode()
-        enrol = head("/v1/enrol", f"content-length: {len(body)}", method="POST") + body
+        guess = enrolment(Invitation("", "", "00" * 32, 0, "little-town"), fleet.keys[0])
         with database.writing():
             held = [stack.enter_context(connected(folder, server)) for _ in range(2)]
-            for link in held:
-                link.sendall(enrol)
-            time.sleep(0.3)
-            assert client.post("/v1/enrol", body).status == 503
+            for number, link in enumerate(held):
+                body = fleet.sealed(number, 0, 0, b"", "check-in")
+                length = f"content-length: {len(body)}"
+                link.sendall(head("/v1/checkin", length, method="POST") + body)
+            time.sleep(1.0)
+            third = fleet.sealed(2, 0, 0, b"", "check-in")
+            assert client.post("/v1/checkin", third).status == 503
+            assert client.post("/v1/enrol", guess).status == 403
             assert client.get("/v1/model/999999").status == 410
             assert client.get("/v1/rounds/7/0/selected").status == 410
             assert client.status()["target"] == 3
         for link in held:
-            assert link.recv(4096).startswith(b"HTTP/1.1 403")
+            assert link.recv(4096).startswith(b"HTTP/1.1 204")
         for _ in range(6):
             link = stack.enter_context(connected(folder, server))
             link.sendall(head("/health"))

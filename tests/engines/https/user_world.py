@@ -15,6 +15,7 @@ from sottovoce.engines.https.orchestrator_wire import (
     Enrolment,
     Recommended,
     decode_count,
+    encode_key,
     read_question,
 )
 from sottovoce.engines.https.owner_wire import (
@@ -166,9 +167,13 @@ class World:
             return Reply(200, self.signed, {"ETag": tag})
         if request.path == ROWS:
             return Reply(body=encode_rows(self.rows))
+        if request.path == "/v1/key":
+            return Reply(body=encode_key(self.users.public))
         if request.path == "/v1/enrol":
             wanted = Enrolment.decode(request.body)
             self.enrolments.append(wanted)
+            if not wanted.is_proven("films", self.users):
+                return Reply(401, b'{"error": "bad_mac"}')
             if self.tokens.get(wanted.token, b"") not in (None, wanted.public):
                 return Reply(403, b'{"error": "bad_token"}')
             self.tokens[wanted.token] = wanted.public

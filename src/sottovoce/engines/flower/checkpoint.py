@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sottovoce.engines.flower.allotment import Ranges, overlap, show_ranges
 from sottovoce.engines.flower.private import private_file
 from sottovoce.errors import FolderInUse, RunError, UsageError, VersionMismatch
+from sottovoce.stamps import stamp, unstamp
 
 FILE = "flower.db"
 LOCK = "flower.lock"
@@ -42,8 +43,15 @@ CREATE TABLE target (rounds INTEGER);
 """,
     "CREATE TABLE allotted (first INTEGER PRIMARY KEY, last INTEGER, node TEXT, name TEXT)",
     "CREATE TABLE memory (content BLOB)",
+    """
+UPDATE model SET items = stamp(items, 'items', round), changed = stamp(changed, 'changed', round);
+UPDATE memory SET content = stamp(content, 'memory');
+UPDATE open_round SET numbers = stamp(numbers, 'numbers', round, attempt)
+""",
 )
 """What each version of the file adds to the one before."""
+_STAMPED_SINCE = 4
+"""The first version in which contents carry stamps."""
 
 Outcome = Literal["goal", "deadline", "abandoned"]
 
@@ -104,6 +112,7 @@ class Checkpoint:
             raise RunError(f"{path} is damaged or no checkpoint: {error}") from None
 
     def _prepare(self, readonly: bool) -> None:
+        self._db.create_function("stamp", -1, stamp, deterministic=True)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
@@ -134,13 +143,14 @@ class Checkpoint:
         if row is None:
             return None
         round, attempt, n_items, items, changed = row
-        table = np.frombuffer(items, "<f4").astype(np.float32).reshape(n_items, -1)
-        return Saved(round, attempt, table, np.frombuffer(changed, "<i8").astype(np.int64))
+        table = self._finite(self._genuine(items, "items", round)).reshape(n_items, -1)
+        moved = self._genuine(changed, "changed", round)
+        return Saved(round, attempt, table, np.frombuffer(moved, "<i8").astype(np.int64))
 
     def memory(self, n_items: int) -> NDArray[np.float32]:
         """What the server keeps to itself beside the model; without columns where it is nothing."""
         row = self._db.execute("SELECT content FROM memory").fetchone()
-        flat = np.frombuffer(b"" if row is None else row[0], "<f4").astype(np.float32)
+        flat = self._finite(b"" if row is None else self._genuine(row[0], "memory"))
         return flat.reshape(n_items, -1) if len(flat) else np.zeros((n_items, 0), np.float32)
 
     def begin(self, items: NDArray[np.float32], terms: str) -> None:
@@ -166,15 +176,17 @@ class Checkpoint:
         row = self._db.execute("SELECT round, attempt, goal, numbers FROM open_round").fetchone()
         if row is None:
             return None
-        return OpenRound(row[0], row[1], row[2], np.frombuffer(row[3], "<i8").astype(np.int64))
+        numbers = self._genuine(row[3], "numbers", row[0], row[1])
+        return OpenRound(row[0], row[1], row[2], np.frombuffer(numbers, "<i8").astype(np.int64))
 
     def open(self, opened: OpenRound) -> None:
         """Durable before the first device is asked."""
         with self._transaction():
             self._db.execute("DELETE FROM open_round")
+            where = opened.round, opened.attempt
+            numbers = stamp(opened.numbers.astype("<i8").tobytes(), "numbers", *where)
             self._db.execute(
-                "INSERT INTO open_round VALUES (?, ?, ?, ?)",
-                (opened.round, opened.attempt, opened.goal, opened.numbers.astype("<i8").tobytes()),
+                "INSERT INTO open_round VALUES (?, ?, ?, ?)", (*where, opened.goal, numbers)
             )
 
     def close_round(
@@ -190,7 +202,7 @@ class Checkpoint:
             self._put_model(record.round + 1, 0, items, changed, self.terms())
             if memory is not None and memory.size:
                 self._db.execute("DELETE FROM memory")
-                content = memory.astype("<f4").tobytes()
+                content = stamp(memory.astype("<f4").tobytes(), "memory")
                 self._db.execute("INSERT INTO memory VALUES (?)", (content,))
             self._db.executemany(
                 "INSERT OR REPLACE INTO counted VALUES (?, ?, ?)",
@@ -307,11 +319,29 @@ class Checkpoint:
                 round,
                 attempt,
                 len(items),
-                items.astype("<f4").tobytes(),
-                changed.astype("<i8").tobytes(),
+                stamp(items.astype("<f4").tobytes(), "items", round),
+                stamp(changed.astype("<i8").tobytes(), "changed", round),
                 terms,
             ),
         )
+
+    def _genuine(self, stamped: bytes, *where: str | int) -> bytes:
+        """What was stamped for this place. Raises where it is damaged."""
+        if int(self._db.execute("PRAGMA user_version").fetchone()[0]) < _STAMPED_SINCE:
+            return stamped  # of an earlier release, opened for reading
+        content = unstamp(stamped, *where)
+        if content is None:
+            raise RunError(f"{self.folder / FILE} is damaged; put it back from a copy")
+        return content
+
+    def _finite(self, content: bytes) -> NDArray[np.float32]:
+        numbers = np.frombuffer(content, "<f4").astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise RunError(
+                f"the model in {self.folder / FILE} has numbers that are none; put the file back "
+                "from a copy"
+            )
+        return numbers
 
     def _log(self, record: RoundRecord) -> None:
         self._db.execute("DELETE FROM open_round")

@@ -26,6 +26,7 @@ from sottovoce.engines.flower.private import (
     private_log,
     privately,
 )
+from sottovoce.engines.flower.quiet import superlink_command
 from sottovoce.engines.processes import Child, require_port, wait_until_listening
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 
@@ -129,7 +130,7 @@ class SuperLink:
         place.prepare()
         require_port(HOST, place.port)
         command: list[str | Path] = [
-            *("flower-superlink", "--host", HOST, "--port", str(place.port)),
+            *superlink_command("--host", HOST, "--port", str(place.port)),
             *("--database", place.work / "superlink.db"),
             *("--isolation", "process", "--superexec-auth-secret-file", _secret(place)),
             "--disable-runtime-dependency-installation",

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.engines.flower.environment import flower_environment
-from sottovoce.engines.processes import Child, free_port
+from sottovoce.engines.flower.quiet import supernode_command
+from sottovoce.engines.processes import Child
 from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, Unreachable, UsageError
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
@@ -138,18 +139,18 @@ def _serve_once(
     """One SuperNode, until it ends or is told to stop; why it ended by itself."""
     from sottovoce.engines.flower.worker import Worker
 
-    secret, port = secrets.token_bytes(32), free_port()
+    secret, socket = secrets.token_bytes(32), work / "socket"
     (work / "secret").touch(mode=0o600)
     (work / "secret").write_bytes(secret)
-    command: list[str | Path] = [
-        *("flower-supernode", *connection.words()),
-        *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process"),
-        *("--superexec-auth-secret-file", work / "secret"),
-    ]
+    command = supernode_command(
+        socket,
+        *connection.words(),
+        *("--isolation", "process", "--superexec-auth-secret-file", work / "secret"),
+    )
     environment = flower_environment(work)
     with Child("the SuperNode", command, log=None, environment=environment) as child:
         told = _Teller(child, lambda node: keep_node(node.encode()))
-        Worker(f"127.0.0.1:{port}", secret, app).run(_Either(stop, child))
+        Worker(socket, secret, app).run(_Either(stop, child))
         return None if stop.is_set() else told.trouble(connection)
 
 

@@ -26,6 +26,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -35,22 +36,19 @@ from sottovoce.errors import SottovoceError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _HEARTBEAT_SECONDS = 10.0
+_ANSWER_SECONDS = 30.0
 
 
 class Worker:
-    """Takes tasks from the SuperNode at `address` (loopback) and does them with `app`."""
+    """Takes tasks from the SuperNode at `socket` and does them with `app`."""
 
-    def __init__(self, address: str, secret: bytes, app: ClientApp) -> None:
-        self._address = address
+    def __init__(self, socket: Path, secret: bytes, app: ClientApp) -> None:
+        self._socket = socket
         self._app = app
-        self._client = RuntimeHttpClient.from_server_address(
-            server_address=address,
-            insecure=True,
-            root_certificates=None,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-                SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}),
-            ],
+        self._client = client_at(
+            socket,
+            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+            SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}),
         )
 
     def run(self, stop: threading.Event, poll_seconds: float = 0.1) -> None:
@@ -73,14 +71,10 @@ class Worker:
         if not (taken.HasField("task") and taken.token):
             return False
         # Without Flower's retries, which end the whole process where a token is refused.
-        client = RuntimeHttpClient.from_server_address(
-            server_address=self._address,
-            insecure=True,
-            root_certificates=None,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-                RuntimeTokenHttpInterceptor(taken.token),
-            ],
+        client = client_at(
+            self._socket,
+            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+            RuntimeTokenHttpInterceptor(taken.token),
         )
         try:
             self._do(client)
@@ -106,6 +100,16 @@ class Worker:
         finally:
             done.set()
             beat.join()
+
+
+def client_at(socket: Path, *interceptors: ProtobufClientInterceptor) -> RuntimeHttpClient:
+    """Talks to a SuperNode that listens at a socket, which Flower's own client cannot."""
+    client = RuntimeHttpClient("http://supernode", interceptors=interceptors)
+    client._client.close()
+    client._client = httpx.Client(
+        transport=httpx.HTTPTransport(uds=str(socket)), timeout=_ANSWER_SECONDS
+    )
+    return client
 
 
 def _keep_alive(client: RuntimeHttpClient, done: threading.Event) -> None:

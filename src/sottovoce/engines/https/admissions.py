@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization as form
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.engines.https.keys import read_secret, write_new_files
+from sottovoce.engines.https.possession import is_signed
 from sottovoce.errors import KeyTrouble, UsageError, VersionMismatch
 from sottovoce.terms import PROTOCOL
 
@@ -95,9 +95,9 @@ def admission_statement(federation: str, public_key: bytes) -> bytes:
     return b"sottovoce proxy admission\0" + federation.encode() + b"\0" + public_key
 
 
-def enrolment_statement(federation: str, admission: bytes) -> bytes:
-    """What a device signs to have an account with the proxy."""
-    return b"sottovoce proxy enrolment\0" + federation.encode() + b"\0" + admission
+def enrolment_statement(federation: str, admission: bytes, challenge: bytes) -> bytes:
+    """What a device signs to have an account with the proxy, which has asked so."""
+    return b"sottovoce proxy enrolment 2\0" + federation.encode() + b"\0" + admission + challenge
 
 
 def admit(key: Ed25519PrivateKey, federation: str, public_key: bytes) -> bytes:
@@ -106,19 +106,18 @@ def admit(key: Ed25519PrivateKey, federation: str, public_key: bytes) -> bytes:
 
 
 def is_admitted(
-    verifying_key: bytes, federation: str, public_key: bytes, admission: bytes, signature: bytes
+    verifying_key: bytes,
+    federation: str,
+    public_key: bytes,
+    admission: bytes,
+    signature: bytes,
+    challenge: bytes,
 ) -> bool:
-    """Whether the server admitted this key, and whoever shows the admission holds it."""
-    try:
-        Ed25519PublicKey.from_public_bytes(verifying_key).verify(
-            admission, admission_statement(federation, public_key)
-        )
-        Ed25519PublicKey.from_public_bytes(public_key).verify(
-            signature, enrolment_statement(federation, admission)
-        )
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    """Whether the server admitted this key, and whoever shows the admission holds it and was asked
+    with this challenge."""
+    word = admission_statement(federation, public_key)
+    answer = enrolment_statement(federation, admission, challenge)
+    return is_signed(verifying_key, word, admission) and is_signed(public_key, answer, signature)
 
 
 def introduce(keys: Path, server: str, ca: str, federation: str) -> Introduction:

@@ -27,6 +27,7 @@ from sottovoce.engines.https.client import Busy, Traffic, loopback
 from sottovoce.engines.https.descriptor import Descriptor
 from sottovoce.engines.https.masked_wire import binding, encode_masked, model_name, seal_seed
 from sottovoce.engines.https.pacing import Draw, Pace, from_system
+from sottovoce.engines.https.possession import prove
 from sottovoce.engines.https.signing import NONCE_BYTES, Purpose, seal
 from sottovoce.errors import (
     ConfigError,
@@ -201,10 +202,13 @@ class Agent(Reader):
         if await self._aside(lambda: self.store.secret(kept)):
             return
         key = await self._aside(self._signing_key)
+        token = self._invitation.token
+        proof = prove(key, self._invitation.federation, bytes.fromhex(token))
         content = {
             "protocol": PROTOCOL,
-            "token": self._invitation.token,
+            "token": token,
             "public_key": key.public_key().public_bytes_raw().hex(),
+            "signature": proof.hex(),
         }
         answer = await self.client.post("/v1/enrol", json.dumps(content).encode())
         if answer.status == 403:

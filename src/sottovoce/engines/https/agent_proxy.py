@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.consent import affords
 from sottovoce.engines.https.admissions import enrolment_statement
+from sottovoce.engines.https.challenges import CHALLENGE_BYTES
 from sottovoce.engines.https.client import Answer, Busy, Client
 from sottovoce.engines.https.proxy_wire import (
     ACCOUNT_BYTES,
@@ -157,13 +158,14 @@ class ProxyLink:
         return self._sealed[1]
 
     async def _enrol(self, key: Ed25519PrivateKey, admission: bytes) -> None:
-        federation = self._terms.federation
+        federation, challenge = self._terms.federation, await self._challenge()
         content = {
             "protocol": PROTOCOL,
             "federation": federation,
             "public_key": key.public_key().public_bytes_raw().hex(),
             "admission": admission.hex(),
-            "signature": key.sign(enrolment_statement(federation, admission)).hex(),
+            "signature": key.sign(enrolment_statement(federation, admission, challenge)).hex(),
+            "challenge": challenge.hex(),
         }
         answer = await self.client.post("/v1/enrol", json.dumps(content).encode())
         if answer.status in (401, 403):
@@ -179,6 +181,22 @@ class ProxyLink:
             raise Unreachable(f"the proxy at {self.client.url} gave no account")
         kept = json.dumps([self.link.url, federation, account.hex(), secret.hex()]).encode()
         await self._aside(lambda: self._store.set_secret(_ACCOUNT, kept))
+
+    async def _challenge(self) -> bytes:
+        """What the proxy wants to see signed, this once."""
+        answer = await self.client.get("/v1/challenge")
+        if answer.status == 404:  # it has just shown its terms, so it is a proxy
+            raise VersionMismatch(
+                "the proxy is of an earlier release, which takes enrolments that could be replayed;"
+                " install the same release of Sottovoce on all sides"
+            )
+        try:
+            found = bytes.fromhex(_good(answer, self.client.url).table()["challenge"])
+        except (KeyError, TypeError, ValueError):
+            found = b""
+        if len(found) != CHALLENGE_BYTES:
+            raise Unreachable(f"the proxy at {self.client.url} gave no challenge")
+        return found
 
     def _account(self) -> _Account | None:
         """The account with the proxy and federation of these terms."""

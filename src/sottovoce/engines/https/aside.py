@@ -1,4 +1,5 @@
-"""Work that waits for the database, done elsewhere than in the event loop."""
+"""Work that waits for the database, done elsewhere than in the event loop; and answers that wait on
+purpose."""
 
 from __future__ import annotations
 
@@ -31,3 +32,23 @@ class Aside:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Tarpit:
+    """Lets whoever guesses wait for the answer: one guess a connection in so many seconds. It costs
+    a timer, and nobody else waits."""
+
+    _MOST = 4096
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._waiting = 0
+
+    async def __call__(self) -> None:
+        if self._waiting >= self._MOST:
+            return
+        self._waiting += 1
+        try:
+            await asyncio.sleep(self._seconds)
+        finally:
+            self._waiting -= 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from sottovoce.engines.https.database import batch_parts, batches, rounds
+from sottovoce.engines.https.database import batch_parts, batches, genuine, rounds, stamped
 from sottovoce.engines.https.records import RECEIPT_ROUNDS
 from sottovoce.engines.https.refusals import Refused
 from sottovoce.engines.https.sealing import KEY_ID_BYTES, SEALED_BYTES
@@ -139,7 +139,10 @@ def accept(link: sa.Connection, part: Part, reports_per_device: int) -> bool:
         raise Refused("malformed", f"a batch has {reports_per_device} reports of each device")
     link.execute(
         batch_parts.insert().values(
-            round=part.round, tier=part.tier, part=part.part, body=part.body
+            round=part.round,
+            tier=part.tier,
+            part=part.part,
+            body=stamped(batch_parts.c.body, part.body, part.round, part.tier, part.part),
         )
     )
     link.execute(
@@ -175,7 +178,7 @@ def bodies(link: sa.Connection, round: int, tier: int, parts: int) -> Iterator[b
         body = link.execute(
             sa.select(batch_parts.c.body).where(*place, batch_parts.c.part == part)
         ).scalar_one()
-        yield bytes(body)
+        yield genuine(batch_parts.c.body, body, round, tier, part)
 
 
 def forget(link: sa.Connection, round: int) -> None:

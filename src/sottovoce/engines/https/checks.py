@@ -17,6 +17,7 @@ from sottovoce.engines.https.masked_wire import (
     message_bytes,
     model_name,
 )
+from sottovoce.engines.https.possession import is_weak
 from sottovoce.engines.https.records import Submission
 from sottovoce.engines.https.refusals import Refused
 from sottovoce.engines.https.signing import OVERHEAD, Envelope, Purpose, open_envelope
@@ -49,7 +50,10 @@ class Checks:
         return OVERHEAD + message_limit(self._terms.max_rows, self._terms.width)
 
     def enrolled(self, number: int, public_key: bytes) -> None:
-        self._keys[number] = Ed25519PublicKey.from_public_bytes(public_key)
+        """Believe this key from now on. Earlier releases enrolled some with which everybody can
+        sign: their devices stay unknown."""
+        if not is_weak(public_key):
+            self._keys[number] = Ed25519PublicKey.from_public_bytes(public_key)
 
     def number(self, payload: bytes) -> int:
         """Whose message this is, once it was checked."""
@@ -101,7 +105,7 @@ class Checks:
             found = await aside(lambda: self._look_up_key(envelope.number))
             if found is not None:
                 self.enrolled(envelope.number, found)
-                key = self._keys[envelope.number]
+                key = self._keys.get(envelope.number)
         if key is None:
             raise Refused("unknown_device", "no such device has enrolled; enrol with an invitation")
         if not envelope.signed_by(key, self._terms.federation, purpose):

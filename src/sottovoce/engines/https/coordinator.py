@@ -115,7 +115,17 @@ class Coordinator:
                 "the database belongs to another federation, or its terms were changed; put the "
                 "right federation.json back or use another database"
             )
+        self._require_whole(link)
         records.raise_target(link, self._plan.rounds)
+
+    def _require_whole(self, link: sa.Connection) -> None:
+        """Raises where what would be published next is damaged."""
+        now = records.position(link)
+        for round in (now.round - 1, now.round):
+            records.model(link, round, self._plan.terms.width)
+        records.memory(link, now.round, self._plan.terms.n_rows)
+        if now.state == "open":
+            records.selected(link, now.round, now.attempt)
 
     def skip_to(self, link: sa.Connection, round: int) -> None:
         """Go on with round `round` from the model that is there. For a database that was set back:

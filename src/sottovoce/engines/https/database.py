@@ -18,9 +18,12 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from sottovoce.errors import ServiceError, UsageError
+from sottovoce.stamps import stamp, unstamp
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the tables. A database of a later one is left alone."""
+_UNSTAMPED = 2
+"""The version in which contents had no stamps."""
 
 _metadata = sa.MetaData()
 meta = sa.Table(
@@ -102,6 +105,34 @@ refusals = sa.Table(
 )
 
 
+_STAMPED = {
+    models.c["items"]: "the model",
+    models.c.changed: "the model",
+    models.c.memory: "what is kept beside the model",
+    submissions.c.body: "a report",
+    batch_parts.c.body: "a batch",
+    rounds.c.selected: "the list of devices that are asked",
+}
+"""Columns whose contents are stamped with their place, and what they hold. A place is the primary
+key, of which the round is the first part."""
+
+
+def stamped(column: sa.Column[bytes], content: bytes, *key: int) -> bytes:
+    """A content of this column as it is stored in the row with this key."""
+    return stamp(content, str(column), *key)
+
+
+def genuine(column: sa.Column[bytes], found: bytes, *key: int) -> bytes:
+    """What `stamped` stored. Raises where it is damaged."""
+    content = unstamp(found, str(column), *key)
+    if content is None:
+        raise ServiceError(
+            f"{_STAMPED[column]} of round {key[0]} is damaged in the database; put the database "
+            "back from a copy"
+        )
+    return content
+
+
 class Database:
     """Connections to one database. Any thread may use it."""
 
@@ -158,26 +189,34 @@ class Database:
         with self.writing() as link:
             self.take_turn(link)
             _metadata.create_all(link)
-            if not self._has_version(link):
+            version = self._version(link)
+            if version is None:
                 link.execute(meta.insert().values(key="schema", value=str(SCHEMA)))
+            elif version == _UNSTAMPED:
+                _stamp_everything(link)
 
     def require(self) -> None:
-        """Raises where there are no tables, or tables of another version. Makes none."""
+        """Raises where there are no tables, or tables of a version that is not known. Makes none;
+        those of an earlier release are brought up to this one."""
         with self.reading() as link:
-            if not sa.inspect(link).has_table(meta.name) or not self._has_version(link):
-                raise ServiceError(
-                    f"{self._name} is empty, but the state of this federation was there before; "
-                    "put it back from a copy, or make a new federation in another folder"
-                )
+            there = sa.inspect(link).has_table(meta.name)
+            version = self._version(link) if there else None
+        if version is None:
+            raise ServiceError(
+                f"{self._name} is empty, but the state of this federation was there before; "
+                "put it back from a copy, or make a new federation in another folder"
+            )
+        if version == _UNSTAMPED:
+            self.create()
 
-    def _has_version(self, link: sa.Connection) -> bool:
+    def _version(self, link: sa.Connection) -> int | None:
         found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
-        if found not in (None, str(SCHEMA)):
+        if found not in (None, str(SCHEMA), str(_UNSTAMPED)):
             raise ServiceError(
                 f"{self._name} was written by another release of Sottovoce (version {found} of "
                 f"the tables, this release knows {SCHEMA}); use the release that wrote it"
             )
-        return found is not None
+        return None if found is None else int(found)
 
     def take_turn(self, link: sa.Connection) -> None:
         """Until the transaction ends, no other process that takes turns goes on. For starts, when
@@ -258,6 +297,19 @@ class Leader:
         else:
             with self._database._in_words(), self._link.begin():
                 yield self._link
+
+
+def _stamp_everything(link: sa.Connection) -> None:
+    """Bring a database without stamps up to this release, as it is found."""
+    for column in _STAMPED:
+        table = column.table
+        keys = list(table.primary_key)
+        for key in link.execute(sa.select(*keys).where(column.is_not(None))).all():
+            here = [part == value for part, value in zip(keys, key, strict=True)]
+            content = link.execute(sa.select(column).where(*here)).scalar_one()
+            new = stamped(column, bytes(content), *key)
+            link.execute(sa.update(table).where(*here).values({column: new}))
+    link.execute(meta.update().where(meta.c.key == "schema").values(value=str(SCHEMA)))
 
 
 def keep_private(path: Path, mode: int) -> None:

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from numpy.typing import NDArray
 
+from sottovoce.engines.https import possession
 from sottovoce.engines.https.proxy_wire import TERMS_BYTES, terms_name
 from sottovoce.errors import KeyTrouble, MessageError
 from sottovoce.links import SecureSum
@@ -141,13 +142,8 @@ def open_seed(record: Record, key: X25519PrivateKey, bound: bytes) -> bytes | No
 
 def is_signed(record: Record, bound: bytes) -> bool:
     """Whether the device whose key it names has signed this for this."""
-    try:
-        Ed25519PublicKey.from_public_bytes(record.device).verify(
-            record.signature, _SIGNED_FOR + bound + record.sealed
-        )
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    statement = _SIGNED_FOR + bound + record.sealed
+    return possession.is_signed(record.device, statement, record.signature)
 
 
 # --- device → server -----------------------------------------------------------------------------

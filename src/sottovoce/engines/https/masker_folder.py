@@ -33,6 +33,7 @@ from sottovoce.engines.https.ready import ServiceFolder
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.links import SecureSum
 from sottovoce.parties.masker import NEVER, Answered
+from sottovoce.stamps import stamp
 from sottovoce.terms import PROTOCOL, Terms
 
 SEAL_KEY, PUBLIC_KEY, NOISE_SECRET = "seal.key", "seal.pub", "noise.secret"
@@ -88,23 +89,33 @@ class Answers:
         try:
             table = json.loads(place.read_bytes())
             self.last: Answered = int(table["round"]), bytes.fromhex(table["set"])
+            # Earlier releases wrote no stamp.
+            if table.get("stamp", _stamp(self.last)) != _stamp(self.last):
+                raise ValueError("damaged")
         except FileNotFoundError:
             raise ServiceError(
                 f"{place} is not there, but it says which sums were told: a proxy without it could "
                 "tell a second one; put it back, or make a new proxy in another folder"
             ) from None
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
-            raise ServiceError(f"{place} cannot be read; put the right file back") from None
+            raise ServiceError(
+                f"{place} is damaged or cannot be read; put the right file back"
+            ) from None
+        if "stamp" not in table:
+            self._write(self.last)
 
     def keep(self, answered: Answered) -> None:
         """It is on the disk when this returns."""
         if answered == self.last:
             return
+        self._write(answered)
+        self.last = answered
+
+    def _write(self, answered: Answered) -> None:
         try:
             replace_file(self._place, _content(answered))
         except (OSError, KeyTrouble):
             raise ServiceError(f"{self._place} cannot be written; nothing was told") from None
-        self.last = answered
 
     def go_on_from(self, newer: Answers) -> None:
         """An old copy learns what another one has told since. Of a round of which they disagree,
@@ -224,4 +235,10 @@ def read_masker_introduction(path: Path) -> MaskerIntroduction:
 
 
 def _content(answered: Answered) -> bytes:
-    return json.dumps({"round": answered[0], "set": answered[1].hex()}).encode() + b"\n"
+    table = {"round": answered[0], "set": answered[1].hex(), "stamp": _stamp(answered)}
+    return json.dumps(table).encode() + b"\n"
+
+
+def _stamp(answered: Answered) -> str:
+    content = f"{answered[0]} {answered[1].hex()}".encode()
+    return stamp(content, "answered")[len(content) :].hex()

@@ -22,11 +22,12 @@ from sottovoce.engines.https.answers import (
     read_body,
     refuse,
 )
-from sottovoce.engines.https.aside import Aside
+from sottovoce.engines.https.aside import Aside, Tarpit
 from sottovoce.engines.https.home_wire import ROWS, encode_rows
 from sottovoce.engines.https.orchestrator_wire import (
     DIRECTORY,
     ENROL,
+    KEY,
     LEAVE,
     LONGEST,
     RECOMMEND,
@@ -36,6 +37,7 @@ from sottovoce.engines.https.orchestrator_wire import (
     Question,
     Recommended,
     decode_count,
+    encode_key,
 )
 from sottovoce.engines.https.published import Coding, Document, best_coding
 from sottovoce.engines.https.questions import Once, proven, read
@@ -59,7 +61,9 @@ class OrchestratorLimits:
     """How much is taken on at once. What is beyond is told to come back later."""
 
     waiting: int = 128
-    """Requests that wait for the store."""
+    """Requests that wait for the store, and as many enrolments."""
+    guess_seconds: float = 1.0
+    """How long an invitation that is not good waits for its answer."""
     connections: int = 4000
     per_minute: int = 60
     """Questions of one user."""
@@ -104,6 +108,9 @@ class OrchestratorService(Routed):
         self._figures = figures
         self._once = Once("the orchestrator", limits, clock)
         self._aside = Aside(limits.waiting, threads=2)
+        # Anybody can guess an invitation: users do not wait for those who do.
+        self._enrolling_aside = Aside(limits.waiting, threads=1)
+        self._tarpit = Tarpit(limits.guess_seconds)
         self._operators_aside = Aside(_OPERATORS, threads=1)
         self._directory = _Shown(
             lambda: store.directory_version,
@@ -116,6 +123,7 @@ class OrchestratorService(Routed):
             limits.look_seconds,
         )
         self._routes = {
+            KEY: ("GET", self._key),
             ENROL: ("POST", self._enrol),
             DIRECTORY: ("GET", self._show(self._directory)),
             RECOMMEND: ("POST", self._recommend),
@@ -129,6 +137,7 @@ class OrchestratorService(Routed):
 
     def close(self) -> None:
         self._aside.close()
+        self._enrolling_aside.close()
         self._operators_aside.close()
 
     # --- what users ask ---------------------------------------------------------------------------
@@ -138,20 +147,31 @@ class OrchestratorService(Routed):
         wanted = read(lambda: Enrolment.decode(body))
 
         def enrol() -> Enrolled:
+            not_good = "the invitation is not good, or was used with another key"
+            if not self._store.is_invited(wanted.token):
+                raise Refused("bad_token", not_good)
             try:
                 self._users.agree(wanted.public)
             except KeyTrouble:
                 raise Refused("malformed", "public is no key that can be agreed with") from None
+            if not wanted.is_proven(self._issuer.federation, self._users):
+                raise Refused("bad_mac", "the enrolment was not made with the key that it brings")
             try:
                 user = self._store.enrol(wanted.token, wanted.public)
             except KeyTrouble:
-                raise Refused(
-                    "bad_token", "the invitation is not good, or was used with another key"
-                ) from None
+                raise Refused("bad_token", not_good) from None
             return Enrolled(self._issuer.admit(user, wanted.public), self._users.public)
 
-        given = await self._aside(enrol)
+        try:
+            given = await self._enrolling_aside(enrol)
+        except Refused as error:
+            if error.reason in ("bad_token", "bad_mac"):
+                await self._tarpit()
+            raise
         await answer(send, 200, [_JSON], given.encode())
+
+    async def _key(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, 200, [_JSON], encode_key(self._users.public))
 
     def _show(self, shown: _Shown) -> Handler:
         async def show(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,6 +1,8 @@
 """What a user and the orchestrator of a DRIFT federation say to each other over HTTPS.
 
-    POST /v1/enrol      a token and the user's public key → her pass, and the orchestrator's key
+    GET  /v1/key        the orchestrator's key, with which users prove themselves
+    POST /v1/enrol      a token, the user's public key and the proof that she has its private half
+                        → her pass, and the orchestrator's key
     GET  /v1/directory  the signed directory; with If-None-Match, 304 where it has not changed
     POST /v1/recommend  how many → items and scores, best first; also items that she has seen, which
                         the orchestrator does not know
@@ -8,11 +10,13 @@
 
 Whoever asks for recommendations or leaves shows her pass and proves that she has its private key:
 an HMAC under a key that both sides compute (X25519, HKDF-SHA256), over the purpose, the time, a
-nonce and the content. It is good once, for a few minutes.
+nonce and the content. It is good once, for a few minutes. Whoever enrols proves it in the same way,
+over her invitation and her key: so nobody gets a pass for somebody else's key.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import math
@@ -32,7 +36,7 @@ from sottovoce.parties.silo_files import TOKEN_BYTES
 from sottovoce.privacy.interactions import KEY_BYTES, Identity
 from sottovoce.privacy.passes import PASS_BYTES, Pass
 
-ENROL, DIRECTORY = "/v1/enrol", "/v1/directory"
+ENROL, DIRECTORY, KEY = "/v1/enrol", "/v1/directory", "/v1/key"
 RECOMMEND, LEAVE = "/v1/recommend", "/v1/leave"
 NONCE_BYTES = 16
 PROOF_SECONDS = 300
@@ -42,7 +46,7 @@ MOST_ITEMS = 100_000
 LONGEST = 1024
 """Bytes of anything that a user sends."""
 
-Purpose = Literal["recommend", "leave", "vector"]
+Purpose = Literal["recommend", "leave", "vector", "enrol"]
 _MAGIC = b"SVU1"
 _HEAD = struct.Struct(f"<4sQ{NONCE_BYTES}s")
 _COUNT = struct.Struct("<I")
@@ -110,6 +114,10 @@ def _proof_key(shared: bytes, federation: str, user: bytes, orchestrator: bytes)
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(shared)
 
 
+def _enrolment_mac(key: bytes, token: bytes, public: bytes) -> bytes:
+    return _mac(key, "enrol", hashlib.sha256(token).digest() + public)
+
+
 def _mac(key: bytes, purpose: Purpose, signed: bytes) -> bytes:
     return hmac.digest(key, purpose.encode() + b"\0" + signed, "sha256")
 
@@ -168,22 +176,61 @@ class Enrolment:
 
     token: bytes
     public: bytes
+    proof: bytes
 
     def __repr__(self) -> str:
         return "<Enrolment, redacted>"
 
+    @classmethod
+    def of(
+        cls, token: bytes, identity: Identity, federation: str, orchestrator: bytes
+    ) -> Enrolment:
+        """By the holder of the key; `orchestrator` is the public key that it shows."""
+        key = _proof_key(identity.agree(orchestrator), federation, identity.public, orchestrator)
+        return cls(token, identity.public, _enrolment_mac(key, token, identity.public))
+
+    def is_proven(self, federation: str, orchestrator: Identity) -> bool:
+        """Whether it comes from whoever has the private half of the key in it."""
+        try:
+            shared = orchestrator.agree(self.public)
+        except KeyTrouble:  # of low order, and so nobody's
+            return False
+        key = _proof_key(shared, federation, self.public, orchestrator.public)
+        return hmac.compare_digest(_enrolment_mac(key, self.token, self.public), self.proof)
+
     def encode(self) -> bytes:
-        table = {"protocol": PROTOCOL, "token": self.token.hex(), "public": self.public.hex()}
-        return json.dumps(table).encode()
+        parts = {"token": self.token, "public": self.public, "proof": self.proof}
+        table = {name: value.hex() for name, value in parts.items()}
+        return json.dumps({"protocol": PROTOCOL, **table}).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> Enrolment:
         table = _table(body, {"protocol": int, "token": str, "public": str})
-        if table["protocol"] != PROTOCOL:
+        # Earlier releases of the same protocol proved nothing.
+        if table["protocol"] != PROTOCOL or "proof" not in table:
             raise VersionMismatch(
-                f"this orchestrator speaks version {PROTOCOL} of the protocol; install its release"
+                f"this orchestrator speaks version {PROTOCOL} of the protocol with proofs of keys; "
+                "install its release"
             )
-        return cls(_bytes(table, "token", TOKEN_BYTES), _bytes(table, "public", KEY_BYTES))
+        _table(body, {"proof": str})
+        return cls(
+            _bytes(table, "token", TOKEN_BYTES),
+            _bytes(table, "public", KEY_BYTES),
+            _bytes(table, "proof", _MAC_BYTES),
+        )
+
+
+ENROLMENT_BYTES = len(Enrolment(bytes(TOKEN_BYTES), bytes(KEY_BYTES), bytes(_MAC_BYTES)).encode())
+"""The length of every enrolment."""
+
+
+def encode_key(orchestrator: bytes) -> bytes:
+    """The answer to whoever asks with which key users prove themselves."""
+    return json.dumps({"protocol": PROTOCOL, "orchestrator": orchestrator.hex()}).encode()
+
+
+def decode_key(body: bytes) -> bytes:
+    return _bytes(_table(body, {"orchestrator": str}), "orchestrator", KEY_BYTES)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sottovoce.engines.https.admissions import is_admitted
 from sottovoce.engines.https.answers import (
@@ -23,6 +23,7 @@ from sottovoce.engines.https.answers import (
     table_of,
 )
 from sottovoce.engines.https.aside import Aside
+from sottovoce.engines.https.challenges import CHALLENGE_BYTES, Challenges
 from sottovoce.engines.https.proxy_folder import ProxyFolder
 from sottovoce.engines.https.proxy_handover import Courier
 from sottovoce.engines.https.proxy_metrics import metrics
@@ -152,6 +153,7 @@ class ProxyService(Routed):
         self._federation = folder.introduction.federation
         self._verifying_key = bytes.fromhex(folder.introduction.verifying_key)
         self._accounts = Accounts(store, folder.account_secret())
+        self._challenges = Challenges()
         self._writer = ProxyWriter(
             store, tally, limit=limits.waiting, accepted=courier.wake, failed=failed, died=died
         )
@@ -162,6 +164,7 @@ class ProxyService(Routed):
         self._pulse = Pulse()
         self._routes = {
             "/v1/submissions": ("POST", self._submit),
+            "/v1/challenge": ("GET", self._challenge),
             "/v1/enrol": ("POST", self._enrol),
             "/v1/terms": ("GET", self._terms),
             "/health": ("GET", self._health),
@@ -232,16 +235,20 @@ class ProxyService(Routed):
         if submission.key != now.key:
             raise Refused("wrong_key", "the reports are sealed to another key than the round's")
 
+    async def _challenge(self, scope: Scope, receive: Receive, send: Send) -> None:
+        content = {"challenge": self._challenges.new().hex()}
+        headers = [_JSON, (b"cache-control", b"no-store")]
+        await answer(send, 200, headers, json.dumps(content).encode())
+
     async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, _SMALL_BODY, self._limits.body_seconds)
-        public_key, admission, signature = _enrolment(body, self._federation)
+        asked = _enrolment(body, self._federation)
 
         def enrol() -> tuple[bytes, bytes]:
-            if not is_admitted(
-                self._verifying_key, self._federation, public_key, admission, signature
-            ):
+            if not is_admitted(self._verifying_key, self._federation, *asked):
                 raise Refused("bad_admission", "the server has not admitted this device")
-            return self._accounts.enrol(public_key)
+            self._challenges.spend(asked.challenge)
+            return self._accounts.enrol(asked.public_key)
 
         account, key = await self._aside(enrol)
         content = {"account": account.hex(), "key": key.hex()}
@@ -272,8 +279,17 @@ def _refused(reason: Reason) -> Refused:
     return Refused(reason, _DECIDED[reason], status=409)
 
 
-def _enrolment(body: bytes, federation: str) -> tuple[bytes, bytes, bytes]:
-    """Public key, admission and signature of an enrolment."""
+class _Enrolment(NamedTuple):
+    public_key: bytes
+    admission: bytes
+    signature: bytes
+    challenge: bytes
+
+
+_SIZES = {"public_key": 32, "admission": 64, "signature": 64, "challenge": CHALLENGE_BYTES}
+
+
+def _enrolment(body: bytes, federation: str) -> _Enrolment:
     found = table_of(body)
     if found.get("protocol") != PROTOCOL:
         raise Refused(
@@ -281,8 +297,10 @@ def _enrolment(body: bytes, federation: str) -> tuple[bytes, bytes, bytes]:
         )
     if found.get("federation") != federation:
         raise Refused("bad_admission", "this proxy serves another federation")
+    if "challenge" not in found:  # earlier releases of the same protocol did not ask for one
+        raise Refused("version", "this proxy asks for an answered challenge; install its release")
     parts = []
-    for name, size in (("public_key", 32), ("admission", 64), ("signature", 64)):
+    for name, size in _SIZES.items():
         try:
             value = bytes.fromhex(found[name])
         except (KeyError, TypeError, ValueError):
@@ -290,4 +308,4 @@ def _enrolment(body: bytes, federation: str) -> tuple[bytes, bytes, bytes]:
         if len(value) != size:
             raise Refused("malformed", f"{name} must be {size} bytes in hexadecimal")
         parts.append(value)
-    return parts[0], parts[1], parts[2]
+    return _Enrolment(*parts)

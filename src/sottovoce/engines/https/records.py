@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from sqlalchemy.dialects import postgresql, sqlite
 
 from sottovoce.engines.https.database import (
+    genuine,
     meta,
     models,
     refusals,
     rounds,
     shut_out,
+    stamped,
     submissions,
 )
+from sottovoce.errors import ServiceError
 
 RECEIPT_ROUNDS = 3
 """For so many rounds it is remembered whose submission was accepted."""
@@ -146,6 +149,20 @@ def set_fact(link: sa.Connection, key: str, value: str) -> None:
         link.execute(meta.insert().values(key=key, value=value))
 
 
+def require_catalogue(link: sa.Connection, catalogue: bytes) -> None:
+    """Raises where this is not the catalogue that was published first: devices know items by their
+    place in it."""
+    name = hashlib.sha256(catalogue).hexdigest()
+    before = fact(link, "catalogue")
+    if before is None:
+        set_fact(link, "catalogue", name)
+    elif before != name:
+        raise ServiceError(
+            "catalogue.json is damaged, or another than this federation began with; put the right "
+            "file back"
+        )
+
+
 def raise_target(link: sa.Connection, rounds_to_run: int) -> int:
     """The number of rounds to run, never lowered. What it is now."""
     target = max(int(fact(link, "target") or 0), rounds_to_run)
@@ -185,7 +202,7 @@ def open_round(
             goal=goal,
             asked=len(selected),
             reported=0,
-            selected=packed(selected),
+            selected=stamped(rounds.c.selected, packed(selected), round, attempt),
             report_key=report_key,
         )
     )
@@ -198,7 +215,9 @@ def hold_round(link: sa.Connection, round: int, attempt: int) -> None:
 
 def selected(link: sa.Connection, round: int, attempt: int) -> Numbers | None:
     found = link.execute(sa.select(rounds.c.selected).where(*_is(rounds, round, attempt))).scalar()
-    return None if found is None else unpacked(found)
+    if found is None:
+        return None
+    return unpacked(genuine(rounds.c.selected, found, round, attempt))
 
 
 def move_round(
@@ -276,7 +295,7 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
                         "attempt": attempt,
                         "number": s.number,
                         "mark": s.mark,
-                        "body": s.body,
+                        "body": stamped(submissions.c.body, s.body, s.round, s.attempt, s.number),
                     }
                     for s in new
                 ],
@@ -330,7 +349,8 @@ def bodies(
         ).all()
         if not rows:
             return
-        yield [(row.number, bytes(row.body)) for row in rows]
+        column = submissions.c.body
+        yield [(row.number, genuine(column, row.body, round, attempt, row.number)) for row in rows]
         last = rows[-1].number
 
 
@@ -357,14 +377,13 @@ def save_model(
 ) -> None:
     """The newest version, with what the algorithm keeps beside it. The version before stays for
     devices that are fetching it."""
-    link.execute(
-        models.insert().values(
-            round=round,
-            items=items.astype("<f4").tobytes(),
-            changed=changed.astype("<i4").tobytes(),
-            memory=None if memory is None else memory.astype("<f4").tobytes(),
-        )
-    )
+    content = {
+        "items": items.astype("<f4").tobytes(),
+        "changed": changed.astype("<i4").tobytes(),
+        "memory": None if memory is None else memory.astype("<f4").tobytes(),
+    }
+    stored = {n: v and stamped(models.c[n], v, round) for n, v in content.items()}
+    link.execute(models.insert().values(round=round, **stored))
     link.execute(models.delete().where(models.c.round < round - 1))
     link.execute(models.update().where(models.c.round < round).values(memory=None))
 
@@ -372,19 +391,35 @@ def save_model(
 def model(
     link: sa.Connection, round: int, width: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]] | None:
+    """A version and when each row last changed; None where it is not there. Raises where it is
+    damaged: then nothing of it may be published."""
     row = link.execute(
         sa.select(models.c["items"], models.c.changed).where(models.c.round == round)
     ).one_or_none()
     if row is None:
         return None
-    items = np.frombuffer(row[0], "<f4").reshape(-1, width).astype(np.float32)
-    return items, np.frombuffer(row[1], "<i4").astype(np.int32)
+    content = genuine(models.c["items"], row[0], round)
+    items = _finite(content, round).reshape(-1, width)
+    changed = genuine(models.c.changed, row[1], round)
+    return items, np.frombuffer(changed, "<i4").astype(np.int32)
 
 
 def memory(link: sa.Connection, round: int, n_items: int) -> NDArray[np.float32]:
     """What the algorithm keeps beside the newest model, a row per item."""
     found = link.execute(sa.select(models.c.memory).where(models.c.round == round)).scalar()
-    return np.frombuffer(found or b"", "<f4").reshape(n_items, -1).astype(np.float32)
+    content = genuine(models.c.memory, found or b"", round)
+    return _finite(content, round).reshape(n_items, -1)
+
+
+def _finite(content: bytes, round: int) -> NDArray[np.float32]:
+    """Numbers that may be published, or learnt from. Raises where some are none."""
+    numbers = np.frombuffer(content, "<f4").astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise ServiceError(
+            f"the model of round {round} in the database has numbers that are none; put the "
+            "database back from a copy"
+        )
+    return numbers
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ from sottovoce.engines.https.database import devices, shut_out
 from sottovoce.engines.https.records import AT_ONCE, Numbers, in_parts, shut_out_among
 
 _WELCOME = devices.c.number.not_in(sa.select(shut_out.c.number))
+_INVITED = sa.select(devices.c.number).where(
+    devices.c.token_hash == sa.bindparam("token"), _WELCOME
+)
 
 
 def token_hash(token: bytes) -> bytes:
@@ -42,6 +45,11 @@ def known_numbers(link: sa.Connection, numbers: Sequence[int]) -> list[int]:
 def next_number(link: sa.Connection) -> int:
     last = link.execute(sa.select(sa.func.max(devices.c.number))).scalar()
     return 0 if last is None else int(last) + 1
+
+
+def is_invited(link: sa.Connection, token: bytes) -> bool:
+    """Whether somebody was invited with this token and not shut out. Changes and holds nothing."""
+    return link.execute(_INVITED, {"token": token_hash(token)}).first() is not None
 
 
 def enrol(link: sa.Connection, token: bytes, public_key: bytes) -> int | None:

@@ -36,7 +36,7 @@ from sottovoce.engines.https.listening import (
 from sottovoce.engines.https.protocol import Patience
 from sottovoce.engines.https.proxied_rounds import coordinator_of
 from sottovoce.engines.https.ready import write_ready_file
-from sottovoce.engines.https.records import raise_target
+from sottovoce.engines.https.records import raise_target, require_catalogue
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.engines.https.report_keys import ReportKeys
 from sottovoce.engines.https.service import Limits, Service
@@ -87,6 +87,7 @@ def run_server(
         with store.writing() as link:
             store.take_turn(link)
             coordinator.start(link)
+            require_catalogue(link, folder.catalogue())
             if rounds is not None:
                 raise_target(link, rounds)
             if skip_to_round is not None:

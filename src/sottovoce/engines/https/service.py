@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from sottovoce.engines.https import records, roster
-from sottovoce.engines.https.admissions import ProxySecrets, admit
+from sottovoce.engines.https.admissions import ProxySecrets
 from sottovoce.engines.https.answers import (
     Headers,
     Receive,
@@ -32,6 +32,7 @@ from sottovoce.engines.https.checks import Checks
 from sottovoce.engines.https.collector import Collector
 from sottovoce.engines.https.coordinator import Plan
 from sottovoce.engines.https.database import Database
+from sottovoce.engines.https.enrolling import Enrolments
 from sottovoce.engines.https.published import (
     Busy,
     Coding,
@@ -44,7 +45,6 @@ from sottovoce.engines.https.refusals import Refused, Tally
 from sottovoce.engines.https.status import metrics, status
 from sottovoce.engines.https.writer import Writer
 from sottovoce.errors import ServiceError
-from sottovoce.terms import PROTOCOL
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -83,7 +83,10 @@ class Limits:
     """A message must be here by then."""
     retry_seconds: int = 5
     aside: int = 64
-    """Requests that wait for the database otherwise; the operator's have places of their own."""
+    """Requests that wait for the database otherwise; the operator's and those of devices that
+    enrol have places of their own."""
+    guess_seconds: float = 1.0
+    """How long an invitation that is not good waits for its answer."""
     head_seconds: float = 15.0
     rest_seconds: float = 5.0
     idle_seconds: int = 20
@@ -125,6 +128,14 @@ class Service:
         self._writer = Writer(
             database, tally, limit=limits.waiting, accepted=moved, failed=failed, died=died
         )
+        self._enrolments = Enrolments(
+            plan.terms.federation,
+            database,
+            admission_key=None if proxy is None else proxy.admission_key,
+            body_seconds=limits.body_seconds,
+            guess_seconds=limits.guess_seconds,
+            enrolled=self._has_enrolled,
+        )
         self._shelf = Shelf(limits.cache)
         self._aside = Aside(limits.aside, threads=2)
         self._operators_aside = Aside(_OPERATORS, threads=1)
@@ -139,7 +150,7 @@ class Service:
             ("GET", "/v1/round"): self._round,
             ("POST", "/v1/reports"): self._report,
             ("POST", "/v1/checkin"): self._check_in,
-            ("POST", "/v1/enrol"): self._enrol,
+            ("POST", "/v1/enrol"): self._enrolments.take,
             ("GET", "/v1/terms"): self._document,
             ("GET", "/v1/catalogue"): self._document,
             ("GET", "/health"): self._health,
@@ -147,7 +158,7 @@ class Service:
             ("GET", "/v1/operator/status"): self._status,
             ("POST", "/v1/operator/target"): self._target,
         }
-        self._proxy, self._collector = proxy, None
+        self._collector = None
         if proxy is not None and plan.terms.reporting is not None:
             self._collector = Collector(
                 plan.terms.reporting,
@@ -170,6 +181,7 @@ class Service:
 
     def close(self) -> None:
         self._writer.close()
+        self._enrolments.close()
         self._shelf.close()
         self._aside.close()
         if self._collector is not None:
@@ -355,22 +367,9 @@ class Service:
         await self._body(scope, receive, _SMALL_BODY)
         raise Refused("malformed", "reports of this federation go to its proxy")
 
-    async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
-        token, key = _enrolment(await self._body(scope, receive, _SMALL_BODY))
-        number = await self._aside(lambda: self._store_enrolment(token, key))
-        if number is None:
-            raise Refused("bad_token", "the invitation is not good, or was used by another device")
+    def _has_enrolled(self, number: int, key: bytes) -> None:
         self._checks.enrolled(number, key)
         self._moved()
-        told: dict[str, int | str] = {"number": number}
-        if self._proxy is not None:
-            admission = admit(self._proxy.admission_key, self._plan.terms.federation, key)
-            told["admission"] = admission.hex()
-        await answer(send, 200, [_JSON], json.dumps(told).encode())
-
-    def _store_enrolment(self, token: bytes, key: bytes) -> int | None:
-        with self._database.writing() as link:
-            return roster.enrol(link, token, key)
 
     # --- what the operator asks -------------------------------------------------------------------
 
@@ -417,19 +416,3 @@ class Service:
 
     async def _say(self, send: Send, status: int, error: str, detail: str) -> None:
         await refuse(send, status, error, detail, self._limits.retry_seconds)
-
-
-def _enrolment(body: bytes) -> tuple[bytes, bytes]:
-    """Token and public key of an enrolment."""
-    found = table_of(body)
-    if found.get("protocol") != PROTOCOL:
-        raise Refused(
-            "version", f"this server speaks version {PROTOCOL} of the protocol; install its release"
-        )
-    try:
-        token, key = bytes.fromhex(found["token"]), bytes.fromhex(found["public_key"])
-    except (KeyError, TypeError, ValueError):
-        raise Refused("malformed", "token and public_key must be hexadecimal") from None
-    if len(key) != 32:
-        raise Refused("malformed", "a public key has 32 bytes")
-    return token, key

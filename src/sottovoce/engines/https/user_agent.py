@@ -25,6 +25,8 @@ from sottovoce.engines.https.home_wire import ROWS, VECTOR, decode_rows, decode_
 from sottovoce.engines.https.orchestrator_wire import (
     DIRECTORY,
     ENROL,
+    ENROLMENT_BYTES,
+    KEY,
     LEAVE,
     MOST_ITEMS,
     RECOMMEND,
@@ -33,6 +35,7 @@ from sottovoce.engines.https.orchestrator_wire import (
     Purpose,
     Recommended,
     ask,
+    decode_key,
     encode_count,
 )
 from sottovoce.engines.https.pacing import Draw, from_system
@@ -201,9 +204,10 @@ class UserAgent:
         token = await self._books(lambda: self.store.token)
         if token is None:
             raise KeyTrouble("this store has no invitation; ask the operator for one")
-        public = person.identity.public
-        body = Enrolment(token, public).encode()
-        await self._books(lambda: self.door.enrolling(user, len(body)))
+        # Before anything is asked: who takes no part is not even seen to be there.
+        await self._books(lambda: self.door.enrolling(user, ENROLMENT_BYTES))
+        key, public = await self._orchestrator_key(), person.identity.public
+        body = Enrolment.of(token, person.identity, self.store.federation, key).encode()
         answer = await self._client.post(ENROL, body, once=True)
         if answer.status == 403:
             raise KeyTrouble(
@@ -212,7 +216,18 @@ class UserAgent:
             )
         told = self._good(answer).body
         known = Enrolled.decode(told, self.store.federation, self.store.issuer, public)
+        if known.orchestrator != key:
+            raise KeyTrouble("the orchestrator shows another key than before; tell its operator")
         await self._books(lambda: self.store.enrolled(user, known.given, known.orchestrator))
+
+    async def _orchestrator_key(self) -> bytes:
+        answer = await self._client.get(KEY)
+        if answer.status == 404:
+            raise VersionMismatch(
+                "the orchestrator is of an earlier release, which gives passes for keys that "
+                "nobody has proven to hold; install the same release of Sottovoce on all sides"
+            )
+        return decode_key(self._good(answer).body)
 
     async def _send_all(self) -> Delivery:
         troubles: dict[str, str] = {}
