@@ -4,7 +4,8 @@
 `seal.pub` (to which devices seal the seeds of their masks; the public one goes into the terms),
 `noise.secret` (from which the noise of every round is made), `introduction.json` (the terms that it
 follows for ever, and the token of the server; a secret), `answered.json` (for which set of devices
-it has answered last), `masker.json` (address and process of a running one).
+it has answered last, and how much room for rounds in groups is used up), `masker.json` (address and
+process of a running one).
 """
 
 from __future__ import annotations
@@ -85,13 +86,14 @@ class Answers:
         self._place = place
         try:
             table = json.loads(place.read_bytes())
-            self.last: Answered = int(table["round"]), bytes.fromhex(table["set"])
+            spent = int(table.get("spent", 0))
+            self.last = Answered(int(table["round"]), bytes.fromhex(table["set"]), spent)
         except FileNotFoundError:
             raise ServiceError(
                 f"{place} is not there, but it says which sums were told: a proxy without it could "
                 "tell a second one; put it back, or make a new proxy in another folder"
             ) from None
-        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             raise ServiceError(f"{place} cannot be read; put the right file back") from None
 
     def keep(self, answered: Answered) -> None:
@@ -207,4 +209,7 @@ def read_masker_introduction(path: Path) -> MaskerIntroduction:
 
 
 def _content(answered: Answered) -> bytes:
-    return json.dumps({"round": answered[0], "set": answered[1].hex()}).encode() + b"\n"
+    table: dict[str, int | str] = {"round": answered.round, "set": answered.name.hex()}
+    if answered.spent:
+        table["spent"] = answered.spent
+    return json.dumps(table).encode() + b"\n"
