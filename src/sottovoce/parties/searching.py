@@ -1,5 +1,5 @@
-"""Who spoils secure sums: the server cannot see whose garbage is in a sum, but it can see into which
-sums a device falls when groups are drawn anew in every round.
+"""Who spoils secure sums: the server cannot see whose garbage is in a sum, but it can see into
+which sums a device falls when groups are drawn anew in every round.
 
 **Rounds.** As long as sums are good there is one for a round. After a spoiled one the next rounds
 are summed in groups that have no device in common, drawn afresh when all reports are in; spoiled
@@ -8,13 +8,13 @@ permit one sum a round, the sum is over a part of them, half at first, and half 
 spoiled one. It ends when sums stay good.
 
 **Evidence.** Let K of a round's n devices be in its f spoiled groups. Groups are drawn after
-everybody has reported, and at least f devices sent garbage; so an honest device, whatever the others
-send, is in a spoiled group with a chance of at most q = (K − f) / (n − f). Against that a bet is
-kept for every device: a share λ of it is put on "in a spoiled group again", at odds of 1 / q. What a
-fair bet has come to is above 100,000 ever, in all time, with a chance of at most 1 in 100,000
-(Ville's inequality), however cunning the others are. That is when a device is shut out. Two bets
-run side by side, a bold one for those who send garbage always, a patient one for those who do it
-now and then.
+everybody has reported, and at least f devices sent garbage; so an honest device, whatever the
+others send, is in a spoiled group with a chance of at most q = (K − f) / (n − f). Against that a
+bet is kept for every device: a share of it is put on "in a spoiled group again", at odds of 1 / q.
+What a fair bet has come to is above 100,000 ever, in all time, with a chance of at most one in
+100,000 (Ville's inequality), however cunning the others are. That is when a device is shut out. Two
+bets run side by side, a bold one for those who send garbage always, a patient one for those who do
+it now and then; what counts is the mean of both.
 
 It convicts of garbage, that is of numbers that no honest sum has. Who adds little is not found; and
 a *proxy* that tells wrong sums can have anybody shut out.
@@ -166,7 +166,9 @@ class Search:
             "calm": self.calm,
             "unseen": self.unseen,
             "halvings": self.halvings,
-            "marks": {str(n): [m.failed, m.rounds, m.bold, m.patient] for n, m in self.marks.items()},
+            "marks": {
+                str(n): [m.failed, m.rounds, m.bold, m.patient] for n, m in self.marks.items()
+            },
         }
 
     @classmethod

@@ -115,7 +115,9 @@ def question(terms, round, devices, attempt=0):
 class SummedWorld:
     """A server over a database, with a clock that is moved by hand and a proxy in this process."""
 
-    def __init__(self, path, *, rounds=3, cohort_size="all", link=None, **rules):
+    def __init__(self, path, *, rounds=3, cohort_size="all", link=None, users=USERS, **rules):
+        self.users = users
+        rules.setdefault("min_devices", users)
         self.path, self.folder = path, masker_folder(path / "masker", **(link or {}))
         self.terms = self.folder.introduction.terms
         root = Streams.from_seed(SEED).key
@@ -123,8 +125,8 @@ class SummedWorld:
         self.database = Database.sqlite(path / "server.db")
         self.database.create()
         self.time, self.asked, self.down, self.change = 1000.0, [], False, None
-        self.keepers = [SeedKeeper() for _ in range(USERS)]
-        self.devices = _devices(self.terms)
+        self.keepers = [SeedKeeper() for _ in range(users)]
+        self.devices = _devices(self.terms, users)
         self.proxy = MaskerApp(self.folder).__enter__()
         self.restart()
         self._enrol()
@@ -154,9 +156,9 @@ class SummedWorld:
         return told if self.change is None else self.change(told)
 
     def _enrol(self):
-        tokens = [secrets.token_bytes(32) for _ in range(USERS)]
+        tokens = [secrets.token_bytes(32) for _ in range(self.users)]
         with self.database.writing() as link:
-            roster.invite(link, range(USERS), tokens)
+            roster.invite(link, range(self.users), tokens)
             for token, keeper in zip(tokens, self.keepers, strict=True):
                 roster.enrol(link, token, keeper.key.public_key().public_bytes_raw())
 
@@ -180,6 +182,10 @@ class SummedWorld:
     def past(self):
         with self.database.reading() as link:
             return records.past_rounds(link)
+
+    def shut_numbers(self):
+        with self.database.reading() as link:
+            return roster.shut_numbers(link)
 
     def refused(self):
         with self.database.reading() as link:
@@ -225,9 +231,9 @@ class SummedWorld:
             return records.accept(link, batch)
 
 
-def _devices(terms):
-    world = random_world(USERS, ITEMS, 100, seed=SEED)
-    rng, everyone = Streams.from_seed(SEED), np.arange(USERS, dtype=np.int64)
+def _devices(terms, users=USERS):
+    world = random_world(users, ITEMS, 100, seed=SEED)
+    rng, everyone = Streams.from_seed(SEED), np.arange(users, dtype=np.int64)
     consent = Consent.uniform(everyone, Choice(share_positives=0.5))
     algorithm = terms.build()
     cohort = Cohort(everyone, world, consent, algorithm.device_init(everyone, rng))

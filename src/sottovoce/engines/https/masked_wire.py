@@ -238,7 +238,11 @@ def decode_question(payload: bytes) -> Question:
             raise wrong
         many, group = _GROUPS.unpack_from(payload, start)
         start += _GROUPS.size
-        if not 1 < many <= MOST_GROUPS or group >= many or len(payload) < start + many * _GROUP.size:
+        if (
+            not 1 < many <= MOST_GROUPS
+            or group >= many
+            or len(payload) < start + many * _GROUP.size
+        ):
             raise wrong
         sizes = struct.unpack_from(f"<{many}I", payload, start)
         start += many * _GROUP.size
