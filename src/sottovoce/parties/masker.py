@@ -23,7 +23,7 @@ from sottovoce.masking import Words, sum_masks
 from sottovoce.messages import GRID, MaskSeeds, MaskSum
 from sottovoce.privacy.central import gaussian_noise
 
-GROUPED_ROUNDS = 32
+GROUPED_ROUNDS = 64
 """Rounds in groups for which there is room at first."""
 REGAINED_AFTER = 4
 """Rounds with one sum after which there is room for another one in groups."""

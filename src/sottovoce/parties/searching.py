@@ -11,8 +11,8 @@ spoiled one. It ends when sums stay good.
 everybody has reported, and at least f devices sent garbage; so an honest device, whatever the
 others send, is in a spoiled group with a chance of at most q = (K − f) / (n − f). Against that a
 bet is kept for every device: a share of it is put on "in a spoiled group again", at odds of 1 / q.
-What a fair bet has come to is above 100,000 ever, in all time, with a chance of at most one in
-100,000 (Ville's inequality), however cunning the others are. That is when a device is shut out. Two
+What a fair bet has come to is above a million ever, in all time, with a chance of at most one in a
+million (Ville's inequality), however cunning the others are. That is when a device is shut out. Two
 bets run side by side, a bold one for those who send garbage always, a patient one for those who do
 it now and then; what counts is the mean of both.
 
@@ -30,7 +30,7 @@ from typing import Any
 
 from sottovoce.links import SecureSum
 
-SURE = 100_000
+SURE = 1_000_000
 """An honest device is ever shut out with a chance of at most one in so many."""
 _BOLD, _PATIENT = 0.9, 0.3
 """The share of a bet that is put on a device."""

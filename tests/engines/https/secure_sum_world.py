@@ -19,6 +19,7 @@ from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.keys import operator_token
 from sottovoce.engines.https.masked_wire import (
     binding,
+    encode_group_question,
     encode_masked,
     encode_question,
     model_name,
@@ -110,6 +111,12 @@ class SeedKeeper:
 def question(terms, round, devices, attempt=0):
     sealed = [device.record(terms, round, attempt) for device in devices]
     return encode_question(terms, round, attempt, devices[0].model if devices else MODEL, sealed)
+
+
+def group_question(terms, round, groups, group=0, attempt=0):
+    """For one of several groups; devices seal their seeds anew each time."""
+    sealed = [[device.record(terms, round, attempt) for device in one] for one in groups]
+    return encode_group_question(terms, round, attempt, MODEL, sealed, group)
 
 
 class SummedWorld:

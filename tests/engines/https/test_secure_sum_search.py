@@ -1,5 +1,5 @@
 """Devices that send garbage into secure sums: what they cost, and how they are found. The server
-over a database and the proxy's application, with 64 devices of which at least 8 are in every sum."""
+over a database and the proxy's application, with 64 devices, of whom 8 and more are in every sum."""
 
 import numpy as np
 import pytest
