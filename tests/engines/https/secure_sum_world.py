@@ -208,28 +208,30 @@ class SummedWorld:
                 for number, body in part
             }
 
-    def body(self, number, record=None, values=None):
+    def view(self):
+        return ModelView(self.position().round, self.model())
+
+    def body(self, number, record=None, values=None, now=None, view=None):
         """A device's message for the present round."""
-        now, keeper = self.position(), self.keepers[number]
+        now, view, keeper = now or self.position(), view or self.view(), self.keepers[number]
         if values is None:
-            values = self.plain(number)
-        keeper.model = self.model_name()
+            values = self.plain(number, view)
+        keeper.model = model_name(view.items)
         record = record or keeper.record(self.terms, now.round, now.attempt)
         hidden = masked(values, keeper.seed(now.round, now.attempt))
         return encode_masked(hidden, record, now.round, now.attempt)
 
-    def plain(self, number):
+    def plain(self, number, view=None):
         """What this device would send if the server could read it."""
-        now = self.position()
-        view = ModelView(now.round, self.model())
+        view = view or self.view()
         reports = self.devices.report(view, np.array([number]))
         whole = np.zeros(view.items.shape, np.int64)
         whole[reports.item] = reports.values
         return whole
 
     def report(self, *numbers, **changes):
-        now = self.position()
-        made = [(n, self.body(n, **changes)) for n in numbers]
+        now, view = self.position(), self.view()
+        made = [(n, self.body(n, now=now, view=view, **changes)) for n in numbers]
         batch = [
             records.Submission(now.round, now.attempt, n, records.mark_of(b"", body), body)
             for n, body in made
@@ -249,11 +251,12 @@ def _devices(terms, users=USERS):
     )
 
 
-def folded(rounds, **link):
+def folded(rounds, users=USERS, **link):
     """The model by the plain sums of what devices report; a round is who sent and who was summed,
     None where it was given up, "again" where it was tried again."""
     terms = summed_terms(**link)
-    devices, server = _devices(terms), Server.start(terms.build(), ITEMS, Streams.from_seed(SEED))
+    devices = _devices(terms, users)
+    server = Server.start(terms.build(), ITEMS, Streams.from_seed(SEED))
     for sent, counted in rounds:
         reports = {n: devices.report(server.publish(), np.array([n])) for n in sent}
         if counted is None:
