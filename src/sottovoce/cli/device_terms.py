@@ -15,6 +15,7 @@ from sottovoce.cli.device_attributes import what_leaves
 from sottovoce.cli.options import Json
 
 if TYPE_CHECKING:
+    from sottovoce.links import SecureSum
     from sottovoce.terms import Terms
 
 _MOST_CLASSES = 8
@@ -102,7 +103,8 @@ def leaving(terms: Terms) -> list[str]:
     told.append(
         "What leaves in a round: a change of every number of the model, masked. The server cannot "
         "read it; the proxy gets the mask and not the change. What the server can read is the sum "
-        f"over at least {link.min_devices:,} devices, and the proxy tells one such sum in a round."
+        f"over at least {link.min_devices:,} devices, and the proxy tells one such sum in a round"
+        + _groups_words(link)
     )
     if link.clip:
         told.append(f"A change as a whole is cut to a length of {link.clip:g} before.")
@@ -116,6 +118,15 @@ def leaving(terms: Terms) -> list[str]:
         "other devices can read yours."
     )
     return told
+
+
+def _groups_words(link: SecureSum) -> str:
+    if link.groups == 1:
+        return "."
+    return (
+        "; or, while the server looks for a device that spoils sums, at most "
+        f"{link.groups:,}, over groups that have no device in common. Yours is in one of them."
+    )
 
 
 def _costs(terms: Terms) -> list[str]:
