@@ -86,6 +86,11 @@ class WrongSum(MessageError):
     """A proxy's sum of masks cannot be that of the submissions it was asked for."""
 
 
+class SpoiledSum(WrongSum):
+    """A sum that was opened is none of honest devices': one of them sent what no honest one does,
+    or the proxy told a wrong sum of masks."""
+
+
 class VersionMismatch(MessageError):
     pass
 

@@ -19,6 +19,7 @@ Sight = Mapping[str, Mapping[str, frozenset[str]]]
 """Party → message → fields."""
 LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
 """Of the noise on sums, in steps of the grid."""
+MOST_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ class SecureSum:
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on the sum, as a multiple of `clip`; the proxy adds
     it, so that nobody sees the sum without it. 0 adds none."""
+    groups: int = 8
+    """Most sums of a round, over groups of at least `min_devices` that have no device in common,
+    while the server looks for a device that spoils sums; otherwise there is one. With 1 it is one
+    always. (Terms that say nothing of it were agreed to when it was one.)"""
     url: str = ""
     """Address of the proxy, to which the server turns; empty in simulation, like the two below."""
     authority: str = ""
@@ -109,6 +114,7 @@ class SecureSum:
 
     def __post_init__(self) -> None:
         require_whole("link.min_devices", self.min_devices, 2)
+        require_whole("link.groups", self.groups, 1, MOST_GROUPS)
         require_number("link.clip", self.clip, 0.0, 2.0**20, above=False)
         require_number("link.noise", self.noise, 0.0, 1e6, above=False)
         if self.noise and not self.clip:

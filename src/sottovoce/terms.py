@@ -268,7 +268,7 @@ class Terms:
             "n_items": self.n_items,
             "algorithm": {"name": name_of(self.algorithm, ALGORITHMS), **algorithm},
             "release": {"name": name_of(self.release, RELEASES), **asdict(self.release)},
-            "link": {"name": name_of(self.link, LINKS), **asdict(self.link)},
+            "link": {"name": name_of(self.link, LINKS), **_link_table(self.link)},
         }
 
     @classmethod
@@ -291,13 +291,16 @@ class Terms:
             raise MessageError("the terms of a federation have a field of the wrong type")
         if not all(isinstance(part, dict) for part in parts):
             raise MessageError("the terms of a federation have a field of the wrong type")
+        link = parts[2]
+        if link.get("name") == "secure-sum":
+            link = {"groups": 1, **link}
         try:
             return cls(
                 federation,
                 n_items,
                 named(parts[0], ALGORITHMS, "", "algorithm"),
                 named(parts[1], RELEASES, "", "release"),
-                named(parts[2], LINKS, "", "link"),
+                named(link, LINKS, "", "link"),
             )
         except ConfigError as error:
             raise MessageError(f"the terms of the federation make no sense: {error}") from None
@@ -308,3 +311,11 @@ class Terms:
         """Equal for equal terms, and different for different ones."""
         content = json.dumps(self.to_table(), sort_keys=True)
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _link_table(link: Link) -> dict[str, Any]:
+    """What was agreed to before there were groups has one sum a round, and says nothing of it."""
+    table = asdict(link)
+    if table.get("groups") == 1:
+        del table["groups"]
+    return table

@@ -9,7 +9,14 @@ from sottovoce.errors import ConfigError, MessageError, WrongSum
 from sottovoce.links import SecureSum
 from sottovoce.masking import expand, masked, seeds_from
 from sottovoce.messages import GRID, MaskedReports, MaskSeeds, MaskSum
-from sottovoce.parties.masker import NEVER, Masker, check_set, set_name
+from sottovoce.parties.masker import (
+    GROUPED_ROUNDS,
+    NEVER,
+    REGAINED_AFTER,
+    Masker,
+    check_set,
+    set_name,
+)
 from sottovoce.parties.secure_sum import MaskedSum, sum_limit
 
 ROWS, WIDTH = 30, 4
@@ -236,3 +243,103 @@ def test_the_limit_of_a_sum_leaves_room_for_noise_and_none_for_what_cannot_be_ad
     assert noisy > 1000 + 20 * 1.5 * 2.0 * GRID
     with pytest.raises(ConfigError, match="lower the limits"):
         sum_limit(LINK, 10**6, 2.0**50)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+GROUPED = SecureSum(min_devices=3, groups=3)
+NOISY_GROUPS = SecureSum(min_devices=3, clip=2.0, noise=1.5, groups=3)
+
+
+def groups_of(*groups, round=0):
+    return [seeds_of(users, round) for users in groups]
+
+
+@pytest.mark.parametrize("link", [GROUPED, NOISY_GROUPS])
+def test_sums_over_groups_add_up_to_the_whole_with_noise_for_each(link):
+    parts, proxy = ([1, 2, 3], [4, 5, 6], [7, 8, 9, 10]), masker(link)
+    told = proxy.sum_groups(groups_of(*parts))
+    noise = []
+    for users, one in zip(parts, told, strict=True):
+        opened = collected(users, link=link).open(one)
+        assert opened.devices == len(users)
+        noise.append(opened.dense(ROWS) - UPDATES[users].sum(axis=0))
+    if not link.noise:
+        assert not np.any(noise)
+        return
+    noise.append(proxy.noise(0).reshape(ROWS, WIDTH))
+    for one, each in enumerate(noise):
+        assert 0.8 < each.std() / (1.5 * 2.0 * GRID) < 1.2
+        for other in noise[:one]:
+            like = np.corrcoef(each.ravel(), other.ravel())[0, 1]
+            assert abs(like) < 0.35, "no two sums share their noise"
+    again = proxy.sum_groups(groups_of(*parts))
+    assert all(np.array_equal(a.masks, b.masks) for a, b in zip(told, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (([1, 2, 3], [3, 4, 5]), "twice"),
+        (([1, 2, 3], [1, 2, 3]), "twice"),
+        (([1, 2, 3], [4, 5]), "least is 3"),
+        (([1, 2, 3], []), "least is 3"),
+        (([1, 2, 3, 4, 5, 6], [7]), "least is 3"),
+        (([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]), "terms permit 3"),
+    ],
+)
+def test_groups_that_overlap_or_are_too_small_or_too_many_are_not_told(groups, words):
+    proxy = masker(GROUPED)
+    with pytest.raises(MessageError, match=words):
+        proxy.sum_groups(groups_of(*groups))
+    assert len(proxy.sum_groups(groups_of([1, 2, 3], [4, 5, 6]))) == 2, "the round is open still"
+
+
+def test_one_grouping_for_a_round():
+    proxy, parts = masker(GROUPED), ([1, 2, 3], [4, 5, 6])
+    proxy.sum_groups(groups_of(*parts))
+    for other in (
+        ([1, 2, 3, 4, 5, 6],),  # the whole after its parts
+        ([1, 2, 3],),
+        ([1, 2, 4], [3, 5, 6]),
+        ([1, 2, 3], [4, 5, 6], [7, 8, 9]),
+        ([1, 2, 3], [4, 5, 6, 7]),
+        ([4, 5, 6], [1, 2, 3]),  # which would put other noise on the same sums
+    ):
+        with pytest.raises(MessageError, match="other devices or groups"):
+            proxy.sum_groups(groups_of(*other))
+    whole = masker(GROUPED)
+    whole.sum_masks(seeds_of([1, 2, 3, 4, 5, 6]))
+    with pytest.raises(MessageError, match="other devices or groups"):
+        whole.sum_groups(groups_of(*parts))
+
+
+def test_what_overlapping_groups_would_have_told():
+    """The broken control: sums over groups that differ in one device are that device's update."""
+    sums = []
+    for users in ([1, 2, 3, 4], [1, 2, 3]):
+        (told,) = masker(GROUPED).sum_groups(groups_of(users))
+        sums.append(collected(users).open(told).dense(ROWS))
+    assert np.array_equal(sums[0] - sums[1], UPDATES[4])
+
+
+def test_rounds_in_groups_are_few():
+    proxy, parts = masker(GROUPED), ([1, 2, 3], [4, 5, 6])
+    for round in range(GROUPED_ROUNDS):
+        assert proxy.grouped_rounds_left == GROUPED_ROUNDS - round
+        proxy.sum_groups(groups_of(*parts, round=round))
+        proxy.sum_groups(groups_of(*parts, round=round))  # asked again it costs nothing
+    now = GROUPED_ROUNDS
+    with pytest.raises(MessageError, match="room for another one after"):
+        proxy.sum_groups(groups_of(*parts, round=now))
+    for round in range(now, now + REGAINED_AFTER):
+        assert proxy.grouped_rounds_left == 0
+        proxy.sum_masks(seeds_of([1, 2, 3], round=round))
+    assert proxy.grouped_rounds_left == 1
+    proxy.sum_groups(groups_of(*parts, round=now + REGAINED_AFTER))
+    assert proxy.grouped_rounds_left == 0
+
+
+def test_terms_with_one_sum_a_round_have_no_groups():
+    with pytest.raises(MessageError, match="terms permit 1"):
+        masker(SecureSum(min_devices=3, groups=1)).sum_groups(groups_of([1, 2, 3], [4, 5, 6]))

@@ -40,7 +40,9 @@ def masker(
     of the mask to this proxy. The server gets both, can read neither, and asks the proxy for the
     sum of the masks of a round. The proxy tells it for at least link.min_devices devices, and for
     one set of them in a round; the noise of the terms, if they have any, is added here. What the
-    server opens is the sum over these devices. Devices never come here.
+    server opens is the sum over these devices. While it looks for a device that spoils sums, the
+    set may come in groups that have no device in common, at most link.groups of them, each large
+    enough by itself; the proxy permits few such rounds. Devices never come here.
 
     First --init makes the keys. Hand DIR/keys/ca.crt and DIR/seal.pub to the server's operator, who
     makes the federation with --proxy, --proxy-ca and --proxy-key, and gives you an introduction
@@ -88,7 +90,7 @@ def masker(
         link, terms = made.introduction.link, made.introduction.terms
         output.note(
             f"{folder} holds the proxy of the federation {terms.federation}; it tells sums over at "
-            f"least {link.min_devices:,} devices"
+            f"least {link.min_devices:,} devices, at most {link.groups:,} in a round"
         )
     run_masker(
         folder,

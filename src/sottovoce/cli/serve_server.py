@@ -275,6 +275,9 @@ def status(
         )
     if content["shut_out"]:
         lines.append(f"Shut out: {', '.join(map(str, content['shut_out']))}")
+    for number, why in content.get("shut_out_why", {}).items():
+        lines.append(f"  {number}: {why}")
+    lines += _search_words(content.get("search", {}))
     lines.append(f"Refused: {output.words(content['refused'])}")
     for past in content["rounds"][-10:]:
         ended = f"{past['outcome']} after {past['seconds']:.1f} s, {past['reported']}"
@@ -286,6 +289,19 @@ def status(
             ended += " devices in batches"
         lines.append(f"  round {past['round']}.{past['attempt']}: {ended}")
     output.show(*lines)
+
+
+def _search_words(search: Mapping[str, Any]) -> list[str]:
+    """Whether the server looks for devices that spoil sums, and whom it suspects."""
+    if not search.get("on"):
+        return []
+    suspected = ", ".join(
+        f"{one['number']} (in {one['failed']} of {one['rounds']})" for one in search["suspects"]
+    )
+    return [
+        "A device spoils sums; the server looks for it by sums over groups. In spoiled sums again "
+        f"and again: {suspected or 'nobody yet'}"
+    ]
 
 
 def target(

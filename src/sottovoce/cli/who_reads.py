@@ -141,7 +141,8 @@ def _summed(link: SecureSum) -> list[str]:
     told = [
         "What leaves in a round: a change of every number of the model, masked. The server cannot "
         "read it; the proxy gets the mask and not the change. What the server can read is the sum "
-        f"over at least {link.min_devices:,} devices, and the proxy tells one such sum in a round."
+        f"over at least {link.min_devices:,} devices, and the proxy tells one such sum in a round"
+        + _groups_words(link)
     ]
     if link.clip:
         told.append(f"A change as a whole is cut to a length of {link.clip:g} before.")
@@ -153,6 +154,15 @@ def _summed(link: SecureSum) -> list[str]:
             "to which one device alone has added can be read by everybody."
         )
     return [*told, _SAME_PEOPLE]
+
+
+def _groups_words(link: SecureSum) -> str:
+    if link.groups == 1:
+        return "."
+    return (
+        "; or, while the server looks for a device that spoils sums, at most "
+        f"{link.groups:,}, over groups that have no device in common. Yours is in one of them."
+    )
 
 
 def _filters(algorithm: UCConfig) -> list[str]:

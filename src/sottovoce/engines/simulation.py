@@ -8,18 +8,19 @@ Whatever it chooses, the model, the vectors and the ledger are the same bit for 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.engines.base import Listener, Moment, Observer
-from sottovoce.errors import ConfigError, Diverged, Stalled
-from sottovoce.messages import DeviceReports, MaskSeeds, ModelView, SummedReports
+from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
+from sottovoce.messages import DeviceReports, MaskSeeds, MaskSum, ModelView, SummedReports
 from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
+from sottovoce.parties.searching import Search
 from sottovoce.parties.secure_sum import MaskedSum, summed
 from sottovoce.parties.server import NO_DEFENCE, Server
 
@@ -49,6 +50,11 @@ class Simulation:
     least: int = 0
     """Fewest devices in a round, where it is everybody who is asked: those who may still send are
     enough. 0 where it must be `cohort_size`."""
+    search: Search | None = None
+    """For devices that spoil secure sums, as a server makes it; None ends the run at such a sum.
+    With it messages are written out."""
+    shut_out: set[int] = field(default_factory=set)
+    """Users whom the search has found."""
 
     def run(self) -> None:
         """Go on from the server's round to `rounds`."""
@@ -80,6 +86,10 @@ class Simulation:
         if self.devices.spends:
             willing = self.devices.willing()
         size = max(self.least, len(willing)) if self.least else self.cohort_size
+        if self.shut_out:
+            users = self.devices.cohort.users
+            willing = willing[[users[row] not in self.shut_out for row in willing]]
+            size = max(self.least, min(size, len(willing)))
         if len(willing) < size:
             raise Stalled(
                 f"in round {self.server.round} only {len(willing):,} devices may still send, where "
@@ -132,26 +142,68 @@ class Simulation:
     def _summed_round(self, masker: Masker, view: ModelView, rows: NDArray[np.int64]) -> None:
         """A round of which the server sees the sum alone."""
         link, (n_rows, width) = masker.link, view.items.shape
-        if not self.listeners:
+        if not self.listeners and self.search is None:
             sums = self.devices.report_summed(view, rows, self.threads).dense(n_rows)
             noise = masker.noise(view.round)
             if noise is not None:
                 sums += noise.reshape(sums.shape)
             self.server.fold(summed(view.round, sums, len(rows)))
             return
-        total = MaskedSum(view.round, n_rows, width, link, self.largest_value)
-        seeds: list[bytes] = []
+        users = self.devices.cohort.users[rows].tolist()
+        groups = self._groups(masker, users)
+        place = {user: k for k, group in enumerate(groups) for user in group}
+        totals = [MaskedSum(view.round, n_rows, width, link, self.largest_value) for _ in groups]
+        seeds: dict[int, bytes] = {}
         many = self.devices.at_once(rows, _MASKED_AT_ONCE)
         for start in range(0, len(rows), many):
             masked, mine = self.devices.report_masked(view, rows[start : start + many])
             self._tell("server", masked)
-            total.add(masked)
-            seeds += mine.seeds
-        named = MaskSeeds(view.round, self.devices.cohort.users[rows], tuple(seeds))
-        self._tell("proxy", named)
-        told = masker.sum_masks(named, self.threads)
-        self._tell("server", told)
-        self.server.fold(total.open(told))
+            where = np.array([place.get(user, -1) for user in masked.sender.tolist()])
+            for k in np.unique(where[where >= 0]):
+                here = where == k
+                part = replace(masked, sender=masked.sender[here], masked=masked.masked[here])
+                totals[k].add(part)
+            seeds |= zip(mine.sender.tolist(), mine.seeds, strict=True)
+        named = [
+            MaskSeeds(view.round, np.array(group), tuple(seeds[user] for user in group))
+            for group in groups
+        ]
+        for one in named:
+            self._tell("proxy", one)
+        opened: list[SummedReports | None] = []
+        if len(named) == 1:
+            answers = [masker.sum_masks(named[0], self.threads)]
+        else:
+            answers = masker.sum_groups(named, self.threads)
+        for total, told in zip(totals, answers, strict=True):
+            self._tell("server", told)
+            opened.append(self._opened(total, told))
+        good = [one for one in opened if one is not None]
+        if good:
+            self.server.fold(self.server.add_sums(good))
+        else:
+            self.server.round += 1  # given up: the next round begins from the same model
+        if self.search is not None:
+            spoiled = [one is None for one in opened]
+            self.search, out = self.search.after(users, groups, spoiled)
+            self.shut_out |= set(out)
+
+    def _groups(self, masker: Masker, users: list[int]) -> list[list[int]]:
+        """Who is summed with whom."""
+        if self.search is None:
+            return [users]
+        draw = self.server.rng.child("groups", self.server.round).generator()
+        several = masker.grouped_rounds_left > 0
+        return self.search.groups(users, masker.link, draw.shuffle, several=several)
+
+    def _opened(self, total: MaskedSum, told: MaskSum) -> SummedReports | None:
+        """The sum of a group; None where somebody has spoiled it and is looked for."""
+        try:
+            return total.open(told)
+        except SpoiledSum:
+            if self.search is None:
+                raise
+            return None
 
     def _tell(self, party: str, message: object) -> None:
         for listener in self.listeners:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import ConfigError, MessageError, WrongSum
+from sottovoce.errors import ConfigError, MessageError, SpoiledSum, WrongSum
 from sottovoce.links import SecureSum
 from sottovoce.masking import unmasked
 from sottovoce.messages import GRID, MaskedReports, MaskSum, SummedReports
@@ -49,8 +49,9 @@ class MaskedSum:
         each(part, equal_spans(len(self._total), threads), threads)
 
     def open(self, told: MaskSum) -> SummedReports:
-        """The sum of the updates. Raises `WrongSum` where it cannot be one: under a wrong sum of
-        masks every number is uniform below 2⁶⁴, and honest sums are far smaller. (A proxy that
+        """The sum of the updates. Raises `WrongSum` where it cannot be one, `SpoiledSum` where that
+        shows in its numbers: under a wrong sum of masks, or with a device's garbage in it, every
+        number is uniform below 2⁶⁴, and honest sums are far smaller. (A proxy or a device that
         adds little to the right sum is not found out.)"""
         if told.round != self.round or told.devices != self.devices:
             raise WrongSum(
@@ -62,7 +63,7 @@ class MaskedSum:
         sums = unmasked(self._total, told.masks, self._width)
         most = sum_limit(self._link, self.devices, self._largest)
         if bool(np.any((sums > most) | (sums < -most))):
-            raise WrongSum(
+            raise SpoiledSum(
                 "the sum that was opened is larger than these devices could have sent: the proxy "
                 "told a wrong sum of masks, or a device sent what no honest one does"
             )

@@ -19,6 +19,7 @@ from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.keys import operator_token
 from sottovoce.engines.https.masked_wire import (
     binding,
+    encode_group_question,
     encode_masked,
     encode_question,
     model_name,
@@ -112,10 +113,18 @@ def question(terms, round, devices, attempt=0):
     return encode_question(terms, round, attempt, devices[0].model if devices else MODEL, sealed)
 
 
+def group_question(terms, round, groups, group=0, attempt=0):
+    """For one of several groups; devices seal their seeds anew each time."""
+    sealed = [[device.record(terms, round, attempt) for device in one] for one in groups]
+    return encode_group_question(terms, round, attempt, MODEL, sealed, group)
+
+
 class SummedWorld:
     """A server over a database, with a clock that is moved by hand and a proxy in this process."""
 
-    def __init__(self, path, *, rounds=3, cohort_size="all", link=None, **rules):
+    def __init__(self, path, *, rounds=3, cohort_size="all", link=None, users=USERS, **rules):
+        self.users = users
+        rules.setdefault("min_devices", users)
         self.path, self.folder = path, masker_folder(path / "masker", **(link or {}))
         self.terms = self.folder.introduction.terms
         root = Streams.from_seed(SEED).key
@@ -123,8 +132,8 @@ class SummedWorld:
         self.database = Database.sqlite(path / "server.db")
         self.database.create()
         self.time, self.asked, self.down, self.change = 1000.0, [], False, None
-        self.keepers = [SeedKeeper() for _ in range(USERS)]
-        self.devices = _devices(self.terms)
+        self.keepers = [SeedKeeper() for _ in range(users)]
+        self.devices = _devices(self.terms, users)
         self.proxy = MaskerApp(self.folder).__enter__()
         self.restart()
         self._enrol()
@@ -154,9 +163,9 @@ class SummedWorld:
         return told if self.change is None else self.change(told)
 
     def _enrol(self):
-        tokens = [secrets.token_bytes(32) for _ in range(USERS)]
+        tokens = [secrets.token_bytes(32) for _ in range(self.users)]
         with self.database.writing() as link:
-            roster.invite(link, range(USERS), tokens)
+            roster.invite(link, range(self.users), tokens)
             for token, keeper in zip(tokens, self.keepers, strict=True):
                 roster.enrol(link, token, keeper.key.public_key().public_bytes_raw())
 
@@ -181,6 +190,10 @@ class SummedWorld:
         with self.database.reading() as link:
             return records.past_rounds(link)
 
+    def shut_numbers(self):
+        with self.database.reading() as link:
+            return roster.shut_numbers(link)
+
     def refused(self):
         with self.database.reading() as link:
             return records.refused(link)
@@ -195,28 +208,30 @@ class SummedWorld:
                 for number, body in part
             }
 
-    def body(self, number, record=None, values=None):
+    def view(self):
+        return ModelView(self.position().round, self.model())
+
+    def body(self, number, record=None, values=None, now=None, view=None):
         """A device's message for the present round."""
-        now, keeper = self.position(), self.keepers[number]
+        now, view, keeper = now or self.position(), view or self.view(), self.keepers[number]
         if values is None:
-            values = self.plain(number)
-        keeper.model = self.model_name()
+            values = self.plain(number, view)
+        keeper.model = model_name(view.items)
         record = record or keeper.record(self.terms, now.round, now.attempt)
         hidden = masked(values, keeper.seed(now.round, now.attempt))
         return encode_masked(hidden, record, now.round, now.attempt)
 
-    def plain(self, number):
+    def plain(self, number, view=None):
         """What this device would send if the server could read it."""
-        now = self.position()
-        view = ModelView(now.round, self.model())
+        view = view or self.view()
         reports = self.devices.report(view, np.array([number]))
         whole = np.zeros(view.items.shape, np.int64)
         whole[reports.item] = reports.values
         return whole
 
     def report(self, *numbers, **changes):
-        now = self.position()
-        made = [(n, self.body(n, **changes)) for n in numbers]
+        now, view = self.position(), self.view()
+        made = [(n, self.body(n, now=now, view=view, **changes)) for n in numbers]
         batch = [
             records.Submission(now.round, now.attempt, n, records.mark_of(b"", body), body)
             for n, body in made
@@ -225,9 +240,9 @@ class SummedWorld:
             return records.accept(link, batch)
 
 
-def _devices(terms):
-    world = random_world(USERS, ITEMS, 100, seed=SEED)
-    rng, everyone = Streams.from_seed(SEED), np.arange(USERS, dtype=np.int64)
+def _devices(terms, users=USERS):
+    world = random_world(users, ITEMS, 100, seed=SEED)
+    rng, everyone = Streams.from_seed(SEED), np.arange(users, dtype=np.int64)
     consent = Consent.uniform(everyone, Choice(share_positives=0.5))
     algorithm = terms.build()
     cohort = Cohort(everyone, world, consent, algorithm.device_init(everyone, rng))
@@ -236,11 +251,12 @@ def _devices(terms):
     )
 
 
-def folded(rounds, **link):
+def folded(rounds, users=USERS, **link):
     """The model by the plain sums of what devices report; a round is who sent and who was summed,
     None where it was given up, "again" where it was tried again."""
     terms = summed_terms(**link)
-    devices, server = _devices(terms), Server.start(terms.build(), ITEMS, Streams.from_seed(SEED))
+    devices = _devices(terms, users)
+    server = Server.start(terms.build(), ITEMS, Streams.from_seed(SEED))
     for sent, counted in rounds:
         reports = {n: devices.report(server.publish(), np.array([n])) for n in sent}
         if counted is None:

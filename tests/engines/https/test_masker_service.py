@@ -14,6 +14,7 @@ from secure_sum_world import (
     TOKEN,
     MaskerApp,
     SeedKeeper,
+    group_question,
     masker_folder,
     question,
 )
@@ -27,11 +28,14 @@ from sottovoce.engines.https.masked_wire import (
     binding,
     decode_question,
     decode_sum,
+    encode_group_question,
     encode_question,
 )
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.links import Direct
 from sottovoce.masking import sum_masks
+from sottovoce.parties.masker import GROUPED_ROUNDS, REGAINED_AFTER, Answered
+from sottovoce.terms import Terms
 
 NUMBERS = ITEMS * 5
 
@@ -301,3 +305,160 @@ def test_introductions_of_other_kinds_are_refused(tmp_path, folder):
     assert place.stat().st_mode & 0o077 == 0
     assert folders.read_masker_introduction(place) == folder.introduction
     assert TOKEN not in repr(folder.introduction) + repr(folder)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many():
+    return [SeedKeeper() for _ in range(12)]
+
+
+def sealed(terms, round, groups):
+    return [[device.record(terms, round) for device in group] for group in groups]
+
+
+@pytest.mark.parametrize("link", [{}, NOISY], ids=["exact", "noisy"])
+def test_it_tells_one_sum_for_every_group_also_after_a_restart(tmp_path, many, link):
+    folder = masker_folder(tmp_path / "masker", **link)
+    terms, groups = folder.introduction.terms, (many[:3], many[3:7], many[7:])
+    records = sealed(terms, 4, groups)
+    asked = [encode_group_question(terms, 4, 0, MODEL, records, k) for k in range(3)]
+    with MaskerApp(folder) as app:
+        first = [app.sums(ask) for ask in asked]
+        assert [told(got).devices for got in first] == [3, 4, 5]
+    with MaskerApp(folders.open_masker(folder.path)) as again:
+        assert [again.sums(ask).body for ask in asked[::-1]] == [got.body for got in first[::-1]]
+    noise = []
+    for group, got in zip(groups, first, strict=True):
+        exact = sum_masks([device.seed(4) for device in group], NUMBERS)
+        noise.append((exact - told(got).masks).view(np.int64))
+    if not link:
+        assert not np.any(noise)
+        return
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert 0.5 < noise[one].std() / 2**24 / (NOISY["clip"] * NOISY["noise"]) < 1.5
+        assert abs(np.corrcoef(noise[one], noise[other])[0, 1]) < 0.3
+
+
+def test_no_other_groups_of_a_round_also_after_a_restart(folder, terms, many):
+    records = sealed(terms, 2, (many[:3], many[3:6], many[6:9]))
+    a, b, c = records
+    others = (
+        [[*a, *b, *c]],  # one sum over all
+        [a],
+        [a, b],
+        [b, a, c],
+        [[*a[:2], b[0]], [a[2], *b[1:]], c],
+        [a, b, [*c, many[9].record(terms, 2)]],
+        sealed(terms, 2, (many[:3], many[3:6], many[6:9])),  # sealed anew
+    )
+    with MaskerApp(folder) as app:
+        told(app.sums(encode_group_question(terms, 2, 0, MODEL, records, 1)))
+    for _ in range(2):
+        with MaskerApp(folders.open_masker(folder.path)) as app:
+            for other in others:
+                if len(other) == 1:
+                    ask = encode_question(terms, 2, 0, MODEL, other[0])
+                else:
+                    ask = encode_group_question(terms, 2, 0, MODEL, other, 0)
+                refused(app.sums(ask), 409, "second_submission")
+            told(app.sums(encode_group_question(terms, 2, 0, MODEL, records, 0)))
+    with MaskerApp(folder) as app:
+        told(app.sums(question(terms, 3, many)))
+        refused(app.sums(group_question(terms, 3, (many[:6], many[6:]))), 409, "second_submission")
+
+
+def test_groups_that_it_must_not_tell(app, terms, many):
+    overlapping = (many[:4], many[3:7])
+    refused(app.sums(group_question(terms, 0, overlapping)), 400, "duplicate")
+    for group in (0, 1):
+        small = (many[:6], many[6:8])
+        refused(app.sums(group_question(terms, 0, small, group)), 400, "too_few")
+    empty = (many[:6], [])
+    refused(app.sums(group_question(terms, 0, empty)), 400, "too_few")
+    other_seed = [[device.record(terms, 0) for device in many[:3]] for _ in range(2)]
+    ask = encode_group_question(terms, 0, 0, MODEL, other_seed, 0)
+    refused(app.sums(ask), 400, "duplicate")
+    assert told(app.sums(group_question(terms, 0, (many[:6], many[6:])))).devices == 6
+
+
+def test_more_groups_than_the_terms_permit_are_refused(tmp_path, many):
+    folder = masker_folder(tmp_path / "masker", groups=2)
+    terms = folder.introduction.terms
+    three, two = (many[:4], many[4:8], many[8:]), (many[:6], many[6:])
+    with MaskerApp(folder) as app:
+        refused(app.sums(group_question(terms, 0, three)), 400, "too_many")
+        told(app.sums(group_question(terms, 0, two)))
+    older = masker_folder(tmp_path / "older", groups=1)
+    with MaskerApp(older) as app:
+        ask = group_question(older.introduction.terms, 0, two)
+        refused(app.sums(ask), 400, "too_many")
+
+
+def test_an_unopened_seed_in_any_group_is_named_before_anything_is_told(app, terms, many):
+    records = sealed(terms, 5, (many[:4], many[4:8]))
+    records[1][2] = many[6].record(terms, 5, sealed_for=(terms, 9, 0))
+    got = app.sums(encode_group_question(terms, 5, 0, MODEL, records, 0))
+    refused(got, 409, "undecryptable")
+    assert got.json()["which"] == [6]
+    told(app.sums(group_question(terms, 5, (many[:4], [*many[4:6], many[7]]))))
+
+
+def test_rounds_in_groups_are_few_also_after_a_restart(folder, terms, many):
+    two, left = (many[:6], many[6:]), folder.answers().last
+    left = Answered(left.round, left.name, GROUPED_ROUNDS * REGAINED_AFTER - 1)
+    folder.answers().keep(left)
+    with MaskerApp(folder) as app:
+        refused(app.sums(group_question(terms, 0, two)), 429, "too_often")
+        told(app.sums(question(terms, 0, many)))  # nothing was kept of it
+        for round in range(1, 3):
+            refused(app.sums(group_question(terms, round, two)), 429, "too_often")
+            told(app.sums(question(terms, round, many)))
+    with MaskerApp(folders.open_masker(folder.path)) as app:
+        told(app.sums(group_question(terms, 3, two)))
+        refused(app.sums(group_question(terms, 4, two)), 429, "too_often")
+    assert json.loads((folder.path / "answered.json").read_text())["spent"] == 256
+
+
+def test_malformed_questions_for_groups_never_break_it(app, terms, many):
+    good = group_question(terms, 0, (many[:6], many[6:]), 1)
+    assert decode_question(good).sizes == (6, 6)
+    rng, head = np.random.default_rng(0), struct.calcsize("<4sIII32s32s")
+    bad = [good[:-1], good + b"x", b"SVQ1" + good[4:], good[:head], good[: head + 7]]
+    for many_groups, group in ((0, 0), (1, 0), (2, 2), (65, 0), (2**32 - 1, 1), (3, 0)):
+        bad.append(good[:head] + struct.pack("<II", many_groups, group) + good[head + 8 :])
+    for sizes in ((12, 0), (7, 6), (2**32 - 6, 18), (0, 0)):
+        bad.append(good[: head + 8] + struct.pack("<II", *sizes) + good[head + 16 :])
+    for _ in range(60):
+        changed = bytearray(good)
+        changed[int(rng.integers(head + 16))] ^= 1 << int(rng.integers(8))
+        bad.append(bytes(changed))
+    for payload in bad:
+        got = app.sums(payload)
+        if payload[head + 4 : head + 8] != good[head + 4 : head + 8] and got.status == 200:
+            continue  # it asks for the other group
+        assert 400 <= got.status < 500, (got.status, got.body)
+    told(app.sums(good))
+
+
+def test_what_was_written_before_there_were_groups_still_opens(folder, terms, many):
+    """Terms that say nothing of groups have one sum a round, and the name that they had."""
+    table = terms.to_table()
+    assert table["link"]["groups"] == 8
+    del table["link"]["groups"]
+    before = Terms.from_table(table)
+    assert before.secure_sum.groups == 1
+    assert before.to_table() == table
+    assert replace(before, link=replace(before.secure_sum, groups=8)) == terms
+    introduction = json.loads((folder.path / "introduction.json").read_text())
+    del introduction["terms"]["link"]["groups"]
+    (folder.path / "introduction.json").write_text(json.dumps(introduction))
+    (folder.path / "answered.json").write_text(json.dumps({"round": 6, "set": "ab" * 32}))
+    older = folders.open_masker(folder.path)
+    assert older.introduction.terms == before
+    assert older.answers().last == Answered(6, bytes.fromhex("ab" * 32), 0)
+    with MaskerApp(older) as app:
+        told(app.sums(question(before, 7, many)))
+        refused(app.sums(group_question(before, 8, (many[:6], many[6:]))), 400, "too_many")

@@ -88,6 +88,8 @@ class Event:
     seconds: float = 0.0
     trouble: str = ""
     """What the operator should know of it."""
+    notices: tuple[str, ...] = ()
+    """The same of what cost no round."""
 
 
 class Coordinator:

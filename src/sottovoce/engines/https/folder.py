@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sottovoce import config
-from sottovoce.engines.https import records, roster
+from sottovoce.engines.https import records, roster, searches
 from sottovoce.engines.https.admissions import (
     PROXY_TOKEN,
     Introduction,
@@ -280,7 +280,11 @@ def shut_out(database: Database, numbers: Sequence[int], *, undo: bool = False) 
         strangers = set(numbers) - set(roster.known_numbers(link, numbers))
         if strangers:
             raise UsageError(f"device {min(strangers)} was never invited; look at the number again")
-        (roster.readmit if undo else roster.shut)(link, numbers)
+        if undo:
+            roster.readmit(link, numbers)
+            searches.forgive(link, numbers)
+        else:
+            roster.shut(link, numbers)
         return roster.shut_numbers(link)
 
 

@@ -15,6 +15,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from sottovoce.engines.https import possession
 from sottovoce.engines.https.proxy_wire import TERMS_BYTES, terms_name
 from sottovoce.errors import KeyTrouble, MessageError
-from sottovoce.links import SecureSum
+from sottovoce.links import MOST_GROUPS, SecureSum
 from sottovoce.masking import SEED_BYTES, Words
 from sottovoce.messages import MaskSum
 from sottovoce.terms import Terms
@@ -42,8 +43,12 @@ _HEAD = struct.Struct("<4sIII")
 _MAGIC, _SUM_MAGIC = b"SVM1", b"SVK1"
 MODEL_BYTES = 32
 _QUESTION = struct.Struct(f"<4sIII{TERMS_BYTES}s{MODEL_BYTES}s")
-_QUESTION_MAGIC = b"SVQ1"
-LONGEST_QUESTION = _QUESTION.size + MOST_DEVICES * RECORD_BYTES
+_QUESTION_MAGIC, _GROUPS_MAGIC = b"SVQ1", b"SVQ2"
+_GROUPS = struct.Struct("<II")
+_GROUP = struct.Struct("<I")
+LONGEST_QUESTION = (
+    _QUESTION.size + _GROUPS.size + MOST_GROUPS * _GROUP.size + MOST_DEVICES * RECORD_BYTES
+)
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 _SEALED_FOR, _SIGNED_FOR = b"sottovoce mask seed\0", b"sottovoce sealed mask seed\0"
 
@@ -81,7 +86,7 @@ class MaskedMessage:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Question:
-    """server → proxy: the sum of the masks of these submissions."""
+    """server → proxy: the sum of the masks of these submissions, or of one of their groups."""
 
     round: int
     attempt: int
@@ -90,9 +95,19 @@ class Question:
     model: bytes
     """Name of the model that all have learnt from."""
     records: tuple[Record, ...]
+    """Of the whole round, a group after the other."""
+    sizes: tuple[int, ...]
+    """Of the groups; one where there are none."""
+    group: int = 0
+    """Whose sum is asked for."""
 
     def __repr__(self) -> str:
         return f"<Question round={self.round} devices={len(self.records)}>"
+
+    @property
+    def groups(self) -> list[tuple[Record, ...]]:
+        ends = [0, *accumulate(self.sizes)]
+        return [self.records[start:end] for start, end in pairwise(ends)]
 
 
 # --- seeds ---------------------------------------------------------------------------------------
@@ -184,23 +199,56 @@ def decode_masked(payload: bytes, terms: Terms, round: int, attempt: int) -> Mas
 def encode_question(
     terms: Terms, round: int, attempt: int, model: bytes, records: Sequence[Record]
 ) -> bytes:
+    """Of a round with one sum."""
     head = _QUESTION.pack(_QUESTION_MAGIC, round, attempt, len(records), terms_name(terms), model)
     return head + b"".join(record.content for record in records)
 
 
+def encode_group_question(
+    terms: Terms,
+    round: int,
+    attempt: int,
+    model: bytes,
+    groups: Sequence[Sequence[Record]],
+    group: int,
+) -> bytes:
+    """Of a round with several: it names all of them, and asks for one."""
+    count = sum(map(len, groups))
+    head = _QUESTION.pack(_GROUPS_MAGIC, round, attempt, count, terms_name(terms), model)
+    sizes = b"".join(_GROUP.pack(len(one)) for one in groups)
+    contents = b"".join(record.content for one in groups for record in one)
+    return head + _GROUPS.pack(len(groups), group) + sizes + contents
+
+
 def decode_question(payload: bytes) -> Question:
+    """The inverse of both."""
     if len(payload) < _QUESTION.size:
         raise MessageError("message too short")
     magic, round, attempt, count, name, model = _QUESTION.unpack_from(payload)
-    if magic != _QUESTION_MAGIC:
+    if magic not in (_QUESTION_MAGIC, _GROUPS_MAGIC):
         raise MessageError("not a question for a sum of masks of this version")
-    if count > MOST_DEVICES or len(payload) != _QUESTION.size + count * RECORD_BYTES:
-        raise MessageError("the length of the message does not match its head")
-    content = memoryview(payload)[_QUESTION.size :]
+    wrong = MessageError("the length of the message does not match its head")
+    sizes, group, start = (count,), 0, _QUESTION.size
+    if magic == _GROUPS_MAGIC:
+        if len(payload) < start + _GROUPS.size:
+            raise wrong
+        many, group = _GROUPS.unpack_from(payload, start)
+        start += _GROUPS.size
+        if (
+            not 1 < many <= MOST_GROUPS
+            or group >= many
+            or len(payload) < start + many * _GROUP.size
+        ):
+            raise wrong
+        sizes = struct.unpack_from(f"<{many}I", payload, start)
+        start += many * _GROUP.size
+    if count > MOST_DEVICES or sum(sizes) != count or len(payload) != start + count * RECORD_BYTES:
+        raise wrong
+    content = memoryview(payload)[start:]
     records = tuple(
         Record.of(content[at : at + RECORD_BYTES]) for at in range(0, len(content), RECORD_BYTES)
     )
-    return Question(round, attempt, name, model, records)
+    return Question(round, attempt, name, model, records, sizes, group)
 
 
 def encode_sum(told: MaskSum) -> bytes:

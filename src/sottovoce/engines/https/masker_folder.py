@@ -4,7 +4,8 @@
 `seal.pub` (to which devices seal the seeds of their masks; the public one goes into the terms),
 `noise.secret` (from which the noise of every round is made), `introduction.json` (the terms that it
 follows for ever, and the token of the server; a secret), `answered.json` (for which set of devices
-it has answered last), `masker.json` (address and process of a running one).
+it has answered last, and how much room for rounds in groups is used up), `masker.json` (address and
+process of a running one).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sottovoce.engines.https.keys import (
 from sottovoce.engines.https.ready import ServiceFolder
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.links import SecureSum
-from sottovoce.parties.masker import NEVER, Answered
+from sottovoce.parties.masker import GROUPED_ROUNDS, NEVER, REGAINED_AFTER, Answered
 from sottovoce.stamps import stamp
 from sottovoce.terms import PROTOCOL, Terms
 
@@ -88,7 +89,8 @@ class Answers:
         self._place = place
         try:
             table = json.loads(place.read_bytes())
-            self.last: Answered = int(table["round"]), bytes.fromhex(table["set"])
+            spent = int(table.get("spent", 0))
+            self.last = Answered(int(table["round"]), bytes.fromhex(table["set"]), spent)
             # Earlier releases wrote no stamp.
             if table.get("stamp", _stamp(self.last)) != _stamp(self.last):
                 raise ValueError("damaged")
@@ -97,7 +99,7 @@ class Answers:
                 f"{place} is not there, but it says which sums were told: a proxy without it could "
                 "tell a second one; put it back, or make a new proxy in another folder"
             ) from None
-        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             raise ServiceError(
                 f"{place} is damaged or cannot be read; put the right file back"
             ) from None
@@ -121,16 +123,17 @@ class Answers:
         """An old copy learns what another one has told since. Of a round of which they disagree,
         nothing is told any more."""
         mine, theirs = self.last, newer.last
-        if theirs[0] > mine[0]:
+        if theirs.round > mine.round:
             self.keep(theirs)
-        elif theirs[0] == mine[0] and theirs != mine:
-            self.keep((mine[0], _NOBODY))
+        elif theirs.round == mine.round and theirs != mine:
+            self.keep(Answered(mine.round, _NOBODY, max(mine.spent, theirs.spent)))
 
     def refuse_before(self, round: int) -> None:
         """Nothing is told of the rounds before this one, which an old copy may have forgotten; of
-        the last that it knows of, the same again."""
-        if round - 1 > self.last[0]:
-            self.keep((round - 1, _NOBODY))
+        the last that it knows of, the same again. Nor is there room for rounds in groups at first:
+        how many there were is forgotten, too."""
+        if round - 1 > self.last.round:
+            self.keep(Answered(round - 1, _NOBODY, GROUPED_ROUNDS * REGAINED_AFTER))
 
 
 def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None) -> str:
@@ -235,10 +238,12 @@ def read_masker_introduction(path: Path) -> MaskerIntroduction:
 
 
 def _content(answered: Answered) -> bytes:
-    table = {"round": answered[0], "set": answered[1].hex(), "stamp": _stamp(answered)}
-    return json.dumps(table).encode() + b"\n"
+    table: dict[str, int | str] = {"round": answered.round, "set": answered.name.hex()}
+    if answered.spent:
+        table["spent"] = answered.spent
+    return json.dumps(table | {"stamp": _stamp(answered)}).encode() + b"\n"
 
 
 def _stamp(answered: Answered) -> str:
-    content = f"{answered[0]} {answered[1].hex()}".encode()
+    content = f"{answered.round} {answered.name.hex()} {answered.spent}".encode()
     return stamp(content, "answered")[len(content) :].hex()

@@ -1,8 +1,8 @@
 """The HTTP interface of a secure sum's proxy: one address for the server, and two for its operator.
 
-What it tells follows from its own folder alone: the fewest devices and the noise are those of the
-terms it keeps, whatever a question says. Nothing of a question is kept but its round and the name
-of its set; nothing of it is logged.
+What it tells follows from its own folder alone: the fewest devices, the most groups and the noise
+are those of the terms it keeps, whatever a question says. Nothing of a question is kept but its
+round and the name of its set or its groups; nothing of it is logged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sottovoce.engines.https.refusals import Reason, Refused, Tally
 from sottovoce.engines.https.routing import Routed
 from sottovoce.errors import MessageError
 from sottovoce.messages import MaskSum
-from sottovoce.parties.masker import check_set, noise_of, sum_told
+from sottovoce.parties.masker import Answered, check_groups, noise_of, sum_told
 
 _OCTETS = (b"content-type", b"application/octet-stream")
 _JSON = (b"content-type", b"application/json")
@@ -98,41 +98,54 @@ class Answering:
             question = decode_question(payload)
         except MessageError as error:
             raise Refused("malformed", str(error)) from None
-        name = self._check(question)
-        seeds = self._open(question)
-        self._answers.keep((question.round, name))
+        answered = self._check(question)
+        seeds = self._open(question, again=answered == self._answers.last)
+        self._answers.keep(answered)
         numbers = self._terms.n_rows * self._terms.width
-        masks = sum_told(self._link, question.round, seeds, numbers, self._noise, self._threads)
+        group = question.group if len(question.sizes) > 1 else None
+        masks = sum_told(
+            self._link, question.round, seeds, numbers, self._noise, self._threads, group
+        )
         self.told += 1
         return encode_sum(MaskSum(question.round, len(seeds), masks))
 
-    def _check(self, question: Question) -> bytes:
-        """The name of the set. Raises where the sum over it must not be told."""
-        records, last = question.records, self._answers.last[0]
+    def _check(self, question: Question) -> Answered:
+        """What is to be kept before the sum is told. Raises where it must not be."""
+        records, last = question.records, self._answers.last
         if question.terms != self._name:
             raise Refused("other_terms", "the question is about other terms than ours")
-        if len(records) < self._link.min_devices:
+        if len(question.sizes) > self._link.groups:
+            raise Refused("too_many", "the terms do not permit so many sums in a round")
+        if min(question.sizes) < self._link.min_devices:
             raise Refused("too_few", "a sum over so few devices is not told")
         if len({record.device for record in records}) < len(records):
-            raise Refused("duplicate", "a device is named twice in one sum")
+            raise Refused("duplicate", "a device is named twice in one round")
+        grouped = len(question.sizes) > 1 and question.round > last.round
+        if grouped and last.grouped_rounds_left < 1:
+            raise Refused("too_often", "there were too many rounds in groups; ask for one sum")
         try:
             # By what they sent: from two sums over the same devices' first and second attempts one
             # device's could follow, too.
-            sent = [record.device + record.sealed for record in records]
-            return check_set(self._link, self._answers.last, question.round, sent)
+            sent = [[one.device + one.sealed for one in group] for group in question.groups]
+            return check_groups(self._link, last, question.round, sent)
         except MessageError as error:
-            reason: Reason = "late" if question.round < last else "second_submission"
+            reason: Reason = "late" if question.round < last.round else "second_submission"
             raise Refused(reason, str(error), status=409) from None
 
-    def _open(self, question: Question) -> list[bytes]:
+    def _open(self, question: Question, *, again: bool) -> list[bytes]:
+        """The seeds of the group that is asked for. All groups must be good before one is told,
+        since afterwards there can be no others; whoever asks `again` has shown that they are."""
         bound = binding(self._terms, question.round, question.attempt, question.model)
-        if not all(is_signed(record, bound) for record in question.records):
+        start = sum(question.sizes[: question.group])
+        mine = slice(start, start + question.sizes[question.group])
+        records = question.records[mine] if again else question.records
+        if not all(is_signed(record, bound) for record in records):
             raise Refused("bad_signature", "a sealed seed was not signed by its device for this")
-        seeds = [open_seed(record, self._key, bound) for record in question.records]
+        seeds = [open_seed(record, self._key, bound) for record in records]
         which = [at for at, seed in enumerate(seeds) if seed is None]
         if which:
             raise Unopened(which)
-        return [seed for seed in seeds if seed is not None]
+        return [seed for seed in (seeds if again else seeds[mine]) if seed is not None]
 
 
 class MaskerService(Routed):

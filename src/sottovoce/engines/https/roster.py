@@ -9,13 +9,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import sqlalchemy as sa
 
-from sottovoce.engines.https.database import devices, shut_out
-from sottovoce.engines.https.records import AT_ONCE, Numbers, in_parts, shut_out_among
+from sottovoce.engines.https.database import devices, meta, shut_out
+from sottovoce.engines.https.records import AT_ONCE, Numbers, in_parts, set_fact, shut_out_among
 
 _WELCOME = devices.c.number.not_in(sa.select(shut_out.c.number))
 _INVITED = sa.select(devices.c.number).where(
     devices.c.token_hash == sa.bindparam("token"), _WELCOME
 )
+_WHY = "shut_out_why:"
+"""Of a fact, before the number of a device that the server itself has shut out."""
 
 
 def token_hash(token: bytes) -> bytes:
@@ -108,17 +110,32 @@ def count_keys(link: sa.Connection) -> int:
     return int(link.execute(query).scalar() or 0)
 
 
-def shut(link: sa.Connection, numbers: Sequence[int]) -> None:
-    """Ask these devices no more and take nothing from them, whether they have enrolled or not."""
+def shut(link: sa.Connection, numbers: Sequence[int], why: str = "") -> None:
+    """Ask these devices no more and take nothing from them, whether they have enrolled or not.
+    `why` is what they are told, where it is not the operator's own decision."""
     new = sorted(set(numbers) - shut_out_among(link, numbers))
     if new:
         link.execute(shut_out.insert(), [{"number": number} for number in new])
+    if why:
+        for number in new:
+            set_fact(link, f"{_WHY}{number}", why)
 
 
 def readmit(link: sa.Connection, numbers: Sequence[int]) -> None:
     """Undo `shut`."""
     for part in in_parts(numbers):
         link.execute(shut_out.delete().where(shut_out.c.number.in_(part)))
+        link.execute(meta.delete().where(meta.c.key.in_([f"{_WHY}{n}" for n in part])))
+
+
+def why_shut(link: sa.Connection, numbers: Sequence[int]) -> dict[int, str]:
+    """Why the server has shut these devices out; nothing of those whom the operator has."""
+    told: dict[int, str] = {}
+    for part in in_parts(numbers):
+        names = [f"{_WHY}{number}" for number in part]
+        rows = link.execute(sa.select(meta.c.key, meta.c.value).where(meta.c.key.in_(names)))
+        told |= {int(row.key.removeprefix(_WHY)): row.value for row in rows}
+    return told
 
 
 def shut_numbers(link: sa.Connection) -> list[int]:

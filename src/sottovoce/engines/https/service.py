@@ -331,6 +331,8 @@ class Service:
             payload = await self._body(scope, receive, limit)
             submission = await self._checks.report(payload, self._aside)
             decision = await self._writer.store(submission)
+            if decision == "unknown_device":
+                raise Refused(decision, await self._aside(lambda: self._why(submission.number)))
             if decision != "accepted":
                 raise Refused(decision, _DECIDED[decision])
         except Refused as error:
@@ -353,15 +355,23 @@ class Service:
 
         def note() -> None:
             with self._database.writing() as link:
-                if records.shut_out_among(link, [number]):
-                    raise Refused("unknown_device", _DECIDED["unknown_device"])
-                roster.seen(link, [number])
+                out = records.shut_out_among(link, [number])
+                if not out:
+                    roster.seen(link, [number])
+            if out:
+                raise Refused("unknown_device", self._why(number))
 
         await self._aside(note)
         if self._checked_in[0] == now:
             self._checked_in[1].add(number)
         self._moved()
         await answer(send, 204, [], b"")
+
+    def _why(self, number: int) -> str:
+        """What a device that was shut out is told."""
+        with self._database.reading() as link:
+            why = roster.why_shut(link, [number]).get(number)
+        return _DECIDED["unknown_device"] if why is None else why
 
     async def _unwanted(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._body(scope, receive, _SMALL_BODY)

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from sottovoce.engines.https import batches, records, roster
+from sottovoce.engines.https import batches, records, roster, searches
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.refusals import Tally
 
@@ -29,6 +29,8 @@ def status(
         now = records.position(link)
         enrolled, active = roster.count_devices(link)
         shut_out = roster.shut_numbers(link)
+        why = roster.why_shut(link, shut_out)
+        search = searches.found(link)
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
         handed_over = batches.heads(link, now.round)
@@ -43,6 +45,8 @@ def status(
         "enrolled": enrolled,
         "active": active,
         "shut_out": shut_out,
+        "shut_out_why": {str(number): words for number, words in sorted(why.items())},
+        "search": searches.to_table(search),
         "batches": [
             {"tier": b.tier, "devices": b.devices, "parts": b.parts, "stored": b.stored}
             for b in handed_over
