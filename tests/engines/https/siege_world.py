@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOON = 1.0
-"""Seconds within which an honest request is to be answered."""
+"""Seconds within which an honest request is to be answered, on a machine that does nothing else."""
 
 ATTACK = r"""
-import asyncio, json, resource, ssl, sys, time
+import asyncio, json, random, resource, ssl, sys, time
 import uvloop
 
 told = json.loads(sys.argv[1])
@@ -58,7 +58,7 @@ async def open_some(number, turn):
 
 async def besiege():
     global tried
-    began = asked = time.monotonic()
+    began = time.monotonic()
     turn, opening = asyncio.Semaphore(told["at_once"]), set()
     while time.monotonic() < began + told["seconds"]:
         for _ in range(min(told["count"] - len(held) - len(opening), told["most"] - tried, 512)):
@@ -66,9 +66,8 @@ async def besiege():
             opening.add(task)
             task.add_done_callback(opening.discard)
             tried += 1
-        if told["kind"] == "idle" and time.monotonic() > asked + 8:
-            asked = time.monotonic()
-            for stranger in list(held):
+        if told["kind"] == "idle":  # each once in 8 seconds or so, or it would be cut off
+            for stranger in random.sample(sorted(held, key=id), len(held) // 80):
                 stranger.ask()
         done = tried - len(opening)
         print(json.dumps({"held": len(held), "tried": done, "cut": cut}), flush=True)
@@ -135,6 +134,7 @@ class Answered:
     slowest: float
     wrong: tuple
     """What came instead, of those that were not answered well."""
+    within: float = SOON
 
     @property
     def share(self):
@@ -142,14 +142,16 @@ class Answered:
 
     def __str__(self):
         return (
-            f"{self.soon} of {self.asked} ({self.share:.1%}) within {SOON:g} s, "
+            f"{self.soon} of {self.asked} ({self.share:.1%}) within {self.within:.2g} s, "
             f"slowest {self.slowest:.2f} s, wrong: {sorted(set(self.wrong))[:4]}"
         )
 
 
-def timed(ask, count, every=0.1, at_once=16):
+def timed(ask, count, every=0.1, at_once=16, quiet=None):
     """Ask so often, at fixed times whether or not the last was answered. `ask(n)` returns None
-    where all is well, or what is not."""
+    where all is well, or what is not. `quiet` is how they fared without a siege: where the machine
+    has so much else to do that this took long, they have more time."""
+    within = SOON if quiet is None else max(SOON, 4 * quiet.slowest)
 
     def one(number):
         began = time.monotonic()
@@ -165,10 +167,9 @@ def timed(ask, count, every=0.1, at_once=16):
             waiting.append(pool.submit(one, number))
             time.sleep(every)
         found = [each.result() for each in waiting]
-    soon = sum(wrong is None and seconds <= SOON for seconds, wrong in found)
-    return Answered(
-        count, soon, max(seconds for seconds, _ in found), tuple(w for _, w in found if w)
-    )
+    soon = sum(wrong is None and seconds <= within for seconds, wrong in found)
+    slowest = max(seconds for seconds, _ in found)
+    return Answered(count, soon, slowest, tuple(w for _, w in found if w), within)
 
 
 def visit(port, context, method="GET", path="/health", body=None, headers=None, wanted=(200,)):

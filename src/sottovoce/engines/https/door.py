@@ -27,9 +27,8 @@ _SPARE = 16
 """Connections above the limit whose requests are told to come back; the operator's are answered."""
 _OTHER_FILES = 256
 """Open files that are none of our connections: databases, logs, those just being closed."""
-_AT_ONCE = 128
+_AT_ONCE, _HANDSHAKES = 64, 4
 """Connections accepted, and handshakes begun, before others have their turn again."""
-_HANDSHAKES = 8
 _SENDERS_LOOKED_AT = 64
 _PAUSE = 0.05
 _RECORD_HEAD, _HANDSHAKE_RECORD, _LONGEST_RECORD = 5, 0x16, 5 + (1 << 14)
