@@ -46,9 +46,15 @@ upstream sottovoce_superlink {{
 # No addresses in the log: time, status, call.
 log_format sottovoce_gateway '$time_iso8601 $status $request_method $uri';
 
+# Whom limits are for: an IPv4 address, or a /64 of IPv6, since whoever has one address of it has all.
+map $binary_remote_addr $sottovoce_node {{
+    "~(?s)^(?<sottovoce_node_prefix>.{{8}}).{{8}}\\z" $sottovoce_node_prefix;
+    default $binary_remote_addr;
+}}
+
 # Several times what {nodes} busy nodes behind one address need.
-limit_req_zone $binary_remote_addr zone=sottovoce_calls:10m rate={rate}r/s;
-limit_conn_zone $binary_remote_addr zone=sottovoce_connections:10m;
+limit_req_zone $sottovoce_node zone=sottovoce_calls:10m rate={rate}r/s;
+limit_conn_zone $sottovoce_node zone=sottovoce_connections:10m;
 
 server {{
     listen {host}:{port} ssl;
@@ -63,8 +69,12 @@ server {{
     limit_req_status 429;
     limit_conn sottovoce_connections {connections};
     limit_conn_status 429;
+    # Silent and idle connections end soon; where there are too many, nginx cuts the oldest of them.
     client_header_timeout 15s;
     client_body_timeout 30s;
+    keepalive_timeout 20s;
+    send_timeout 60s;
+    reset_timedout_connection on;
 
     # A call is passed on when all of it is here: a slow sender holds nothing of the SuperLink.
     proxy_request_buffering on;
