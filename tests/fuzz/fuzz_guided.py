@@ -1,0 +1,61 @@
+"""The search that coverage guides, by atheris (libFuzzer), where that is installed.
+
+Half of the inputs are drawn from the seed, as without it; they are where the search begins. What
+they and their changes reach of the services decides which of them are changed further.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+INSTRUMENTED = (
+    "sottovoce.engines.https", "sottovoce.engines.versions", "sottovoce.engines.flower.wire",
+    "sottovoce.engines.flower.silo_wire", "sottovoce.messages", "sottovoce.terms",
+    "sottovoce.config", "sottovoce.parties", "sottovoce.privacy.passes",
+    "sottovoce.privacy.interactions",
+)  # fmt: skip
+
+
+def there_is():
+    return importlib.util.find_spec("atheris") is not None
+
+
+def run(name, inputs, seed, save):
+    """Prints the report and ends the process, as libFuzzer does."""
+    import atheris
+
+    with atheris.instrument_imports(include=list(INSTRUMENTED), enable_loader_override=False):
+        import fuzz_runner
+    from fuzz_choices import LONG, drawn
+
+    out = os.dup(1)
+    os.dup2(2, 1)  # libFuzzer's own words are not the report
+    runner = fuzz_runner.Runner(name, seed, save)
+    first = inputs // 2
+
+    def feed(data):
+        count = runner.report.inputs
+        if count == inputs // 5:
+            runner.mark()
+        runner.feed(drawn(seed, name, count) if count < first else data)
+        if runner.report.inputs >= inputs:
+            _finish(runner, out)
+
+    corpus = Path(tempfile.mkdtemp(prefix="sottovoce-corpus-"))
+    for index in range(200):
+        (corpus / str(index)).write_bytes(drawn(seed, name, index))
+    options = [f"-max_len={2 * LONG}", f"-seed={seed}", "-runs=-1", "-timeout=120", "-rss_limit_mb=0"]
+    atheris.Setup([sys.argv[0], *options, str(corpus)], feed)
+    atheris.Fuzz()
+
+
+def _finish(runner, out):
+    report = runner.end()
+    with contextlib.suppress(Exception):
+        runner.close()
+    os.write(out, json.dumps(report.to_table()).encode() + b"\n")
+    os._exit(0)
