@@ -8,7 +8,9 @@ ifneq ($(DATA),)
 export SOTTOVOCE_DATA ?= $(abspath $(DATA))
 endif
 
-.PHONY: demo test test-all check format bench clean
+INPUTS ?= 1000000
+
+.PHONY: demo test test-all fuzz check format bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -19,6 +21,11 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile searching
+
+# TARGET=name for one of them, SEED=n for other inputs, REPLAY=file for a finding that was saved.
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python tests/fuzz $(if $(REPLAY),--replay $(REPLAY),--inputs $(INPUTS)) \
+	  $(addprefix --target ,$(TARGET)) $(addprefix --seed ,$(SEED))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -46,6 +53,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing the core, torch, the services, Flower and the development tools"
 	@$(PIP) -e '.[torch,web,flower,dev]'
 	@touch $@ $(VENV)/.core
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	@$(PIP) -e '.[fuzz]' || echo "atheris does not install here: inputs are drawn, not guided"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

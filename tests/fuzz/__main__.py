@@ -67,7 +67,9 @@ def main():
 def chosen(options, fuzz_runner):
     unknown = set(options.target or ()) - set(fuzz_runner.TARGETS)
     if unknown:
-        sys.exit(f"there is no target {sorted(unknown)[0]}; there are {sorted(fuzz_runner.TARGETS)}")
+        sys.exit(
+            f"there is no target {sorted(unknown)[0]}; there are {sorted(fuzz_runner.TARGETS)}"
+        )
     names = list(options.target or fuzz_runner.TARGETS)
     if "server-postgres" in names and not options.target and not postgres_is_here():
         names.remove("server-postgres")

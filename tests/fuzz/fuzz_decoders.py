@@ -198,9 +198,7 @@ class Decoders:
         )
         read_sent = lambda content: proxy_wire.decode_submission(content, 4, 2)  # noqa: E731
         self._bytes(proxy_wire.decode_submission, sent, proxy_wire._HEAD, read_sent)
-        part = batches.Part(
-            2, 1, bytes(32), 3, 0, 2, bytes(16), bytes(3 * sealing.SEALED_BYTES)
-        )
+        part = batches.Part(2, 1, bytes(32), 3, 0, 2, bytes(16), bytes(3 * sealing.SEALED_BYTES))
         self._bytes(batches.decode_part, batches.encode_part(part), batches._HEAD)
         self._bytes(signing.open_envelope, bytes(signing.OVERHEAD), signing._HEADER)
         head = signing._head(1, 2, 3, bytes(16))

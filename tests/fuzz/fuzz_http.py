@@ -30,13 +30,13 @@ _RANGES = (
     b"bytes=a-b", b"bytes=\xb2-", b"",
 )  # fmt: skip
 _CODINGS = (
-    b"zstd", b"gzip", b"*", b"identity", b"gzip;q=0", b"zstd;q=1.1.1", b"gzip;q=....", b"zstd;q=0,*",
-    b"zstd;q=", b";q=1", b"," * 900, b"\xff;q=\xff", b"gzip;" * 900, b"",
+    b"zstd", b"gzip", b"*", b"identity", b"gzip;q=0", b"zstd;q=1.1.1", b"gzip;q=....",
+    b"zstd;q=0,*", b"zstd;q=", b";q=1", b"," * 900, b"\xff;q=\xff", b"gzip;" * 900, b"",
 )  # fmt: skip
 _TAGS = (b"*", b'"x"', b"W/*", b"," * 900, b"W/" * 900, b"\xff", b"", b'"' + b"a" * 9000 + b'"')
 _TOKENS = (
-    b"", b"Bearer", b"Bearer ", b"bearer x", b"Basic eDp4", b"Bearer " + b"a" * 64, b"Bearer \xff\xfe",
-    b"Bearer " + b"a" * 9000, b"\0",
+    b"", b"Bearer", b"Bearer ", b"bearer x", b"Basic eDp4", b"Bearer " + b"a" * 64,
+    b"Bearer \xff\xfe", b"Bearer " + b"a" * 9000, b"\0",
 )  # fmt: skip
 
 
@@ -205,7 +205,9 @@ def _chunks(pieces, choices):
         size = b"%x" % choices.other(len(piece), 64, one_in=10)
         extension = choices.pick((b"",) * 8 + (b";a=b", b" ", b";" * 200, b"\0"))
         made += size + extension + b"\r\n" + piece + (b"" if not piece else b"\r\n")
-    return made + choices.pick((b"\r\n",) * 5 + (b"a: b\r\n\r\n", b"", b"content-length: 3\r\n\r\n"))
+    return made + choices.pick(
+        (b"\r\n",) * 5 + (b"a: b\r\n\r\n", b"", b"content-length: 3\r\n\r\n")
+    )
 
 
 class Transport(asyncio.Transport):

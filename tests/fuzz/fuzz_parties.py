@@ -19,7 +19,13 @@ from proxy_world import Device, proxied
 from secure_sum_world import LEAST, MODEL, TOKEN, MaskerApp, SeedKeeper, masker_folder
 
 from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.engines.https import home_wire, masked_wire, orchestrator_wire, owner_wire, proxy_wire
+from sottovoce.engines.https import (
+    home_wire,
+    masked_wire,
+    orchestrator_wire,
+    owner_wire,
+    proxy_wire,
+)
 from sottovoce.engines.https.keys import operator_token
 from sottovoce.engines.https.orchestrator_folder import create_orchestrator_folder, invite
 from sottovoce.engines.https.owner_service import FORGET_PATH, ITEMS_PATH
@@ -162,7 +168,7 @@ class Masker(PartyTarget):
     def question(self, choices):
         """About the next round, whose sum was not told yet, or about the last one."""
         round = self.round if choices.below(3) == 0 else max(0, self.round - 1)
-        round, attempt = choices.other(round, one_in=40), choices.other(0, one_in=40)
+        attempt = choices.other(0, one_in=40)
         where = (round, attempt)
         if where not in self._records:
             made = [device.record(self.terms, round, attempt) for device in self.devices]
@@ -172,7 +178,9 @@ class Masker(PartyTarget):
         if choices.chance(3):
             self._change(choices, records, round, attempt)
         model = choices.bytes(32) if choices.chance(40) else MODEL
-        content = masked_wire.encode_question(self.terms, round, attempt, model, records)
+        # Devices have not signed for another round, or a server could end all rounds with the last.
+        said = choices.other(round, one_in=24)
+        content = masked_wire.encode_question(self.terms, said, attempt, model, records)
         content = choices.refielded(masked_wire._QUESTION, content, one_in=6)
         return choices.perhaps_damaged(content, 8)
 
@@ -204,8 +212,6 @@ class Masker(PartyTarget):
         if answer.status == 200 and answer.path == self.SUMS[1]:
             self.acknowledged += 1
             self.round = self.app.service._answering.round + 1
-            if self.round > 2**31:  # a round far ahead was told, by a server that has the right to
-                raise Trouble("far ahead", "there is no room for rounds any more")
 
     def check(self):
         told = self.app.service._answering.told

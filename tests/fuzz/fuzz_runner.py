@@ -20,7 +20,7 @@ TARGETS = {
 }
 CHEAP = fuzz_decoders.Decoders.name
 SLOWEST = 1.0
-"""Seconds that an input may take, each of three times."""
+"""Seconds that a request may take, each of three times."""
 GROWTH = 24 << 20
 """Bytes by which memory may grow between a fifth of the inputs and the last one."""
 _ROUND = 500
@@ -55,6 +55,7 @@ class Runner:
         self.report, self._save = Report(name, seed), save
         self._folder = tempfile.TemporaryDirectory(prefix="sottovoce-fuzz-", dir=_memory())
         self._errors = ErrorLog().__enter__()
+        self._interval = sys.getswitchinterval()
         sys.setswitchinterval(0.0005)  # as the server's own process does
         self.target = TARGETS[name](Path(self._folder.name))
         self._began = time.monotonic()
@@ -63,6 +64,7 @@ class Runner:
 
     def close(self):
         self.target.close()
+        sys.setswitchinterval(self._interval)
         self._errors.__exit__()
         self._folder.cleanup()
 
@@ -86,7 +88,8 @@ class Runner:
             self.found(trouble, data)
         for trouble in self._noticed():
             self.found(trouble, data)
-        return time.monotonic() - began
+        # Several requests may come on one connection.
+        return (time.monotonic() - began) / max(1, getattr(self.target, "answered", 1))
 
     def mark(self):
         """A fifth of the inputs are through: what is needed once is there now."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import sqlalchemy as sa
-from collector_world import FACTORS, K, TIERS, parts_of, proxied_terms
+from collector_world import FACTORS, TIERS, K, parts_of, proxied_terms
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzz_choices import Choices
 from fuzz_targets import GET, POST, ServiceTarget, table
@@ -110,9 +110,7 @@ class ServerTarget(ServiceTarget):
         url = self.place(path, stack)
         store = folder.database(url)
         try:
-            self.invitations = invite(
-                folder, store, "https://127.0.0.1:1", count=USERS + NEWCOMERS
-            )
+            self.invitations = invite(folder, store, "https://127.0.0.1:1", count=USERS + NEWCOMERS)
         finally:
             store.close()
         self.app = stack.enter_context(App(folder, url, self.coordinator(folder.plan)))

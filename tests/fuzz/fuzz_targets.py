@@ -2,6 +2,7 @@
 must hold."""
 
 import contextlib
+import itertools
 import json
 
 from fuzz_choices import Choices
@@ -37,8 +38,8 @@ class ServiceTarget:
         self._stack = contextlib.ExitStack()
         self.makers, self.expected, self.statuses = {}, {}, {}
         self.acknowledged = 0
-        self.sending = None
-        """The input on its way."""
+        self.sending, self.answered = None, 0
+        """The input on its way, and how many requests the last one was."""
         try:
             self.app = self.opened(path, self._stack)
             self.addresses = addresses(self.app.service)
@@ -108,7 +109,7 @@ class ServiceTarget:
             cuts = sorted(choices.below(len(content) + 1) for _ in range(choices.below(3)))
             edges = [0, *cuts, len(content)]
             self.sending = content
-            pieces = [content[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+            pieces = [content[a:b] for a, b in itertools.pairwise(edges)]
             self._send_bytes(address, pieces)
         else:
             self.sending = request
@@ -138,6 +139,7 @@ class ServiceTarget:
         service = self.app.service
         answers, service.heard = service.heard, []
         troubles, service.troubles = service.troubles, []
+        self.answered = len(answers)
         if troubles:
             raise troubles[0]
         if expected is not None and len(answers) != expected:
@@ -146,11 +148,12 @@ class ServiceTarget:
             self.last = answer
             counts = self.statuses.setdefault(address, {})
             counts[answer.status] = counts.get(answer.status, 0) + 1
+            self.heard(answer)
+        for answer in answers:
             if answer.starts != 1 or (not answer.complete and expected):
                 raise Trouble("broken answer", f"{answer.path[:60]}: {answer}")
             if answer.status >= 500 and not self._may_be_late(answer):
                 raise Trouble(f"{answer.status} at {address}", answer.body[:300].decode("latin-1"))
-            self.heard(answer)
 
     def _may_be_late(self, answer):
         said = answer.body.decode("latin-1")

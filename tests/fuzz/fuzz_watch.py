@@ -1,7 +1,7 @@
 """What is watched while inputs come: every answer, every error that somebody has logged or nobody
 has caught, how long an input took, and the memory."""
 
-import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -133,14 +133,7 @@ class ErrorLog(logging.Handler):
 def resident():
     """Bytes of memory that this process holds, when all that can be given back has been."""
     gc.collect()
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # not glibc
-        pass
     with open("/proc/self/statm") as source:
         return int(source.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-async def settle():
-    """Let what was begun run on for a moment."""
-    await asyncio.sleep(0.01)
