@@ -43,6 +43,8 @@ class Report:
     """By kind: the first input that showed it, and how often it was seen."""
     answers: dict = field(default_factory=dict)
     """By address, how often each status was answered."""
+    reasons: dict = field(default_factory=dict)
+    """How often something was refused, by the word for it."""
 
     def to_table(self):
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -110,6 +112,7 @@ class Runner:
             " ".join(address): {str(status): n for status, n in sorted(counts.items())}
             for address, counts in target.statuses.items()
         }
+        report.reasons = dict(getattr(target, "reasons", {}))
         return report
 
     def guard(self, data, *looks):

@@ -125,7 +125,7 @@ class ServerTarget(ServiceTarget):
             if answer.status != 200:
                 raise Trouble("set-up", f"a device cannot enrol: {answer}")
         self._wait(lambda: self.app.board.now.position.state == "open")
-        self._bodies = {}
+        self._bodies, self._before = {}, b""
         return self.app
 
     def token(self, address):
@@ -168,9 +168,12 @@ class ServerTarget(ServiceTarget):
     def report(self, choices, number=None):
         now = self.position
         number = choices.pick(sorted(self.keys)) if number is None else number
+        if choices.chance(16):
+            return self._before  # once more
         round, attempt = choices.other(now.round), choices.other(now.attempt)
         body = self.body(choices, number, round, attempt)
-        return self.sealed(choices, body, "report", number, round, attempt)
+        self._before = self.sealed(choices, body, "report", number, round, attempt)
+        return self._before
 
     def sealed(self, choices, body, purpose, number=None, round=None, attempt=None):
         """Signed by a device, nearly always by the right one for the right thing."""
@@ -195,10 +198,10 @@ class ServerTarget(ServiceTarget):
         """A device's update, or one that is wrong somewhere behind its signature."""
         width, rows = self.federation.width, self.federation.n_rows
         if not choices.chance(4):
-            body = self._bodies.get((round, width))
+            body = self._bodies.get(round)
             if body is None:
-                self._bodies = {(round, width): self._update(choices, round, width, [3, rows - 1])}
-                body = self._bodies[round, width]
+                body = self._update(Choices(b""), round, width, [3, rows - 1])
+                self._bodies = {round: body}
         else:
             items = [choices.below(rows) for _ in range(choices.below(9))]
             if not choices.chance(6):

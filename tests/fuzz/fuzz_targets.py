@@ -4,6 +4,8 @@ must hold."""
 import contextlib
 import itertools
 import json
+import re
+from collections import Counter
 
 from fuzz_choices import Choices
 from fuzz_http import Connections, Request, address_of, call, changed, failures, written
@@ -12,6 +14,7 @@ from fuzz_watch import Trouble
 GET, POST = "GET", "POST"
 _REASONS = ("has just started", "has not heard from the server yet")
 """What may be answered with 503 to somebody who is alone: a service that has just begun."""
+_ERROR = re.compile(rb'\{"error": "(\w+)"')
 
 
 def addresses(service):
@@ -37,6 +40,8 @@ class ServiceTarget:
     def __init__(self, path):
         self._stack = contextlib.ExitStack()
         self.makers, self.expected, self.statuses = {}, {}, {}
+        self.reasons = Counter()
+        """Words with which something was refused."""
         self.acknowledged = 0
         self.sending, self.answered = None, 0
         """The input on its way, and how many requests the last one was."""
@@ -148,6 +153,8 @@ class ServiceTarget:
             self.last = answer
             counts = self.statuses.setdefault(address, {})
             counts[answer.status] = counts.get(answer.status, 0) + 1
+            if answer.status >= 400 and (word := _ERROR.match(answer.body)):
+                self.reasons[word[1].decode()] += 1
             self.heard(answer)
         for answer in answers:
             if answer.starts != 1 or (not answer.complete and expected):
