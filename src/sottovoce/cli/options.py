@@ -41,6 +41,14 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 
 Plaintext = Annotated[
     bool, typer.Option("--plaintext", help="Without TLS; on a loopback address only.")
 ]
+Behind = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Address or network of a reverse proxy in front of this service, which many visitors "
+        "come through: limits per address are then its own business; repeatable.",
+    ),
+]
 ProxyDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the proxy.")]
 IntroductionFile = Annotated[
     Path | None,

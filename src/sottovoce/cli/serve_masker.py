@@ -8,6 +8,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import (
+    Behind,
     Host,
     HostNames,
     IntroductionFile,
@@ -32,6 +33,7 @@ def masker(
     port: Port = 8447,
     threads: Threads = None,
     plaintext: Plaintext = False,
+    behind: Behind = None,
     as_json: Json = False,
 ) -> None:
     """Serve the proxy of a secure sum: it knows masks, and no update.
@@ -60,6 +62,7 @@ def masker(
       sottovoce serve masker masks --introduction town.json --host 0.0.0.0
       sottovoce serve masker masks --host 0.0.0.0
     """
+    from sottovoce.engines.https.door import reverse_proxies
     from sottovoce.engines.https.masker_folder import (
         PUBLIC_KEY,
         create_masker,
@@ -67,6 +70,7 @@ def masker(
         read_masker_introduction,
     )
     from sottovoce.engines.https.masker_serve import run_masker
+    from sottovoce.engines.https.masker_service import MaskerLimits
 
     if init and introduction is not None:
         raise UsageError("--init makes the keys before there is an introduction; use one of them")
@@ -94,6 +98,7 @@ def masker(
         host,
         port,
         plaintext=plaintext,
+        limits=MaskerLimits(behind=reverse_proxies(behind)),
         threads=threads,
         ready=None if as_json else lambda url: output.show(f"The proxy listens at {url}"),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Behind, Json
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def orchestrator(
         bool,
         typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
     ] = False,
+    behind: Behind = None,
     as_json: Json = False,
 ) -> None:
     """Serve an orchestrator: hold rounds with data owners, recommend to users.
@@ -233,7 +234,9 @@ def orchestrator(
                 said = _status(found, store)
         _say(folder, said, as_json)
     else:
+        from sottovoce.engines.https.door import reverse_proxies
         from sottovoce.engines.https.orchestrator_serve import run_orchestrator
+        from sottovoce.engines.https.orchestrator_service import OrchestratorLimits
         from sottovoce.engines.https.orchestrator_training import TrainingPlan
 
         if users_only and rounds is not None:
@@ -247,6 +250,7 @@ def orchestrator(
             port,
             plan=None if users_only else plan,
             plaintext=plaintext,
+            limits=OrchestratorLimits(behind=reverse_proxies(behind)),
             ready=None if as_json else lambda url: output.show(f"Users are served at {url}"),
         )
         if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Host, Json, Port
+from sottovoce.cli.options import Behind, Host, Json, Port
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def owner(
         bool,
         typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
     ] = False,
+    behind: Behind = None,
     users_only: Annotated[
         bool,
         typer.Option(
@@ -146,13 +147,16 @@ def owner(
     if chosen:
         _act(folder, admission, add_items, withdraw_items, federation, forget, as_json)
         return
+    from sottovoce.engines.https.door import reverse_proxies
     from sottovoce.engines.https.owner_serve import run_owner
+    from sottovoce.engines.https.owner_service import OwnerLimits
 
     run_owner(
         folder,
         host,
         port,
         plaintext=plaintext,
+        limits=OwnerLimits(behind=reverse_proxies(behind)),
         users_only=users_only,
         ready=None if as_json else lambda url: output.show(f"The data owner listens at {url}"),
     )

@@ -8,6 +8,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import (
+    Behind,
     Host,
     HostNames,
     IntroductionFile,
@@ -42,6 +43,7 @@ def proxy(
         ),
     ] = 60.0,
     plaintext: Plaintext = False,
+    behind: Behind = None,
     as_json: Json = False,
 ) -> None:
     """Serve a proxy: take sealed reports, mix them tier by tier, hand them to the server.
@@ -71,8 +73,10 @@ def proxy(
     """
     goals = _goals(goal or [])
     from sottovoce.engines.https.admissions import read_introduction
+    from sottovoce.engines.https.door import reverse_proxies
     from sottovoce.engines.https.proxy_folder import create_proxy_folder
     from sottovoce.engines.https.proxy_serve import run_proxy
+    from sottovoce.engines.https.proxy_service import ProxyLimits
 
     if introduction is not None:
         made = create_proxy_folder(folder, read_introduction(introduction), names or [])
@@ -86,6 +90,7 @@ def proxy(
         goal=goals,
         hold_seconds=hold_seconds,
         plaintext=plaintext,
+        limits=ProxyLimits(behind=reverse_proxies(behind)),
         ready=None if as_json else lambda url: output.show(f"The proxy listens at {url}"),
     )
     if as_json:

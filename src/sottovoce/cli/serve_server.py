@@ -13,6 +13,7 @@ import typer
 from sottovoce.cli import output
 from sottovoce.cli.making import make_federation
 from sottovoce.cli.options import (
+    Behind,
     CatalogueFile,
     ExperimentFile,
     Host,
@@ -75,6 +76,7 @@ def server(
         ),
     ] = None,
     plaintext: Plaintext = False,
+    behind: Behind = None,
     as_json: Json = False,
 ) -> None:
     """Serve a federation: publish rounds and models, take reports, fold them.
@@ -96,7 +98,9 @@ def server(
       sottovoce serve server town --experiment a.toml --proxy https://p.example --proxy-ca p.crt
       sottovoce serve server town --rounds 200 --database postgresql://sottovoce@db/town
     """
+    from sottovoce.engines.https.door import reverse_proxies
     from sottovoce.engines.https.serve import run_server
+    from sottovoce.engines.https.service import Limits
 
     if (proxy is None) != (proxy_ca is None):
         raise UsageError("--proxy and --proxy-ca go together")
@@ -121,6 +125,7 @@ def server(
         rounds=rounds,
         skip_to_round=skip_to_round,
         plaintext=plaintext,
+        limits=Limits(behind=reverse_proxies(behind)),
     )
     if as_json:
         output.emit({"folder": folder, "stopped": True})

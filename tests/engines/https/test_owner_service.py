@@ -347,7 +347,7 @@ def test_who_is_slow_with_a_message_keeps_nobody_out(world):
             return answer
 
         assert app.run(slow()).status == 200
-        assert (app.service._receiving, app.service._in_flight) == (0, 0)
+        assert (app.service._receiving.bytes, app.service._in_flight.bytes) == (0, 0)
 
 
 def test_one_request_of_a_session_at_a_time(world, app, monkeypatch):

@@ -208,29 +208,30 @@ def test_overload_is_told_and_memory_is_bounded(tmp_path):
         assert client.status()["refused"]["overload"] == len(turned_away)
 
 
+def begin_report(folder, server, length=900):
+    """Somebody who announces a report and does not send it."""
+    other = Client(folder, server.port)
+    other.get("/health")
+    other.link.putrequest("POST", "/v1/reports")
+    other.link.putheader("Content-Length", str(length))
+    other.link.endheaders(b"x")
+    return other
+
+
 def test_slow_senders_and_too_many_connections_are_turned_away(tmp_path):
     folder = new_folder(tmp_path)
-    limits = {"connections": 6, "body_seconds": 1.0, "in_flight": 2000}
+    limits = {"connections": 6, "body_seconds": 2.0, "in_flight": 2000, "unproven": 2000}
     with ServerProcess(tmp_path, limits=limits) as server, Client(folder, server.port) as client:
-        slow = Client(folder, server.port)
-        slow.get("/health")
-        slow.link.putrequest("POST", "/v1/reports")
-        slow.link.putheader("Content-Length", "500")
-        slow.link.endheaders(b"x")
-        assert slow.link.getresponse().status == 400, "it did not arrive in time"
-        slow.close()
-        holding = [Client(folder, server.port) for _ in range(3)]
-        for other in holding:
-            other.get("/health")
-            other.link.putrequest("POST", "/v1/reports")
-            other.link.putheader("Content-Length", "900")
-            other.link.endheaders(b"x")
-        statuses = sorted(other.link.getresponse().status for other in holding)
-        assert statuses == [400, 400, 503], "the third would have been too much to hold"
-        many = [Client(folder, server.port) for _ in range(6)]
+        holding = [begin_report(folder, server) for _ in range(3)]
+        statuses = [other.link.getresponse().status for other in holding]
+        assert statuses == [400] * 3, "it did not arrive in time; what was announced took no room"
+        many = [Client(folder, server.port) for _ in range(8)]
         found = [other.get("/health").status for other in many]
-        assert 503 in found
-        for other in [*many, *holding]:
+        assert found == [200] * 8, "the idle ones give way"
+        busy = [begin_report(folder, server) for _ in range(6)]
+        assert client.get("/health").status == 503, "the busy ones do not"
+        assert client.operator("GET", "/v1/operator/status").status == 200
+        for other in [*many, *holding, *busy]:
             other.close()
         end = time.monotonic() + 10
         while client.get("/health").status != 200 and time.monotonic() < end:

@@ -27,7 +27,7 @@ from sottovoce.engines.https.client import Busy, Traffic, loopback
 from sottovoce.engines.https.descriptor import Descriptor
 from sottovoce.engines.https.masked_wire import binding, encode_masked, model_name, seal_seed
 from sottovoce.engines.https.pacing import Draw, Pace, from_system
-from sottovoce.engines.https.signing import NONCE_BYTES, Purpose, seal
+from sottovoce.engines.https.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_of, seal
 from sottovoce.errors import (
     ConfigError,
     ConsentError,
@@ -278,7 +278,8 @@ class Agent(Reader):
             return
         round, attempt = prepared.round, prepared.attempt
         sealed = await self._seal("report", round, attempt, prepared.nonce, prepared.message)
-        answer = await self.client.post("/v1/reports", sealed)
+        told = {DIGEST_HEADER: digest_of(sealed)}
+        answer = await self.client.post("/v1/reports", sealed, headers=told)
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
         with contextlib.suppress(MessageError):
             shape = {"n_items": terms.n_rows, "width": terms.width}

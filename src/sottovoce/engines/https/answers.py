@@ -11,6 +11,7 @@ from typing import Any
 
 from sottovoce.engines.https.published import Document, etag_matches, wanted_range
 from sottovoce.engines.https.refusals import Refused
+from sottovoce.engines.https.rooms import Share
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -19,6 +20,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _CHUNK = 1 << 16
 _DISCARD = 1 << 20
+_LENGTH_DIGITS = 15
 
 
 async def publish(scope: Scope, send: Send, document: Document, headers: Headers) -> None:
@@ -70,22 +72,34 @@ async def discard(receive: Receive) -> None:
         return
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes:
-    """The body of a request, never more than `limit` bytes of it, which must be here in time."""
-    if content_length(scope, 0) > limit:
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, seconds: float, share: Share | None = None
+) -> bytes:
+    """The body of a request, never more than `limit` bytes of it, which must be here in time; as
+    far as `share` has room for it."""
+    if (content_length(scope) or 0) > limit:
         await discard(receive)
         raise Refused("oversized", f"a message has at most {limit} bytes")
     parts, size, more = [], 0, True
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as clock:
+            if share is not None:
+                share.clock = clock
             while more and size <= limit:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Refused("malformed", "the message broke off")
                 parts.append(message["body"])
                 size, more = size + len(parts[-1]), message["more_body"]
+                if share is not None:
+                    share.take(parts[-1], lambda: b"".join(parts))
     except TimeoutError:
+        if share is not None and share.was_cut:
+            raise share.full from None
         raise Refused("malformed", "the message did not arrive in time") from None
+    finally:
+        if share is not None:
+            share.clock = None
     if size > limit:
         if more:
             await discard(receive)
@@ -112,6 +126,11 @@ def bears(scope: Scope, token: str) -> bool:
     return hmac.compare_digest(header(scope, b"authorization"), f"Bearer {token}".encode())
 
 
+def is_crowded(scope: Scope) -> bool:
+    """Whether the request came on a connection above their limit."""
+    return bool(scope.get("crowded"))
+
+
 def header(scope: Scope, name: bytes) -> bytes:
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     for key, value in headers:
@@ -120,9 +139,14 @@ def header(scope: Scope, name: bytes) -> bytes:
     return b""
 
 
-def content_length(scope: Scope, unknown: int) -> int:
-    length = header(scope, b"content-length")
-    return int(length) if length.isdigit() else unknown
+def content_length(scope: Scope) -> int | None:
+    """How many bytes a head announces; None where it does not. Of a number that no body reaches
+    it is told only that it is one."""
+    told = header(scope, b"content-length")
+    if not told.isdigit():
+        return None
+    told = told.lstrip(b"0")  # of which there may be thousands, and `int` takes only so many
+    return int(told or b"0") if len(told) <= _LENGTH_DIGITS else 10**_LENGTH_DIGITS
 
 
 def number_of(text: str) -> int | None:

@@ -55,6 +55,18 @@ class Checks:
         """Whose message this is, once it was checked."""
         return open_envelope(payload).number
 
+    def announced(self, begun: bytes, digest: bytes) -> int | None:
+        """The number of the device that signed a report with this digest, of which only the
+        beginning is here; None where it is none that this process knows, or not asked now."""
+        envelope = open_envelope(begun)
+        key, now = self._keys.get(envelope.number), self._board.now
+        if key is None or not now.open_for(envelope.round, envelope.attempt):
+            return None
+        if not now.asks(envelope.number):
+            return None
+        signed = envelope.signed_by(key, self._terms.federation, "report", digest)
+        return envelope.number if signed else None
+
     async def check_in(self, payload: bytes, aside: Aside) -> int:
         """The number of the device that signed this. It must have been signed just now, that is in
         the present attempt, or in the one before while the round moved on."""

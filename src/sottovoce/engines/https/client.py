@@ -14,6 +14,7 @@ import ssl
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -144,12 +145,19 @@ class Client:
         return await self._twice("GET", path, headers, None, limit)
 
     async def post(
-        self, path: str, body: bytes, *, token: str = "", limit: int = SMALL, once: bool = False
+        self,
+        path: str,
+        body: bytes,
+        *,
+        token: str = "",
+        limit: int = SMALL,
+        once: bool = False,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Answer:
         """The answer to `body`, sent in the name of whoever has the token. Sent again where the
         connection was lost before there was one, so it must be something that counts once; with
         `once` never."""
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        headers = {**headers, "authorization": f"Bearer {token}"} if token else headers
         return await self._twice("POST", path, headers, body, limit, once=once)
 
     async def download(self, path: str, limit: int) -> Answer:

@@ -56,7 +56,7 @@ class Collector:
         """POST /v1/batches: acknowledged when the part is on the disk."""
         said = header(scope, b"authorization")
         if not hmac.compare_digest(said, f"Bearer {self._token}".encode()):
-            if content_length(scope, 0):
+            if content_length(scope):
                 await discard(receive)
             raise Refused("unknown_proxy", "this needs the token of the federation's proxy")
         if self._receiving >= _AT_ONCE:

@@ -18,9 +18,14 @@ from typing import Any
 import structlog
 import uvicorn
 
+from sottovoce.engines.https.door import Door
 from sottovoce.engines.https.keys import SERVER_CERTIFICATE, SERVER_KEY, server_context
-from sottovoce.engines.https.protocol import WRITE_BUFFER, Patience, bounded
+from sottovoce.engines.https.protocol import WRITE_BUFFER, Patience, PatientLimits, bounded
+from sottovoce.engines.https.refusals import Tally
 from sottovoce.errors import KeyTrouble, ServiceError
+
+_BACKLOG = 4096
+"""Connections that wait to be accepted; where it overflows, honest ones lose a second."""
 
 
 class Listener(uvicorn.Server):
@@ -29,10 +34,12 @@ class Listener(uvicorn.Server):
     def __init__(
         self,
         application: Any,
-        patience: Patience,
+        limits: PatientLimits,
         context: ssl.SSLContext | None,
+        tally: Tally,
         ready: Callable[[], None],
     ) -> None:
+        patience = Patience.of(limits)
         config = uvicorn.Config(
             application,
             http=bounded(patience),
@@ -44,21 +51,31 @@ class Listener(uvicorn.Server):
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            backlog=2048,
             timeout_keep_alive=patience.idle,
             timeout_graceful_shutdown=1,
         )
         config.load()
-        config.ssl = context
         super().__init__(config)
+        self._limits, self._context, self._tally = limits, context, tally
         self._ready = ready
 
     def stop(self) -> None:
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        self.servers = [
+            Door(listener, self._connection, self._context, self._limits, self._tally)  # type: ignore[misc]
+            for listener in sockets or ()
+        ]
+        self.started = True
         self._ready()
+
+    def _connection(self) -> Any:
+        make: Any = self.config.http_protocol_class
+        return make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -79,7 +96,7 @@ def listen(host: str, port: int) -> socket.socket:
             # Megabytes in the system's buffers would hide for minutes that a slow reader reads on.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, WRITE_BUFFER)
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()

@@ -11,7 +11,6 @@ from sottovoce.engines.https.keys import operator_token
 from sottovoce.engines.https.listening import is_loopback, listen, logger
 from sottovoce.engines.https.masker_folder import open_masker
 from sottovoce.engines.https.masker_service import MaskerLimits, MaskerService
-from sottovoce.engines.https.protocol import Patience
 from sottovoce.engines.https.refusals import Tally
 from sottovoce.engines.https.serving import Process, tls_of
 from sottovoce.errors import UsageError
@@ -40,12 +39,9 @@ def run_masker(
         stack.enter_context(folder.locked())
         folder.seal_key(), folder.noise_key(), folder.answers()  # raise now where they cannot
         listener = stack.enter_context(listen(host, port))
-        process = Process("the proxy", folder, listener, context, logger())
+        process = Process("the proxy", folder, listener, context, tally, logger())
 
         def service() -> MaskerService:
             return MaskerService(folder, token, tally, limits, threads or default_threads())
 
-        patience = Patience(
-            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
-        )
-        process.run(service, patience, ready=ready)
+        process.run(service, limits, ready=ready)

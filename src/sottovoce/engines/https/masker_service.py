@@ -54,6 +54,9 @@ class MaskerLimits:
     waiting: int = 2
     """Questions of the server that wait."""
     connections: int = 200
+    per_address: int = 50
+    behind: tuple[str, ...] = ()
+    """`service.Limits` says what these three are."""
     body_seconds: float = 120.0
     """A question must be here by then."""
     retry_seconds: int = 2
@@ -61,7 +64,8 @@ class MaskerLimits:
     rest_seconds: float = 5.0
     idle_seconds: int = 20
     write_seconds: float = 60.0
-    """`protocol.Patience` says what these four are."""
+    handshake_seconds: float = 10.0
+    """`protocol.Patience` and `door.DoorLimits` say what these five are."""
 
 
 class Unopened(MessageError):
@@ -145,13 +149,7 @@ class MaskerService(Routed):
         threads: int = 1,
     ) -> None:
         """`token` is the operator's."""
-        super().__init__(
-            "the proxy",
-            token,
-            tally,
-            most_connections=limits.connections,
-            retry_seconds=limits.retry_seconds,
-        )
+        super().__init__("the proxy", token, tally, retry_seconds=limits.retry_seconds)
         self._limits, self._server_token = limits, folder.introduction.token
         self._answering = Answering(folder, threads)
         # One at a time: what was told last decides what may be told next.

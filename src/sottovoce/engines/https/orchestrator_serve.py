@@ -17,7 +17,6 @@ from sottovoce.engines.https.listening import is_loopback, listen, logger
 from sottovoce.engines.https.orchestrator_folder import open_orchestrator_folder
 from sottovoce.engines.https.orchestrator_service import OrchestratorLimits, OrchestratorService
 from sottovoce.engines.https.orchestrator_status import figures
-from sottovoce.engines.https.protocol import Patience
 from sottovoce.engines.https.refusals import Tally
 from sottovoce.engines.https.serving import Beside, Process, tls_of
 from sottovoce.errors import ServiceError, UsageError
@@ -81,11 +80,8 @@ def run_orchestrator(
                 figures=lambda: figures(store, tally),
             )
 
-        patience = Patience(
-            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
-        )
-        process = Process("the orchestrator", folder, listener, context, log)
-        process.run(service, patience, beside, ready, **facts)
+        process = Process("the orchestrator", folder, listener, context, tally, log)
+        process.run(service, limits, beside, ready, **facts)
 
 
 class Counts:

@@ -61,6 +61,9 @@ class OrchestratorLimits:
     waiting: int = 128
     """Requests that wait for the store."""
     connections: int = 4000
+    per_address: int = 1000
+    behind: tuple[str, ...] = ()
+    """`service.Limits` says what these three are."""
     per_minute: int = 60
     """Questions of one user."""
     nonces: int = 200_000
@@ -74,7 +77,8 @@ class OrchestratorLimits:
     rest_seconds: float = 5.0
     idle_seconds: int = 20
     write_seconds: float = 30.0
-    """`protocol.Patience` says what these four are."""
+    handshake_seconds: float = 10.0
+    """`protocol.Patience` and `door.DoorLimits` say what these five are."""
 
 
 class OrchestratorService(Routed):
@@ -92,13 +96,7 @@ class OrchestratorService(Routed):
     ) -> None:
         """`users` is the key with which they prove themselves, `token` the operator's; `figures`
         says where the federation stands."""
-        super().__init__(
-            "the orchestrator",
-            token,
-            tally,
-            most_connections=limits.connections,
-            retry_seconds=limits.retry_seconds,
-        )
+        super().__init__("the orchestrator", token, tally, retry_seconds=limits.retry_seconds)
         self._store, self._issuer, self._users = store, issuer, users
         self._limits = limits
         self._figures = figures

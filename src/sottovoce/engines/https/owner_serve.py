@@ -15,7 +15,6 @@ from sottovoce.engines.https.keys import operator_token
 from sottovoce.engines.https.listening import is_loopback, listen, logger
 from sottovoce.engines.https.owner_folder import OwnerFolder, open_owner_folder
 from sottovoce.engines.https.owner_service import OwnerLimits, OwnerService
-from sottovoce.engines.https.protocol import Patience
 from sottovoce.engines.https.refusals import Tally
 from sottovoce.engines.https.serving import Beside, Process, tls_of
 from sottovoce.errors import SottovoceError, UsageError
@@ -60,7 +59,7 @@ def run_owner(
         node = None if admission is None else Node(folder, admission, owner, log)
         if node is None:
             log.info("serving users only, without the orchestrator")
-        process = Process("the data owner", folder, listener, context, log)
+        process = Process("the data owner", folder, listener, context, tally, log)
 
         def service() -> OwnerService:
             return OwnerService(
@@ -73,13 +72,10 @@ def run_owner(
                 died=process.fail,
             )
 
-        patience = Patience(
-            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
-        )
         beside = [] if node is None else [Beside(node.start, node.stop)]
         # Requests must not wait long for the threads that write and take part in rounds.
         sys.setswitchinterval(_SWITCH)
-        process.run(service, patience, beside, ready)
+        process.run(service, limits, beside, ready)
 
 
 class Node:

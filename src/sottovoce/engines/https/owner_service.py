@@ -16,7 +16,6 @@ from sottovoce.engines.https.answers import (
     Send,
     answer,
     bears,
-    content_length,
     read_body,
     refuse,
     table_of,
@@ -41,6 +40,7 @@ from sottovoce.engines.https.owner_wire import (
 )
 from sottovoce.engines.https.questions import Once, proven
 from sottovoce.engines.https.refusals import Refused, Tally
+from sottovoce.engines.https.rooms import Room, Share, sender_of
 from sottovoce.engines.https.routing import Handler, Pulse, Routed
 from sottovoce.engines.https.writer import GroupWriter
 from sottovoce.errors import DataError, KeyTrouble, MessageError, ServiceError, UsageError
@@ -67,11 +67,15 @@ class OwnerLimits:
     waiting: int = 256
     """Requests that wait for the disk."""
     receiving: int = 128 << 20
-    """Bytes of requests being received. Anybody can begin one and be slow about it, so there is
-    room for many."""
+    """Bytes that are here of requests being received. Anybody can begin one and be slow about it,
+    so there is room for many."""
+    receiving_per_address: int = 16 << 20
     in_flight: int = 4 << 20
     """Bytes of requests that wait for the disk: what one transaction has to take at most."""
     connections: int = 4000
+    per_address: int = 1000
+    behind: tuple[str, ...] = ()
+    """`service.Limits` says what these three are."""
     sessions: int = 128
     """Offers and agreements that wait, and as many questions for vectors."""
     lag_seconds: float = 0.2
@@ -86,7 +90,8 @@ class OwnerLimits:
     rest_seconds: float = 5.0
     idle_seconds: int = 20
     write_seconds: float = 30.0
-    """`protocol.Patience` says what these four are."""
+    handshake_seconds: float = 10.0
+    """`protocol.Patience` and `door.DoorLimits` say what these five are."""
 
 
 class OwnerWriter(GroupWriter[Batch, Taken | UnknownSession]):
@@ -131,13 +136,7 @@ class OwnerService(Routed):
     ) -> None:
         """`node` says how the owner's part in the orchestrator's rounds is doing; `failed` and
         `died` as `GroupWriter` says."""
-        super().__init__(
-            "the data owner",
-            token,
-            tally,
-            most_connections=limits.connections,
-            retry_seconds=limits.retry_seconds,
-        )
+        super().__init__("the data owner", token, tally, retry_seconds=limits.retry_seconds)
         self._owner, self._limits, self._node = owner, limits, node
         self._card = OwnerCard(
             owner.federation, owner.number, owner.name, owner.identity.public
@@ -148,7 +147,8 @@ class OwnerService(Routed):
         self._aside = Aside(limits.sessions, threads=1)
         self._vectors_aside = Aside(limits.sessions, threads=1)
         self._operators_aside = Aside(_OPERATORS, threads=1)
-        self._receiving = self._in_flight = 0
+        self._receiving = Room("the data owner", limits.receiving, limits.receiving_per_address)
+        self._in_flight = Room("the data owner", limits.in_flight, limits.in_flight // 4)
         self._sending: set[bytes] = set()
         self._once = Once("the data owner", limits)
         self._pulse = Pulse()
@@ -193,8 +193,9 @@ class OwnerService(Routed):
         await answer(send, 200, [_JSON], made.encode())
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _Room(self, scope, LONGEST_SESSION_REQUEST) as room:
-            offer, hello, sealed = decode_session(await room.body(receive))
+        with self._share(scope) as share:
+            body = await self._body(scope, receive, LONGEST_SESSION_REQUEST, share)
+            offer, hello, sealed = decode_session(body)
             if self._writer.full:  # an offer is good once: better not take it up in vain
                 raise self.busy
 
@@ -213,10 +214,23 @@ class OwnerService(Routed):
         await _receipt(send, taken, session)
 
     async def _interact(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _Room(self, scope, LONGEST_INTERACTIONS) as room:
-            session, sealed = decode_interactions(await room.body(receive))
+        with self._share(scope) as share:
+            body = await self._body(scope, receive, LONGEST_INTERACTIONS, share)
+            session, sealed = decode_interactions(body)
             taken = await self._take(session, sealed)
         await _receipt(send, taken)
+
+    def _share(self, scope: Scope) -> Share:
+        """Room for a body while it comes. Raises where the service is late."""
+        if self._pulse.lag > self._limits.lag_seconds:
+            raise self.busy
+        return Share(self._receiving, sender_of(scope))
+
+    async def _body(self, scope: Scope, receive: Receive, longest: int, share: Share) -> bytes:
+        """When it is here, its room is among what waits for the disk."""
+        body = await read_body(scope, receive, longest, self._limits.body_seconds, share)
+        share.move(self._in_flight, share.sender)
+        return body
 
     async def _take(self, session: bytes, sealed: Sequence[bytes]) -> Taken:
         """One request of a session at a time: no user takes the room of many, and messages come in
@@ -275,7 +289,7 @@ class OwnerService(Routed):
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         figures = await self._operators_aside(self._figures)
-        text = metrics(figures, self._receiving + self._in_flight)
+        text = metrics(figures, self._receiving.bytes + self._in_flight.bytes)
         await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
 
     def _figures(self) -> dict[str, Any]:
@@ -301,38 +315,6 @@ class OwnerService(Routed):
     async def _operators_table(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         limit, seconds = LONGEST_OPERATOR_REQUEST, self._limits.body_seconds
         return table_of(await read_body(scope, receive, limit, seconds))
-
-
-class _Room:
-    """Room for the body of one request, while it comes and then while it waits for the disk; given
-    back at the end. Raises where there is none."""
-
-    def __init__(self, service: OwnerService, scope: Scope, longest: int) -> None:
-        self._service, self._scope, self._longest = service, scope, longest
-        self._coming = min(content_length(scope, longest), longest)
-        self._here = 0
-
-    async def __aenter__(self) -> _Room:
-        service, limits = self._service, self._service._limits
-        full = service._receiving + self._coming > limits.receiving
-        if full or service._pulse.lag > limits.lag_seconds:
-            raise service.busy
-        service._receiving += self._coming
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._service._receiving -= self._coming
-        self._service._in_flight -= self._here
-
-    async def body(self, receive: Receive) -> bytes:
-        service, limits = self._service, self._service._limits
-        body = await read_body(self._scope, receive, self._longest, limits.body_seconds)
-        if service._in_flight + len(body) > limits.in_flight:
-            raise service.busy
-        service._receiving -= self._coming
-        self._coming, self._here = 0, len(body)
-        service._in_flight += self._here
-        return body
 
 
 def describe(owner: DataOwner) -> dict[str, Any]:

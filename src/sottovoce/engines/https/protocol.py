@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from sottovoce.engines.https.door import BUSY, IDLE, Door, DoorLimits, Visitor
 from sottovoce.errors import MessageError
 
 HEAD_BYTES = 32 << 10
@@ -33,6 +34,28 @@ class Patience:
     write: float = 60.0
     """In which the other side takes nothing of an answer."""
 
+    @classmethod
+    def of(cls, limits: PatientLimits) -> Patience:
+        return cls(
+            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
+        )
+
+
+class PatientLimits(DoorLimits, Protocol):
+    """What a service's limits say of its connections."""
+
+    @property
+    def head_seconds(self) -> float: ...
+
+    @property
+    def rest_seconds(self) -> float: ...
+
+    @property
+    def idle_seconds(self) -> int: ...
+
+    @property
+    def write_seconds(self) -> float: ...
+
 
 def bounded(patience: Patience) -> type[BoundedProtocol]:
     """Connections with this much patience, as a server takes them."""
@@ -47,6 +70,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
     _patience = Patience()
+    visitor: Visitor
+    door: Door
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -58,9 +83,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        self.visitor.now(IDLE)
         self._expect(self._patience.head)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.door.gone(self.visitor)
         self._stop_waiting()
         self._stop_writing()
         super().connection_lost(exc)
@@ -78,6 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED:
             raise MessageError("too many requests at once")
         super().on_message_begin()
+        self.scope.update(sender=self.visitor.name, crowded=self.door.crowds(self.visitor))  # type: ignore[call-arg]
         self._head_bytes = 0
         self._in_head = True
 
@@ -89,6 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_waiting()
+        self.visitor.now(BUSY)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -133,6 +162,13 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- waiting ----------------------------------------------------------------------------------
 
     @property
+    def waits_for_line(self) -> bool:
+        """Whether only the other side can move this on: it has not sent all, or does not read."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return bool(self.cycle.more_body) or bool(self.flow.write_paused)
+
+    @property
     def _answering(self) -> bool:
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
 
@@ -140,6 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Everything was answered. What comes now must become a request in time; single bytes do
         not put that off."""
         patience = self._patience
+        self.visitor.now(IDLE)
         unfinished = self.cycle.more_body
         self._expect(patience.rest if unfinished else patience.idle + patience.head)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from sottovoce.engines.https.keys import operator_token
 from sottovoce.engines.https.listening import is_loopback, listen, logger
-from sottovoce.engines.https.protocol import Patience
 from sottovoce.engines.https.proxy_folder import open_proxy_folder
 from sottovoce.engines.https.proxy_handover import Courier, Goal
 from sottovoce.engines.https.proxy_service import ProxyLimits, ProxyService
@@ -48,7 +47,7 @@ def run_proxy(
         listener = stack.enter_context(listen(host, port))
         log = logger()
         courier = Courier(folder, store, log, goal=goal or {}, hold_seconds=hold_seconds)
-        process = Process("the proxy", folder, listener, context, log)
+        process = Process("the proxy", folder, listener, context, tally, log)
 
         def service() -> ProxyService:
             return ProxyService(
@@ -62,9 +61,6 @@ def run_proxy(
                 died=process.fail,
             )
 
-        patience = Patience(
-            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
-        )
         # Requests must not wait long for the threads that write and hand over.
         sys.setswitchinterval(_SWITCH)
-        process.run(service, patience, [Beside(courier.start, courier.stop)], ready)
+        process.run(service, limits, [Beside(courier.start, courier.stop)], ready)

@@ -17,7 +17,6 @@ from sottovoce.engines.https.answers import (
     Send,
     answer,
     bears,
-    content_length,
     read_body,
     refuse,
     table_of,
@@ -36,6 +35,7 @@ from sottovoce.engines.https.proxy_wire import (
     submission_bytes,
 )
 from sottovoce.engines.https.refusals import Reason, Refused, Tally
+from sottovoce.engines.https.rooms import Room, Share, sender_of
 from sottovoce.engines.https.routing import Pulse, Routed
 from sottovoce.engines.https.writer import GroupWriter
 from sottovoce.errors import ServiceError
@@ -60,8 +60,15 @@ class ProxyLimits:
     waiting: int = 256
     """Submissions that wait for the disk."""
     in_flight: int = 64 << 20
-    """Bytes of submissions being received or waiting."""
+    """Bytes of accounts' submissions that wait for the disk."""
+    unproven: int = 64 << 20
+    """Bytes that are here of submissions being received of which nobody knows yet who sends
+    them."""
+    unproven_per_address: int = 16 << 20
     connections: int = 4000
+    per_address: int = 1000
+    behind: tuple[str, ...] = ()
+    """`service.Limits` says what these three are."""
     lag_seconds: float = 0.2
     """A proxy that is so late with its own work takes nothing more on."""
     body_seconds: float = 30.0
@@ -73,7 +80,8 @@ class ProxyLimits:
     rest_seconds: float = 5.0
     idle_seconds: int = 20
     write_seconds: float = 30.0
-    """`protocol.Patience` says what these four are."""
+    handshake_seconds: float = 10.0
+    """`protocol.Patience` and `door.DoorLimits` say what these five are."""
 
 
 class Accounts:
@@ -141,13 +149,7 @@ class ProxyService(Routed):
         died: Callable[[], None],
     ) -> None:
         """`failed` and `died` as `GroupWriter` says."""
-        super().__init__(
-            "the proxy",
-            token,
-            tally,
-            most_connections=limits.connections,
-            retry_seconds=limits.retry_seconds,
-        )
+        super().__init__("the proxy", token, tally, retry_seconds=limits.retry_seconds)
         self._store, self._courier, self._limits = store, courier, limits
         self._federation = folder.introduction.federation
         self._verifying_key = bytes.fromhex(folder.introduction.verifying_key)
@@ -157,7 +159,8 @@ class ProxyService(Routed):
         )
         self._aside = Aside(limits.enrolments, threads=1)
         self._operators_aside = Aside(_OPERATORS, threads=1)
-        self._in_flight = 0
+        self._unproven = Room("the proxy", limits.unproven, limits.unproven_per_address)
+        self._proven = Room("the proxy", limits.in_flight, limits.in_flight)
         self._sending: set[bytes] = set()
         self._pulse = Pulse()
         self._routes = {
@@ -180,22 +183,19 @@ class ProxyService(Routed):
         rules, limits = self._courier.rules, self._limits
         if rules is None or self._store.position.round < 0:
             raise Refused("unavailable", "the proxy has not heard from the server yet")
-        longest = submission_bytes(rules.reports)
-        room = min(content_length(scope, longest), longest)
-        if self._pulse.lag > limits.lag_seconds or self._in_flight + room > limits.in_flight:
+        if self._pulse.lag > limits.lag_seconds:
             raise self.busy
-        self._in_flight += room
-        try:
-            payload = await read_body(scope, receive, longest, limits.body_seconds)
+        longest = submission_bytes(rules.reports)
+        with Share(self._unproven, sender_of(scope)) as share:
+            payload = await read_body(scope, receive, longest, limits.body_seconds, share)
             submission = decode_submission(payload, rules.reports, len(rules.minimum))
             key = self._accounts.key(submission.account)
             if key is None:
                 raise Refused("unknown_account", "there is no such account; enrol first")
             if not is_authentic(payload, key):
                 raise Refused("bad_mac", "the submission was not made with the account's key")
+            share.move(self._proven, submission.account)
             await self._take(submission)
-        finally:
-            self._in_flight -= room
         await answer(send, 204, [], b"")
 
     async def _take(self, submission: Submission) -> None:
@@ -263,7 +263,7 @@ class ProxyService(Routed):
             await refuse(send, 401, "unauthorized", "this needs the operator's token", 0)
             return
         text = await self._operators_aside(
-            lambda: metrics(self._store, self._tally, self._in_flight)
+            lambda: metrics(self._store, self._tally, self._unproven.bytes + self._proven.bytes)
         )
         await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sized
+from collections.abc import Awaitable, Callable, Mapping
 
-from sottovoce.engines.https.answers import Receive, Scope, Send, bears, refuse
+from sottovoce.engines.https.answers import Receive, Scope, Send, bears, is_crowded, refuse
 from sottovoce.engines.https.refusals import Refused, Tally
 from sottovoce.errors import ServiceError
 
@@ -19,13 +19,10 @@ class Routed(ABC):
     """An ASGI application with a handler for each address and method. Everything that is refused is
     counted; who bears the operator's token is let in where there are too many connections."""
 
-    def __init__(
-        self, name: str, token: str, tally: Tally, *, most_connections: int, retry_seconds: int
-    ) -> None:
+    def __init__(self, name: str, token: str, tally: Tally, *, retry_seconds: int) -> None:
         self._name, self._token, self._tally = name, token, tally
-        self._most_connections, self._retry_seconds = most_connections, retry_seconds
+        self._retry_seconds = retry_seconds
         self._routes: Mapping[str, tuple[str, Handler]] = {}
-        self.connections: Sized = ()
 
     @property
     def busy(self) -> Refused:
@@ -48,7 +45,7 @@ class Routed(ABC):
         if found[0] != method:
             await refuse(send, 405, "method", f"this address takes {found[0]} only", retry)
             return
-        crowded = len(self.connections) > self._most_connections
+        crowded = is_crowded(scope)
         try:
             if crowded and not bears(scope, self._token):
                 raise self.busy

@@ -33,7 +33,6 @@ from sottovoce.engines.https.listening import (
     renew_certificate,
     unforeseen,
 )
-from sottovoce.engines.https.protocol import Patience
 from sottovoce.engines.https.proxied_rounds import coordinator_of
 from sottovoce.engines.https.ready import write_ready_file
 from sottovoce.engines.https.records import raise_target
@@ -143,13 +142,13 @@ class _Process:
             died=died,
             proxy=self._proxy,
         )
-        patience = Patience(
-            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
-        )
         server = Listener(
-            service, patience, context, lambda: self._ready(listener, context is not None)
+            service,
+            limits,
+            context,
+            self._tally,
+            lambda: self._ready(listener, context is not None),
         )
-        service.connections = server.server_state.connections
         loop.set_exception_handler(unforeseen(self._log))
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, server.stop)

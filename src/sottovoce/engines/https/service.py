@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sized
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
@@ -20,6 +20,7 @@ from sottovoce.engines.https.answers import (
     bears,
     content_length,
     header,
+    is_crowded,
     number_of,
     publish,
     read_body,
@@ -41,9 +42,11 @@ from sottovoce.engines.https.published import (
     best_coding,
 )
 from sottovoce.engines.https.refusals import Refused, Tally
+from sottovoce.engines.https.rooms import Prove, Room, Share, sender_of
+from sottovoce.engines.https.signing import DIGEST_HEADER
 from sottovoce.engines.https.status import metrics, status
 from sottovoce.engines.https.writer import Writer
-from sottovoce.errors import ServiceError
+from sottovoce.errors import MessageError, ServiceError
 from sottovoce.terms import PROTOCOL
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -55,6 +58,7 @@ _SLOWEST = 32 << 10
 """Bytes a second of the slowest line on which the largest report still gets through."""
 _AHEAD = 10
 """Rounds by which another process can be ahead of this one."""
+_DIGEST = DIGEST_HEADER.encode()
 _JSON = (b"content-type", b"application/json")
 _BYTES = (b"content-type", b"application/octet-stream")
 _FOREVER = (b"cache-control", b"public, max-age=31536000, immutable")
@@ -75,8 +79,18 @@ class Limits:
     waiting: int = 4096
     """Reports that wait for the disk."""
     in_flight: int = 128 << 20
-    """Bytes of reports being received or waiting."""
+    """Bytes of devices' reports: of those that wait, and of those being received whose signature
+    is known to be good."""
+    unproven: int = 64 << 20
+    """Bytes that are here of messages being received of which nobody knows yet who sends them."""
+    unproven_per_address: int = 16 << 20
     connections: int = 4000
+    """From when they are accepted, whatever they are used for. The idle ones give way to others."""
+    per_address: int = 1000
+    """Of these, of one IPv4 address or one /64 of IPv6. Many devices can be behind one."""
+    behind: tuple[str, ...] = ()
+    """Addresses and networks of reverse proxies: behind each are many visitors, so there is no
+    limit per address for them, and what they hold is not cut for others."""
     cache: int = 256 << 20
     """Bytes of encoded models kept besides those that are always there."""
     body_seconds: float = 30.0
@@ -89,6 +103,8 @@ class Limits:
     idle_seconds: int = 20
     write_seconds: float = 60.0
     """`protocol.Patience` says what these four are."""
+    handshake_seconds: float = 10.0
+    """A connection must have begun TLS by then, and as much later be done with it."""
 
 
 class Unserved(ServiceError):
@@ -130,9 +146,10 @@ class Service:
         self._operators_aside = Aside(_OPERATORS, threads=1)
         self._refreshing: asyncio.Future[Snapshot] | None = None
         self._checked_in: tuple[tuple[int, int], set[int]] = (0, 0), set()
-        self._in_flight = 0
+        self._unproven = Room("the server", limits.unproven, limits.unproven_per_address)
+        # A device that lost its connection may begin again before we know.
+        self._proven = Room("the server", limits.in_flight, 2 * self._checks.longest)
         self._newest = (-1, 0)
-        self.connections: Sized = ()
         terms = json.dumps(plan.terms.to_table()).encode()
         self._fixed = {"/v1/terms": terms, "/v1/catalogue": catalogue}
         self._routes: dict[tuple[str, str], Handler] = {
@@ -186,8 +203,7 @@ class Service:
             return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         try:
-            crowded = len(self.connections) > self._limits.connections
-            if crowded and not self._is_operator(scope):
+            if is_crowded(scope) and not self._is_operator(scope):
                 raise Refused("overload", "the server has too much to do; come back later")
             handler = self._routes.get((method, scope["path"])) or self._find(method, scope["path"])
             await handler(scope, receive, send)
@@ -312,26 +328,38 @@ class Service:
     # --- what devices send ------------------------------------------------------------------------
 
     async def _report(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limit = self._checks.longest
-        room = min(content_length(scope, limit), limit)
-        # One is always taken, however large the model is.
-        if self._in_flight and self._in_flight + room > self._limits.in_flight:
-            raise Refused("overload", "the server has too much to do; come back later")
-        self._in_flight += room
         payload = b""
         try:
-            payload = await self._body(scope, receive, limit)
-            submission = await self._checks.report(payload, self._aside)
-            decision = await self._writer.store(submission)
+            with Share(self._unproven, sender_of(scope), self._announced(scope)) as share:
+                payload = await self._body(scope, receive, self._checks.longest, share)
+                submission = await self._checks.report(payload, self._aside)
+                share.move(self._proven, submission.number)
+                decision = await self._writer.store(submission)
             if decision != "accepted":
                 raise Refused(decision, _DECIDED[decision])
         except Refused as error:
             if error.reason == "late":  # a device that is merely slow is asked again
                 self._writer.seen(self._checks.number(payload))
             raise
-        finally:
-            self._in_flight -= room
         await answer(send, 204, [], b"")
+
+    def _announced(self, scope: Scope) -> Prove | None:
+        """A device whose report is large says its hash beforehand. So its signature is checked
+        with the first bytes, and strangers cannot take the room for the others."""
+        told = header(scope, _DIGEST)
+        if len(told) != 64:
+            return None
+
+        def prove(begun: bytes) -> tuple[Room, int, int] | None:
+            try:
+                number = self._checks.announced(begun, bytes.fromhex(told.decode("latin-1")))
+            except (MessageError, ValueError):
+                return None
+            longest = self._checks.longest
+            size = min(content_length(scope) or longest, longest)
+            return None if number is None else (self._proven, number, size)
+
+        return prove
 
     async def _check_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         payload = await self._body(scope, receive, _SMALL_BODY)
@@ -386,7 +414,7 @@ class Service:
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._require_operator(scope)
         text = await self._operators_aside(
-            lambda: metrics(self._database, self._tally, self._in_flight)
+            lambda: metrics(self._database, self._tally, self._unproven.bytes + self._proven.bytes)
         )
         await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
 
@@ -414,10 +442,12 @@ class Service:
 
     # --- helpers ----------------------------------------------------------------------------------
 
-    async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
+    async def _body(
+        self, scope: Scope, receive: Receive, limit: int, share: Share | None = None
+    ) -> bytes:
         # A masked update is large, and lines of phones are slow.
         seconds = max(self._limits.body_seconds, limit / _SLOWEST)
-        return await read_body(scope, receive, limit, seconds)
+        return await read_body(scope, receive, limit, seconds, share)
 
     async def _say(self, send: Send, status: int, error: str, detail: str) -> None:
         await refuse(send, status, error, detail, self._limits.retry_seconds)

@@ -22,7 +22,7 @@ from sottovoce.engines.https.listening import (
     renew_certificate,
     unforeseen,
 )
-from sottovoce.engines.https.protocol import Patience
+from sottovoce.engines.https.protocol import PatientLimits
 from sottovoce.engines.https.ready import ServiceFolder, write_ready_file
 from sottovoce.engines.https.refusals import Tally, count_handshakes
 from sottovoce.engines.https.routing import Routed
@@ -56,9 +56,10 @@ class Process:
         folder: ServiceFolder,
         listener: socket.socket,
         context: ssl.SSLContext | None,
+        tally: Tally,
         log: Any,
     ) -> None:
-        self._name, self._folder, self._log = name, folder, log
+        self._name, self._folder, self._tally, self._log = name, folder, tally, log
         self._listener, self._context = listener, context
         self._why = ""
         self._stop: Callable[[], object] = lambda: None
@@ -71,7 +72,7 @@ class Process:
     def run(
         self,
         make: Callable[[], Routed],
-        patience: Patience,
+        limits: PatientLimits,
         beside: Sequence[Beside] = (),
         ready: Callable[[str], None] | None = None,
         **facts: str,
@@ -82,7 +83,7 @@ class Process:
         # What is loaded by now stays: the collector need not look at it for every few requests.
         gc.collect()
         gc.freeze()
-        uvloop.run(self._serve(make, patience, beside, ready, facts))
+        uvloop.run(self._serve(make, limits, beside, ready, facts))
         if self._why:
             raise ServiceError(
                 f"{self._name} stopped because {self._why}; what was acknowledged is stored: "
@@ -92,7 +93,7 @@ class Process:
     async def _serve(
         self,
         make: Callable[[], Routed],
-        patience: Patience,
+        limits: PatientLimits,
         beside: Sequence[Beside],
         ready: Callable[[str], None] | None,
         facts: dict[str, str],
@@ -108,9 +109,8 @@ class Process:
                 ready(url)
 
         service = make()
-        server = Listener(service, patience, context, listening)
+        server = Listener(service, limits, context, self._tally, listening)
         self._stop = lambda: loop.call_soon_threadsafe(server.stop)
-        service.connections = server.server_state.connections
         loop.set_exception_handler(unforeseen(log))
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, server.stop)

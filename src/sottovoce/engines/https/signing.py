@@ -25,6 +25,9 @@ _MAGIC = b"SVE1"
 _SIGNATURE_BYTES = 64
 OVERHEAD = _HEADER.size + _SIGNATURE_BYTES
 """Bytes that an envelope adds to what is in it."""
+DIGEST_HEADER = "sottovoce-digest"
+"""The header in which a large message says the hash of its body beforehand: with it, the signature
+can be checked when only the beginning of the message is here."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,10 +43,18 @@ class Envelope:
     def __repr__(self) -> str:
         return f"<Envelope round={self.round} attempt={self.attempt}, redacted>"
 
-    def signed_by(self, key: Ed25519PublicKey, federation: str, purpose: Purpose) -> bool:
+    def signed_by(
+        self,
+        key: Ed25519PublicKey,
+        federation: str,
+        purpose: Purpose,
+        digest: bytes | None = None,
+    ) -> bool:
+        """Whether the device with this key signed the body, or one with this digest."""
         head = _head(self.number, self.round, self.attempt, self.nonce)
+        digest = _digest(self.body) if digest is None else digest
         try:
-            key.verify(self.signature, _statement(federation, purpose, head, self.body))
+            key.verify(self.signature, _statement(federation, purpose, head, digest))
         except InvalidSignature:
             return False
         return True
@@ -64,7 +75,12 @@ def seal(
     if len(nonce) != NONCE_BYTES:
         raise MessageError(f"a nonce has {NONCE_BYTES} bytes")
     head = _head(number, round, attempt, nonce)
-    return head + key.sign(_statement(federation, purpose, head, body)) + body
+    return head + key.sign(_statement(federation, purpose, head, _digest(body))) + body
+
+
+def digest_of(payload: bytes) -> str:
+    """What `DIGEST_HEADER` says of an envelope."""
+    return _digest(payload[OVERHEAD:]).hex()
 
 
 def open_envelope(payload: bytes) -> Envelope:
@@ -82,9 +98,13 @@ def _head(number: int, round: int, attempt: int, nonce: bytes) -> bytes:
     return _HEADER.pack(_MAGIC, number, round, attempt, nonce)
 
 
-def _statement(federation: str, purpose: Purpose, head: bytes, body: bytes) -> bytes:
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def _statement(federation: str, purpose: Purpose, head: bytes, digest: bytes) -> bytes:
     name = federation.encode()
     return (
         b"\0".join([b"sottovoce", purpose.encode(), struct.pack("<I", len(name)) + name, head])
-        + hashlib.sha256(body).digest()
+        + digest
     )
