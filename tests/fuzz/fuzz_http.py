@@ -5,8 +5,10 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 
+from sottovoce.engines.https.door import Sender, Visitor
 from sottovoce.engines.https.listening import Listener
-from sottovoce.engines.https.protocol import Patience
+from sottovoce.engines.https.refusals import Tally
+from sottovoce.engines.https.service import Limits
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PURGE")
 CLIENT, SERVER = ("127.0.0.1", 50_000), ("127.0.0.1", 8443)
@@ -242,11 +244,21 @@ class Transport(asyncio.Transport):
         return 0
 
 
+class OpenDoor:
+    """Nobody is turned away."""
+
+    def crowds(self, visitor):
+        return False
+
+    def gone(self, visitor):
+        pass
+
+
 class Connections:
     """The protocol that listeners speak, without sockets."""
 
     def __init__(self, application):
-        self._listener = Listener(application, Patience(), None, lambda: None)
+        self._listener = Listener(application, Limits(), None, Tally(), lambda: None)
 
     async def send(self, pieces):
         """What is answered to these bytes, by which the connection ends."""
@@ -255,6 +267,8 @@ class Connections:
         protocol = config.http_protocol_class(
             config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
         )
+        protocol.visitor = Visitor(None, Sender(CLIENT[0], False), False)
+        protocol.door = OpenDoor()
         protocol.connection_made(transport)
         for piece in pieces:
             if transport.is_closing():

@@ -14,13 +14,15 @@ import sqlalchemy as sa
 from collector_world import FACTORS, TIERS, K, parts_of, proxied_terms
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzz_choices import Choices
-from fuzz_targets import GET, POST, ServiceTarget, table
+from fuzz_http import Request
+from fuzz_targets import POST, ServiceTarget, table
 from fuzz_watch import Here, Trouble
 from proxy_world import Log
-from secure_sum_world import MaskerApp, SeedKeeper, masker_folder
+from secure_sum_world import LEAST, TOKEN, MaskerApp, SeedKeeper
 from server_world import ITEMS, SEED, USERS, enrolment, quick_rules, terms
 
 from sottovoce import messages
+from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.engines.https import batches, masked_wire, roster, signing
 from sottovoce.engines.https.admissions import ProxySecrets, proxy_token
@@ -29,13 +31,16 @@ from sottovoce.engines.https.client import Answer
 from sottovoce.engines.https.database import rounds
 from sottovoce.engines.https.folder import create_folder, invite
 from sottovoce.engines.https.keys import operator_token
+from sottovoce.engines.https.masker_folder import MaskerIntroduction, create_masker, init_masker
 from sottovoce.engines.https.proxied_rounds import coordinator_of
 from sottovoce.engines.https.refusals import Tally
 from sottovoce.engines.https.serve import RoundsThread
 from sottovoce.engines.https.service import Limits, Service
 from sottovoce.engines.https.summed_rounds import SummedCoordinator
+from sottovoce.links import SecureSum
 from sottovoce.masking import masked
 from sottovoce.messages import GRID, DeviceReports
+from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.terms import Terms
@@ -125,7 +130,7 @@ class ServerTarget(ServiceTarget):
             if answer.status != 200:
                 raise Trouble("set-up", f"a device cannot enrol: {answer}")
         self._wait(lambda: self.app.board.now.position.state == "open")
-        self._bodies, self._before = {}, b""
+        self._bodies, self._before = {}, Request(*REPORTS)
         return self.app
 
     def token(self, address):
@@ -169,10 +174,17 @@ class ServerTarget(ServiceTarget):
         now = self.position
         number = choices.pick(sorted(self.keys)) if number is None else number
         if choices.chance(16):
-            return self._before  # once more
+            return replace(self._before, headers=list(self._before.headers))  # once more
         round, attempt = choices.other(now.round), choices.other(now.attempt)
         body = self.body(choices, number, round, attempt)
-        self._before = self.sealed(choices, body, "report", number, round, attempt)
+        content = self.sealed(choices, body, "report", number, round, attempt)
+        self._before = Request(*REPORTS, content)
+        if choices.chance(2):
+            told = choices.perhaps_damaged(signing.digest_of(content).encode(), 3)
+            self._before.headers.append((signing.DIGEST_HEADER.encode(), told))
+        if choices.chance(4):  # so that it is known what begins before all of it is here
+            cut = choices.below(len(content) + 1)
+            self._before.pieces = [content[:cut], content[cut:]]
         return self._before
 
     def sealed(self, choices, body, purpose, number=None, round=None, attempt=None):
@@ -265,10 +277,7 @@ class ServerTarget(ServiceTarget):
 
     def _report_all(self):
         for number in sorted(self.keys):
-            request = self.good((GET, "/health"))
-            request.method, request.path = REPORTS
-            request.body = self.report(Choices(b""), number)
-            self._call(REPORTS, request)
+            self._call(REPORTS, self.report(Choices(b""), number))
 
     def _wait(self, until, meanwhile=lambda: None, seconds=60):
         end = time.monotonic() + seconds
@@ -309,13 +318,22 @@ class Postgres(ServerTarget):
         return server.fresh("fuzz")
 
 
+def wide_masker(path):
+    """The proxy of a model so large that devices say beforehand what they send."""
+    key = init_masker(path, noise_key=bytes(range(32)))
+    link = SecureSum(min_devices=LEAST, url="https://127.0.0.1:1", key=key)
+    settings = FPLConfig(embedding_size=16, triples=10)
+    federation = Terms.of("little-town", ITEMS, settings, 10, ShareFraction(), link)
+    return create_masker(path, MaskerIntroduction(federation, TOKEN))
+
+
 class Summed(ServerTarget):
     """Masked updates, of which the server sees nothing but their size and their sealed seeds."""
 
     name = "server-sum"
 
     def terms(self, path, stack):
-        self.masker = stack.enter_context(MaskerApp(masker_folder(path / "masker")))
+        self.masker = stack.enter_context(MaskerApp(wide_masker(path / "masker")))
         self.keepers, self._records = {}, {}
         return self.masker.folder.introduction.terms
 
