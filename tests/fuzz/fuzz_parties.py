@@ -129,7 +129,7 @@ class Shuffler(PartyTarget):
         if answer.status != 204:
             raise Trouble("honest", f"an honest device is refused: {answer}")
 
-    def _until(self, holds, seconds=30):
+    def _until(self, holds, seconds=120):
         end = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > end:

@@ -47,15 +47,21 @@ from sottovoce.terms import Terms
 
 RULES = {"deadline_seconds": 2.0, "dormant_after": 1000, "min_fraction": 0.3}
 NEWCOMERS = 24
+_USUAL = ("round opened", "round over", "round is closing", "round given up", "secure sum")
+"""What a server logs."""
 REPORTS, CHECK_IN, ENROL = (POST, "/v1/reports"), (POST, "/v1/checkin"), (POST, "/v1/enrol")
 TARGET, BATCHES = (POST, "/v1/operator/target"), (POST, "/v1/batches")
+
+
+class FullLog(Log):
+    warning = Log.info
 
 
 class App(Here):
     """A server in this thread; its rounds move on in one of their own."""
 
     def __init__(self, folder, url=None, coordinator=None):
-        self.folder, self.log, self.tally = folder, Log(), Tally()
+        self.folder, self.log, self.tally = folder, FullLog(), Tally()
         self._url, self._coordinator = url, coordinator
         self.died = []
 
@@ -264,11 +270,7 @@ class ServerTarget(ServiceTarget):
     def log(self):
         # What devices mask cannot be seen before it is summed: such rounds are given up, and said
         # to be.
-        return [
-            f"{what}: {facts}"
-            for what, facts in self.app.log.lines
-            if what not in ("round opened", "round over", "round is closing", "round given up")
-        ]
+        return [f"{what}: {facts}" for what, facts in self.app.log.lines if what not in _USUAL]
 
     def honest(self):
         """Of devices that all report, a round is folded."""
