@@ -11,7 +11,9 @@ ifneq ($(DATA),)
 export SOTTOVOCE_DATA ?= $(abspath $(DATA))
 endif
 
-.PHONY: demo test test-all check format bench lock clean
+INPUTS ?= 1000000
+
+.PHONY: demo test test-all fuzz check format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -22,6 +24,11 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile searching
+
+# TARGET=name for one of them, SEED=n for other inputs, REPLAY=file for a finding that was saved.
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python tests/fuzz $(if $(REPLAY),--replay $(REPLAY),--inputs $(INPUTS)) \
+	  $(addprefix --target ,$(TARGET)) $(addprefix --seed ,$(SEED))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -53,6 +60,10 @@ $(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
 	@$(HASHED)/torch-cpu.lock --no-index >/dev/null 2>&1 || $(HASHED)/torch.lock
 	@$(PIP) --no-build-isolation -e .
 	@touch $@ $(VENV)/.core
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	@$(PIP) -e '.[fuzz]' || echo "atheris does not install here: inputs are drawn, not guided"
+	@touch $@
 
 lock: $(VENV)/.dev
 	$(LOCK) -c constraints.txt pyproject.toml requirements/build.in -o requirements/core.lock

@@ -105,6 +105,8 @@ def test_what_is_no_directory_is_refused(text):
         ({"owners": [entry(0, [0], "\x1b[31m").to_table()]}, DataError, "in one line"),
         ({"settings": {"theta": 0}}, ConfigError, "theta"),
         ({"settings": {"colour": 1}}, ConfigError, "colour"),
+        ({"settings": ""}, ConfigError, "settings must be a table"),
+        ({"settings": []}, ConfigError, "settings must be a table"),
         ({"catalogue": []}, DataError, "not in the catalogue"),
     ],
 )

@@ -62,6 +62,12 @@ def test_a_node_answers_from_the_store_that_its_configuration_names(town):
     assert town.states() == {"left"}
 
 
+def test_terms_that_are_nested_without_end_are_refused(town):
+    content = {**Question(town.terms, 0, 0, None).to_content(), "terms": "[" * 100_000}
+    with pytest.raises(MessageError, match="terms of the federation cannot be read"):
+        Question.from_content(content)
+
+
 def test_a_node_without_a_store_says_so(town, tmp_path):
     question = Question(town.terms, 0, 0, None)
     with pytest.raises(StoreError, match="names no store"):

@@ -238,6 +238,22 @@ def test_concurrent_reports_of_one_device_count_once(postgres):
     database.close()
 
 
+def test_an_attempt_that_cannot_be_is_late_and_no_failure(tmp_path, postgres):
+    """A number that no column holds was "the database cannot be used"."""
+    url = postgres.fresh("attempts")
+    folder, fleet = new_folder(tmp_path, rounds=2), Fleet()
+    with ServerProcess(tmp_path, database=url) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client, url)
+        client.wait(round=0, state="open")
+        assert fleet.run_round(client) == [204] * USERS
+        client.wait(round=1, state="open")
+        for attempt in (1, 2**31 - 1, 2**31, 2**32 - 1):
+            for purpose, path in (("report", "/v1/reports"), ("check-in", "/v1/checkin")):
+                got = client.post(path, fleet.sealed(0, 0, attempt, b"", purpose))
+                assert (got.status, got.error) == (410, "late")
+        assert client.status()["refused"] == {"late": 8}
+
+
 def test_one_leader_at_a_time(postgres):
     databases = [Database.at(postgres.fresh("leaders")), Database.at(postgres.url("leaders"))]
     with databases[0].leading() as leader:

@@ -135,7 +135,7 @@ def _question(content: Mapping[str, Any]) -> dict[str, Any]:
     check_protocol(content)
     try:
         table = json.loads(field_of(content, "terms", str))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise MessageError("the terms of the federation cannot be read") from None
     counted = field_of(content, "counted_round", int), field_of(content, "counted_attempt", int)
     return {

@@ -37,11 +37,11 @@ Decision = Literal["accepted", "replay", "second_submission", "late", "unknown_d
 
 
 # Asked for many times a second: put together once.
-_AT = (rounds.c.round == sa.bindparam("at_round"), rounds.c.attempt == sa.bindparam("at_attempt"))
-_SENT = (
-    submissions.c.round == sa.bindparam("at_round"),
-    submissions.c.attempt == sa.bindparam("at_attempt"),
-)
+# What devices write is as wide as a message has room for, and there is no such attempt: for
+# PostgreSQL a number that does not fit the column would be a failure.
+_ROUND, _ATTEMPT = (sa.bindparam(name, type_=sa.BigInteger) for name in ("at_round", "at_attempt"))
+_AT = (rounds.c.round == _ROUND, rounds.c.attempt == _ATTEMPT)
+_SENT = (submissions.c.round == _ROUND, submissions.c.attempt == _ATTEMPT)
 _FACT = sa.select(meta.c.value).where(meta.c.key == sa.bindparam("named"))
 _NEWEST = sa.select(sa.func.max(models.c.round))
 _CURRENT = (

@@ -175,6 +175,11 @@ class Service:
             ("GET", "/v1/operator/status"): self._status,
             ("POST", "/v1/operator/target"): self._target,
         }
+        self._families: dict[tuple[str, str, str], Handler] = {
+            ("GET", "/v1/model/", ""): self._model,
+            ("GET", "/v1/rounds/", "/selected"): self._selected,
+        }
+        """By method, and by how the path begins and ends."""
         self._collector = None
         if proxy is not None and plan.terms.reporting is not None:
             self._collector = Collector(
@@ -227,10 +232,9 @@ class Service:
             await self._say(send, 503, "unavailable", "the server's database cannot be used now")
 
     def _find(self, method: str, path: str) -> Handler:
-        if method == "GET" and path.startswith("/v1/model/"):
-            return self._model
-        if method == "GET" and path.startswith("/v1/rounds/") and path.endswith("/selected"):
-            return self._selected
+        for (asked, start, end), handler in self._families.items():
+            if method == asked and path.startswith(start) and path.endswith(end):
+                return handler
         if path in self._paths:
             raise Unserved(405, "method", f"{path} cannot be asked with {method}")
         raise Unserved(404, "not_found", "there is nothing at this address")

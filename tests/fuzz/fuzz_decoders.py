@@ -1,0 +1,377 @@
+"""Whatever reads a message as a target: only errors of our own may come out of it."""
+
+import importlib
+import inspect
+import json
+
+import numpy as np
+from collector_world import new_key
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fuzz_choices import Choices
+from fuzz_watch import Trouble, escaped
+from orchestrator_world import application
+from secure_sum_world import MODEL, SeedKeeper, summed_terms
+from server_world import terms
+
+from sottovoce import messages
+from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
+from sottovoce.engines import versions
+from sottovoce.engines.flower import silo_wire
+from sottovoce.engines.flower import wire as flower_wire
+from sottovoce.engines.https import (
+    batches,
+    home_wire,
+    masked_wire,
+    orchestrator_wire,
+    owner_wire,
+    proxy_wire,
+    sealing,
+    signing,
+)
+from sottovoce.engines.https.admissions import parse_introduction
+from sottovoce.engines.https.descriptor import Descriptor
+from sottovoce.engines.https.invitations import parse_invitation
+from sottovoce.errors import SottovoceError
+from sottovoce.messages import BitReports, DeviceReports, MaskSum, ModelView, SummedReports
+from sottovoce.parties.directory import Directory
+from sottovoce.parties.silo_files import Admission, FederationFile, UserInvitation
+from sottovoce.privacy import passes
+from sottovoce.privacy.interactions import SEALED_BYTES, Identity
+from sottovoce.privacy.passes import Issuer, Pass
+from sottovoce.terms import PROTOCOL, Terms
+
+_HTTPS = "sottovoce.engines.https"
+MODULES = (
+    "sottovoce.messages", "sottovoce.terms", "sottovoce.engines.versions",
+    "sottovoce.privacy.passes", "sottovoce.parties.directory", "sottovoce.parties.silo_files",
+    "sottovoce.engines.flower.wire", "sottovoce.engines.flower.silo_wire",
+    *(f"{_HTTPS}.{name}" for name in (
+        "masked_wire", "proxy_wire", "owner_wire", "orchestrator_wire", "home_wire", "batches",
+        "signing", "sealing", "descriptor", "invitations", "admissions",
+    )),
+)  # fmt: skip
+_READERS = ("decode", "from_table", "from_content", "parse_", "open_", "read_", "read")
+ELSEWHERE = {
+    "sottovoce.engines.https.masked_wire.open_seed": "by questions for a sum of masks",
+    "sottovoce.engines.https.invitations.read_invitation": "by parse_invitation",
+    "sottovoce.engines.https.admissions.read_introduction": "by parse_introduction",
+    "sottovoce.parties.directory.OwnerEntry.from_table": "by Directory.read",
+    "sottovoce.parties.silo_files.SiloFile.from_table": "by its four kinds",
+    "sottovoce.parties.silo_files.SiloFile.read": "by from_table of its four kinds",
+}
+"""What reads messages and is reached in another way."""
+
+
+def readers():
+    """Names of everything in these modules that reads what others have sent."""
+    found = set()
+    for name in MODULES:
+        for label, thing in vars(importlib.import_module(name)).items():
+            if getattr(thing, "__module__", None) != name or label.startswith("_"):
+                continue
+            if inspect.isfunction(thing) and label.startswith(_READERS):
+                found.add(f"{name}.{label}")
+            if inspect.isclass(thing):
+                own = [key for key in vars(thing) if key.startswith(_READERS)]
+                found |= {f"{name}.{label}.{key}" for key in own}
+    return found
+
+
+def _name(function):
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+class Decoders:
+    """Reads what somebody has made of good messages."""
+
+    name = "decoders"
+    statuses: dict = {}  # noqa: RUF012 - there are no answers
+
+    def __init__(self, path):
+        self.cases = {}
+        """By name: what reads, and what makes of choices the message to be read."""
+        self._plain()
+        self._federation()
+        self._silos(path)
+        self._tables(path)
+        self.read = dict.fromkeys(self.cases, 0)
+        self._names = sorted(self.cases)
+
+    def _bytes(self, reader, content, layout=None, read=None):
+        """A reader of bytes; `layout` describes their head."""
+
+        def make(choices):
+            made = content if layout is None else choices.refielded(layout, content, one_in=3)
+            return choices.perhaps_damaged(made, 2)
+
+        self.cases[_name(reader)] = read or reader, make
+
+    def _json(self, reader, table, read=None):
+        """A reader of JSON text, or of what was read of it where `read` is given."""
+        self.cases[_name(reader)] = read or reader, lambda choices: choices.document(table)
+
+    def _table(self, reader, table, name=None):
+        def read(content):
+            try:
+                found = json.loads(content)
+            except (ValueError, RecursionError):
+                return None  # nobody would hand this on
+            if not isinstance(found, dict):
+                return None
+            return reader(found)
+
+        case = name or _name(reader)
+        self.cases[case] = read, lambda choices: choices.document(table)
+
+    def _content(self, reader, content):
+        """A reader of a table with whole numbers, texts and bytes."""
+
+        def make(choices):
+            if choices.below(6) == 0:
+                return content
+            made, key = dict(content), choices.pick(sorted(content))
+            value = made[key]
+            if choices.chance(6):
+                del made[key]
+            elif choices.chance(4):
+                made[key] = choices.pick((None, True, 1.5, b"", "", -1, 2**70, [], {}, "é\ud800"))
+            elif isinstance(value, bytes):
+                made[key] = choices.damaged(value)
+            elif isinstance(value, int):
+                made[key] = choices.number(value, 64) - choices.below(3)
+            else:
+                made[key] = choices.damaged(value.encode()).decode("utf-8", "replace")
+                if value.startswith("{"):
+                    made[key] = choices.document(json.loads(value)).decode("utf-8", "replace")
+            return made
+
+        self.cases[_name(reader)] = reader, make
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _plain(self):
+        item, values = np.array([1, 5, 7], np.int32), np.arange(15).reshape(3, 5) * 70_000
+        sender, place = np.zeros(3, np.int64), {"n_items": 40, "width": 5, "round": 2}
+        report = messages.encode(DeviceReports(2, sender, item, values))
+        read = lambda content: messages.decode(content, sender=3, max_rows=30, **place)  # noqa: E731
+        self._bytes(messages.decode, report, messages._HEADER, read)
+        total = messages.encode_sum(SummedReports(2, item, values + 1, 9))
+        read_sum = lambda content: messages.decode_sum(content, **place)  # noqa: E731
+        self._bytes(messages.decode_sum, total, messages._HEADER, read_sum)
+        bits = messages.encode_bits(
+            BitReports(2, np.array([0]), np.array([1]), np.arange(6, dtype=np.uint32)[None])
+        )
+        self._bytes(messages.decode_bits, bits, messages._BITS)
+        self._models()
+
+    def _models(self):
+        before = ModelView(1, np.ones((40, 5), np.float32))
+        after = ModelView(2, before.items.copy())
+        after.items[3:6] += 0.5
+        changed = np.arange(40) // 3 == 1
+        whole, part = versions.encode_model(after), versions.encode_delta(1, after, changed)
+
+        def make(choices):
+            content = choices.pick((part, whole))
+            made = choices.refielded(versions._HEADER, content, one_in=3)
+            return choices.perhaps_damaged(made, 2)
+
+        def read(content):
+            return versions.decode_model(content, n_items=40, width=5, have=before)
+
+        self.cases[_name(versions.decode_model)] = read, make
+
+    def _federation(self):
+        summed = summed_terms(X25519PrivateKey.generate().public_key().public_bytes_raw().hex())
+        record = SeedKeeper().record(summed, 2, 1)
+        words = np.arange(summed.n_rows * summed.width, dtype=np.uint64)
+        body = masked_wire.encode_masked(words, record, 2, 1)
+        read = lambda content: masked_wire.decode_masked(content, summed, 2, 1)  # noqa: E731
+        self._bytes(masked_wire.decode_masked, body, masked_wire._HEAD, read)
+        question = masked_wire.encode_question(summed, 2, 1, MODEL, [record, record])
+        self._bytes(masked_wire.decode_question, question, masked_wire._QUESTION)
+        told = masked_wire.encode_sum(MaskSum(2, 5, words))
+        self._bytes(masked_wire.decode_sum, told, masked_wire._HEAD)
+        sent = proxy_wire.encode_submission(
+            bytes(16), bytes(32), 2, 1, bytes(32), bytes(4 * sealing.SEALED_BYTES), terms=bytes(32)
+        )
+        read_sent = lambda content: proxy_wire.decode_submission(content, 4, 2)  # noqa: E731
+        self._bytes(proxy_wire.decode_submission, sent, proxy_wire._HEAD, read_sent)
+        part = batches.Part(2, 1, bytes(32), 3, 0, 2, bytes(16), bytes(3 * sealing.SEALED_BYTES))
+        self._bytes(batches.decode_part, batches.encode_part(part), batches._HEAD)
+        self._bytes(signing.open_envelope, bytes(signing.OVERHEAD), signing._HEADER)
+        head = signing._head(1, 2, 3, bytes(16))
+        self._bytes(signing.open_envelope, head + bytes(80), signing._HEADER)
+        self._sealed()
+
+    def _sealed(self):
+        private = X25519PrivateKey.generate()
+        public, place = private.public_key().public_bytes_raw(), {"round": 1, "tier": 0}
+        reports = np.arange(2, dtype=np.uint32)
+        sealed = sealing.seal_reports(reports, public, federation="town", **place)
+        raw = private.private_bytes_raw()
+        read = lambda content: sealing.open_reports(content, raw, federation="town", **place)  # noqa: E731
+        self._bytes(sealing.open_reports, sealed, None, read)
+
+    def _silos(self, path):
+        issuer, user, other = Issuer("town"), Identity(), Identity()
+        given = issuer.admit(7, user.public)
+        self._bytes(Pass.decode, given.encode(), passes._HEAD)
+        sealed = [bytes(SEALED_BYTES)] * 3
+        self._bytes(
+            owner_wire.decode_session, owner_wire.encode_session(bytes(16), bytes(32), sealed)
+        )
+        self._bytes(
+            owner_wire.decode_interactions, owner_wire.encode_interactions(bytes(16), sealed)
+        )
+        card = owner_wire.OwnerCard("town", 3, "Bakery", bytes(32))
+        self._json(owner_wire.OwnerCard.decode, json.loads(card.encode()))
+        offer = owner_wire.OfferMade(bytes(16), bytes(32))
+        self._json(owner_wire.OfferMade.decode, json.loads(offer.encode()))
+        receipt = owner_wire.Receipt(4, 2, 0, ((1, "tag"),), bytes(16))
+        read = lambda content: owner_wire.Receipt.decode(content, 3)  # noqa: E731
+        self._json(owner_wire.Receipt.decode, json.loads(receipt.encode()), read)
+        asked = orchestrator_wire.ask(
+            "recommend", b"\5\0\0\0", given, user, "town", other.public, 1e9
+        )
+        self._bytes(orchestrator_wire.read_question, asked, orchestrator_wire._HEAD)
+        self._bytes(orchestrator_wire.decode_count, orchestrator_wire.encode_count(5))
+        found = orchestrator_wire.Recommended((1, 2), (0.5, 0.25))
+        self._json(orchestrator_wire.Recommended.decode, json.loads(found.encode()))
+        enrolment = orchestrator_wire.Enrolment(bytes(32), user.public)
+        self._json(orchestrator_wire.Enrolment.decode, json.loads(enrolment.encode()))
+        enrolled = orchestrator_wire.Enrolled(given, other.public)
+        read_enrolled = lambda content: orchestrator_wire.Enrolled.decode(  # noqa: E731
+            content, "town", issuer.public, user.public
+        )
+        self._json(orchestrator_wire.Enrolled.decode, json.loads(enrolled.encode()), read_enrolled)
+        rows = np.ones((6, 4), np.float32)
+        vector = lambda content: home_wire.decode_vector(content, 4)  # noqa: E731
+        self._bytes(home_wire.decode_vector, home_wire.encode_vector(rows[0], 4), None, vector)
+        all_rows = lambda content: home_wire.decode_rows(content, 9, 4)  # noqa: E731
+        self._bytes(home_wire.decode_rows, home_wire.encode_rows(rows), home_wire._HEAD, all_rows)
+        self._directory(path, issuer)
+        self._nodes()
+
+    def _directory(self, path, issuer):
+        entry = application(path, "Bakery", (1, 2)).entry(3)
+        settings, items = DRIFTConfig(), tuple(f"film {n}" for n in range(5))
+        signed = Directory("town", issuer.public, 2, settings, items, (entry,)).sign(issuer)
+        content = json.loads(signed.partition(b"\n")[2])
+
+        def make(choices):
+            """Signed by the issuer, whatever it says: what is behind the signature is read."""
+            if choices.chance(4):
+                return choices.damaged(signed)
+            table = content
+            if choices.chance(3):
+                changed = json.loads(choices.document(content["owners"][0]) or b"null")
+                table = {**content, "owners": [changed]}
+            elif choices.chance(3):
+                table = {**content, "settings": json.loads(choices.document(content["settings"]))}
+            text = choices.document(table)
+            return issuer.sign("directory", text).hex().encode() + b"\n" + text
+
+        def guarded(choices):
+            try:
+                return make(choices)
+            except (ValueError, RecursionError):  # what was put inside is no JSON
+                return b"\n"
+
+        read = lambda found: Directory.read(found, "town", issuer.public)  # noqa: E731
+        self.cases[_name(Directory.read)] = read, guarded
+
+    def _nodes(self):
+        some, rows = np.array([1, 4]), np.ones((2, 4), np.float32)
+        none = np.zeros(0, np.int64)
+        for message in (
+            silo_wire.QueryRows("town", 3, 1, True, none, 2),
+            silo_wire.RowsWanted(3, 3, some, RowRequest(3, some, some)),
+            silo_wire.TaskRows("town", 3, Rows(2, some, some, rows, rows)),
+            silo_wire.GradientsSent(3, 3, Gradients(3, 2, some, some, rows, rows)),
+            flower_wire.Question(terms(), 3, 0, (2, 0), b"model"),
+            flower_wire.Task(terms(), 3, 0, None, numbers=some),
+            flower_wire.Answer(some, 2, 3, 0, b"sum", 2, "nothing"),
+        ):
+            self._content(type(message).from_content, message.to_content())
+
+    def _tables(self, path):
+        self._table(Terms.from_table, terms().to_table())
+        descriptor = {
+            "protocol": PROTOCOL, "federation": "town", "terms": "ab", "round": 1, "attempt": 0,
+            "state": "open", "selection": "all", "model": 1, "poll_seconds": 2.0,
+            "report_key": {"id": sealing.key_id(new_key()).hex(), "public": new_key().hex()},
+        }  # fmt: skip
+        public = new_key()
+        descriptor["report_key"] = {"id": sealing.key_id(public).hex(), "public": public.hex()}
+        self._table(Descriptor.from_table, descriptor)
+        self._table(
+            parse_invitation,
+            {"protocol": PROTOCOL, "server": "https://x", "ca": "", "token": "ab", "number": 3,
+             "federation": "town"},
+        )  # fmt: skip
+        self._table(
+            parse_introduction,
+            {"protocol": PROTOCOL, "server": "https://x", "ca": "", "federation": "town",
+             "verifying_key": "ab" * 32, "token": "cd" * 32},
+        )  # fmt: skip
+        applied = application(path, "Bakery", (1, 2))
+        for made in (
+            FederationFile("town", bytes(32), DRIFTConfig(), ("a", "b")),
+            applied,
+            Admission("town", 3, "Bakery", "127.0.0.1:9", ""),
+            UserInvitation("town", bytes(32), applied.url, applied.authority, bytes(32)),
+        ):
+            kind = type(made)
+            name = f"{kind.__module__}.{kind.__qualname__}.from_table"
+            self._table(kind.from_table, made.to_table(), name)
+
+    # --- as a target ------------------------------------------------------------------------------
+
+    def send(self, data):
+        choices = Choices(data)
+        name = choices.pick(self._names)
+        self._read(name, choices)
+
+    def _read(self, name, choices):
+        read, make = self.cases[name]
+        content = make(choices)
+        self.sending = {"reader": name, "content": content}
+        try:
+            read(content)
+        except SottovoceError:
+            pass
+        except Exception as error:
+            raise escaped(error) from None
+        else:
+            self.read[name] += 1
+
+    def reach(self):
+        """Every reader reads a good message, and none is forgotten."""
+        for name in self._names:
+            before = self.read[name]
+            self._read(name, Choices(b""))
+            if self.read[name] == before:
+                raise Trouble("not reached", f"{name} refuses what should be a good message")
+        missing = readers() - set(self.cases) - set(ELSEWHERE)
+        if missing:
+            raise Trouble("not reached", f"teach tests/fuzz a good message for {sorted(missing)}")
+
+    def tick(self):
+        pass
+
+    def check(self):
+        pass
+
+    def honest(self):
+        self.reach()
+
+    def log(self):
+        return []
+
+    def close(self):
+        pass
+
+
+TARGETS = (Decoders,)
