@@ -31,6 +31,16 @@ _KEPT_LINES = 60
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0
 _STEADY = 120.0
 """A SuperNode that ran for so many seconds is started again without a long pause."""
+_SUPERNODE = """
+import os, sys
+from flwr.supernode.cli.flower_supernode import flower_supernode
+sys.argv[0] = "flower-supernode"
+flower_supernode()
+sys.stdout.flush()
+os._exit(1)
+"""
+"""Flower's SuperNode, which ends with its connection. By itself it would say why it has lost it, sign
+off, and stay for ever: the thread that serves its worker goes on."""
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -139,7 +149,7 @@ def _serve_once(
     (work / "secret").touch(mode=0o600)
     (work / "secret").write_bytes(secret)
     command: list[str | Path] = [
-        *("flower-supernode", *connection.words()),
+        *(sys.executable, "-c", _SUPERNODE, *connection.words()),
         *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process"),
         *("--superexec-auth-secret-file", work / "secret"),
     ]
