@@ -10,10 +10,10 @@ import sys
 import warnings
 from pathlib import Path
 
-import leftovers
 import pytest
 from hypothesis import settings
 
+import leftovers
 from sottovoce.engines.processes import descendants
 
 # The same examples for the same code, so that a failure comes of a change; `make test-all` looks
@@ -66,7 +66,7 @@ def signals_as_they_were():
     assert after == before, "the test left a signal handler behind"
 
 
-# --- a test that is cut off ends what it has started -----------------------------------------------
+# --- a test that is cut off ends what it has started ----------------------------------------------
 
 # Whatever this process starts inherits it, and so do pytest processes that a test starts, but for
 # what they start in turn.

@@ -7,8 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-import leftovers
 import pytest
+
+import leftovers
 
 CUT_OFF = """
 import gc, subprocess, sys, time

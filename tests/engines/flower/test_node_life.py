@@ -34,18 +34,19 @@ def test_a_message_that_comes_after_its_task_is_waited_for(monkeypatch):
     client.close()
 
 
+ANSWERS = {
+    "register-node": RegisterNodeFleetResponse(node_id=5),
+    "activate-node": ActivateNodeResponse(node_id=5),
+    "send-node-heartbeat": SendNodeHeartbeatResponse(success=True),
+}
+
+
 class Link(http.server.BaseHTTPRequestHandler):
     """A SuperLink that lets a node in and then answers with an error."""
 
-    answers = {
-        "register-node": RegisterNodeFleetResponse(node_id=5),
-        "activate-node": ActivateNodeResponse(node_id=5),
-        "send-node-heartbeat": SendNodeHeartbeatResponse(success=True),
-    }
-
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
-        found = self.answers.get(self.path.rpartition("/")[2])
+        found = ANSWERS.get(self.path.rpartition("/")[2])
         body = b"" if found is None else found.SerializeToString()
         self.send_response(500 if found is None else 200)
         self.send_header("content-type", "application/x-protobuf")

@@ -39,8 +39,8 @@ flower_supernode()
 sys.stdout.flush()
 os._exit(1)
 """
-"""Flower's SuperNode, which ends with its connection. By itself it would say why it has lost it, sign
-off, and stay for ever: the thread that serves its worker goes on."""
+"""Flower's SuperNode, which ends with its connection. By itself it would say why it has lost it,
+sign off, and stay for ever: the thread that serves its worker goes on."""
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
