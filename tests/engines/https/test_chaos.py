@@ -8,7 +8,6 @@ between. What it has acknowledged is there afterwards, once.
 import contextlib
 import http.client
 import itertools
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from test_proxy_service import devices, wait_for
 from sottovoce.engines.https.orchestrator_folder import invite
 from sottovoce.parties.orchestrator_store import OrchestratorStore
 
-KILLS = int(os.environ.get("KILLS", "50"))
+KILLS = 50
 AWAY = OSError, http.client.HTTPException
 # Python leaves a socket open whose peer is killed in the middle of the handshake.
 pytestmark = [
