@@ -27,10 +27,11 @@ from sottovoce.engines.https.orchestrator_folder import invite
 from sottovoce.parties.orchestrator_store import OrchestratorStore
 
 KILLS = 50
+FEW = 3
+often = pytest.param(KILLS, marks=pytest.mark.slow)
 AWAY = OSError, http.client.HTTPException
 # Python leaves a socket open whose peer is killed in the middle of the handshake.
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -85,6 +86,7 @@ def settled(figures, got, lost, good=204):
 # --- the server -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_server(tmp_path):
     """Rounds of which everybody must be a part, or they do not close."""
     folder, fleet = new_folder(tmp_path, rounds=10_000, min_fraction=1.0), Fleet()
@@ -131,6 +133,7 @@ def _opened(here, folder, round):
 # --- the shuffler ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shuffler(tmp_path):
     """The batch of a round is exactly what was acknowledged in it."""
     users = 24
@@ -174,7 +177,8 @@ def _submit(senders, post):
 # --- the masker -----------------------------------------------------------------------------------
 
 
-def test_masker(tmp_path):
+@pytest.mark.parametrize("kills", [FEW, often])
+def test_masker(tmp_path, kills):
     """Rivals ask for different sets of the same devices: one is told in a round, always the same
     bytes, whatever happened since."""
     folder = secure_sum_world.masker_folder(tmp_path / "masker", **secure_sum_world.NOISY)
@@ -182,7 +186,7 @@ def test_masker(tmp_path):
     keepers = [secure_sum_world.SeedKeeper() for _ in range(6)]
     bearer = {"authorization": f"Bearer {secure_sum_world.TOKEN}"}
     with Nursery("masker", tmp_path) as nursery:
-        here = Mishaps(nursery, lambda: Forked(nursery, folder.path), kills=KILLS, seed=3)
+        here = Mishaps(nursery, lambda: Forked(nursery, folder.path), kills=kills, seed=3)
         senders = Senders(here, folder)
 
         def ask(question):
@@ -236,6 +240,7 @@ class Here:
         return self._mishaps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["printed", "aggregated"])
 def test_owner(tmp_path, release):
     settings = owner_world.DRIFTConfig(release=release)
@@ -264,11 +269,12 @@ def test_owner(tmp_path, release):
 # --- the orchestrator -----------------------------------------------------------------------------
 
 
-def test_orchestrator(tmp_path):
+@pytest.mark.parametrize("kills", [FEW, often])
+def test_orchestrator(tmp_path, kills):
     """Invitations are good for one person each, who is there until she leaves, and then is not."""
     folder = orchestrator_world.new_folder(tmp_path)
     with Nursery("orchestrator", tmp_path) as nursery:
-        here = Mishaps(nursery, lambda: Forked(nursery, folder.path), kills=KILLS, seed=5)
+        here = Mishaps(nursery, lambda: Forked(nursery, folder.path), kills=kills, seed=5)
         senders = Senders(here, folder)
 
         def ask(*request):
