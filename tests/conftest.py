@@ -1,10 +1,20 @@
 """What holds for every test."""
 
+import contextlib
+import gc
+import os
+import secrets
 import signal
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+import leftovers
+from sottovoce.engines.processes import descendants
 
 # The same examples for the same code, so that a failure comes of a change; `make test-all` looks
 # for new ones.
@@ -14,6 +24,7 @@ settings.load_profile("steady")
 
 # The longest modules, which begin first: a worker that gets one of them last works alone.
 LONGEST = (
+    "engines/https/test_chaos.py",
     "contracts/test_engines.py",
     "contracts/test_drift_engines.py",
     "engines/flower/test_flower_processes.py",
@@ -54,3 +65,69 @@ def signals_as_they_were():
         if handler is not None:
             signal.signal(number, handler)
     assert after == before, "the test left a signal handler behind"
+
+
+# --- a test that is cut off ends what it has started ----------------------------------------------
+
+# Whatever this process starts inherits it, and so do pytest processes that a test starts, but for
+# what they start in turn.
+os.environ[leftovers.MARK] = secrets.token_hex(8)
+_watch, _failed = pytest.StashKey[subprocess.Popen](), pytest.StashKey[bool]()
+_shared = set()
+"""Processes of fixtures that serve many tests."""
+
+
+def pytest_sessionstart(session):
+    session.stash[_watch] = leftovers.watch(os.environ[leftovers.MARK])
+    _shared.update(descendants(os.getpid()))
+
+
+def pytest_sessionfinish(session):
+    watch = session.stash.get(_watch, None)
+    if watch is not None:
+        watch.communicate(timeout=30)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    result = yield
+    if fixturedef.scope != "function":
+        _shared.update(descendants(os.getpid()))
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    began = leftovers.now() - 1
+    try:
+        return (yield)
+    finally:
+        if item.stash.get(_failed, False):
+            _end_leftovers(began)
+
+
+def _end_leftovers(began):
+    """End what was started since then, and let go of what the test held: a process, a socket or a
+    file that nobody has closed would warn in the middle of another test, and fail it."""
+    ours = {*descendants(os.getpid()), *leftovers.marked(os.environ[leftovers.MARK])} - _shared
+    ended = leftovers.end([(pid, born) for pid, born in ours if born and int(born) >= began])
+    # The traceback that is kept for a debugger holds all that the test had.
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+    for process in gc.get_objects():
+        if isinstance(process, subprocess.Popen) and process.pid in ended:
+            process.wait()
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook

@@ -246,11 +246,12 @@ def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two federations' starts, each some ten processes
 @pytest.mark.parametrize("down", [1.0, 20.0])
 def test_a_superlink_that_is_killed_is_followed_by_a_run_from_the_checkpoint(
     town, tmp_path, nginx, down
 ):
-    # An answer that is lost with the SuperLink is asked for again when the deadline has passed.
+    # An answer that is lost with the SuperLink is asked for again long before the deadline.
     town.found(rules=RoundRules(over_selection=0.0, deadline_seconds=60.0, min_devices=8))
     with flower(town, tmp_path) as local:
         run = local.start_run(town.folder, 5)

@@ -160,20 +160,11 @@ def run_with_kills(path, *, users, kills, seed):
     assert here.kills >= kills
     histories = {phone.person.number: phone.events for phone in phones}
     assert stored(world.folder, histories) == reference(histories), "none lost, none doubled"
-    return sum(phone.repeated for phone in phones)
 
 
 @half_open
 def test_killed_under_load(tmp_path):
     run_with_kills(tmp_path, users=6, kills=3, seed=1)
-
-
-@half_open
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_thirty_times_under_load(tmp_path):
-    repeated = run_with_kills(tmp_path, users=12, kills=30, seed=2)
-    assert repeated, "some answers were lost on the way, and what they were for was sent again"
 
 
 # --- starting and stopping ------------------------------------------------------------------------

@@ -132,13 +132,6 @@ def test_killed_under_load(tmp_path):
     run_with_kills(tmp_path, rounds=2, users=24, kills=3, seed=1)
 
 
-@half_open
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_fifty_times_under_load(tmp_path):
-    run_with_kills(tmp_path, rounds=10, users=40, kills=50, seed=2)
-
-
 def small_parts(monkeypatch, records=5):
     monkeypatch.setattr(proxy_handover, "PER_PART", records)
 

@@ -8,7 +8,6 @@ import socket
 import sqlite3
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -71,55 +70,6 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path, acknowledged):
         assert [(p["round"], p["reported"]) for p in past] == [(r, USERS) for r in range(ROUNDS)]
     finally:
         here.server.kill()
-
-
-@pytest.mark.slow
-def test_kills_at_any_moment(tmp_path):
-    """Devices send at the same time while the server is killed again and again."""
-    rounds = 25
-    folder, fleet = new_folder(tmp_path, rounds=rounds, min_fraction=1.0), Fleet()
-    here = Restarting(tmp_path, folder, fleet)
-    stop, kills = threading.Event(), []
-
-    def killer():
-        pauses = np.random.default_rng(3).uniform(0.0, 1.2, 200)
-        while not stop.wait(pauses[len(kills)]):
-            here.kill_and_restart()
-            kills.append(time.monotonic())
-
-    try:
-        with here.client() as client:
-            fleet.enrol(folder, client)
-        thread = threading.Thread(target=killer)
-        thread.start()
-        try:
-            for round in range(rounds):
-                now, view = _look(here, round)
-                payloads = [fleet.report(n, view, now["attempt"]) for n in range(USERS)]
-                with ThreadPoolExecutor(USERS) as pool:
-                    answers = list(pool.map(here.send, payloads))
-                for got in answers:  # accepted, or accepted before the answer was lost
-                    assert got.status == 204 or got.error == "replay"
-        finally:
-            stop.set()
-            thread.join()
-        with here.client() as client:
-            client.wait(round=rounds, state="finished")
-            assert np.array_equal(client.model(rounds).items, simulated(rounds))
-        assert len(kills) >= 3
-    finally:
-        here.server.kill()
-
-
-def _look(here, round):
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError, http.client.HTTPException), here.client() as client:
-            now = client.round()
-            if now["round"] == round and now["state"] == "open":
-                return now, client.model(round)
-        time.sleep(0.02)
-    raise AssertionError(f"round {round} does not open")
 
 
 def test_a_full_disk_is_told_and_survived(tmp_path):

@@ -42,6 +42,8 @@ QUESTION_SECONDS = 12.0
 """How long an answer to a question is waited for; a node asks for messages every 3 seconds."""
 LONGEST_SECONDS = 15.0
 """The longest pause before a task is resent to a node that fell over each time."""
+LOST_AFTER = 0.25
+"""The part of the deadline after which a task without an answer is taken for lost on its way."""
 MODELS = 3
 """How often in a round a node may say that it lost the model that it had."""
 FAREWELL_SECONDS = 30.0
@@ -317,11 +319,12 @@ class Conductor:
 
     def _send(self, asked: Mapping[int, _Asked], nodes: list[int], start: float) -> None:
         """The task to these nodes; each message is void when the round is."""
-        left = self.plan.rules.deadline_seconds - (self.post.clock() - start)
+        now, deadline = self.post.clock(), self.plan.rules.deadline_seconds
+        left = deadline - (now - start)
         letters: dict[int, Content] = {}
         for node in nodes:
             member, entry = self.members[node], asked[node]
-            entry.since, entry.resend_at = member.since, math.inf
+            entry.since, entry.resend_at = member.since, now + LOST_AFTER * deadline
             question = self._question(member, with_model=True)
             letters[node] = Task(
                 question.terms,
@@ -335,8 +338,9 @@ class Conductor:
             asked[node].messages.add(message)
 
     def _resend(self, asked: Mapping[int, _Asked], start: float, now: float) -> None:
-        """A node that was restarted, or whose message was lost, gets the task again. It answers
-        with the same bytes, which count once."""
+        """A node that was restarted, or whose message was lost, gets the task again: Flower hands a
+        message out once, also where its answer does not arrive. The node answers with the same
+        bytes, which count once."""
         self._look()
         due = [
             node

@@ -42,6 +42,11 @@ def main(arguments: list[str] | None = None) -> None:
     module = importlib.import_module(f"flwr.{program}.cli.{name}")
     sys.argv = [name.replace("_", "-"), *words]
     getattr(module, name)()
+    if program == "supernode":
+        # It ends with its connection. By itself it would say why it has lost it, sign off, and
+        # stay for ever: the thread that serves its worker goes on.
+        sys.stdout.flush()
+        os._exit(1)
 
 
 def without_pages() -> None:

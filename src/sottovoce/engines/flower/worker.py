@@ -9,6 +9,7 @@ for every message.
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,12 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    SendTaskHeartbeatRequest,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
@@ -37,6 +43,22 @@ from sottovoce.errors import SottovoceError
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _HEARTBEAT_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
+_MESSAGE_SECONDS = 30.0
+"""How long the message of a task may take to be there."""
+
+
+class _TaskClient(RuntimeHttpClient):
+    """Waits for the message of its task: the SuperNode gives a task out a moment before it stores
+    the message. Whoever finds none and gives up leaves the SuperNode waiting for an answer for
+    ever: it stays online, and takes nothing more."""
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+        end = time.monotonic() + _MESSAGE_SECONDS
+        while True:
+            found = super().PullMessages(request)
+            if found.messages_list or time.monotonic() >= end:
+                return found
+            time.sleep(0.05)
 
 
 class Worker:
@@ -104,7 +126,7 @@ class Worker:
 
 def client_at(socket: Path, *interceptors: ProtobufClientInterceptor) -> RuntimeHttpClient:
     """Talks to a SuperNode that listens at a socket, which Flower's own client cannot."""
-    client = RuntimeHttpClient("http://supernode", interceptors=interceptors)
+    client = _TaskClient("http://supernode", interceptors=interceptors)
     client._client.close()
     client._client = httpx.Client(
         transport=httpx.HTTPTransport(uds=str(socket)), timeout=_ANSWER_SECONDS

@@ -23,6 +23,8 @@ class Routed(ABC):
         self._name, self._token, self._tally = name, token, tally
         self._retry_seconds = retry_seconds
         self._routes: Mapping[str, tuple[str, Handler]] = {}
+        self.failed: Callable[[ServiceError], None] = lambda error: None
+        """Told where a request finds that the disk cannot be used."""
 
     @property
     def busy(self) -> Refused:
@@ -55,7 +57,8 @@ class Routed(ABC):
             # Another connection would cost more than this one does.
             close = crowded or error.reason != "overload"
             await refuse(send, error.status, error.reason, str(error), retry, close=close)
-        except ServiceError:
+        except ServiceError as error:
+            self.failed(error)
             self._tally.count("unavailable")
             problem = f"{self._name} cannot use its disk now"
             await refuse(send, 503, "unavailable", problem, retry)

@@ -8,6 +8,7 @@ import gc
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,19 @@ def tls_of(keys: Path, tally: Tally) -> ssl.SSLContext:
     context = server_context(keys)
     count_handshakes(context, tally)
     return context
+
+
+def _once_in_a_while(log: Any, seconds: float = 10.0) -> Callable[[ServiceError], None]:
+    """Says to the operator that the disk cannot be used, and why, not for every request."""
+    said, until = "", 0.0
+
+    def failed(error: ServiceError) -> None:
+        nonlocal said, until
+        if str(error) != said or time.monotonic() >= until:
+            said, until = str(error), time.monotonic() + seconds
+            log.error("the disk cannot be used", detail=said)
+
+    return failed
 
 
 class Beside(NamedTuple):
@@ -118,6 +132,7 @@ class Process:
             loop.add_signal_handler(
                 signal.SIGHUP, renew_certificate, context, self._folder.keys, log
             )
+        service.failed = _once_in_a_while(log)
         for part in beside:
             part.start(self.fail)
         try:
