@@ -7,10 +7,8 @@ of them may be the agent.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,12 +23,11 @@ from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions, Vocabulary
 from sottovoce.errors import DataError, UsageError
 from sottovoce.ledger import Ledger
-from sottovoce.one_bit import noise_root
-from sottovoce.parties import store_attributes, store_budget
+from sottovoce.parties import store_attributes, store_budget, store_roots
 from sottovoce.parties.store_budget import SentReports, Spent
 from sottovoce.parties.store_file import StoreFile
 from sottovoce.parties.store_rounds import ledger_rows
-from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
+from sottovoce.rng import Streams
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from sottovoce.algorithms.uc_config import FilterConfig
 
 MAX_NUMBER = 2**32 - 1
-NOISE_BYTES = 32
 _NO_TIME = -(2**63)
 _AT_HOME = Choice(takes_part=False)
 """What holds for a user until she chooses."""
@@ -68,19 +64,14 @@ class CohortStore:
     def create(
         cls, path: Path, users: Sequence[tuple[int, str]], *, root_key: int | None = None
     ) -> CohortStore:
-        """A new store for these users (number and name). The root key of all draws has 256 bits
-        from the operating system where none is given, and so has that of the private coins; a trial
-        gives one and has the draws and coins of the simulation."""
+        """A new store for these users (number and name). A trial gives a root key and has the draws
+        and coins of the simulation; otherwise they come from the operating system."""
         _check_users(users)
-        if root_key is None:
-            key, noise = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(NOISE_BYTES)
-        else:
-            key, noise = streams_of(root_key).root_bytes(), noise_root(root_key)
+        roots = store_roots.first_roots(root_key)
 
         def fill(file: StoreFile) -> None:
             with file.transaction():
-                file.write("INSERT INTO meta VALUES ('root-key', ?)", [key])
-                file.write("INSERT INTO meta VALUES ('noise-root', ?)", [noise])
+                file.write_many("INSERT INTO meta VALUES (?, ?)", roots.items())
                 file.write_many("INSERT INTO users VALUES (?, ?)", sorted(users))
 
         StoreFile.create(path, fill)
@@ -92,7 +83,7 @@ class CohortStore:
         refused. Others, readers and writers, may come and go meanwhile."""
         store = cls(StoreFile(Path(path), readonly=readonly, agent=agent))
         if not readonly:
-            store._renew_root()
+            store_roots.renew_weak(store.file)
         return store
 
     def close(self) -> None:
@@ -178,43 +169,12 @@ class CohortStore:
 
     def streams(self, era: int = 0) -> Streams:
         """All draws of these users under the `era`-th terms, by which no other party can link what
-        they send: from a key of 256 bits, and under other terms, in which rounds are numbered anew,
-        from another one. Which positives may ever leave is drawn once for all terms. A trial has
-        the draws that it was given."""
-        key, former = self._meta("root-key") or b"", self._meta("former-root-key")
-        root = streams_of(int.from_bytes(key, "little"))
-        if not isinstance(root, SecretStreams) or not (era or former):
-            return root
-        lasting = streams_of(int.from_bytes(former, "little")) if former else root
-        return (root.child("terms", era) if era else root).with_lasting(lasting)
-
-    def _renew_root(self) -> None:
-        """Gives a store of a former release, whose key of 64 bits could be computed from what was
-        sent, a new key. Only what may ever leave is still drawn from the old one: a second choice
-        would let more leave than its owner permits."""
-        with self.file.transaction():
-            key, noise = self._meta("root-key") or b"", self._meta("noise-root")
-            if len(key) == SECRET_BYTES or noise == noise_root(int.from_bytes(key, "little")):
-                return  # it is new, or a trial's
-            self._set_meta("former-root-key", key)
-            self._set_meta("root-key", secrets.token_bytes(SECRET_BYTES))
+        they send."""
+        return store_roots.streams(self.file, era)
 
     def noise(self, era: int) -> bytes:
-        """The root of the private coins under the `era`-th terms, 32 bytes.
-
-        A coin depends on this, the user and the round. Under other terms a round's number comes
-        again, with another model: the same coin for two values would tell how they differ, and no
-        ε would bound what that reveals. So every terms have a root of their own.
-        """
-        root = self._meta("noise-root")
-        if root is None:  # a store of a former release
-            with self.file.transaction():
-                root = self._meta("noise-root") or secrets.token_bytes(NOISE_BYTES)
-                self._set_meta("noise-root", root)
-        if era == 0:
-            return root
-        place = b"terms" + era.to_bytes(8, "little")
-        return hashlib.blake2b(place, key=root, digest_size=NOISE_BYTES).digest()
+        """The root of the private coins under the `era`-th terms, 32 bytes."""
+        return store_roots.coins(self.file, era)
 
     def secret(self, name: str) -> bytes | None:
         """An entry that other parts keep here: keys, addresses."""

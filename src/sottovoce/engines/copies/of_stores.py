@@ -9,8 +9,9 @@ from pathlib import Path
 
 from sottovoce.engines.copies.kind import Kind, Settled, Whose
 from sottovoce.errors import ServiceError, StoreError, UsageError
+from sottovoce.parties import store_roots
 from sottovoce.parties.store import CohortStore
-from sottovoce.parties.store_copies import releases, renew_coins
+from sottovoce.parties.store_copies import releases
 from sottovoce.parties.store_file import DATABASE, KEY, LOCK, StoreFile
 from sottovoce.parties.user_store import UserFile, UserStore
 
@@ -47,7 +48,7 @@ def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> S
                 choice = store.choice(number)
                 limit = 0.0 if math.isfinite(choice.total_epsilon) else math.inf
                 store.set_choice(number, replace(choice, takes_part=False, total_epsilon=limit))
-            renew_coins(store)
+            store_roots.renew(store.file)
     return Settled(
         (
             "Nobody in it takes part until its owner says so again: the copy has forgotten what "
