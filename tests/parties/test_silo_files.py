@@ -144,6 +144,7 @@ def test_another_version_of_the_protocol_is_recognised(samples, kind):
         ("application", "url", "http://example.org:8443"),
         ("application", "url", "https://example.org:0"),
         ("application", "public", "00"),
+        ("application", "public", "00" * 32),
         ("application", "authority", ""),
         ("application", "authority", "-----BEGIN CERTIFICATE-----"),
         ("application", "node_key", "ssh-ed25519 AAAA"),

@@ -35,9 +35,9 @@ from cryptography.hazmat.primitives.serialization import (
 from sottovoce import config
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.known_rows import LARGEST
-from sottovoce.errors import UsageError, VersionMismatch
+from sottovoce.errors import KeyTrouble, UsageError, VersionMismatch
 from sottovoce.parties.directory import PROTOCOL, OwnerEntry
-from sottovoce.privacy.interactions import KEY_BYTES
+from sottovoce.privacy.interactions import KEY_BYTES, Identity
 
 TOKEN_BYTES = 32
 MOST_OWNERS = 1 << 20
@@ -184,6 +184,10 @@ class Application(SiloFile):
         require_name("name", self.name)
         require_url("url", self.url)
         _require_key("public", self.public)
+        try:
+            Identity().agree(self.public)
+        except KeyTrouble:  # of low order: nothing would be secret with it
+            raise UsageError("public is nobody's key; make keys with `sottovoce keys`") from None
         require_authority("authority", self.authority, self.url)
         node_identity(self.node_key)
         require_items(self.items)

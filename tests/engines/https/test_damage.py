@@ -5,6 +5,7 @@ import contextlib
 import json
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from sottovoce.engines.https import batches, records
 from sottovoce.engines.https.database import Database
 from sottovoce.engines.https.folder import open_folder
 from sottovoce.engines.https.masker_folder import Answers, init_masker
+from sottovoce.engines.https.proxied_rounds import coordinator_of
 from sottovoce.engines.https.sealing import SEALED_BYTES
 from sottovoce.errors import RunError, ServiceError, StoreError
 from sottovoce.parties.orchestrator_store import OrchestratorStore
@@ -85,12 +87,19 @@ def stopped(once, tmp_path):
 
 def ended(folder):
     """What a server says that does not start."""
-    server = ServerProcess(folder.path, wait=False)
-    try:
-        assert server.process.wait(30) != 0
-    finally:
-        server.kill()
-    return server.log.read_text().strip().splitlines()[-1]
+    with ServerProcess(folder.path, wait=False) as server:
+        assert server.process.wait(60) != 0
+    line = server.log.read_text().strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
+
+
+def start(folder):
+    """As a server does before it listens."""
+    database = folder.database()
+    with contextlib.closing(database), database.writing() as link:
+        coordinator_of(folder.plan, time.monotonic, folder.keys).start(link)
+        records.require_catalogue(link, folder.catalogue())
 
 
 @pytest.mark.parametrize(
@@ -106,15 +115,19 @@ def ended(folder):
         ),
     ],
 )
-def test_a_damaged_model_is_not_published_after_a_restart(stopped, change, said):
+def test_a_server_does_not_start_with_a_damaged_model(stopped, change, said):
+    folder, _ = stopped
+    start(folder)
+    write(folder.path / "server.db", change)
+    with pytest.raises(ServiceError, match=f"{said}.*from a copy"):
+        start(folder)
+
+
+def test_a_damaged_model_is_not_published_after_a_restart(stopped):
     """Before, the server started and every device fetched it."""
     folder, _ = stopped
-    write(folder.path / "server.db", change)
-    line = ended(folder)
-    assert line.startswith("error: ")
-    assert said in line
-    assert "from a copy" in line
-    assert "Traceback" not in line
+    write(folder.path / "server.db", "UPDATE models SET items = flipped(items) WHERE round = 1")
+    assert "the model of round 1 is damaged in the database" in ended(folder)
 
 
 def test_a_damaged_report_is_not_folded_and_a_copy_goes_on(stopped):
@@ -152,14 +165,17 @@ def test_a_database_of_an_earlier_release_gets_stamps_and_goes_on(stopped):
         client.wait(round=2, state="finished")
         assert np.array_equal(client.model(2).items, simulated(2))
     write(place, "UPDATE models SET items = flipped(items) WHERE round = 2")
-    assert "the model of round 2" in ended(folder)
+    with pytest.raises(ServiceError, match="the model of round 2"):
+        start(folder)
 
 
 def test_another_catalogue_is_not_published(stopped):
     folder, _ = stopped
     place = folder.path / "catalogue.json"
+    start(folder)
     place.write_text(place.read_text().replace("Venue 7", "Venue 9"))
-    assert "put the right file back" in ended(folder)
+    with pytest.raises(ServiceError, match="put the right file back"):
+        start(folder)
 
 
 def test_a_damaged_batch_is_not_opened(tmp_path):
