@@ -236,7 +236,7 @@ def test_who_is_let_in_again_begins_anew(world):
         run_round(here, (5,))
     told = status(here.database)
     assert told["shut_out"] == [5]
-    assert "spoils sums: of 9 rounds" in told["shut_out_why"]["5"]
+    assert "spoils sums: of 10 rounds" in told["shut_out_why"]["5"]
     folder.shut_out(here.database, [5], undo=True)
     told = status(here.database)
     assert (told["shut_out"], told["shut_out_why"]) == ([], {})
