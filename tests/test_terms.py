@@ -264,3 +264,27 @@ def test_a_model_that_is_too_large_is_refused_before_it_is_made():
         Terms.from_table(table)
     assert time.process_time() - began < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 500_000  # KiB
+
+
+def test_terms_from_before_there_were_groups_keep_their_digest_and_have_one_sum_a_round():
+    """As a server of that time published them; devices have agreed to this digest."""
+    algorithm = {
+        "name": "fpl", "embedding_size": 4, "learning_rate": 0.05, "cohort_size": "all",
+        "triples": 10, "epochs": 20, "rounds": 0, "reg_bias": 0.0, "init_scale": 0.1,
+        "init_bias": "normal",
+    }  # fmt: skip
+    link = {
+        "name": "secure-sum", "min_devices": 3, "clip": 0.0, "noise": 0.0,
+        "url": "https://127.0.0.1:1", "authority": "", "key": "ab" * 32,
+    }  # fmt: skip
+    table = {
+        "protocol": 2, "federation": "little-town", "n_items": 40, "algorithm": algorithm,
+        "release": {"name": "share-fraction", "per": "item"}, "link": link,
+    }  # fmt: skip
+    before = Terms.from_table(table)
+    assert before.secure_sum.groups == 1
+    assert before.digest() == "6cf0db25472185104b4e730bf37fbd41"
+    after = Terms.from_table(table | {"link": link | {"groups": 8}})
+    assert after.secure_sum.groups == 8
+    assert after.digest() != before.digest()
+    assert Terms.from_table(after.to_table()) == after

@@ -101,9 +101,20 @@ class SummedReports:
 
     def counts_well(self) -> bool:
         """Whether the last number of each row can be how many of these devices sent it."""
+        return bool(np.all(self._counted()))
+
+    def well_counted(self) -> SummedReports:
+        """Without the rows of which it cannot be."""
+        good = self._counted()
+        return replace(self, item=self.item[good], sums=self.sums[good])
+
+    def _counted(self) -> NDArray[np.bool_]:
         senders = self.sums[:, -1]
         whole = senders % int(GRID) == 0
-        return bool(np.all(whole & (senders >= int(GRID)) & (senders <= self.devices * int(GRID))))
+        good: NDArray[np.bool_] = (
+            whole & (senders >= int(GRID)) & (senders <= self.devices * int(GRID))
+        )
+        return good
 
     def dense(self, n_items: int) -> NDArray[np.int64]:
         """A row for every item, zeros where nobody sent."""

@@ -4,11 +4,14 @@ else, whatever those who do it think of."""
 import json
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, SpoiledSum
 from sottovoce.links import SecureSum
-from sottovoce.parties.searching import SURE, Mark, Search
+from sottovoce.messages import GRID, MaskedReports, MaskSum
+from sottovoce.parties.searching import SURE, Mark, Search, leniency
+from sottovoce.parties.secure_sum import LENIENT, MaskedSum
 from sottovoce.rng import Streams
 
 LINK = SecureSum(min_devices=8, groups=8)
@@ -51,7 +54,7 @@ class Federation:
 
 
 @pytest.mark.parametrize(
-    ("liars", "usual", "most"), [((5,), 8, 8), ((5, 6, 60), 14, 18)], ids=["one", "three"]
+    ("liars", "usual", "most"), [((5,), 8, 8), ((5, 6, 60), 15, 18)], ids=["one", "three"]
 )
 def test_two_hundred_federations_find_them_and_nobody_else(liars, usual, most):
     done = [Federation(seed).until_found(liars) for seed in range(200)]
@@ -231,3 +234,110 @@ def test_how_many_groups_is_a_setting():
     for groups in (0, 65, True):
         with pytest.raises(ConfigError, match=r"link\.groups"):
             SecureSum(groups=groups)
+
+
+# --- what counts as spoiled -----------------------------------------------------------------------
+
+ROWS, WIDTH, LARGEST = 4, 2, 2.0**20
+
+
+def opened(values, uniform, counted=False):
+    """The sum of eight devices' updates under a limit that is drawn by `uniform`."""
+    total = MaskedSum(0, ROWS, WIDTH, SecureSum(min_devices=2), LARGEST)
+    for number, one in enumerate(values):
+        words = np.asarray(one, np.int64).ravel().view(np.uint64)
+        total.add(MaskedReports(0, np.array([number]), words[None]))
+    nothing = MaskSum(0, len(values), np.zeros(ROWS * WIDTH, np.uint64))
+    return total.open(nothing, leniency(uniform), counted=counted).dense(ROWS)
+
+
+def spoils(values, uniform, **options):
+    try:
+        opened(values, uniform, **options)
+    except SpoiledSum:
+        return True
+    return False
+
+
+def updates(garbage, victim):
+    """Seven devices, of whom one alone has the first row, and one that sends garbage there."""
+    values = np.zeros((8, ROWS, WIDTH), np.int64)
+    values[0, 0, 0], values[7, 0, 0] = victim, garbage
+    return values
+
+
+LIMIT = int(8 * LARGEST)
+"""What eight honest devices can add up to."""
+
+
+@pytest.mark.parametrize("garbage", [LIMIT, 2 * LIMIT, 100 * LIMIT, 1000 * LIMIT, 1900 * LIMIT])
+def test_nobody_can_make_a_sum_fail_by_whether_another_device_is_in_it(garbage):
+    """Under a fixed limit he could: with the victim's row it is passed, without it not."""
+    for edge in (0, -1, int(-LARGEST)):
+        sent = garbage + edge
+        grid = np.concatenate([np.linspace(0, 1, 400, endpoint=False), 1 - 0.5 ** np.arange(40)])
+        with_her = [spoils(updates(sent, int(LARGEST)), u) for u in grid]
+        alone = [spoils(updates(sent, 0), u) for u in grid]
+        # The threshold on `uniform` below which a sum passes; above is the chance to fail.
+        fails = [1.0 - max(u for u, bad in zip(grid, each, strict=True) if not bad)
+                 for each in (with_her, alone)]  # fmt: skip
+        assert abs(fails[0] - fails[1]) <= 0.005, "on so coarse a grid they are the same"
+    chance = [chance_to_fail(garbage + step) for step in (0, LARGEST)]
+    if min(chance) > 0:
+        assert chance[1] / chance[0] < 1.01
+    else:
+        assert max(chance) < 1e-8, "at the edge it does not happen"
+
+
+def chance_to_fail(largest):
+    """Exactly, of a sum whose largest number this is: that of a limit below it."""
+    beyond = (largest - LIMIT) / (LENIENT * LIMIT)
+    if beyond <= 0:
+        return 0.0
+    return min(1.0, np.exp(-(1.0 - beyond) * 20.0))
+
+
+def test_the_chance_to_fail_is_that_of_the_draw():
+    rng = draws(3)
+    for share in (0.9, 0.95, 0.99):
+        sent = LIMIT + int(share * LENIENT * LIMIT)
+        failed = np.mean([spoils(updates(sent, 0), rng.random()) for _ in range(400)])
+        assert failed == pytest.approx(chance_to_fail(sent), abs=0.1)
+
+
+def test_honest_sums_always_pass_and_garbage_never_does():
+    most = np.full((8, ROWS, WIDTH), int(LARGEST))
+    for uniform in (0.0, 0.5, 0.999999999, 1 - 2**-53):
+        assert np.array_equal(opened(most, uniform), most.sum(axis=0))
+        assert np.array_equal(opened(-most, uniform), -most.sum(axis=0))
+        assert spoils(updates(2**50, 0), uniform)
+        assert spoils(updates(-(2**62), 0), uniform)
+    between = opened(updates(5 * LIMIT, 0), 0.1)
+    assert between.max() == LIMIT, "what passes is cut to what honest devices could have sent"
+
+
+def test_rows_count_their_senders_whoever_they_are():
+    """A count that is off by itself convicts; one that is off with some devices only does not."""
+    one = int(GRID)
+    rows = np.zeros((8, ROWS, WIDTH), np.int64)
+    rows[0, 0], rows[1, 1] = (5, one), (7, one)
+    largest = 200 * GRID / 2**20
+    assert largest > 1
+    for mine, alone in (([9, 8 * one], 8 * one), ([9, -one], 0)):
+        for row in (0, 2):
+            lying = rows.copy()
+            lying[7, row] = mine
+            got = counted_rows(lying)
+            assert got[1].tolist() == [7, one], "others' rows count"
+            assert not got[row].any() or got[row, 1] == alone
+    lying[7, 3] = [9, one // 2]
+    with pytest.raises(SpoiledSum, match="whole numbers"):
+        counted_rows(lying)
+
+
+def counted_rows(values):
+    total = MaskedSum(0, ROWS, WIDTH, SecureSum(min_devices=2), 127 * GRID)
+    for number, one in enumerate(values):
+        total.add(MaskedReports(0, np.array([number]), one.ravel().view(np.uint64)[None]))
+    nothing = MaskSum(0, len(values), np.zeros(ROWS * WIDTH, np.uint64))
+    return total.open(nothing, leniency(0.5), counted=True).dense(ROWS)

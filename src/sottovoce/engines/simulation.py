@@ -20,7 +20,7 @@ from sottovoce.messages import DeviceReports, MaskSeeds, MaskSum, ModelView, Sum
 from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
-from sottovoce.parties.searching import Search
+from sottovoce.parties.searching import Search, leniency
 from sottovoce.parties.secure_sum import MaskedSum, summed
 from sottovoce.parties.server import NO_DEFENCE, Server
 
@@ -175,9 +175,10 @@ class Simulation:
             answers = [masker.sum_masks(named[0], self.threads)]
         else:
             answers = masker.sum_groups(named, self.threads)
+        draw = self.server.rng.child("leniency", view.round).generator()
         for total, told in zip(totals, answers, strict=True):
             self._tell("server", told)
-            opened.append(self._opened(total, told))
+            opened.append(self._opened(total, told, draw.random()))
         good = [one for one in opened if one is not None]
         if good:
             self.server.fold(self.server.add_sums(good))
@@ -196,13 +197,13 @@ class Simulation:
         several = masker.grouped_rounds_left > 0
         return self.search.groups(users, masker.link, draw.shuffle, several=several)
 
-    def _opened(self, total: MaskedSum, told: MaskSum) -> SummedReports | None:
+    def _opened(self, total: MaskedSum, told: MaskSum, draw: float) -> SummedReports | None:
         """The sum of a group; None where somebody has spoiled it and is looked for."""
-        try:
+        if self.search is None:
             return total.open(told)
+        try:
+            return total.open(told, leniency(draw))
         except SpoiledSum:
-            if self.search is None:
-                raise
             return None
 
     def _tell(self, party: str, message: object) -> None:

@@ -16,6 +16,11 @@ million (Ville's inequality), however cunning the others are. That is when a dev
 bets run side by side, a bold one for those who send garbage always, a patient one for those who do
 it now and then; what counts is the mean of both.
 
+What counts as spoiled must not depend on honest devices: somebody who sends just so much that a sum
+passes a limit only with *her* update in it could have her shut out with himself. So the limit is
+drawn anew for every sum, far above all honest ones (`leniency`): one update more or less changes
+the chance of a sum to be spoiled by less than a hundredth, whatever garbage is in it.
+
 It convicts of garbage, that is of numbers that no honest sum has. Who adds little is not found; and
 a *proxy* that tells wrong sums can have anybody shut out.
 """
@@ -40,8 +45,21 @@ _UNSEEN = 0.01
 """A search goes on while somebody who always sends garbage could have been in no good sum by more
 than this chance."""
 
+_STEPS = 20.0
+"""Of leniency; in each the chance of a sum to be spoiled grows e times."""
+_SLACK = 1.01
+"""By which the bound on an honest device's chance is raised: a step of leniency is 100 times the
+largest sum of a group of two or more, and to exchange one of its devices changes a sum by no more
+than the 200th part of that."""
+
 Shuffle = Callable[[list[int]], object]
 """Puts a list into an order that says nothing; in a real federation by the operating system."""
+
+
+def leniency(uniform: float) -> float:
+    """By how much a sum may exceed honest ones, as a share of the most; from a number that is
+    uniform on [0, 1)."""
+    return max(0.0, 1.0 + math.log1p(-uniform) / _STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +149,7 @@ class Search:
             return self._calmer(sum(map(len, groups)) / len(numbers)), {}
         bad = [group for group, wrong in zip(groups, spoiled, strict=True) if wrong]
         inside = {number for group in bad for number in group}
-        q = (len(inside) - len(bad)) / (len(numbers) - len(bad))
+        q = _SLACK * (len(inside) - len(bad)) / (len(numbers) - len(bad))
         halvings = min(self.halvings + (len(groups) == 1), _MOST_HALVINGS)
         rougher = replace(self, calm=0, unseen=1.0, halvings=halvings)
         if q >= 1.0:  # all of them: that tells nothing of anybody

@@ -13,6 +13,8 @@ from sottovoce.parallel import each, equal_spans
 
 _FURTHEST = 40
 """Standard deviations of noise beyond which no number is taken for one."""
+LENIENT = 2000
+"""How many times the largest honest sum may be exceeded at most, with full leniency."""
 
 
 class MaskedSum:
@@ -48,11 +50,14 @@ class MaskedSum:
 
         each(part, equal_spans(len(self._total), threads), threads)
 
-    def open(self, told: MaskSum) -> SummedReports:
+    def open(self, told: MaskSum, leniency: float = 0.0, *, counted: bool = False) -> SummedReports:
         """The sum of the updates. Raises `WrongSum` where it cannot be one, `SpoiledSum` where that
         shows in its numbers: under a wrong sum of masks, or with a device's garbage in it, every
         number is uniform below 2⁶⁴, and honest sums are far smaller. (A proxy or a device that
-        adds little to the right sum is not found out.)"""
+        adds little to the right sum is not found out.) With `leniency`, from 0 to 1, larger numbers
+        pass, and are cut to what honest devices can add up to: `searching` says what for. Where
+        rows are `counted`, the last number of each says how many devices sent it; a row of which
+        these devices cannot be the senders is left out."""
         if told.round != self.round or told.devices != self.devices:
             raise WrongSum(
                 f"the proxy told the sum of {told.devices:,} masks of round {told.round}, and was "
@@ -62,12 +67,16 @@ class MaskedSum:
             raise WrongSum("the proxy told a sum of masks of another size than the model's")
         sums = unmasked(self._total, told.masks, self._width)
         most = sum_limit(self._link, self.devices, self._largest)
-        if bool(np.any((sums > most) | (sums < -most))):
+        bound = most + int(leniency * min(LENIENT * most, (1 << 62) - most))
+        if bool(np.any((sums > bound) | (sums < -bound))):
             raise SpoiledSum(
                 "the sum that was opened is larger than these devices could have sent: the proxy "
                 "told a wrong sum of masks, or a device sent what no honest one does"
             )
-        return summed(self.round, sums, self.devices)
+        if counted and bool(np.any(sums[:, -1] % int(GRID))):
+            raise SpoiledSum("the sum that was opened does not count its senders in whole numbers")
+        opened = summed(self.round, np.clip(sums, -most, most), self.devices)
+        return opened.well_counted() if counted else opened
 
 
 def sum_limit(link: SecureSum, devices: int, largest: float) -> int:

@@ -161,6 +161,9 @@ def test_an_owner_reads_who_sees_what(tmp_path):
     assert "over at least 12 devices" in words
     assert "do not put together what they have" in words
     assert "The sum has no noise" in words
+    assert "at most 8, over groups that have no device in common. Yours is in one of them." in words
+    alone = replace(terms, link=replace(terms.link, groups=1))
+    assert "in common" not in "\n".join(terms_in_words(alone, tmp_path))
     noisy = replace(terms, link=replace(terms.link, clip=0.5, noise=1.5))
     words = "\n".join(terms_in_words(noisy, tmp_path))
     assert "cut to a length of 0.5" in words

@@ -6,10 +6,12 @@ import pytest
 from secure_sum_world import SummedWorld, folded
 from server_world import ITEMS
 
+from sottovoce.cli import serve_server
 from sottovoce.engines.https import folder, searches
 from sottovoce.engines.https.client import Answer
 from sottovoce.engines.https.masked_wire import decode_question, decode_sum, encode_sum
-from sottovoce.engines.https.status import status
+from sottovoce.engines.https.refusals import Tally
+from sottovoce.engines.https.status import metrics, status
 from sottovoce.errors import ServiceError
 from sottovoce.messages import MaskSum
 from sottovoce.parties.masker import GROUPED_ROUNDS, REGAINED_AFTER, Answered
@@ -236,10 +238,26 @@ def test_who_is_let_in_again_begins_anew(world):
         run_round(here, (5,))
     told = status(here.database)
     assert told["shut_out"] == [5]
-    assert "spoils sums: of 9 rounds" in told["shut_out_why"]["5"]
+    assert "spoils sums: of 10 rounds" in told["shut_out_why"]["5"]
     folder.shut_out(here.database, [5], undo=True)
     told = status(here.database)
     assert (told["shut_out"], told["shut_out_why"]) == ([], {})
     with here.database.reading() as link:
         assert 5 not in searches.found(link).marks
     assert here.report(5) == ["accepted"]
+
+
+def test_the_operator_is_told_whom_the_server_suspects(world, tmp_path, monkeypatch, capsys):
+    here = world(link={"groups": 4})
+    for _ in range(4):
+        run_round(here, (5,))
+    content = status(here.database)
+    monkeypatch.setattr(serve_server, "_status_in", lambda folder, database: content)
+    serve_server.status(str(tmp_path))
+    said = capsys.readouterr().out
+    assert "A device spoils sums; the server looks for it by sums over groups." in said
+    assert "5 (in 3 of 3)" in said
+    assert content["search"]["suspects"][0]["number"] == 5
+    assert content["search"]["suspects"][0]["chance"] < 0.05
+    text = metrics(here.database, Tally(), 0).decode()
+    assert "sottovoce_searching 1.0" in text

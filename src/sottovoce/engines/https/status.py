@@ -80,6 +80,11 @@ class _Figures(Collector):
         ):
             yield GaugeMetricFamily(f"sottovoce_{name}", words, self._now[name])
         yield GaugeMetricFamily(
+            "sottovoce_searching",
+            "Whether the server looks for a device that spoils sums.",
+            int(self._now["search"]["on"]),
+        )
+        yield GaugeMetricFamily(
             "sottovoce_in_flight_bytes", "Bytes of reports being received.", self._in_flight
         )
         refused = CounterMetricFamily(
