@@ -2,8 +2,12 @@
 descriptors, its connections. Small sieges of a small server here; slow ones at full size."""
 
 import contextlib
+import os
 import resource
+import socket
+import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +24,9 @@ from server_world import (
 from siege_world import Siege, descriptors, resident, timed, visit
 
 from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.engines.flower.gateway import find_nginx
 from sottovoce.engines.https.signing import DIGEST_HEADER, OVERHEAD, digest_of
+from sottovoce.engines.processes import free_port
 from sottovoce.messages import GRID, DeviceReports, encode, message_limit
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
@@ -28,6 +34,8 @@ from sottovoce.terms import Terms
 
 ENOUGH = 0.99
 MANY = tuple(f"127.0.0.{n}" for n in range(2, 10))
+BALANCER = "127.0.0.100"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 HEALTH = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -126,6 +134,7 @@ def town(tmp_path_factory):
             "connections": 200,
             "per_address": 50,
             "handshake_seconds": 5.0,
+            "behind": [BALANCER],
         }
 
     made = Town(tmp_path_factory.mktemp("town"), 500, limits=limits)
@@ -221,6 +230,73 @@ def test_lengths_that_nobody_can_mean(town):
         client.close()
         assert client.get("/health").status == 200
     assert "unforeseen" not in town.server.log.read_text()
+
+
+# --- behind nginx ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def balancer(town, path, connections):
+    """The shipped load balancer in front of the town, with so few connections; its port."""
+    port = free_port()
+    site = (DEPLOY / "nginx-https.conf").read_text()
+    for shipped, here in [
+        ("/var/lib/sottovoce/town/keys", str(town.folder.keys)),
+        ("/var/log/nginx", str(path)),
+        ("server-1:8443", f"127.0.0.1:{town.server.port}"),
+        ("    server server-2:8443;\n", ""),
+        ("listen 8443 ssl", f"listen 127.0.0.1:{port} ssl"),
+        ("proxy_pass", f"proxy_bind {BALANCER}; proxy_pass"),
+    ]:
+        assert shipped in site
+        site = site.replace(shipped, here)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = " ".join(f"{kind}_temp_path {path}/{kind};" for kind in kinds)
+    own = "user root; " if os.geteuid() == 0 else ""
+    own += f"daemon off; worker_processes 1; pid {path}/pid; error_log {path}/error.log;"
+    config = path / "nginx.conf"
+    config.write_text(
+        f"{own} events {{ worker_connections {connections}; }} http {{ {places}\n{site} }}"
+    )
+    command = [find_nginx(), "-c", config, "-e", path / "error.log"]
+    process = subprocess.Popen(list(map(str, command)))
+    try:
+        end = time.monotonic() + 20
+        while not listens(port):
+            assert process.poll() is None, (path / "error.log").read_text()
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def listens(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+def test_nginx_as_shipped_holds_out_too(town, tmp_path):
+    """With fewer connections than strangers hold. The server behind it knows it as a proxy, and
+    would let no other address have so many."""
+    enrol = "POST /v1/enrol HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n"
+    with balancer(town, tmp_path, 512) as port:
+
+        def look(n):
+            return visit(port, town.context, path="/v1/round")
+
+        for siege in (
+            Siege("silent", 700, MANY[:1], seconds=30),
+            Siege("idle", 700, MANY[:1], seconds=30, first=HEALTH),
+            Siege("bodies", 700, MANY[:1], seconds=30, most=4000, first=enrol, body=16),
+        ):
+            found = held_out(siege, port, look, 20, 0.05)
+            assert found.share >= ENOUGH, (siege.kind, found)
 
 
 # --- at full size ---------------------------------------------------------------------------------

@@ -69,6 +69,9 @@ server {{
     limit_req_status 429;
     limit_conn sottovoce_connections {connections};
     limit_conn_status 429;
+    # No addresses in the error log either.
+    limit_req_log_level info;
+    limit_conn_log_level info;
     # Silent and idle connections end soon; where there are too many, nginx cuts the oldest of them.
     client_header_timeout 15s;
     client_body_timeout 30s;
