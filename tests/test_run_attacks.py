@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sottovoce import run_scenes
+from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attack_card import Card, NotApplicable, Setting, in_words, write_card
 from sottovoce.attacks.views import Attack, Claims, Packet, Result, judge_claims
@@ -28,12 +29,13 @@ from sottovoce.messages import (
     Batch,
     BitReports,
     DeviceReports,
+    MaskedReports,
     MaskSeeds,
     ModelView,
     SummedReports,
 )
 from sottovoce.run_attacks import attack_experiment, attack_run, choose, views_and_truth, views_of
-from sottovoce.run_scenes import default_rounds
+from sottovoce.run_watched import Watched, watched
 from sottovoce.running import run_experiment
 from sottovoce.runs import RUNNING, RunFolder, save_arrays
 
@@ -207,7 +209,7 @@ def test_randomised_reports_reach_the_server_mixed_and_the_proxy_sealed():
         "consent": {"epsilon": 2.0, "max_reports": 5},
     }
     scene = views_and_truth(make(**table))
-    assert len(scene.views["server"].rounds) == 3
+    assert len(scene.views["server"].rounds) == 4  # all there are
     assert {type(m) for s in scene.views["server"].rounds for m in s.messages} == {Batch}
     assert all(m.reports.size == 0 for m in scene.views["proxy"].messages(BitReports))
     assert len({p.bytes for p in scene.views["network"].messages(Packet)}) == 1
@@ -423,14 +425,57 @@ def test_how_many_rounds_are_looked_at():
     dataset = experiment.dataset()
     devices = dataset.interactions.n_users
     every = FPLConfig(configuration="pFPL", epochs=50).plan(devices, 900)
-    assert default_rounds(FPLConfig(), None, every, 1) == 20
-    assert default_rounds(FPLConfig(), SecureSum(), every, 1) == 3
-    assert default_rounds(object(), None, every, 1) == 3
+    assert watched(FPLConfig(), None, every, 1) == Watched(20)
+    assert watched(FMFConfig(), None, every, 1) == Watched(20)
+    assert watched(object(), None, every, 1) == Watched(3)
+    assert watched(object(), None, every, 1, rounds=7) == Watched(7)
     single = FPLConfig(configuration="sFPL", epochs=50).plan(devices, 900)
-    assert default_rounds(FPLConfig(), None, single, 1) == 3 * devices
-    assert default_rounds(FPLConfig(), None, single, 1 << 29) == 2
+    assert watched(FPLConfig(), None, single, 1) == Watched(3 * devices)
+    assert watched(FPLConfig(), None, single, 1 << 29) == Watched(2)
     short = FPLConfig(configuration="pFPL", rounds=2).plan(devices, 900)
-    assert default_rounds(FPLConfig(), None, short, 1) == 2
+    assert watched(FPLConfig(), None, short, 1) == Watched(2)
+
+
+def test_sums_are_looked_at_from_the_first_to_the_last():
+    plan = FPLConfig(configuration="pFPL", rounds=500).plan(60, 900)
+    found = watched(FPLConfig(), SecureSum(), plan, 1)
+    assert found.whole == 3
+    assert len(found.sums) == 17
+    assert found.sums[:7] == (3, 4, 5, 6, 7, 8, 9)
+    assert found.sums[-1] == 499
+    assert {10, 499, 500} <= found.models
+    assert found.end == 500
+    assert watched(FPLConfig(), SecureSum(), plan, 1, rounds=3) == Watched(3)
+    exact = FPLConfig(configuration="pFPL", rounds=20).plan(60, 900)
+    assert watched(object(), SecureSum(), exact, 1) == Watched(3, tuple(range(3, 20)))
+    assert watched(object(), SecureSum(), exact, 1 << 28) == Watched(2)
+
+
+def test_sums_of_later_rounds_are_those_of_the_run(tmp_path):
+    table = {
+        "link": {"name": "secure-sum", "min_devices": 10},
+        "algorithm": TABLE["algorithm"] | {"epochs": 6},
+    }
+    run_experiment(make(**table), tmp_path / "run", transcript=True)
+    kept, every = views_and_truth(tmp_path / "run"), views_of(tmp_path / "run")
+    again = views_and_truth(make(**table))
+    for party in kept.views:
+        assert same(kept.views[party], again.views[party]), party
+    server, last = kept.views["server"], RunFolder.open(tmp_path / "run").manifest()["schedule"]
+    sums = {m.round: m for m in server.messages(SummedReports)}
+    assert len(sums) == 20
+    assert last["rounds"] - 1 in sums
+    for one in every["server"].messages(SummedReports):  # opened from masked updates at the time
+        assert same(one, sums.get(one.round, one))
+    # Of each there are the models before and after it, the published one at the end included.
+    models = {seen.round: seen.published for seen in kept.views["anyone"].rounds}
+    assert all(models[r] and models[r + 1] for r in sums)
+    assert np.array_equal(models[last["rounds"]].items, server.final)
+    # Masked updates are of the first rounds alone.
+    assert {m.round for m in server.messages(MaskedReports)} == {0, 1, 2}
+    assert "3 of" in kept.facts["looked at"]
+    assert "17 more" in kept.facts["looked at"]
+    assert not kept.notes
 
 
 # --- the card ------------------------------------------------------------------------------------

@@ -162,7 +162,9 @@ class Federation:
         listeners: Sequence[Listener] = (),
         *,
         threads: int = 1,
+        masked: bool = True,
     ) -> None:
+        """`masked`: whether listeners hear masked updates, or of each round the sum alone."""
         plan, link = self.schedule, self.masker and self.masker.link
         everybody = link is not None and link.noise and plan.cohort_size == plan.devices
         Simulation(
@@ -176,6 +178,7 @@ class Federation:
             proxy=self.proxy,
             masker=self.masker,
             largest_value=self.largest_value,
+            masked=masked,
             least=link.min_devices if link and everybody else 0,
         ).run()
 

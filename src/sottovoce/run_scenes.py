@@ -45,6 +45,7 @@ from sottovoce.parties.proxy import Proxy
 from sottovoce.privacy.reports import SEALED_BYTES, KReports
 from sottovoce.run_facts import facts_of, setting_of
 from sottovoce.run_views import FinishedRun
+from sottovoce.run_watched import MOST_MODEL_BYTES, Only, Watched, watched
 from sottovoce.silo_running import build_world
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 MOST_NUMBERS = 1 << 27
 """Of plain updates that are kept in memory, over all rounds; 8 bytes each."""
-MOST_MODEL_BYTES = 1 << 30
-"""Of published models that are kept in memory, over all rounds."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -112,7 +111,7 @@ class _World:
 def views_of(folder: Path, rounds: int | None = None) -> dict[str, View]:
     """What each party of a finished run saw, by its transcript alone."""
     run = FinishedRun.open(folder)
-    heard = _transcript(run, rounds)
+    heard = _transcript(run, None if rounds is None else Watched(rounds))
     if heard is None:
         raise RunError(f"{folder} has no transcript; run it with --transcript")
     world = _World(run.experiment, run.dataset, run.split, run.consent)
@@ -145,29 +144,17 @@ def views_and_truth(
     return _device_scene(world, finished, rounds, threads, tell)
 
 
-def default_rounds(settings: object, link: object, plan: Schedule, model_bytes: int) -> int:
-    """So many rounds that each device is heard three times; in FPL twenty times, where what a
-    device never sends tells something, too. No more than memory holds."""
-    times = 20 if isinstance(settings, FPLConfig) and plan.cohort_size > 1 else 3
-    times = 3 if isinstance(link, SecureSum) else times
-    enough = -(-times * plan.devices // max(1, plan.cohort_size))
-    return max(1, min(plan.rounds, enough, MOST_MODEL_BYTES // max(1, model_bytes)))
-
-
 def _device_scene(
     world: _World, finished: FinishedRun | None, rounds: int | None, threads: int, tell: Report
 ) -> Scene:
     federation, settings = world.federation(), world.experiment.cross_device()
-    plan = federation.schedule
-    count = rounds or default_rounds(
-        settings.algorithm, settings.link, plan, federation.server.items.nbytes
-    )
-    count = min(count, plan.rounds)
-    heard = None if finished is None else _transcript(finished, count)
+    plan, size = federation.schedule, federation.server.items.nbytes
+    look = watched(settings.algorithm, settings.link, plan, size, rounds)
+    heard = None if finished is None else _transcript(finished, look)
     source, notes = "the run's transcript", []
-    recorder = Recorder(MOST_NUMBERS // count)
+    recorder = Recorder(MOST_NUMBERS // look.whole)
     # With a transcript, too: what was private then is needed for scoring.
-    own = _enact(federation, count, threads, tell, [] if heard else [recorder])
+    own = _enact(federation, look, threads, tell, [] if heard else [recorder])
     if heard is None:
         heard, share = recorder.heard, recorder.keeper.share
         source = "rounds enacted again from the manifest" if finished else "rounds listened to"
@@ -181,7 +168,9 @@ def _device_scene(
         final, vectors = federation.server.items, federation.vectors()
     else:
         final, vectors = finished.folder.model(), finished.folder.vectors()
-        notes += _differences(finished) + _unlike_ledger(finished, federation, count)
+        notes += _differences(finished) + _unlike_ledger(finished, federation, look.end)
+    if look.end == plan.rounds and look.sums:  # what the last sum made of the model is published
+        heard["device"][plan.rounds] = [ModelView(plan.rounds, final)]
     views = _views(world, federation, heard, final, vectors)
     own |= _draws(world, federation, heard)
     updates = _senders(heard, "server") if isinstance(settings.algorithm, FPLConfig) else {}
@@ -189,17 +178,19 @@ def _device_scene(
     known = {"draws": world.experiment.draws, "told": told}
     views["server"] = replace(views["server"], own=known)
     own["told senders"] = whose
-    seen = len(views["server"].rounds)
-    looked = f"{seen:,} of {plan.rounds:,} rounds: {source}"
+    looked = f"{look.words(plan.rounds)}: {source}"
     return world.scene(views, _truth(world, vectors, own), {"looked at": looked}, notes)
 
 
-def _transcript(finished: FinishedRun, rounds: int | None) -> Heard | None:
-    """What was kept of a run; None where it has no transcript."""
+def _transcript(finished: FinishedRun, look: Watched | None) -> Heard | None:
+    """What was kept of a run, all of it or of these rounds; None where it has no transcript."""
     folder = finished.folder.path / "transcript"
     if not folder.exists():
         return None
-    return read_transcript(folder, str(finished.folder.manifest().get("identity")), rounds)
+    identity = str(finished.folder.manifest().get("identity"))
+    if look is None:
+        return read_transcript(folder, identity)
+    return read_transcript(folder, identity, look.whole, look.sums)
 
 
 class _Private:
@@ -234,19 +225,23 @@ class _GlassProxy(Proxy):
 
 
 def _enact(
-    federation: Federation, rounds: int, threads: int, tell: Report, listeners: list[Listener]
+    federation: Federation, look: Watched, threads: int, tell: Report, listeners: list[Listener]
 ) -> dict[str, Any]:
-    """Runs the first rounds with these listening; what was private in them, by the names that
-    attacks are scored by."""
+    """Runs the rounds with these listening; what was private in them, by the names that attacks
+    are scored by."""
     plan, proxy, private = federation.schedule, federation.proxy, _Private(federation)
-    bar = Periodically(max(1, rounds // 100), lambda m: tell("training", m.round, plan.rounds))
-    federation.schedule = replace(plan, rounds=rounds)
+    bar = Periodically(max(1, look.end // 100), lambda m: tell("training", m.round, plan.rounds))
     federation.proxy = None if proxy is None else _GlassProxy(proxy, private.bits)
     try:
+        federation.schedule = replace(plan, rounds=look.whole)
         federation.run([bar], [*listeners, private], threads=threads)
+        if look.sums:
+            federation.schedule = replace(plan, rounds=look.end)
+            only = Only(look, [*listeners, private])
+            federation.run([bar], [only], threads=threads, masked=False)
     finally:
         federation.schedule, federation.proxy = plan, proxy
-    private.keep(rounds)
+    private.keep(look.end)
     return {"vectors": private.vectors} | ({"bits": private.bits} if private.bits else {})
 
 

@@ -151,14 +151,17 @@ class Opened:
 
 def opened(view: View) -> list[Opened]:
     """The sums that the server of a secure sum opens: masked updates less the masks, or, where the
-    view was too large to hold every masked update, the sum itself (`SummedReports`), with everybody
-    who is in it named by `MaskedReports`, be they empty."""
+    view was too large to hold every masked update, the sum itself (`SummedReports`), with those
+    who are in it named by `MaskedReports`, be they empty. A sum of nobody who is named is left out:
+    there is nobody of whom something could be claimed."""
     found, width = [], view.final.shape[1]
     for seen in view.rounds:
         masked = [m for m in seen.messages if isinstance(m, MaskedReports)]
         senders = np.unique(np.concatenate([np.zeros(0, np.int64), *(m.sender for m in masked)]))
         sums = next((m for m in seen.messages if isinstance(m, SummedReports)), None)
         told = next((m for m in seen.messages if isinstance(m, MaskSum)), None)
+        if not len(senders):
+            continue
         if sums is not None:
             item, values = sums.item.astype(np.int64), sums.sums
         elif told is not None and told.devices == len(senders):

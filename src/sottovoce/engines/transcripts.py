@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -286,9 +286,12 @@ class Transcript:
         partial.replace(self.folder / "about.json")
 
 
-def read_transcript(folder: Path, identity: str, rounds: int | None = None) -> Heard:
-    """What was kept of the first `rounds` rounds (of all by default). Refuses what is not whole or
-    not of this run."""
+def read_transcript(
+    folder: Path, identity: str, rounds: int | None = None, sums: Collection[int] = ()
+) -> Heard:
+    """What was kept of the first `rounds` rounds (of all by default), and of the rounds `sums` the
+    sums that the server opened, with the models before and after. Refuses what is not whole or not
+    of this run."""
     about = _about(folder)
     if about["identity"] != identity:
         raise RunError(
@@ -296,9 +299,13 @@ def read_transcript(folder: Path, identity: str, rounds: int | None = None) -> H
             "away and the first rounds are enacted again"
         )
     numbers = [n for first, last in about["rounds"] for n in range(first, last + 1)]
+    whole = sorted(numbers)[:rounds]
     heard: Heard = {}
+    wanted = {"server": {*sums}, "device": {r for n in sums for r in (n, n + 1)}}
     for party in about["parties"]:
-        heard[party] = {n: _read(folder, party, n) for n in sorted(numbers)[:rounds]}
+        heard[party] = {n: _read(folder, party, n) for n in whole}
+        for n in sorted(wanted.get(party, set()).intersection(numbers).difference(whole)):
+            heard[party][n] = _read(folder, party, n, (ModelView, SummedReports))
     return heard
 
 
@@ -348,7 +355,7 @@ def _arrays(message: object) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _read(folder: Path, party: str, round: int) -> list[object]:
+def _read(folder: Path, party: str, round: int, only: tuple[type[Any], ...] = ()) -> list[object]:
     path = _file(folder, party, round)
     if not path.exists():
         raise CorruptData(f"{folder} lacks round {round} of what reached the {party}")
@@ -357,6 +364,8 @@ def _read(folder: Path, party: str, round: int) -> list[object]:
             parts: dict[tuple[int, str], dict[str, NDArray[Any]]] = {}
             for entry in archive.namelist():
                 number, kind, name = entry.removesuffix(".npy").split(".")
+                if only and _KINDS.get(kind) not in only:
+                    continue
                 with archive.open(entry) as handle:
                     values = np.lib.format.read_array(handle, allow_pickle=False)
                 parts.setdefault((int(number), kind), {})[name] = values

@@ -5,9 +5,11 @@ item, many rows of the sum are a single device's, and everybody sees sums: the s
 and two published models in a row differ by one. A row that comes of one negative draw gives a
 vector away, and the score that the hidden positive had; where some item has just this score, the
 row was one draw's, and this is the item. Whose vector it is the sum does not say; here it is taken
-to be known to whoever knows the users' vectors more or less, from other data, say.
+to be known to whoever knows the users' vectors more or less, from other data, say. Among many items
+some score is near by chance, of rows that are sums of several, too. What comes of those is nobody's
+vector: it is left out where it is not clearly nearer to one user's than to any other's.
 
-Draws per item and round decide: with twenty and more there are no such rows.
+Draws per item and round decide: with twenty and more such rows are next to none.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_c
 Floats = NDArray[np.float64]
 NEAR = 1e-5
 """How near in score the hidden item must be: what rounding to single precision explains."""
+CLEARLY = 0.5
+"""How near the nearest user's vector must be, as a share of the distance to the next."""
 SMALLEST_STEP = 1e-3
 """Biases that moved less say too little in single precision."""
 _AT_ONCE = 256
@@ -86,17 +90,16 @@ def _guess(view: View) -> list[Lone]:
 def _judge(guess: list[Lone], truth: Truth) -> Result:
     """Whose a vector is goes by the true vectors that are nearest: before the round where
     `truth.own["vectors"]` has them by round, else at the end."""
-    users: list[NDArray[np.int64]] = []
+    none = np.zeros(0, dtype=np.int64)
+    users, items = [none], [none]
     for lone in guess:
         known = truth.own.get("vectors", {}).get(lone.round, truth.vectors).astype(np.float64)
-        length = (known**2).sum(axis=1)
         for start in range(0, len(lone.vectors), _AT_ONCE):
-            part = lone.vectors[start : start + _AT_ONCE]
-            users.append((length - 2.0 * part @ known.T).argmin(axis=1))
-    none = np.zeros(0, dtype=np.int64)
-    claims = Claims(
-        np.concatenate([none, *users]), np.concatenate([none, *(lone.items for lone in guess)])
-    )
+            part = slice(start, start + _AT_ONCE)
+            nearest, clear = _whose(lone.vectors[part], known)
+            users.append(nearest[clear])
+            items.append(lone.items[part][clear])
+    claims = Claims(np.concatenate(users), np.concatenate(items))
     rounds = max(1, len(guess))
     detail = (
         f"{len(claims) / rounds:.4g} rows of single devices a round can be read in the published "
@@ -106,6 +109,16 @@ def _judge(guess: list[Lone], truth: Truth) -> Result:
     return judge_claims(
         "rows of one device in the sum", "A1", "anyone", PROMISE, claims, truth.train, detail=detail
     )
+
+
+def _whose(vectors: Floats, known: Floats) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The user whose vector is nearest, and whether it clearly is."""
+    apart = (known**2).sum(axis=1) - 2.0 * vectors @ known.T
+    apart += (vectors**2).sum(axis=1, keepdims=True)
+    nearest, place = apart.argmin(axis=1), np.arange(len(apart))
+    least = np.maximum(apart[place, nearest], 0.0)
+    apart[place, nearest] = np.inf
+    return nearest.astype(np.int64), least < CLEARLY**2 * apart.min(axis=1)
 
 
 ATTACK = Attack("A1", "rows of one device in the sum", "anyone", PROMISE, _applies, _guess, _judge)
