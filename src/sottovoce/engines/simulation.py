@@ -150,9 +150,9 @@ class Simulation:
             noise = masker.noise(view.round)
             if noise is not None:
                 sums += noise.reshape(sums.shape)
-            opened = summed(view.round, sums, len(rows))
-            self._tell("server", opened)
-            self.server.fold(opened)
+            whole = summed(view.round, sums, len(rows))
+            self._tell("server", whole)
+            self.server.fold(whole)
             return
         users = self.devices.cohort.users[rows].tolist()
         groups = self._groups(masker, users)
