@@ -241,7 +241,7 @@ def test_nothing_of_a_question_stays_with_it(app, terms, devices, folder):
         assert public not in kept
         assert public.hex().encode() not in kept
     table = json.loads((folder.path / "answered.json").read_text())
-    assert set(table) == {"round", "set"}
+    assert set(table) == {"round", "set", "stamp"}
 
 
 def test_health_and_metrics(app, terms, devices, folder):
