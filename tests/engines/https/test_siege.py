@@ -280,6 +280,7 @@ def listens(port):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
 def test_nginx_as_shipped_holds_out_too(town, tmp_path):
     """With fewer connections than strangers hold. The server behind it knows it as a proxy, and

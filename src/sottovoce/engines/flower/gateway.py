@@ -77,6 +77,7 @@ server {{
     client_body_timeout 30s;
     keepalive_timeout 20s;
     send_timeout 60s;
+    lingering_timeout 1s;  # the rest of what was refused is hardly waited for
     reset_timedout_connection on;
 
     # A call is passed on when all of it is here: a slow sender holds nothing of the SuperLink.
