@@ -46,7 +46,7 @@ upstream sottovoce_superlink {{
 # No addresses in the log: time, status, call.
 log_format sottovoce_gateway '$time_iso8601 $status $request_method $uri';
 
-# Whom limits are for: an IPv4 address, or a /64 of IPv6, since whoever has one address of it has all.
+# Whom limits are for: an IPv4 address, or a /64 of IPv6, which one visitor may have all of.
 map $binary_remote_addr $sottovoce_node {{
     "~(?s)^(?<sottovoce_node_prefix>.{{8}}).{{8}}\\z" $sottovoce_node_prefix;
     default $binary_remote_addr;
