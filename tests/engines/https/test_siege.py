@@ -104,7 +104,7 @@ def long_terms(items):
 
 def held_out(siege, port, ask, count, every, share=0.9):
     """How honest visitors fare while the siege goes on."""
-    quiet = timed(ask, 8, every)
+    quiet = timed(ask, max(8, count // 4), every)
     with siege.against(port) as last:
         siege.begun(last, share)
         found = timed(ask, count, every, quiet=quiet)
@@ -280,6 +280,7 @@ def listens(port):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
 def test_nginx_as_shipped_holds_out_too(town, tmp_path):
     """With fewer connections than strangers hold. The server behind it knows it as a proxy, and
@@ -323,7 +324,7 @@ def test_a_full_siege_by_announced_reports(city):
 @pytest.mark.parametrize("kind", ["silent", "begin"])
 def test_a_full_siege_by_silence(city, kind):
     pid = city.server.process.pid
-    siege, quiet = Siege(kind, 19_000, MANY, seconds=120, most=25_000), timed(city.look, 8)
+    siege, quiet = Siege(kind, 19_000, MANY, seconds=120, most=25_000), timed(city.look, 25)
     before = resident(pid)
     with siege.against(city.server.port) as last:
         siege.begun(last, 0.2)

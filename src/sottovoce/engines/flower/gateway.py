@@ -46,7 +46,7 @@ upstream sottovoce_superlink {{
 # No addresses in the log: time, status, call.
 log_format sottovoce_gateway '$time_iso8601 $status $request_method $uri';
 
-# Limits are for an IPv4 address, or a /64 of IPv6: whoever has one address of it has all.
+# Whom limits are for: an IPv4 address, or a /64 of IPv6, which one visitor may have all of.
 map $binary_remote_addr $sottovoce_node {{
     "~(?s)^(?<sottovoce_node_prefix>.{{8}}).{{8}}\\z" $sottovoce_node_prefix;
     default $binary_remote_addr;
@@ -77,6 +77,7 @@ server {{
     client_body_timeout 30s;
     keepalive_timeout 20s;
     send_timeout 60s;
+    lingering_timeout 1s;  # the rest of what was refused is hardly waited for
     reset_timedout_connection on;
 
     # A call is passed on when all of it is here: a slow sender holds nothing of the SuperLink.
