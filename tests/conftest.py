@@ -25,6 +25,7 @@ settings.load_profile("steady")
 # The longest modules, which begin first: a worker that gets one of them last works alone.
 LONGEST = (
     "engines/https/test_chaos.py",
+    "fuzz/test_fuzz.py",
     "contracts/test_engines.py",
     "contracts/test_drift_engines.py",
     "engines/flower/test_flower_processes.py",

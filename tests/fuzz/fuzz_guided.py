@@ -51,11 +51,11 @@ def run(name, inputs, seed, save):
 
     runner = fuzz_runner.Runner(name, seed, save)
     for index in range(inputs // 2):
-        if index == inputs // 5:
-            runner.mark()
         runner.feed(drawn(seed, name, index))
 
     def feed(data):
+        if runner.report.inputs == 3 * inputs // 5:  # libFuzzer has what it needs by now
+            runner.mark()
         runner.feed(data)
         if runner.report.inputs >= inputs:
             _finish(runner, out)
