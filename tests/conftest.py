@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,10 @@ def _end_leftovers(began):
     """End what was started since then, and let go of what the test held: a process, a socket or a
     file that nobody has closed would warn in the middle of another test, and fail it."""
     ours = {*descendants(os.getpid()), *leftovers.marked(os.environ[leftovers.MARK])} - _shared
-    ended = leftovers.end([(pid, born) for pid, born in ours if born and int(born) >= began])
+    tracker = resource_tracker._resource_tracker._pid  # serves all tests, whichever began it
+    ended = leftovers.end(
+        [(pid, born) for pid, born in ours if born and int(born) >= began and pid != tracker]
+    )
     # The traceback that is kept for a debugger holds all that the test had.
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         vars(sys).pop(name, None)

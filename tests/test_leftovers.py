@@ -13,6 +13,7 @@ import leftovers
 
 CUT_OFF = """
 import gc, subprocess, sys, time
+from multiprocessing import resource_tracker
 import pytest
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)", PLACE]
@@ -33,11 +34,13 @@ def serves_all():
 def test_cut_off(serves_all):
     held = subprocess.Popen(SLEEP, stdout=subprocess.PIPE, start_new_session=True)
     subprocess.run(PARENT)
+    resource_tracker.ensure_running()
     time.sleep(600)
 
 
 def test_of_others(serves_all):
     assert serves_all.poll() is None
+    resource_tracker.ensure_running()
     gc.collect()
 """
 
