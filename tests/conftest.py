@@ -1,6 +1,5 @@
 """What holds for every test."""
 
-import contextlib
 import gc
 import os
 import secrets
@@ -123,16 +122,21 @@ def _end_leftovers(began):
     ended = leftovers.end(
         [(pid, born) for pid, born in ours if born and int(born) >= began and pid != tracker]
     )
-    # The traceback that is kept for a debugger holds all that the test had.
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        vars(sys).pop(name, None)
-    for process in gc.get_objects():
-        if isinstance(process, subprocess.Popen) and process.pid in ended:
-            process.wait()
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        with warnings.catch_warnings(), contextlib.suppress(Exception):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            _let_go(ended)
             gc.collect()
     finally:
         sys.unraisablehook = hook
+
+
+def _let_go(ended):
+    # The traceback that is kept for a debugger holds all that the test had.
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+    # By type, since some libraries' objects do something when they are asked for their class.
+    for process in [found for found in gc.get_objects() if type(found) is subprocess.Popen]:
+        if process.pid in ended:
+            process.wait()

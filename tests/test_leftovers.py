@@ -22,6 +22,15 @@ PARENT = [sys.executable, "-c",
     "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)", *SLEEP]
 
 
+class Touchy:  # some libraries have such objects
+    @property
+    def __class__(self):
+        raise RuntimeError("do not look at me")
+
+
+touchy = [Touchy()]
+
+
 @pytest.fixture(scope="module")
 def serves_all():
     process = subprocess.Popen(SLEEP)

@@ -325,15 +325,9 @@ class Conductor:
         for node in nodes:
             member, entry = self.members[node], asked[node]
             entry.since, entry.resend_at = member.since, now + LOST_AFTER * deadline
-            question = self._question(member, with_model=True)
-            letters[node] = Task(
-                question.terms,
-                question.round,
-                question.attempt,
-                question.counted,
-                question.model,
-                numbers=entry.numbers,
-            ).to_content()
+            asks = self._question(member, with_model=True)
+            about = asks.terms, asks.round, asks.attempt, asks.counted, asks.model
+            letters[node] = Task(*about, numbers=entry.numbers).to_content()
         for node, message in self.post.send("train", letters, max(left, 1.0)).items():
             asked[node].messages.add(message)
 
