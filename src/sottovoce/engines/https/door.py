@@ -175,13 +175,9 @@ class Door:
 
     def _admit(self, sock: socket.socket, host: str) -> None:
         name = neighbourhood(host)
-        sender = self._senders.get(name)
-        if sender is None:
-            sender = self._senders[name] = Sender(name, self._is_trusted(host))
-            self._sizes[0][sender] = None
+        sender = self._senders.get(name) or Sender(name, self._is_trusted(host))
         if not self._has_room(sender):
             self._tally.count("overload")
-            self._forget(sender)
             sock.close()
             return
         sock.setblocking(False)
@@ -263,23 +259,22 @@ class Door:
         if visitor.timer is not None:
             visitor.timer.cancel()
         self._resize(sender, -1)
-        self._forget(sender)
 
     def _resize(self, sender: Sender, by: int) -> None:
+        """Senders are known as long as they have connections."""
         sizes = self._sizes
-        del sizes[sender.count][sender]
+        sizes[sender.count].pop(sender, None)
         sender.count += by
         self._count += by
         if sender.count == len(sizes):
             sizes.append({})
-        sizes[sender.count][sender] = None
+        if sender.count:
+            sizes[sender.count][sender] = None
+            self._senders[sender.name] = sender
+        else:
+            del self._senders[sender.name]
         while len(sizes) > 1 and not sizes[-1]:
             sizes.pop()
-
-    def _forget(self, sender: Sender) -> None:
-        if not sender.count:
-            self._sizes[0].pop(sender, None)
-            self._senders.pop(sender.name, None)
 
     def _close(self, sock: socket.socket) -> None:
         if sock.fileno() >= 0:
