@@ -204,8 +204,9 @@ class Door:
 
     def _make_room(self, newcomer: Sender) -> bool:
         """Cut one connection: an idle one of who has most, or else one that waits for its line, of
-        somebody who has more than the newcomer."""
-        largest = list(self._largest())
+        somebody who has more than the newcomer. Who has less loses none, or those who have much
+        could cut everyone's first steps."""
+        largest = [sender for sender in self._largest() if sender.count >= newcomer.count]
         if any(self._evict_idle(sender) for sender in largest):
             return True
         more = (sender for sender in largest if sender.count > newcomer.count + 1)
