@@ -176,22 +176,25 @@ class Door:
     def _admit(self, sock: socket.socket, host: str) -> None:
         name = neighbourhood(host)
         sender = self._senders.get(name) or Sender(name, self._is_trusted(host))
-        if not self._has_room(sender):
+        extra = not self._has_room(sender)
+        if extra and (self._is_full(sender) or self._count >= self._most + _SPARE):
             self._tally.count("overload")
             sock.close()
             return
         sock.setblocking(False)
-        visitor = Visitor(sock, sender, self._count >= self._most)
+        visitor = Visitor(sock, sender, extra)
         self._resize(sender, 1)
         visitor.timer = self._loop.call_later(self._seconds, self._drop, visitor)
         self._loop.add_reader(sock, self._hear, visitor)
 
     def _has_room(self, sender: Sender) -> bool:
-        if not sender.trusted and sender.count >= self._per_address:
+        """Whether there is room for another one of this sender, where need be after a cut."""
+        if self._is_full(sender):
             return self._evict_idle(sender)
-        if self._count < self._most:
-            return True
-        return self._make_room(sender) or self._count < self._most + _SPARE
+        return self._count < self._most or self._make_room(sender)
+
+    def _is_full(self, sender: Sender) -> bool:
+        return not sender.trusted and sender.count >= self._per_address
 
     def _is_trusted(self, host: str) -> bool:
         if not self._behind:
