@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 
+import numpy as np
 import pytest
 import uvloop
 
@@ -52,13 +53,14 @@ class House:
         self.socket = listen("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.trust = None if keys is None else device_context(authority_pem(keys))
-        self._links = []
+        self._links, self.unforeseen = [], []
 
     def __enter__(self):
         ready = threading.Event()
 
         async def serve():
             self.loop = asyncio.get_running_loop()
+            self.loop.set_exception_handler(lambda loop, context: self.unforeseen.append(context))
             self.application.go = asyncio.Event()
             self.listener = Listener(
                 self.application, self.limits, self.context, self.tally, ready.set
@@ -76,6 +78,7 @@ class House:
         assert not self.thread.is_alive(), "it ends although connections are open"
         for link in self._links:
             link.close()
+        assert self.unforeseen == []
 
     def connect(self, address="127.0.0.1"):
         link = socket.create_connection(
@@ -144,6 +147,38 @@ def test_the_longest_idle_of_an_address_gives_way_to_its_newcomers():
         other = house.idle("127.0.0.2")
         assert [is_open(link) for link in (*links, other)] == [True, False, True, True, True]
         assert house.count() == 4
+
+
+@pytest.mark.parametrize("limits", [{"per_address": 1}, {"connections": 1}])
+def test_the_only_connection_of_an_address_gives_way_to_its_next(limits):
+    with House(**limits) as house:
+        first, second = house.idle(), house.idle()
+        wait_for(lambda: not is_open(first))
+        assert is_open(second)
+        assert house.count() == 1
+
+
+def test_nobody_is_forgotten_or_counted_twice():
+    rng = np.random.default_rng(3)
+    with House(connections=9, per_address=3, handshake_seconds=0.3) as house:
+        links = []
+        for turn in range(400):
+            what = rng.integers(4)
+            address = f"127.0.0.{rng.integers(2, 8)}"
+            if what == 0 and links:
+                links.pop(rng.integers(len(links))).close()
+                continue
+            links.append(house.connect(address))
+            if what > 1:
+                with contextlib.suppress(OSError):
+                    house.ask(links[-1], more=f"content-length: {9 * (what - 2)}\r\n")
+            if turn % 20 == 0:
+                time.sleep(0.01)
+        for link in links:
+            link.close()
+        wait_for(lambda: house.count() == 0)
+        door = house.listener.servers[0]
+        assert (door._senders, door._sizes, door._greeting) == ({}, [{}], {})
 
 
 def test_the_busy_of_an_address_stay_and_its_newcomers_go():

@@ -175,27 +175,26 @@ class Door:
 
     def _admit(self, sock: socket.socket, host: str) -> None:
         name = neighbourhood(host)
-        sender = self._senders.get(name)
-        if sender is None:
-            sender = self._senders[name] = Sender(name, self._is_trusted(host))
-            self._sizes[0][sender] = None
-        if not self._has_room(sender):
+        sender = self._senders.get(name) or Sender(name, self._is_trusted(host))
+        extra = not self._has_room(sender)
+        if extra and (self._is_full(sender) or self._count >= self._most + _SPARE):
             self._tally.count("overload")
-            self._forget(sender)
             sock.close()
             return
         sock.setblocking(False)
-        visitor = Visitor(sock, sender, self._count >= self._most)
+        visitor = Visitor(sock, sender, extra)
         self._resize(sender, 1)
         visitor.timer = self._loop.call_later(self._seconds, self._drop, visitor)
         self._loop.add_reader(sock, self._hear, visitor)
 
     def _has_room(self, sender: Sender) -> bool:
-        if not sender.trusted and sender.count >= self._per_address:
+        """Whether there is room for another one of this sender, where need be after a cut."""
+        if self._is_full(sender):
             return self._evict_idle(sender)
-        if self._count < self._most:
-            return True
-        return self._make_room(sender) or self._count < self._most + _SPARE
+        return self._count < self._most or self._make_room(sender)
+
+    def _is_full(self, sender: Sender) -> bool:
+        return not sender.trusted and sender.count >= self._per_address
 
     def _is_trusted(self, host: str) -> bool:
         if not self._behind:
@@ -208,8 +207,9 @@ class Door:
 
     def _make_room(self, newcomer: Sender) -> bool:
         """Cut one connection: an idle one of who has most, or else one that waits for its line, of
-        somebody who has more than the newcomer."""
-        largest = list(self._largest())
+        somebody who has more than the newcomer. Who has less loses none, or those who have much
+        could cut everyone's first steps."""
+        largest = [sender for sender in self._largest() if sender.count >= newcomer.count]
         if any(self._evict_idle(sender) for sender in largest):
             return True
         more = (sender for sender in largest if sender.count > newcomer.count + 1)
@@ -263,23 +263,22 @@ class Door:
         if visitor.timer is not None:
             visitor.timer.cancel()
         self._resize(sender, -1)
-        self._forget(sender)
 
     def _resize(self, sender: Sender, by: int) -> None:
+        """Senders are known as long as they have connections."""
         sizes = self._sizes
-        del sizes[sender.count][sender]
+        sizes[sender.count].pop(sender, None)
         sender.count += by
         self._count += by
         if sender.count == len(sizes):
             sizes.append({})
-        sizes[sender.count][sender] = None
+        if sender.count:
+            sizes[sender.count][sender] = None
+            self._senders[sender.name] = sender
+        else:
+            del self._senders[sender.name]
         while len(sizes) > 1 and not sizes[-1]:
             sizes.pop()
-
-    def _forget(self, sender: Sender) -> None:
-        if not sender.count:
-            self._sizes[0].pop(sender, None)
-            self._senders.pop(sender.name, None)
 
     def _close(self, sock: socket.socket) -> None:
         if sock.fileno() >= 0:
