@@ -54,8 +54,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) -e '.[torch,web,flower,dev]'
 	@touch $@ $(VENV)/.core
 
-$(VENV)/.fuzz: $(VENV)/.dev
-	@$(PIP) -e '.[fuzz]' || echo "atheris does not install here: inputs are drawn, not guided"
+$(VENV)/.fuzz: tests/fuzz/atheris.txt $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< \
+	  || echo "atheris does not install here: inputs are drawn, not guided"
 	@touch $@
 
 clean:
