@@ -391,7 +391,7 @@ class Summed(ServerTarget):
         bound = masked_wire.binding(self.federation, round, attempt, keeper.model)
         match choices.below(6):
             case 0:
-                return keeper.record(self.federation, round + 1, attempt)
+                return keeper.record(self.federation, round ^ 1, attempt)
             case 1:
                 return keeper.signed(replace(record, sealed=choices.bytes(80)), bound)
             case 2:
