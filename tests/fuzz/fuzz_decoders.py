@@ -239,13 +239,15 @@ class Decoders:
         self._bytes(orchestrator_wire.decode_count, orchestrator_wire.encode_count(5))
         found = orchestrator_wire.Recommended((1, 2), (0.5, 0.25))
         self._json(orchestrator_wire.Recommended.decode, json.loads(found.encode()))
-        enrolment = orchestrator_wire.Enrolment(bytes(32), user.public)
+        enrolment = orchestrator_wire.Enrolment(bytes(32), user.public, bytes(32))
         self._json(orchestrator_wire.Enrolment.decode, json.loads(enrolment.encode()))
         enrolled = orchestrator_wire.Enrolled(given, other.public)
         read_enrolled = lambda content: orchestrator_wire.Enrolled.decode(  # noqa: E731
             content, "town", issuer.public, user.public
         )
         self._json(orchestrator_wire.Enrolled.decode, json.loads(enrolled.encode()), read_enrolled)
+        shown = orchestrator_wire.encode_key(other.public)
+        self._json(orchestrator_wire.decode_key, json.loads(shown))
         rows = np.ones((6, 4), np.float32)
         vector = lambda content: home_wire.decode_vector(content, 4)  # noqa: E731
         self._bytes(home_wire.decode_vector, home_wire.encode_vector(rows[0], 4), None, vector)

@@ -1,6 +1,7 @@
 """The other services as targets: the proxy that shuffles, the one of a secure sum, data owners and
 orchestrators, with DRIFT as printed and aggregated."""
 
+import json
 import secrets
 import struct
 import time
@@ -15,7 +16,7 @@ from orchestrator_world import User, let_in
 from owner_world import FEDERATION, World
 from owner_world import App as OwnerApp
 from proxy_world import App as ProxyApp
-from proxy_world import Device, proxied
+from proxy_world import Device, challenge_of, proxied
 from secure_sum_world import LEAST, MODEL, TOKEN, MaskerApp, SeedKeeper, masker_folder
 
 from sottovoce.algorithms.drift import DRIFTConfig
@@ -99,8 +100,10 @@ class Shuffler(PartyTarget):
 
     def enrolment(self, choices):
         """Of a device that is not asked to send: an enrolment makes the keys before worthless."""
-        device = Device(self.server)
-        return choices.document(table(_Body(device.enrolment())))
+        challenge = challenge_of(self.app.ask)
+        if choices.chance(3):
+            challenge = choices.bytes(len(challenge))
+        return choices.document(json.loads(Device(self.server).enrolment(challenge)))
 
     def heard(self, answer):
         if answer.status == 204 and answer.path == self.SUBMIT[1]:
@@ -135,11 +138,6 @@ class Shuffler(PartyTarget):
             if time.monotonic() > end:
                 raise Trouble("stands still", "the proxy does not follow its server")
             time.sleep(0.01)
-
-
-class _Body:
-    def __init__(self, body):
-        self.body = body
 
 
 # --- the proxy of a secure sum --------------------------------------------------------------------
@@ -181,8 +179,23 @@ class Masker(PartyTarget):
         # Devices have not signed for another round, or a server could end all rounds with the last.
         said = choices.other(round, one_in=24)
         content = masked_wire.encode_question(self.terms, said, attempt, model, records)
+        if choices.chance(3):
+            content = self._grouped(choices, said, attempt, model, records)
         content = choices.refielded(masked_wire._QUESTION, content, one_in=6)
         return choices.perhaps_damaged(content, 8)
+
+    def _grouped(self, choices, round, attempt, model, records):
+        """One of several sums; the groups are what the server says they are."""
+        cut = choices.below(len(records) + 1)
+        groups = [records[:cut], records[cut:]]
+        if choices.chance(4):
+            groups = [records] * (1 + choices.below(3))
+        content = masked_wire.encode_group_question(
+            self.terms, round, attempt, model, groups, choices.other(choices.below(2), one_in=8)
+        )
+        size = masked_wire._QUESTION.size
+        fields = choices.refielded(masked_wire._GROUPS, content[size:], one_in=4)
+        return content[:size] + fields
 
     def _change(self, choices, records, round, attempt):
         at = choices.below(len(records))
@@ -429,10 +442,12 @@ class Orchestrator(PartyTarget):
     LEAVE = (POST, orchestrator_wire.LEAVE)
 
     def opened(self, path, stack):
+        limits = {"per_minute": 1_000_000, "guess_seconds": 0.0}
         folder = create_orchestrator_folder(path / "town", FILMS, self.settings, root_key=77)
-        app = self.app = stack.enter_context(FuzzedOrchestrator(folder, per_minute=1_000_000))
+        app = self.app = stack.enter_context(FuzzedOrchestrator(folder, **limits))
         let_in(folder, app.store, path, "Bakery", range(5))
         self.operator = operator_token(folder.keys)
+        self.public = folder.users_identity().public
         self.folder, self.free, self.users, self.inside = folder, [], [], set()
         self.makers |= {
             self.ENROL: self.enrolment, self.RECOMMEND: self.recommend, self.LEAVE: self.leave
@@ -453,11 +468,7 @@ class Orchestrator(PartyTarget):
         if choices.chance(12) and len(self.users) < 64:
             user = self._next()
         self._knocking = user
-        found = {
-            "protocol": orchestrator_wire.PROTOCOL,
-            "token": user.invitation.token.hex(),
-            "public": user.identity.public.hex(),
-        }
+        found = json.loads(user.enrolment(self.public))
         if choices.chance(8):
             key = choices.pick((bytes(32), b"\xff" * 32, b"\1" + bytes(31), choices.bytes(32)))
             return choices.document({**found, "public": key.hex()})
@@ -481,8 +492,7 @@ class Orchestrator(PartyTarget):
             issuer = self.folder.issuer()
             user.given = issuer.admit(choices.number(3), user.identity.public)
         federation = user.invitation.federation
-        public = self.folder.users_identity().public
-        body = asked(choices, purpose, user, federation, public, content)
+        body = asked(choices, purpose, user, federation, self.public, content)
         return choices.perhaps_damaged(body, 10)
 
     def heard(self, answer):
@@ -505,7 +515,7 @@ class Orchestrator(PartyTarget):
         while len(self.users) < 2:
             self._knocking = self._next()
             self.app.service.heard.clear()
-            self.app.ask(*self.ENROL, self._knocking.enrolment())
+            self.app.ask(*self.ENROL, self._knocking.enrolment(self.public))
             self.heard(self.app.service.heard[-1])
 
     def check(self):

@@ -88,7 +88,7 @@ class App(Here):
         plan = self.folder.plan
         return Service(
             plan, self.folder.catalogue(), operator_token(self.folder.keys), self.store, self.board,
-            self.tally, Limits(), moved=self.rounds.wake,
+            self.tally, Limits(guess_seconds=0.0), moved=self.rounds.wake,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
             died=lambda: self.died.append("writer"),
             proxy=ProxySecrets.of(self.folder.keys) if plan.proxied else None,
@@ -160,8 +160,11 @@ class ServerTarget(ServiceTarget):
             new = choices.pick(sorted(self.enrolled))
         invitation = self.invitations[new]
         key = self.pending.setdefault(invitation.number, Ed25519PrivateKey.generate())
-        body = enrolment(invitation.token, key.public_key().public_bytes_raw())
-        return choices.document(json.loads(body))
+        body = json.loads(enrolment(invitation, key))
+        if choices.chance(8):  # a key with which everybody can sign, or somebody else's
+            other = choices.pick((bytes(32), b"\1" + bytes(31), b"\xff" * 32, choices.bytes(32)))
+            body["public_key"] = other.hex()
+        return choices.document(body)
 
     def heard(self, answer):
         if answer.status == 200 and answer.path == ENROL[1]:
