@@ -33,6 +33,7 @@ LAYERS = [
         "run_silo",
         "run_facts",
         "run_scenes",
+        "run_watched",
         "run_attacks",
         "run_audit",
         "attack_card",
