@@ -94,7 +94,7 @@ def test_figure5_has_every_system_its_price_and_its_bytes(study, tmp_path):
     assert sent["down"] >= 4 * 3 * 300
     texts = [c["claim"] for c in result["claims"]]
     assert any("0.62" in text for text in texts)
-    assert any("Top-Pop" in text for text in texts)
+    assert "FMF-LDP is above Top-Pop" in texts
     json.dumps({k: v for k, v in result.items() if k != "tables"}, allow_nan=False)
 
 
