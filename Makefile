@@ -61,9 +61,8 @@ $(VENV)/.dev: pyproject.toml $(wildcard requirements/*.lock) | $(BIN)/python
 	@$(PIP) --no-build-isolation -e .
 	@touch $@ $(VENV)/.core
 
-$(VENV)/.fuzz: tests/fuzz/atheris.txt $(VENV)/.dev
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< \
-	  || echo "atheris does not install here: inputs are drawn, not guided"
+$(VENV)/.fuzz: requirements/fuzz.lock $(VENV)/.dev
+	@$(HASHED)/fuzz.lock || echo "atheris does not install here: inputs are drawn, not guided"
 	@touch $@
 
 lock: $(VENV)/.dev

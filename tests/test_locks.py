@@ -44,7 +44,7 @@ def test_the_lists_have_what_the_package_asks_for():
     core, extras = project["project"]["dependencies"], project["project"]["optional-dependencies"]
     build = names(*project["build-system"]["requires"])
     lists = {path.stem: set(entries(path)) for path in LOCKS}
-    assert set(lists) == {"core", "web", "dev", "torch", "torch-cpu"}
+    assert set(lists) == {"core", "web", "dev", "torch", "torch-cpu", "fuzz"}
     assert names(*core) | build <= lists["core"] <= lists["web"]
     assert names(*extras["web"]) <= lists["web"] <= lists["dev"]
     for extra in ("flower", "attacks", "dev"):
@@ -65,7 +65,7 @@ def test_nothing_is_installed_past_the_lists():
         assert "pip install" not in line, "by its variable"
         if "$(PIP)" in line:
             assert line == "@$(PIP) --no-build-isolation -e ."
-    assert sum("$(HASHED)" in line for line in recipes) == 3
+    assert sum("$(HASHED)" in line for line in recipes) == 4
     image = (ROOT / "deploy" / "Dockerfile").read_text()
     packages, ours = re.findall(r"pip install (.*?)(?: \\)?$", image, re.MULTILINE)
     assert packages.endswith("--no-deps --require-hashes -r requirements/web.lock")

@@ -173,11 +173,10 @@ def _device_scene(
         heard["device"][plan.rounds] = [ModelView(plan.rounds, final)]
     views = _views(world, federation, heard, final, vectors)
     own |= _draws(world, federation, heard)
-    updates = _senders(heard, "server") if isinstance(settings.algorithm, FPLConfig) else {}
-    told, whose = told_words(federation.devices.rng, own.get("bits", ()), updates)
-    known = {"draws": world.experiment.draws, "told": told}
-    views["server"] = replace(views["server"], own=known)
-    own["told senders"] = whose
+    if world.experiment.draws == "secret":
+        updates = _senders(heard, "server") if isinstance(settings.algorithm, FPLConfig) else {}
+        told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
+        views["server"] = replace(views["server"], told=told)
     looked = f"{look.words(plan.rounds)}: {source}"
     return world.scene(views, _truth(world, vectors, own), {"looked at": looked}, notes)
 
@@ -271,6 +270,7 @@ def _views(
         world.split.train.n_items,
         final,
         triples=federation.schedule.triples,
+        draws=world.experiment.draws,
     )
     network = network_of(heard, 8 * final.size + SEALED_SEED_BYTES, k * SEALED_BYTES)
     views: dict[str, View] = {

@@ -57,7 +57,7 @@ def played(settings, release, link, choice, kind, seed=1):
     told, whose = draws.told_words(rng, bits, updates)
     view = View(
         "server", seen_by(heard.heard, "server"), settings, release, link, N_ITEMS,
-        made.server.items, own={"told": told, "draws": "secret"}, triples=made.schedule.triples,
+        made.server.items, triples=made.schedule.triples, draws="secret", told=told,
     )  # fmt: skip
     truth = Truth(
         train, train, consent.takes_part, consent.share_positives, {}, {}, made.vectors(),
@@ -126,15 +126,15 @@ def test_the_fast_generator_gives_devices_away_by_the_items_they_draw():
 
 def test_a_run_of_the_fast_generator_says_why_it_is_not_attacked():
     view, _ = reports("fast")
-    assert "real device" in REPORTS.applies(replace(view, own={"draws": "fast"}))
-    assert "real device" in DEVICES.applies(replace(updates("fast")[0], own={"draws": "fast"}))
-    assert REPORTS.applies(replace(view, own={})).startswith("No draw")
+    assert "real device" in REPORTS.applies(replace(view, draws="fast"))
+    assert "real device" in DEVICES.applies(replace(updates("fast")[0], draws="fast"))
+    assert REPORTS.applies(replace(view, told=())).startswith("No draw")
 
 
 def test_reports_and_updates_are_drawn_from_the_words_that_are_told():
     """What the attacker is told is what devices use: else he would win against nobody."""
     view, truth = reports("secret")
-    told, sender = view.own["told"][0], truth.own["told senders"][0]
+    told, sender = view.told[0], truth.own["told senders"][0]
     sent = truth.own["bits"][0]
     mine = coordinates(sent.reports[sent.sender == sender])[0]
     table = np.zeros(0, np.uint64)

@@ -20,7 +20,7 @@ from sottovoce.attacks.drift import (
 )
 from sottovoce.data.interactions import Interactions
 from sottovoce.engines.silo_simulation import SiloSimulation
-from sottovoce.errors import ConfigError
+from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(5)
@@ -167,7 +167,7 @@ def test_who_has_left_is_not_suspected():
 
 def test_another_ridge_is_refused():
     sent = gradients_of(MODEL, {7: 0.3})
-    with pytest.raises(ConfigError, match="ridge"):
+    with pytest.raises(DoesNotApply, match="ridge"):
         cosine_claims(sent, MODEL, BlockStep(ridge="pairs"), named=True)
 
 

@@ -435,13 +435,15 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
     store, users = hosted.store, np.array([ME])
     algorithm = hosted.terms.build()
 
-    def at_door(noise):
+    def at_door(noise, era=0):
         cohort = Cohort(
             users, store.history(), store.choices(),
             algorithm.device_init(users, store.streams()), labels=np.array([[-1, -1]]),
         )  # fmt: skip
         release = hosted.terms.release
-        devices = Devices.behind_door(algorithm, cohort, release, Ledger(), store.streams(), noise)
+        devices = Devices.behind_door(
+            algorithm, cohort, release, Ledger(), store.streams(era), noise
+        )
         return messages.encode(devices.report(view(), np.array([0])))
 
     first = hosted.prepare(view(), 0, summed=False).message
@@ -450,7 +452,7 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
     hosted.agree(terms_of(NOISY, replace(SETTINGS, pairs=8, rounds=77, cooling=0.0)))
     algorithm = hosted.terms.build()
     second = hosted.prepare(view(), 0, summed=False).message
-    assert second == at_door(store.noise(1))
+    assert second == at_door(store.noise(1), era=1)
     assert second != first
     store.close()
 

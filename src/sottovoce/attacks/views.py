@@ -60,6 +60,10 @@ class View:
     """What the party holds itself, by name (an orchestrator's model, say)."""
     triples: int = 0
     """FPL's draws per device and round, which is public."""
+    draws: str = "fast"
+    """From which generator the run's devices drew; that of real ones is "secret"."""
+    told: tuple[Any, ...] = ()
+    """Draws that an attacker is told, in place of a search that would take him long (A13)."""
 
     def __repr__(self) -> str:
         return f"<View of {self.party}, {len(self.rounds)} rounds, redacted>"

@@ -44,7 +44,7 @@ class Senders:
         self.here, self._folder = here, folder
         self._own, self._all = threading.local(), []
 
-    def ask(self, method, path, body, headers=None, seconds=120):
+    def ask(self, method, path, body=None, headers=None, seconds=120):
         """The answer in the end, whatever happens meanwhile; whether one may have been lost. `body`
         may be made anew for each time."""
         lost, got, end = False, None, time.monotonic() + seconds

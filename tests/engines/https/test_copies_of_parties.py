@@ -35,7 +35,7 @@ from sottovoce.engines.https import records
 from sottovoce.engines.https.batches import decode_part
 from sottovoce.engines.https.folder import create_folder, open_folder
 from sottovoce.engines.https.masked_wire import decode_sum
-from sottovoce.engines.https.masker_folder import init_masker, open_masker
+from sottovoce.engines.https.masker_folder import Answers, init_masker, open_masker
 from sottovoce.engines.https.orchestrator_folder import invite, open_orchestrator_folder
 from sottovoce.engines.https.owner_folder import open_owner_folder
 from sottovoce.engines.https.proxied_rounds import coordinator_of
@@ -43,6 +43,7 @@ from sottovoce.engines.https.proxy_folder import open_proxy_folder
 from sottovoce.engines.https.report_keys import ReportKeys
 from sottovoce.errors import ServiceError, StoreError, UsageError
 from sottovoce.masking import sum_masks
+from sottovoce.parties.masker import Answered
 from sottovoce.parties.store import CohortStore
 from sottovoce.parties.store_copies import releases
 from sottovoce.parties.user_store import UserStore
@@ -142,8 +143,8 @@ def test_copies_that_disagree_tell_nothing_of_that_round(masks, tmp_path):
     """Somebody has let two of them run."""
     folder, devices = masks
     make_backup(folder.path, tmp_path / "c")
-    table = json.loads((folder.path / "answered.json").read_text())
-    (folder.path / "answered.json").write_text(json.dumps(table | {"set": "ab" * 32}))
+    answers = Answers(folder.path / "answered.json")
+    answers.keep(Answered(answers.last.round, b"\xab" * 32))
     restore_backup(tmp_path / "c", folder.path)
     with MaskerApp(open_masker(folder.path)) as app:
         assert app.sums(devices[0].asked).error == "second_submission"

@@ -21,6 +21,7 @@ from sottovoce.engines.https.masker_folder import Answers, init_masker
 from sottovoce.engines.https.proxied_rounds import coordinator_of
 from sottovoce.engines.https.sealing import SEALED_BYTES
 from sottovoce.errors import RunError, ServiceError, StoreError
+from sottovoce.parties.masker import Answered
 from sottovoce.parties.orchestrator_store import OrchestratorStore
 from sottovoce.parties.owner_store import OwnerFacts, OwnerStore
 from sottovoce.rng import Streams
@@ -319,13 +320,14 @@ def test_a_masker_whose_memory_is_damaged_does_not_start(tmp_path):
     init_masker(tmp_path)
     place = tmp_path / "answered.json"
     answers = Answers(place)
-    answers.keep((5, bytes(32)))
-    assert Answers(place).last == (5, bytes(32))
+    answers.keep(Answered(5, bytes(32)))
+    assert Answers(place).last == Answered(5, bytes(32))
     table = json.loads(place.read_text())
-    place.write_text(json.dumps({**table, "round": 4}))
-    with pytest.raises(ServiceError, match="damaged"):
-        Answers(place)
+    for wrong in ({"round": 4}, {"spent": 1}):
+        place.write_text(json.dumps({**table, **wrong}))
+        with pytest.raises(ServiceError, match="damaged"):
+            Answers(place)
     del table["stamp"]
     place.write_text(json.dumps(table))
-    assert Answers(place).last == (5, bytes(32)), "as an earlier release wrote it"
+    assert Answers(place).last == Answered(5, bytes(32)), "as an earlier release wrote it"
     assert "stamp" in json.loads(place.read_text())

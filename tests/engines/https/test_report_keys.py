@@ -131,20 +131,21 @@ def keys(tmp_path):
 def test_an_admission_is_good_for_one_key_and_federation(keys):
     server, device = admission_key(keys), Ed25519PrivateKey.generate()
     public = device.public_key().public_bytes_raw()
-    word = admit(server, "town", public)
-    signature = device.sign(enrolment_statement("town", word))
+    word, asked = admit(server, "town", public), b"asked once"
+    signature = device.sign(enrolment_statement("town", word, asked))
     known = server.public_key().public_bytes_raw()
-    assert is_admitted(known, "town", public, word, signature)
+    assert is_admitted(known, "town", public, word, signature, asked)
     assert admit(server, "town", public) == word
     other = Ed25519PrivateKey.generate()
     theirs = other.public_key().public_bytes_raw()
-    assert not is_admitted(known, "city", public, word, signature)
-    assert not is_admitted(theirs, "town", public, word, signature)
-    assert not is_admitted(known, "town", theirs, word, other.sign(signature))
-    stolen = other.sign(enrolment_statement("town", word))
-    assert not is_admitted(known, "town", public, word, stolen)
-    assert not is_admitted(known, "town", public[:31], word, signature)
-    assert not is_admitted(known, "town", public, word[:63], signature)
+    assert not is_admitted(known, "city", public, word, signature, asked)
+    assert not is_admitted(theirs, "town", public, word, signature, asked)
+    assert not is_admitted(known, "town", theirs, word, other.sign(signature), asked)
+    stolen = other.sign(enrolment_statement("town", word, asked))
+    assert not is_admitted(known, "town", public, word, stolen, asked)
+    assert not is_admitted(known, "town", public[:31], word, signature, asked)
+    assert not is_admitted(known, "town", public, word[:63], signature, asked)
+    assert not is_admitted(known, "town", public, word, signature, b"asked again")
 
 
 def test_secrets_are_their_owners_alone_and_not_made_twice(keys):

@@ -34,9 +34,9 @@ _FAST: Final = (
 
 
 def _told(view: View, kind: type) -> str:
-    if view.own.get("draws") == "fast":
+    if view.draws == "fast":
         return _FAST
-    if not view.own.get("told"):
+    if not view.told:
         return "No draw of a device is known, without which the attacker has nothing to start from."
     return "" if view.messages(kind) else "The server got no message of a single device."
 
@@ -67,7 +67,7 @@ def _group(view: View) -> list[Group]:
     most, groups = view.release.max_reports, []
     algorithm = view.algorithm.build(view.release.epsilons)
     random = _RNG.child("reports").generator()
-    for told in view.own["told"]:
+    for told in view.told:
         seen = next(s for s in view.rounds if s.round == told.round)
         batch = next(m for m in seen.messages if isinstance(m, Batch) and m.tier == told.tier)
         items = view.final if seen.published is None else seen.published.items
@@ -118,7 +118,7 @@ def _updates_apply(view: View) -> str:
 
 def _recognise(view: View) -> list[Named]:
     named, random = [], _RNG.child("updates").generator()
-    for told in view.own["told"]:
+    for told in view.told:
         seen = next(s for s in view.rounds if s.round == told.round)
         reports = [m for m in seen.messages if isinstance(m, DeviceReports)]
         senders = np.concatenate([m.sender for m in reports])
