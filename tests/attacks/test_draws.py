@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from open_proxy import Open
 
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
@@ -17,7 +18,6 @@ from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.federation import Federation
 from sottovoce.links import Direct, Proxied
 from sottovoce.one_bit import coordinates
-from sottovoce.parties.proxy import Proxy
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import SecretStreams, Streams, mix_array, words_of
@@ -26,18 +26,6 @@ from sottovoce.testing import random_world
 N_USERS, N_ITEMS, K = 120, 400, 20
 REPORTS, DEVICES = a13_draws.ATTACKS
 STREAMS = {"fast": Streams, "secret": SecretStreams}
-
-
-class Open(Proxy):
-    """A proxy that keeps what it was sent, for the truth."""
-
-    def __init__(self, minimum, reports):
-        super().__init__(minimum, reports)
-        self.bits = []
-
-    def collect(self, bits, threads=1):
-        self.bits.append(bits)
-        return super().collect(bits, threads)
 
 
 def played(settings, release, link, choice, kind, seed=1):

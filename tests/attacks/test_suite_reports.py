@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from open_proxy import Open
 
 from sottovoce import shuffling
 from sottovoce.algorithms.fcf import FCFConfig
@@ -17,7 +18,6 @@ from sottovoce.errors import DataError
 from sottovoce.federation import Federation
 from sottovoce.links import Proxied
 from sottovoce.messages import BitReports
-from sottovoce.parties.proxy import Proxy
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world
@@ -25,18 +25,6 @@ from sottovoce.testing import random_world
 N_USERS, N_ITEMS, K = 1500, 300, 20
 TRAIN = random_world(N_USERS, N_ITEMS, 20 * N_USERS, seed=2)
 PLACE, CONTENT, ITEM = a05_linkage.ATTACKS
-
-
-class Open(Proxy):
-    """A proxy that keeps what it was sent, for the truth."""
-
-    def __init__(self, minimum, reports):
-        super().__init__(minimum, reports)
-        self.bits = []
-
-    def collect(self, bits, threads=1):
-        self.bits.append(bits)
-        return super().collect(bits, threads)
 
 
 def played(variant="rotated", epsilon=1.0, rounds=2, seed=1, scale=1.0, size=3):

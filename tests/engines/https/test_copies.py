@@ -43,18 +43,6 @@ def masks(tmp_path):
     return masker_folder(tmp_path / "masks").path
 
 
-@pytest.fixture
-def ask(capsys):
-    """A command within this process, as JSON."""
-
-    def ask(*arguments, code=0):
-        capsys.readouterr()
-        assert call([*map(str, arguments), "--json"]) == code
-        return json.loads(capsys.readouterr().out)
-
-    return ask
-
-
 def contents(folder):
     """Everything in a folder, byte by byte, but for files that only say that somebody is there."""
     return {

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from server_world import Client, Fleet, ServerProcess, new_folder
 
-from sottovoce.cli import call
 from sottovoce.cli.serve_server import make_federation
 from sottovoce.consent import Choice
 from sottovoce.engines.https.agent import Agent
@@ -28,18 +27,6 @@ from sottovoce.engines.https.operators import Operator
 from sottovoce.errors import ConfigError, KeyTrouble, MessageError, UsageError
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
-
-
-@pytest.fixture
-def ask(capsys):
-    """A command within this process, as JSON."""
-
-    def ask(*arguments, code=0):
-        capsys.readouterr()
-        assert call([*map(str, arguments), "--json"]) == code
-        return json.loads(capsys.readouterr().out)
-
-    return ask
 
 
 def mode(path):
