@@ -1,6 +1,7 @@
 """Whole federations whose services are killed in the middle of rounds and started again: UC-FedRec
 behind a secure sum, and DRIFT with sums over people. The model is the simulation's, bit for bit."""
 
+import itertools
 import sys
 import threading
 import time
@@ -72,14 +73,15 @@ class Killed(HttpsTrial):
 def test_uc_behind_a_secure_sum(tmp_path):
     simulated, world = parties(UC | {"rounds": 4})
     rng, kills = np.random.default_rng(7), dict.fromkeys(("server", "proxy", "agent"), 0)
+    victims = itertools.cycle(["server", "proxy", "proxy", "agent", "server"])
     with Forwarder(1) as way:
         trial = Killed(world, tmp_path / "services", 2, way)
         with trial.running():
             trial.operator().raise_target(4)
             while trial.stored_round() < 4:
                 assert sum(kills.values()) < 60, "the rounds do not move on"
-                time.sleep(rng.uniform(0.0, 3.0))
-                victim = str(rng.choice(["server", "server", "proxy", "proxy", "agent"]))
+                time.sleep(rng.uniform(0.0, 1.5))
+                victim = next(victims)
                 if victim != "agent" or kills["agent"] < 2:
                     getattr(trial, f"kill_{victim}")()
                     kills[victim] += 1

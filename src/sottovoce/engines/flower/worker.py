@@ -78,7 +78,8 @@ class Worker:
         try:
             while not stop.is_set():
                 try:
-                    busy = self.do_one()
+                    # Before it is there, a client would leave a socket of its own behind each time.
+                    busy = self._socket.exists() and self.do_one()
                 except (httpx.HTTPError, ObjectPullError, RuntimeError):
                     busy = False  # the conductor will ask again
                 if not busy:
