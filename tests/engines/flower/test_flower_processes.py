@@ -222,7 +222,7 @@ def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, 
 
     from sottovoce.engines.rounds import RoundRules
 
-    rules = RoundRules(over_selection=0.0, min_fraction=0.5, deadline_seconds=15.0, min_devices=8)
+    rules = RoundRules(over_selection=0.0, min_fraction=0.5, deadline_seconds=30.0, min_devices=8)
     town.found(rules=replace(rules, dormant_after=1))
     with flower(town, tmp_path) as local:
         run = local.start_run(town.folder, 5)
