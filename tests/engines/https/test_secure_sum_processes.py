@@ -62,8 +62,8 @@ class Town:
         with contextlib.closing(self.folder.database()) as store:
             invitations = invite(self.folder, store, "https://127.0.0.1:1", range(USERS))
         for one in invitations:
-            key = self.keys[one.number].public_key().public_bytes_raw()
-            assert client.post("/v1/enrol", enrolment(one.token, key)).status == 200
+            got = client.post("/v1/enrol", enrolment(one, self.keys[one.number]))
+            assert got.status == 200, got.body
 
     def message(self, number, round, attempt, items, values):
         key, seed = self.keys[number], secrets.token_bytes(32)
