@@ -247,6 +247,9 @@ class Door:
         if visitor.task is not None:
             with contextlib.suppress(OSError):
                 visitor.sock.shutdown(socket.SHUT_RDWR)
+            # A task that is cancelled before its first step, or before a transport has taken the
+            # socket over, would leave it open.
+            visitor.task.add_done_callback(lambda _: _quietly_close(visitor.sock))
             visitor.task.cancel()
         elif stage in (IDLE, BUSY):
             visitor.protocol.transport.abort()
@@ -357,9 +360,13 @@ class Door:
             )
         except OSError:  # strangers and broken lines; those that matter are counted
             self.gone(visitor)
-            with contextlib.suppress(OSError):
-                sock.close()
+            _quietly_close(sock)
         finally:
             visitor.task = None
             if visitor.timer is not None:
                 visitor.timer.cancel()
+
+
+def _quietly_close(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.close()
