@@ -88,10 +88,6 @@ class Visitor:
         *("extra", "looks", "protocol", "sender", "since", "sock", "stage", "task", "timer"),
     )
 
-    def __del__(self) -> None:
-        # Whatever way it ended: nobody who has no visitor any more keeps its descriptor.
-        _quietly_close(self.sock)
-
     def __init__(self, sock: socket.socket, sender: Sender, extra: bool) -> None:
         self.sock, self.sender, self.extra = sock, sender, extra
         self.stage, self.looks = SILENT, 0
