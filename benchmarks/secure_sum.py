@@ -33,10 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import WrongSum
-from sottovoce.links import SecureSum
+from sottovoce.links import SEALED_SEED_BYTES, SecureSum
 from sottovoce.masking import masked
 from sottovoce.messages import GRID, MaskedReports, MaskSeeds, row_bytes
-from sottovoce.parties.device import SEALED_SEED_BYTES
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.secure_sum import MaskedSum
 from sottovoce.privacy.central import gaussian_noise

@@ -11,7 +11,7 @@ from sottovoce.links import Direct, Proxied, SecureSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports
 from sottovoce.privacy.updates import Clipped
-from sottovoce.terms import FITTING, Terms
+from sottovoce.terms import Terms
 
 FILTERS = (FilterConfig("gender", ("f", "m"), (0.5, 0.5)),)
 MADE = {
@@ -33,9 +33,7 @@ def told(algorithm, link, release=None, **options):
     return who_reads(terms, **options)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "link"), [(a, link) for a, (_, links) in FITTING.items() for link in links]
-)
+@pytest.mark.parametrize(("algorithm", "link"), [(a, link) for a in MADE for link in a.links])
 def test_every_system_over_every_link_says_who_reads_what(algorithm, link):
     words = " ".join(told(algorithm, link))
     assert "server" in words

@@ -197,6 +197,13 @@ class Consent:
             **{name: getattr(self, name)[rows] for name in _COLUMNS},
         )
 
+    def only(self, fields: Sequence[str]) -> Consent:
+        """The records with these fields alone; the others are as if nobody had chosen anything,
+        but for who takes part."""
+        neutral = Consent.uniform(self.users, Choice(), self.attributes, self.owners)
+        kept = {name: getattr(self, name) for name in ("takes_part", *fields)}
+        return replace(neutral, **kept)
+
     def row(self, index: int) -> Choice:
         """One device's record."""
         hidden, refused = self.hidden_attributes[index], self.refused_owners[index]

@@ -12,14 +12,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import config
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings
 from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.consent import Choice, Consent, ConsentPolicy
 from sottovoce.data.dataset import Dataset
@@ -39,19 +39,11 @@ from sottovoce.engines.rounds import RoundRules
 from sottovoce.engines.silo import Sharing, owners_of
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
-from sottovoce.links import Direct, Link, SecureSum
+from sottovoce.links import LINKS, Link
 from sottovoce.parties.defence import Defence
+from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.rng import SecretStreams, Streams
-from sottovoce.terms import (
-    ALGORITHMS,
-    FITTING,
-    LINKS,
-    RELEASES,
-    AlgorithmConfig,
-    ReleaseConfig,
-    check_fitting,
-    named,
-)
+from sottovoce.terms import check_fitting, named
 
 Draws = Literal["fast", "secret"]
 
@@ -117,8 +109,8 @@ class OwnersConfig:
 class CrossDevice(NamedTuple):
     """What an experiment says of a system in which devices learn and reports leave them."""
 
-    algorithm: AlgorithmConfig
-    release: ReleaseConfig
+    algorithm: AlgorithmSettings
+    release: Release
     link: Link
 
 
@@ -130,8 +122,8 @@ class Experiment:
     """From which generator devices and server draw what others can see: the fast one, or the one
     that real ones use."""
     data: DataConfig
-    algorithm: AlgorithmConfig | DRIFTConfig
-    release: ReleaseConfig | None
+    algorithm: AlgorithmSettings
+    release: Release | None
     """None where interactions go to data owners; so is the link."""
     link: Link | None
     owners: OwnersConfig
@@ -181,18 +173,17 @@ class Experiment:
         draws: Draws = table.get("draws", "fast")
         if draws not in get_args(Draws):
             raise ConfigError(f'draws must be "fast" or "secret", not {draws!r}')
-        kinds = {**ALGORITHMS, "drift": DRIFTConfig}
-        algorithm = named(_section(table, "algorithm"), kinds, "fpl", "algorithm")
+        algorithm = named(_section(table, "algorithm"), ALGORITHMS, "fpl", "algorithm")
         consent = ConsentPolicy.from_table(_section(table, "consent"))
-        release, link = None, None
-        if isinstance(algorithm, DRIFTConfig):
+        release: Release | None = None
+        link: Link | None = None
+        if algorithm.family == "owners":
             _check_owned(table, consent.choices)
             if draws != "fast":
                 raise ConfigError("users of data owners draw nothing; leave draws out")
         else:
-            fitting, links = FITTING[type(algorithm)]
-            release = named(_section(table, "release"), RELEASES, fitting, "release")
-            link = named(_section(table, "link"), LINKS, links[0], "link")
+            release = named(_section(table, "release"), RELEASES, algorithm.releases[0], "release")
+            link = named(_section(table, "link"), LINKS, algorithm.links[0], "link")
             check_fitting(algorithm, release, link)
             if "owners" in table:
                 raise ConfigError('[owners] is for algorithm.name = "drift", which has some')
@@ -222,27 +213,25 @@ class Experiment:
     @property
     def silo(self) -> DRIFTConfig | None:
         """The settings of a system of data owners, where it is one."""
-        return self.algorithm if isinstance(self.algorithm, DRIFTConfig) else None
+        owned = self.algorithm.family == "owners"
+        return cast(DRIFTConfig, self.algorithm) if owned else None
 
     def cross_device(self) -> CrossDevice:
         """The settings of a system of devices; raises where it is another."""
-        if isinstance(self.algorithm, DRIFTConfig) or self.release is None or self.link is None:
+        if self.release is None or self.link is None:
+            others = sorted(n for n, kind in ALGORITHMS.items() if kind.family == "devices")
             raise ConfigError(
-                f"{self.name} is an experiment with data owners (drift), which have no server for "
-                f"devices; name an algorithm of {sorted(ALGORITHMS)}"
+                f"{self.name} is an experiment with data owners ({self.algorithm.name}), which "
+                f"have no server for devices; name an algorithm of {others}"
             )
         return CrossDevice(self.algorithm, self.release, self.link)
 
     def on(
         self, dataset: Dataset, consent: Consent
-    ) -> tuple[AlgorithmConfig, NDArray[np.int64] | None]:
+    ) -> tuple[AlgorithmSettings, NDArray[np.int64] | None]:
         """The settings of a system of devices on these data, and what each device knows of its
         owner, where that matters."""
-        settings = self.cross_device().algorithm
-        if not isinstance(settings, UCConfig):
-            return settings, None
-        settings = settings.resolved(dataset.user_attributes, consent)
-        return settings, settings.labels(dataset.user_attributes, len(consent))
+        return self.cross_device().algorithm.on_data(dataset.user_attributes, consent)
 
     def streams(self) -> Streams:
         return Streams.from_seed(self.seed)
@@ -331,19 +320,19 @@ def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice]) -> None:
             )
 
 
-def _defence(table: Mapping[str, Any], link: Link | None, algorithm: object) -> Defence:
+def _defence(table: Mapping[str, Any], link: Link | None, algorithm: AlgorithmSettings) -> Defence:
     """Raises where a cap looks at what the server does not see."""
     found: Defence = config.build(Defence, _section(table, "defence"), "defence")
-    if found.looks_at_devices and not isinstance(link, Direct):
+    if found.looks_at_devices and not (link is not None and link.shows_devices):
         raise ConfigError(
             "defence.burst, max_row_norm, max_device_norm, max_rows and min_contributors look at "
             "single devices' updates, which this link hides from the server; leave them out (over "
             "a secure sum there is max_sum_norm)"
         )
-    if found.max_sum_norm and not isinstance(link, Direct | SecureSum):
+    if found.max_sum_norm and not (link is not None and link.shows_sums):
         raise ConfigError("defence.max_sum_norm is for sums of updates, which this system has not")
     norms = found.burst, found.max_row_norm, found.max_device_norm, found.max_sum_norm
-    if isinstance(algorithm, UCConfig) and any(norms):
+    if algorithm.counts_senders and any(norms):
         raise ConfigError(
             "defence.burst, max_row_norm, max_device_norm and max_sum_norm would cut what counts "
             "senders in UC-FedRec's rows; use release.clip"
@@ -360,9 +349,9 @@ def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _baselines(table: Mapping[str, Any]) -> list[tuple[str, Baseline]]:
     """Each key is a label; its table may name the kind where the label is not one itself."""
-    found = []
+    found: list[tuple[str, Baseline]] = []
     for label, fields in table.items():
         if not isinstance(fields, dict):
             raise ConfigError(f"baselines.{label} must be a table (it may be empty)")
-        found.append((label, named(fields, BASELINES, label, f"baselines.{label}")))
+        found.append((label, named(fields, BASELINES, label, f"baselines.{label}")))  # type: ignore[arg-type]
     return found

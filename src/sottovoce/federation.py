@@ -8,28 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Schedule
-from sottovoce.algorithms.fcf import FCF
-from sottovoce.algorithms.fpl import FPL
-from sottovoce.consent import Consent, ShareRule
+from sottovoce.algorithms.base import AlgorithmSettings, Cohort, Schedule
+from sottovoce.consent import Consent
 from sottovoce.data.interactions import Interactions
 from sottovoce.engines.base import Listener, Observer
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError
 from sottovoce.ledger import Ledger
-from sottovoce.links import Link, SecureSum
+from sottovoce.links import LINKS, Link
 from sottovoce.messages import GRID
 from sottovoce.one_bit import noise_root
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
 from sottovoce.parties.server import NO_DEFENCE, Server
+from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import KReports
 from sottovoce.recommender import Scorer
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.runs import Checkpoint
-from sottovoce.terms import AlgorithmConfig, ReleaseConfig, build_algorithm, largest_value
+from sottovoce.terms import check_fitting, largest_value
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class Federation:
 
     schedule: Schedule
     server: Server
-    devices: Devices
+    devices: SimulatedDevices
     proxy: Proxy | None = None
     """Between the devices and the server, where randomised reports are what leaves."""
     masker: Masker | None = None
@@ -49,17 +48,20 @@ class Federation:
     @classmethod
     def build(
         cls,
-        settings: AlgorithmConfig,
+        settings: AlgorithmSettings,
         train: Interactions,
         consent: Consent,
-        release: ReleaseConfig,
+        release: Release,
         rng: Streams,
         labels: NDArray[np.int64] | None = None,
         link: Link | None = None,
         defence: Defence = NO_DEFENCE,
     ) -> Federation:
         """`labels` are what devices know of their owners, a column per attribute of the algorithm;
-        nothing where it has none."""
+        nothing where it has none. The link is the algorithm's first where it is not given. Raises
+        where the parts do not go together."""
+        way = link or LINKS[settings.links[0]]()
+        check_fitting(settings, release, way)
         users = np.arange(train.n_users, dtype=np.int64)
         cohort = Cohort(
             users,
@@ -69,26 +71,27 @@ class Federation:
             labels=np.zeros((0, 0), np.int64) if labels is None else labels,
         )
         # Who takes part does not depend on how many draws there are, which depends on who does.
-        able = build_algorithm(settings, release, 1).device_able(cohort)
+        able = settings.build_under(release, way, 1).device_able(cohort)
         willing = np.flatnonzero(consent.takes_part & able)
         plan = settings.plan(len(willing), int(train.counts[willing].sum()))
-        algorithm = build_algorithm(settings, release, plan.triples, link)
+        algorithm = settings.build_under(release, way, plan.triples)
         cohort.vectors = algorithm.device_init(users, rng)
-        devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng, link=link)
+        devices = SimulatedDevices.behind_door(algorithm, cohort, release, Ledger(), rng, link=way)
         proxy = None
-        if isinstance(release, KReports):
-            willing = _check_tiers(devices, release)
+        reports = release.reporting
+        if reports is not None:
+            willing = _check_tiers(devices, reports)
             plan = settings.plan(len(willing), int(train.counts[willing].sum()))
-            proxy = Proxy([tier.min_devices for tier in release.tiers], release.max_reports)
+            proxy = Proxy([tier.min_devices for tier in reports.tiers], reports.max_reports)
         server, masker = Server.start(algorithm, train.n_items, rng), None
         server.guard = defence.guard()
-        if isinstance(link, SecureSum):
-            if plan.cohort_size < link.min_devices:
+        if way.summing is not None:
+            if plan.cohort_size < way.summing.min_devices:
                 raise ConfigError(
-                    f"a secure sum needs at least link.min_devices = {link.min_devices} devices in "
-                    f"a round, and {plan.cohort_size} are asked"
+                    f"a secure sum needs at least link.min_devices = {way.summing.min_devices} "
+                    f"devices in a round, and {plan.cohort_size} are asked"
                 )
-            masker = Masker(link, server.items.size, noise_root(rng.child("masker").root))
+            masker = Masker(way.summing, server.items.size, noise_root(rng.child("masker").root))
         most = largest_value(release, plan.triples) * GRID
         return cls(plan, server, devices, proxy, masker, most)
 
@@ -126,35 +129,7 @@ class Federation:
 
     def accelerate(self, device: str) -> None:
         """Move whole rounds to `device` (after a checkpoint was restored, if any)."""
-        algorithm, n_items = self.server.algorithm, len(self.server.items)
-        cohort = self.devices.cohort
-        if isinstance(algorithm, FPL):
-            from sottovoce.algorithms.fpl_cuda import FPLOnGPU
-
-            self.devices.accelerate(
-                lambda rule: FPLOnGPU.load(algorithm, cohort, n_items, rule, device)
-            )
-        elif isinstance(algorithm, FCF):
-            from sottovoce.algorithms.fcf_torch import FCFOnTorch
-
-            self.devices.accelerate(lambda rule: FCFOnTorch.load(algorithm, cohort, device))
-        else:
-            from sottovoce.algorithms.uc import UC
-            from sottovoce.algorithms.uc_torch import UCOnTorch
-
-            if not isinstance(algorithm, UC):
-                raise ConfigError("only FPL, FCF and UC-FedRec run on a GPU")
-            rng, scales = self.devices.rng, self.devices.noise_per_row()
-
-            def load(rule: ShareRule) -> UCOnTorch:
-                if len(rule.allowed):
-                    raise ConfigError(
-                        "somebody shares a part of her positive items, which is sorted out on the "
-                        "CPU; leave it on --device cpu"
-                    )
-                return UCOnTorch.load(algorithm, cohort, rng, scales, device)
-
-            self.devices.accelerate(load)
+        self.devices.accelerate(len(self.server.items), device)
 
     def run(
         self,
@@ -189,19 +164,14 @@ class Federation:
 
     def representations(self) -> NDArray[np.float32]:
         """What UC-FedRec's filters, and attackers, read of every user."""
-        from sottovoce.algorithms.uc import UC
-
-        algorithm = self.server.algorithm
-        if not isinstance(algorithm, UC):
-            raise ConfigError("only UC-FedRec has representations beside the vectors")
-        return algorithm.representations(self.vectors(), self.server.items)
+        return self.server.algorithm.representations(self.vectors(), self.server.items)
 
     def scorer(self) -> Scorer:
         """What every device would recommend by now."""
         return self.server.algorithm.device_scorer(self.vectors(), self.server.items)
 
 
-def _check_tiers(devices: Devices, release: KReports) -> NDArray[np.int64]:
+def _check_tiers(devices: SimulatedDevices, release: KReports) -> NDArray[np.int64]:
     """Rows of those who may report. Raises where some tier would never reach its minimum."""
     willing = devices.willing()
     if not len(willing):

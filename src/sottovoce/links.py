@@ -6,26 +6,88 @@ records what arrives and compares.
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError
 from sottovoce.messages import GRID
+from sottovoce.registry import Component, Registry
 
 Sight = Mapping[str, Mapping[str, frozenset[str]]]
 """Party → message → fields."""
 LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
 """Of the noise on sums, in steps of the grid."""
 MOST_GROUPS = 64
+SEALED_SEED_BYTES = 176
+"""Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
 
 
+class Link(Component, ABC):
+    """A way to the server, as a frozen dataclass. What it does not say is as on the direct way."""
+
+    __slots__ = ()
+    sees: ClassVar[Sight]
+    shows_devices: ClassVar[bool] = False
+    """Whether the server sees what single devices send."""
+    shows_sums: ClassVar[bool] = False
+    """Whether it sees sums of what they send."""
+    hosts: ClassVar[str] = ""
+    """Why an organisation cannot host devices on this way, in a sentence; empty where it can."""
+
+    @property
+    def clip(self) -> float:
+        """The largest L2 norm of an update as a whole; 0 does not limit it."""
+        return 0.0
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise on sums, as a multiple of `clip`; 0 where there is
+        none."""
+        return 0.0
+
+    @property
+    def summing(self) -> SecureSum | None:
+        """Itself, where the server sees sums alone."""
+        return None
+
+    @property
+    def mixing(self) -> Proxied | None:
+        """Itself, where a proxy mixes what leaves."""
+        return None
+
+    def message_bytes(
+        self, rows: NDArray[np.int64], row_bytes: int, numbers: int
+    ) -> NDArray[np.int64]:
+        """Of each device's message: so many rows of the model's `numbers`."""
+        return rows * row_bytes
+
+    def check(self, algorithm: Any, release: Any) -> None:
+        """Raises where this link cannot carry what these components make together."""
+
+    def table(self) -> dict[str, Any]:
+        """Its settings, as terms have them."""
+        from dataclasses import asdict
+
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+LINKS: Registry[type[Link]] = Registry("link", "sottovoce.links", Link)
+
+
+@LINKS.register("direct")
 @dataclass(frozen=True, slots=True)
-class Direct:
+class Direct(Link):
     """Straight to the server, as in FPL's papers: it sees who sent which rows with which values."""
 
+    shows_devices = True
+    shows_sums = True
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "server": {"DeviceReports": frozenset({"round", "sender", "item", "values"})},
@@ -52,8 +114,9 @@ class Gateway:
     )
 
 
+@LINKS.register("proxy")
 @dataclass(frozen=True, slots=True)
-class Proxied:
+class Proxied(Link):
     """Through a proxy that strips who and when, mixes everybody's reports and cannot read them: the
     server sees the reports of a tier in an order that says nothing, and how many devices sent them.
 
@@ -73,9 +136,14 @@ class Proxied:
         }
     )
 
+    @property
+    def mixing(self) -> Proxied:
+        return self
 
+
+@LINKS.register("secure-sum")
 @dataclass(frozen=True, slots=True)
-class SecureSum:
+class SecureSum(Link):
     """No single update is visible to anyone: the server gets it masked, a proxy the seed of the
     mask, sealed to its key, and only the sum over at least `min_devices` devices is opened.
 
@@ -101,6 +169,7 @@ class SecureSum:
     key: str = ""
     """The proxy's public key in hexadecimal, to which devices seal their seeds."""
 
+    shows_sums = True
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "server": {
@@ -124,8 +193,48 @@ class SecureSum:
         if self.noise:
             require_sigma(self.noise * self.clip * GRID)
 
+    @property
+    def summing(self) -> SecureSum:
+        return self
 
-Link = Direct | Proxied | SecureSum
+    def message_bytes(
+        self, rows: NDArray[np.int64], row_bytes: int, numbers: int
+    ) -> NDArray[np.int64]:
+        return np.full(len(rows), 8 * numbers + SEALED_SEED_BYTES, dtype=np.int64)
+
+    def check(self, algorithm: Any, release: Any) -> None:
+        if self.clip and release.clips:
+            if not self.noise:
+                raise ConfigError(
+                    f"in {algorithm.name} link.clip goes with link.noise alone: without noise rows "
+                    "count their senders, which clipping would change; release.clip limits updates "
+                    "there"
+                )
+            if algorithm.looks_around:
+                raise ConfigError(
+                    "link.noise is not for gnn: a device's update there depends on other users' "
+                    "embeddings, which clipping it does not bound; choose mf, ncf or neumf"
+                )
+            if release.adds_noise:
+                raise ConfigError(
+                    f'link.noise is for release.norm = "l2"; under "{release.norm}" devices add '
+                    "noise of their own, and clipping would cut it"
+                )
+        size = algorithm.asks
+        if size is not None and size < self.min_devices:
+            raise ConfigError(
+                f"{size} devices are asked in a round, and a secure sum needs at least "
+                f"link.min_devices = {self.min_devices}; ask more (nothing can hide in sFPL and "
+                "sFPL+, which ask one)"
+            )
+
+    def table(self) -> dict[str, Any]:
+        """What was agreed to before there were groups has one sum a round, and says nothing of
+        it."""
+        table = super(SecureSum, self).table()
+        if self.groups == 1:
+            del table["groups"]
+        return table
 
 
 def require_sigma(sigma: float) -> None:
@@ -137,6 +246,6 @@ def require_sigma(sigma: float) -> None:
         )
 
 
-def has_noise(link: object) -> bool:
+def has_noise(link: Link | None) -> bool:
     """Whether it is a sum to which noise is added."""
-    return isinstance(link, SecureSum) and link.noise > 0
+    return link is not None and link.noise > 0

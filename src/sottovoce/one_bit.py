@@ -31,8 +31,9 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
-from sottovoce.errors import ConfigError
-from sottovoce.rng import LOW32, Keys
+from sottovoce.chacha import chacha_words
+from sottovoce.errors import ConfigError, Diverged
+from sottovoce.rng import LOW32, Keys, words_of
 
 COINS = 1 << 32
 """Coins run from 0 to this, exclusive; so do an item table's steps."""
@@ -206,3 +207,39 @@ def noise_keys(root: bytes, users: NDArray[np.int64]) -> NDArray[np.uint32]:
 def nonce(round: int) -> NDArray[np.uint32]:
     """The round as ChaCha20's nonce."""
     return np.array([round & 0xFFFFFFFF, round >> 32, 0], dtype=np.uint32)
+
+
+# --- the definition -------------------------------------------------------------------------------
+
+
+def drawn_coordinates(rule: ReportRule, coordinates: int, size: int) -> NDArray[np.int64]:
+    """[n, k]: the coordinates that each device's reports are about, of so many in rows of `size`;
+    drawn before anything private is looked at."""
+    words = words_of(rule.keys, rule.reports)
+    high, low = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
+    if len(rule.cumulative):
+        item = np.searchsorted(rule.cumulative, high, side="right").astype(np.int64)
+        return item * size + ((low * np.uint64(size)) >> np.uint64(32)).astype(np.int64)
+    total = np.uint64(coordinates)
+    return ((high * total + ((low * total) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+
+
+def randomised(
+    rule: ReportRule, coordinates: NDArray[np.int64], values: NDArray[np.float64]
+) -> NDArray[np.uint32]:
+    """[n, k]: a report for each coordinate and its value, which is scaled, cut to [−1, 1] and told
+    by a private coin alone."""
+    if values.shape != coordinates.shape or values.dtype != np.float64:
+        raise ConfigError("a report needs one number for each coordinate that was drawn")
+    if not np.isfinite(values).all():
+        raise Diverged("a value to report is not finite; nothing was sent")
+    y = np.clip(rule.scale * values, -1.0, 1.0)
+    low = rule.low[:, None]
+    wide = (np.uint64(COINS) - low - low).astype(np.float64)
+    limit = low + np.rint((y + 1.0) * 0.5 * wide).astype(np.uint64)
+    blocks = -(-rule.reports // BLOCK_COINS)
+    coins = np.empty((len(rule), blocks, BLOCK_COINS), dtype=np.uint32)
+    for device, block in np.ndindex(coins.shape[:2]):
+        chacha_words(rule.noise[device], nonce(rule.round), block, coins[device, block])
+    mine = coins.reshape(len(rule), -1)[:, : rule.reports]
+    return pack(coordinates, mine.astype(np.uint64) < limit)

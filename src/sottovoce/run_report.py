@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Schedule
+from sottovoce.algorithms.base import AlgorithmSettings, Schedule
 from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
@@ -60,7 +60,6 @@ from sottovoce.run_views import FinishedRun, Sums, item_categories
 from sottovoce.running import DeviceOutcome, Outcome, run_experiment
 from sottovoce.runs import new_figures
 from sottovoce.silo_running import SiloOutcome
-from sottovoce.terms import AlgorithmConfig
 
 
 def write_run_report(
@@ -160,7 +159,7 @@ def _schedule(outcome: Outcome) -> Schedule:
     return outcome.federation.schedule
 
 
-def _deed(algorithm: AlgorithmConfig) -> str:
+def _deed(algorithm: AlgorithmSettings) -> str:
     deed = _DEEDS[type(algorithm)]
     if isinstance(algorithm, FCFConfig) and algorithm.variant == "fpl":
         deed = deed.replace("a row for every item", "a row for each of their positive items")
@@ -184,7 +183,7 @@ _DEEDS: Mapping[type, str] = {
 }
 
 
-def _learning(algorithm: AlgorithmConfig) -> str:
+def _learning(algorithm: AlgorithmSettings) -> str:
     rate = f", learning rate {algorithm.learning_rate:g}"
     if isinstance(algorithm, FMFConfig) and algorithm.variant == "rotated":
         rate = ""  # it has no part there

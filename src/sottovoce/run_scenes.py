@@ -37,10 +37,9 @@ from sottovoce.engines.transcripts import Heard, Recorder, network_of, read_tran
 from sottovoce.errors import RunError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation
-from sottovoce.links import Proxied, SecureSum
+from sottovoce.links import SEALED_SEED_BYTES, Proxied, SecureSum
 from sottovoce.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
 from sottovoce.outcomes import Report
-from sottovoce.parties.device import SEALED_SEED_BYTES
 from sottovoce.parties.proxy import Proxy
 from sottovoce.privacy.reports import SEALED_BYTES, KReports
 from sottovoce.run_facts import facts_of, setting_of

@@ -20,7 +20,6 @@ from sottovoce.experiment import Experiment
 from sottovoce.ledger import COUNTS, Totals
 from sottovoce.recommender import FactorScorer, Scorer, recommend
 from sottovoce.runs import RunFolder
-from sottovoce.terms import build_algorithm
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +95,7 @@ class FinishedRun:
         if silo is not None:
             return FactorScorer.of(vectors, items)
         release = self.experiment.cross_device().release
-        return build_algorithm(settings, release, 1).device_scorer(vectors, items)
+        return settings.build_under(release, None, 1).device_scorer(vectors, items)
 
     def user(self, name: str) -> int:
         """The number of a user; the error shows what ids look like."""

@@ -38,3 +38,19 @@ def count_bits(reports: NDArray[np.uint32], sums: NDArray[np.int64]) -> bool:
 def _count_bits(reports, sums):  # type: ignore[no-untyped-def]
     for report in reports:
         sums[report >> 1] += np.int64(2) * np.int64(report & 1) - np.int64(1)
+
+
+@njit(nogil=True, cache=True)
+def find_entries(indptr, items, rows, wanted, out):  # type: ignore[no-untyped-def]
+    """out[k]: the place of `wanted[k]` within row `rows[k]`, whose items ascend; -1 where it is not
+    there."""
+    for k in range(len(rows)):
+        low, high = indptr[rows[k]], indptr[rows[k] + 1]
+        stop = high
+        while low < high:
+            middle = (low + high) // 2
+            if items[middle] < wanted[k]:
+                low = middle + 1
+            else:
+                high = middle
+        out[k] = low if low < stop and items[low] == wanted[k] else -1

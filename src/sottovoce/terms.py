@@ -10,132 +10,58 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 from sottovoce import config
-from sottovoce.algorithms.base import FactorModel
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.algorithms.uc_config import UCConfig
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
 from sottovoce.errors import ConfigError, MessageError, VersionMismatch
-from sottovoce.links import Direct, Link, Proxied, SecureSum, has_noise
+from sottovoce.links import LINKS, Direct, Link, SecureSum, has_noise
 from sottovoce.messages import GRID, LIMIT
-from sottovoce.privacy.mechanisms import Everything, ShareFraction
+from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.privacy.reports import KReports
-from sottovoce.privacy.updates import Clipped, noise_scale
+from sottovoce.registry import Component, Registry
+
+T = TypeVar("T")
 
 PROTOCOL = 2
 """The version of everything that parties say to each other."""
 
-AlgorithmConfig = FPLConfig | FCFConfig | FMFConfig | UCConfig
-ReleaseConfig = ShareFraction | Everything | KReports | Clipped
-ALGORITHMS: Mapping[str, type[AlgorithmConfig]] = {
-    "fpl": FPLConfig,
-    "fcf": FCFConfig,
-    "fmf": FMFConfig,
-    "uc": UCConfig,
-}
-RELEASES: Mapping[str, type[ReleaseConfig]] = {
-    "share-fraction": ShareFraction,
-    "everything": Everything,
-    "k-reports": KReports,
-    "clipped": Clipped,
-}
-LINKS: Mapping[str, type[Link]] = {"direct": Direct, "proxy": Proxied, "secure-sum": SecureSum}
-FITTING: Mapping[type[AlgorithmConfig], tuple[str, tuple[str, ...]]] = {
-    FPLConfig: ("share-fraction", ("direct", "secure-sum")),
-    FCFConfig: ("everything", ("direct", "secure-sum")),
-    FMFConfig: ("k-reports", ("proxy",)),
-    UCConfig: ("clipped", ("direct", "secure-sum")),
-}
-"""The release and the links that go with an algorithm, the first of them by default."""
 LARGEST_MODEL = 1 << 29
 """Bytes of a model's numbers. A device holds it in memory a few times over, and its store keeps it
 as one value, which may have 10⁹ bytes."""
 LARGEST_MASKED = 990_000_000
 """Bytes of a masked update, which a store keeps as one value."""
-_FURTHEST = 512
-"""Scales of noise beyond which no number is taken for one: with the noise of the terms there is
-none such in e⁵¹², with the eightfold noise of somebody who permits an eighth of their ε, in e⁶⁴."""
 
 
-def named(
-    table: Mapping[str, Any], kinds: Mapping[str, type[Any]], default: str, where: str
-) -> Any:
+def named(table: Mapping[str, Any], kinds: Registry[type[T]], default: str, where: str) -> T:
     """The component that `table` names, built from the rest of the table."""
     fields = dict(table)
     name = fields.pop("name", default)
     if not isinstance(name, str) or name not in kinds:
-        raise ConfigError(f"{where}.name must be one of {sorted(kinds)}, not {name!r}")
+        raise ConfigError(f"{where}.name must be one of {sorted(kinds)}, not {name!r}{kinds.hint}")
     return config.build(kinds[name], fields, where)
 
 
-def name_of(part: object, kinds: Mapping[str, type[Any]]) -> str:
-    """What `named` calls a component."""
-    return next(name for name, kind in kinds.items() if type(part) is kind)
-
-
-def check_fitting(algorithm: AlgorithmConfig, release: object, link: object) -> None:
-    """Raises where these cannot work together."""
-    wanted, links = FITTING[type(algorithm)]
-    if type(release) is not RELEASES[wanted] or type(link) not in [LINKS[name] for name in links]:
+def check_fitting(algorithm: AlgorithmSettings, release: Release, link: Link) -> None:
+    """Raises where these cannot work together, or where one of them was never registered."""
+    if algorithm.family != "devices":
+        raise ConfigError(f"{algorithm.name} has data owners, and no server for devices")
+    for kinds, component in ((ALGORITHMS, algorithm), (RELEASES, release), (LINKS, link)):
+        kinds.require(component)
+    wanted, links = algorithm.releases, algorithm.links
+    if release.name not in wanted or link.name not in links:
         raise ConfigError(
-            f"{name_of(algorithm, ALGORITHMS)} needs the release {wanted} and the link "
-            f"{' or '.join(links)}; leave release.name and link.name out to get {wanted} and "
+            f"{algorithm.name} needs the release {' or '.join(wanted)} and the link "
+            f"{' or '.join(links)}; leave release.name and link.name out to get {wanted[0]} and "
             f"{links[0]}"
         )
-    if not isinstance(link, SecureSum):
-        return
-    if link.clip and isinstance(release, Clipped):
-        if not link.noise:
-            raise ConfigError(
-                "in uc link.clip goes with link.noise alone: without noise rows count their "
-                "senders, which clipping would change; release.clip limits updates there"
-            )
-        if isinstance(algorithm, UCConfig) and algorithm.recommender == "gnn":
-            raise ConfigError(
-                "link.noise is not for gnn: a device's update there depends on other users' "
-                "embeddings, which clipping it does not bound; choose mf, ncf or neumf"
-            )
-        if release.norm != "l2":
-            raise ConfigError(
-                f'link.noise is for release.norm = "l2"; under "{release.norm}" devices add noise '
-                "of their own, and clipping would cut it"
-            )
-    size = algorithm.cohort_size if isinstance(algorithm, FPLConfig | UCConfig) else "all"
-    if isinstance(size, int) and size < link.min_devices:
-        raise ConfigError(
-            f"{size} devices are asked in a round, and a secure sum needs at least "
-            f"link.min_devices = {link.min_devices}; ask more (nothing can hide in sFPL and sFPL+, "
-            "which ask one)"
-        )
+    link.check(algorithm, release)
 
 
-def largest_value(release: ReleaseConfig, triples: int) -> float:
+def largest_value(release: Release, triples: int) -> float:
     """Largest absolute value of one number in an honest device's report."""
-    noise = 0.0
-    if isinstance(release, Clipped) and release.epsilon:
-        least = release.hiding_epsilon or release.epsilon
-        noise = _FURTHEST * noise_scale(release.clip, least) / GRID
-    return LIMIT * max(1, triples) + noise
-
-
-def build_algorithm(
-    algorithm: AlgorithmConfig, release: ReleaseConfig, triples: int, link: Link | None = None
-) -> FactorModel:
-    """Both halves of an algorithm, under this release and link, for so many draws where it draws
-    pairs."""
-    if isinstance(algorithm, FMFConfig):
-        if not isinstance(release, KReports):
-            raise ConfigError("fmf needs the release k-reports")
-        return algorithm.build(release.epsilons)
-    if isinstance(algorithm, UCConfig):
-        if not isinstance(release, Clipped):
-            raise ConfigError("uc needs the release clipped")
-        return algorithm.build(release.clip, release.norm, not has_noise(link))
-    return algorithm.build(triples)
+    return LIMIT * max(1, triples) + release.noise_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +69,16 @@ class Terms:
     federation: str
     """A name that no other federation has."""
     n_items: int
-    algorithm: AlgorithmConfig
+    algorithm: AlgorithmSettings
     """With `triples` as a number: a device cannot know the others' mean."""
-    release: ReleaseConfig
+    release: Release
     link: Link = field(default_factory=Direct)
 
     def __post_init__(self) -> None:
         check_fitting(self.algorithm, self.release, self.link)
         if self.n_items < 2:
             raise ConfigError(f"a federation needs at least two items, not {self.n_items}")
-        if isinstance(self.algorithm, UCConfig):
-            self._check_filters(self.algorithm)
+        self.algorithm.check_terms()
         if self.n_rows * self.width * 4 > LARGEST_MODEL:
             raise ConfigError(
                 f"a model of {self.n_rows:,} rows with {self.width:,} numbers each is larger "
@@ -164,36 +89,19 @@ class Terms:
                 f"a masked update of {self.n_rows:,} rows with {self.width:,} numbers each is too "
                 "large; make embedding_size smaller"
             )
-        if isinstance(self.algorithm, FPLConfig) and not isinstance(self.algorithm.triples, int):
-            raise ConfigError(
-                "algorithm.triples must be a number in a real federation, where nobody knows how "
-                "many items the others have"
-            )
 
     @classmethod
     def of(
         cls,
         federation: str,
         n_items: int,
-        settings: AlgorithmConfig,
+        settings: AlgorithmSettings,
         triples: int,
-        release: object,
+        release: Release,
         link: Link | None = None,
     ) -> Terms:
         """The terms of a configuration whose number of draws was worked out to be `triples`."""
-        if not isinstance(release, ShareFraction | Everything | KReports | Clipped):
-            raise ConfigError("this release cannot be named in the terms of a federation")
-        if isinstance(settings, FPLConfig):
-            settings = replace(settings, configuration="", triples=triples)
-        return cls(federation, n_items, settings, release, link or Direct())
-
-    def _check_filters(self, algorithm: UCConfig) -> None:
-        algorithm.require_classes()
-        if algorithm.recommender == "gnn":
-            raise ConfigError(
-                "gnn looks at other users' embeddings, which no server here has; in a real "
-                "federation choose mf, ncf or neumf"
-            )
+        return cls(federation, n_items, settings.in_terms(triples), release, link or Direct())
 
     @property
     def width(self) -> int:
@@ -208,22 +116,22 @@ class Terms:
     @property
     def counts_senders(self) -> bool:
         """Whether the last number of a row in a report says 1, for its sender."""
-        return isinstance(self.algorithm, UCConfig) and not has_noise(self.link)
+        return self.algorithm.counts_senders and not has_noise(self.link)
 
     @property
     def noisy(self) -> bool:
         """Whether devices add noise to updates, from coins that serve once."""
-        return isinstance(self.release, Clipped) and self.release.epsilon > 0
+        return self.release.adds_noise
 
     @property
     def triples(self) -> int:
         """Draws of a device and round; 0 where the algorithm draws no pairs."""
-        return int(self.algorithm.triples) if isinstance(self.algorithm, FPLConfig) else 0
+        return self.algorithm.draws
 
     @property
     def reporting(self) -> KReports | None:
         """The release, where randomised reports are what leaves."""
-        return self.release if isinstance(self.release, KReports) else None
+        return self.release.reporting
 
     @property
     def max_rows(self) -> int:
@@ -238,7 +146,7 @@ class Terms:
     @property
     def secure_sum(self) -> SecureSum | None:
         """The link, where the server sees sums alone."""
-        return self.link if isinstance(self.link, SecureSum) else None
+        return self.link.summing
 
     @property
     def noise_limit(self) -> int:
@@ -250,25 +158,21 @@ class Terms:
         """Whether a single round may tell much of a history: because a device can name more than
         half of all items at once and so tells by what it does not name, or because everything
         leaves. A secure sum does not change that: it rests on others than her."""
-        if isinstance(self.release, KReports):
-            return False
-        if isinstance(self.release, Clipped):
-            return not self.release.dense
-        return isinstance(self.release, Everything) or 4 * self.triples > self.n_items
+        return self.release.is_revealing(self.triples, self.n_items)
 
     def build(self) -> FactorModel:
-        return build_algorithm(self.algorithm, self.release, self.triples, self.link)
+        return self.algorithm.build_under(self.release, self.link, self.triples)
 
     def to_table(self) -> dict[str, Any]:
-        algorithm = {k: v for k, v in asdict(self.algorithm).items() if v is not None}
-        algorithm.pop("configuration", None)
+        settings = {k: v for k, v in _fields(self.algorithm).items() if v is not None}
+        settings.pop("configuration", None)
         return {
             "protocol": PROTOCOL,
             "federation": self.federation,
             "n_items": self.n_items,
-            "algorithm": {"name": name_of(self.algorithm, ALGORITHMS), **algorithm},
-            "release": {"name": name_of(self.release, RELEASES), **asdict(self.release)},
-            "link": {"name": name_of(self.link, LINKS), **_link_table(self.link)},
+            "algorithm": {"name": self.algorithm.name, **settings},
+            "release": {"name": self.release.name, **_fields(self.release)},
+            "link": {"name": self.link.name, **self.link.table()},
         }
 
     @classmethod
@@ -313,9 +217,6 @@ class Terms:
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
-def _link_table(link: Link) -> dict[str, Any]:
-    """What was agreed to before there were groups has one sum a round, and says nothing of it."""
-    table = asdict(link)
-    if table.get("groups") == 1:
-        del table["groups"]
-    return table
+def _fields(component: Component) -> dict[str, Any]:
+    """The settings of a component, which is a dataclass."""
+    return asdict(component)  # type: ignore[call-overload, no-any-return]

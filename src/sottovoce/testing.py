@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Cohort, CrossDevice
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import SottovoceError
 from sottovoce.ledger import Ledger, Totals
@@ -23,7 +24,8 @@ from sottovoce.messages import DeviceReports
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import NO_DEFENCE, Server
-from sottovoce.privacy.mechanisms import Release, ShareFraction
+from sottovoce.privacy.base import Release
+from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
 
@@ -104,7 +106,9 @@ def small_run(
     records = consent or Consent.uniform(users, choice or Choice(share_positives=0.5))
     cohort = Cohort(users, train, records, algorithm.device_init(users, rng))
     ledger, messages = Ledger(), Messages()
-    devices = Devices.behind_door(algorithm, cohort, release or ShareFraction(), ledger, rng)
+    devices = SimulatedDevices.behind_door(
+        algorithm, cohort, release or ShareFraction(), ledger, rng
+    )
     server = Server.start(algorithm, train.n_items, rng)
     server.guard = defence.guard()
     Simulation(
@@ -156,7 +160,7 @@ class CrossDeviceContract(ABC):
         whole = Cohort(users, train, consent, algorithm.device_init(users, rng))
         apart = [whole.take(np.array([row])) for row in users]
         server = Server.start(algorithm, train.n_items, rng)
-        together = Devices.behind_door(algorithm, whole, self.release(), Ledger(), rng)
+        together = SimulatedDevices.behind_door(algorithm, whole, self.release(), Ledger(), rng)
         for _ in range(3):
             view = server.publish()
             one_by_one = [

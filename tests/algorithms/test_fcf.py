@@ -7,11 +7,11 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fcf import FCF, FCFConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.engines.observers import AtRounds
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger
 from sottovoce.messages import GRID, BitCounts, ModelView, SummedReports
-from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
@@ -31,7 +31,7 @@ def parties(config, history=WORLD):
     """Devices and a server whose model has a size that matters."""
     algorithm, users = FCF(config), np.arange(history.n_users)
     cohort = Cohort(users, history, everyone(len(users)), algorithm.device_init(users, RNG))
-    devices = Devices.behind_door(algorithm, cohort, Everything(), Ledger(), RNG)
+    devices = SimulatedDevices.behind_door(algorithm, cohort, Everything(), Ledger(), RNG)
     server = Server.start(algorithm, history.n_items, RNG)
     server.items = (5.0 * server.items).astype(np.float32)
     return devices, server
@@ -135,7 +135,7 @@ def test_it_wants_consent_to_share_everything():
     cohort = devices.cohort
     cohort.consent = everyone(WORLD.n_users, 0.99)
     with pytest.raises(ConsentError, match="share_positives = 1"):
-        Devices.behind_door(devices.algorithm, cohort, Everything(), Ledger(), RNG)
+        SimulatedDevices.behind_door(devices.algorithm, cohort, Everything(), Ledger(), RNG)
 
 
 def test_randomised_reports_are_not_folded():

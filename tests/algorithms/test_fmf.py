@@ -9,6 +9,7 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fmf import FMF, FMFConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.engines.observers import AtRounds
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, MessageError, Stalled
 from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger
@@ -146,7 +147,7 @@ def estimates(config, items, repeats, k=50, tiers=ONE_TIER, consent=None, kept=(
     for seed in range(repeats):
         rng = Streams.from_seed(1000 + seed)
         cohort = Cohort(users, WORLD, consent, algorithm.device_init(users, rng))
-        devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng)
+        devices = SimulatedDevices.behind_door(algorithm, cohort, release, Ledger(), rng)
         sent = devices.report_bits(ModelView(0, items), users)
         batches = [
             Batch(0, t, int((sent.tier == t).sum()), sent.reports[sent.tier == t].ravel())

@@ -8,10 +8,10 @@ from sottovoce.attacks.suite.a04_lone_items import ATTACK
 from sottovoce.attacks.views import Seen, Truth, View
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.ledger import Ledger
 from sottovoce.links import SecureSum
 from sottovoce.messages import ModelView
-from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.secure_sum import summed
 from sottovoce.privacy.mechanisms import Everything
@@ -27,7 +27,9 @@ def attacked(train: Interactions, link: SecureSum, known: bool = True):
     settings = FCFConfig(embedding_size=8)
     algorithm, consent = settings.build(0), Consent.uniform(USERS, Choice(share_positives=1.0))
     cohort = Cohort(USERS, train, consent, algorithm.device_init(USERS, RNG))
-    devices = Devices.behind_door(algorithm, cohort, Everything(), Ledger(), RNG, link=link)
+    devices = SimulatedDevices.behind_door(
+        algorithm, cohort, Everything(), Ledger(), RNG, link=link
+    )
     view = ModelView(0, algorithm.server_init(train.n_items, RNG))
     sums = devices.report_summed(view, devices.willing()).dense(train.n_items)
     noise = Masker(link, sums.size, bytes(32)).noise(0)

@@ -8,11 +8,11 @@ from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.attacks.suite.a01_lone_rows import ATTACK
 from sottovoce.attacks.views import Seen, Truth, View
 from sottovoce.consent import Choice, Consent
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.engines.simulation import Simulation
 from sottovoce.ledger import Ledger
 from sottovoce.links import SecureSum
 from sottovoce.messages import GRID, LIMIT, ModelView
-from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
@@ -44,7 +44,9 @@ def attacked(triples, noise=0.0, clip=0.0):
     consent = Consent.uniform(USERS, Choice(share_positives=0.0))
     link = SecureSum(min_devices=40, clip=clip, noise=noise)
     cohort = Cohort(USERS, TRAIN, consent, algorithm.device_init(USERS, rng))
-    devices = Devices.behind_door(algorithm, cohort, ShareFraction(), Ledger(), rng, link=link)
+    devices = SimulatedDevices.behind_door(
+        algorithm, cohort, ShareFraction(), Ledger(), rng, link=link
+    )
     server, ear = Server.start(algorithm, N_ITEMS, rng), Published(devices)
     masker = Masker(link, server.items.size, bytes(32))
     Simulation(

@@ -8,10 +8,10 @@ from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.attacks.suite.a01_lone_updates import ATTACK
 from sottovoce.attacks.views import Seen, Truth, View
 from sottovoce.consent import Choice, Consent
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.ledger import Ledger
 from sottovoce.links import SecureSum
 from sottovoce.messages import ModelView
-from sottovoce.parties.device import Devices
 from sottovoce.parties.secure_sum import summed
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
@@ -32,7 +32,9 @@ def attacked(pairs):
     algorithm, consent = terms.build(), Consent.uniform(USERS, Choice(share_positives=1.0))
     vectors = algorithm.device_init(USERS, RNG)
     cohort = Cohort(USERS, TRAIN, consent, vectors.copy(), labels=np.zeros((N_USERS, 0), np.int64))
-    devices = Devices.behind_door(algorithm, cohort, terms.release, Ledger(), RNG, link=terms.link)
+    devices = SimulatedDevices.behind_door(
+        algorithm, cohort, terms.release, Ledger(), RNG, link=terms.link
+    )
     sums = devices.report_summed(ModelView(0, algorithm.server_init(N_ITEMS, RNG)), USERS)
     opened = summed(0, sums.dense(terms.n_rows), N_USERS)
     seen = (Seen(0, (opened,)),)

@@ -4,6 +4,7 @@ import pytest
 
 from sottovoce.algorithms.base import CrossDevice
 from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.errors import ConfigError
 from sottovoce.rng import SecretStreams
 from sottovoce.testing import CrossDeviceContract
 
@@ -59,4 +60,6 @@ def test_a_broken_algorithm_fails_the_contract():
 
     suite = Broken()
     with pytest.raises(ContractBroken):
+        suite.test_learns_the_checkerboard()
+    with pytest.raises(ConfigError, match="the fast way of fpl does not give"):
         suite.test_fused_rounds_equal_single_rounds()

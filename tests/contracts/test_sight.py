@@ -111,13 +111,10 @@ def test_the_door_has_no_other_way_out():
     ways = {name for name in vars(Devices) if not name.startswith("_")}
     assert ways == {
         # ways out, each with consent and ledger
-        "report", "report_in_parts", "report_summed", "report_masked", "report_rounds",
-        "report_bits",
+        "report", "report_in_parts", "report_sum", "report_masked", "report_bits",
         # at home
-        "vectors_at_home", "willing", "tiers", "accelerate", "settle", "behind_door",
-        "change_consent",
-        "noise_per_row",
-        "reports_bits", "spends", "fuses", "at_once",
+        "vectors_at_home", "willing", "tiers", "behind_door", "change_consent",
+        "reports_bits", "spends", "at_once",
         "algorithm", "cohort", "ledger", "rng",  # what a simulation holds of its devices
     }  # fmt: skip
 

@@ -7,12 +7,12 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError
 from sottovoce.ledger import Ledger
 from sottovoce.parties import device as door
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
@@ -27,7 +27,7 @@ def simulation(cohort_size=30, rounds=20, **options):
     users = np.arange(30)
     consent = Consent.uniform(users, Choice(share_positives=0.5))
     cohort = Cohort(users, TRAIN, consent, algorithm.device_init(users, rng))
-    devices = Devices.behind_door(algorithm, cohort, ShareFraction(), Ledger(), rng)
+    devices = SimulatedDevices.behind_door(algorithm, cohort, ShareFraction(), Ledger(), rng)
     server = Server.start(algorithm, TRAIN.n_items, rng)
     return Simulation(server, devices, cohort_size, rounds, **options)
 

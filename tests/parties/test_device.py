@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.errors import ConsentError, DataError, MessageError
 from sottovoce.ledger import Ledger
 from sottovoce.messages import DeviceReports, encode, row_bytes
-from sottovoce.parties.device import Devices
+from sottovoce.parties.device import _leaving
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction, share_subsets
 from sottovoce.rng import Streams
@@ -25,7 +26,7 @@ def federation(train, consent, per="draw", seed=1, triples=TRIPLES):
     algorithm = FPL(FPLConfig(embedding_size=SIZE), triples)
     users = np.arange(train.n_users)
     cohort = Cohort(users, train, consent, algorithm.device_init(users, rng))
-    devices = Devices.behind_door(algorithm, cohort, ShareFraction(per), Ledger(), rng)
+    devices = SimulatedDevices.behind_door(algorithm, cohort, ShareFraction(per), Ledger(), rng)
     return devices, Server.start(algorithm, train.n_items, rng)
 
 
@@ -99,7 +100,7 @@ def test_the_share_of_positives_sent_is_the_users_share():
         server.publish(), devices.cohort, np.arange(400), devices.rng
     )
     rule = devices._release.rule(np.arange(400), np.array([0]))
-    leaves = devices._leaving(updates, rule)
+    leaves = _leaving(updates, rule)
     n = 400 * TRIPLES
     assert leaves[~updates.positive].all()
     assert abs(leaves[updates.positive].sum() - 0.25 * n) < 4 * np.sqrt(n * 0.25 * 0.75)

@@ -19,6 +19,7 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Vocabulary
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import (
     ConsentError,
@@ -64,7 +65,7 @@ def simulate(train, consent, terms=TERMS, rounds=5, cohort_size=None):
     users = np.arange(train.n_users, dtype=np.int64)
     algorithm = terms.build()
     cohort = Cohort(users, train, consent, algorithm.device_init(users, RNG))
-    devices = Devices.behind_door(algorithm, cohort, terms.release, Ledger(), RNG)
+    devices = SimulatedDevices.behind_door(algorithm, cohort, terms.release, Ledger(), RNG)
     server = Server.start(algorithm, train.n_items, RNG)
     Simulation(server, devices, cohort_size or len(devices.willing()), rounds).run()
     return server, devices
@@ -758,7 +759,7 @@ class Life(RuleBasedStateMachine):
         """What the door would give now, without any store."""
         ledger = Ledger()
         cohort = Cohort(self.numbers, self.train, self.consent(), self.settled.copy())
-        devices = Devices.behind_door(TERMS.build(), cohort, TERMS.release, ledger, RNG)
+        devices = SimulatedDevices.behind_door(TERMS.build(), cohort, TERMS.release, ledger, RNG)
         rows = devices.willing()
         if not len(rows):
             return None

@@ -11,11 +11,11 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Vocabulary
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConsentError, Diverged, Stalled
 from sottovoce.ledger import Ledger
 from sottovoce.messages import GRID, ModelView, add_up, decode, decode_sum
-from sottovoce.parties.device import Devices
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.server import Server
 from sottovoce.parties.store import CohortStore
@@ -74,7 +74,7 @@ def door(terms, choices, users=None):
         users, TRAIN.take_users(users), consent, halves.device_init(users, RNG),
         labels=LABELS[users],
     )  # fmt: skip
-    return Devices.behind_door(halves, cohort, terms.release, Ledger(), RNG)
+    return SimulatedDevices.behind_door(halves, cohort, terms.release, Ledger(), RNG)
 
 
 def host(path, terms, choices, users):

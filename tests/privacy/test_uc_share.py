@@ -6,10 +6,10 @@ import pytest
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
 from sottovoce.consent import Choice, Consent
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.ledger import Ledger
 from sottovoce.links import SecureSum
 from sottovoce.messages import ModelView, add_up
-from sottovoce.parties.device import Devices
 from sottovoce.privacy.mechanisms import share_subsets
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
@@ -45,7 +45,9 @@ def door():
     algorithm = TERMS.build()
     vectors = algorithm.device_init(USERS, RNG)
     cohort = Cohort(USERS, TRAIN, CONSENT, vectors, labels=(USERS % 2)[:, None])
-    return Devices.behind_door(algorithm, cohort, TERMS.release, Ledger(), RNG, link=TERMS.link)
+    return SimulatedDevices.behind_door(
+        algorithm, cohort, TERMS.release, Ledger(), RNG, link=TERMS.link
+    )
 
 
 def view():

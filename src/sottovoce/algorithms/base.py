@@ -5,19 +5,29 @@ Device code runs over a cohort of n ≥ 1 devices. Simulation passes all of them
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.consent import Consent, ShareRule
+from sottovoce.data.dataset import Labels
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import ConfigError, DataError
-from sottovoce.messages import Aggregate, ModelView, Updates
+from sottovoce.errors import ConfigError, DataError, MessageError
+from sottovoce.links import Link
+from sottovoce.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.one_bit import ReportRule
-from sottovoce.recommender import Scorer
+from sottovoce.recommender import FactorScorer, Scorer
+from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
+
+_INIT_SCALE = 0.1
+"""Standard deviation of initial values."""
+_HOME_TURNS = 20
+"""Rounds' worth of learning by which a vector is fitted at home."""
 
 
 @dataclass(slots=True, repr=False)
@@ -118,71 +128,231 @@ def require_devices(devices: int) -> None:
         )
 
 
-class FactorModel(Protocol):
+class AlgorithmSettings(Component, ABC):
+    """The settings of a system, as a frozen dataclass, by which it answers for itself. It has an
+    `embedding_size`; and, unless it plans otherwise, `rounds`, and perhaps a `cohort_size`."""
+
+    __slots__ = ()
+    family: ClassVar[Literal["devices", "owners"]] = "devices"
+    """Whether devices learn and a server adds up, or data owners read what users send them."""
+    releases: ClassVar[tuple[str, ...]] = ("share-fraction",)
+    """By name, the releases it goes with; the first by default."""
+    links: ClassVar[tuple[str, ...]] = ("direct", "secure-sum")
+    """The same for the ways to the server."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Fields of the consent records that its devices need to learn; it sees no others."""
+    embedding_size: int
+    learning_rate: float
+    rounds: int
+
+    @abstractmethod
+    def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
+        """Both halves, under this release and link, for so many draws where it draws pairs."""
+
+    # --- its shape --------------------------------------------------------------------------------
+
+    @property
+    def system(self) -> str:
+        """Its name in tables."""
+        return self.name
+
+    @property
+    def width(self) -> int:
+        """Numbers per row of the model."""
+        return self.embedding_size
+
+    def model_rows(self, n_items: int) -> int:
+        """Rows of the model."""
+        return n_items
+
+    @property
+    def asks(self) -> int | None:
+        """Devices asked in a round, where that is a number; None where it is everybody."""
+        size = getattr(self, "cohort_size", None)
+        return size if isinstance(size, int) else None
+
+    @property
+    def draws(self) -> int:
+        """Draws of a device and round; 0 where it draws no pairs, or does not say how many."""
+        return 0
+
+    @property
+    def counts_senders(self) -> bool:
+        """Whether the last number of a row in a report says 1, for its sender."""
+        return False
+
+    @property
+    def looks_around(self) -> bool:
+        """Whether what a device learns depends on other devices' vectors."""
+        return False
+
+    @property
+    def attributes(self) -> tuple[Any, ...]:
+        """What devices must know of their owners."""
+        return ()
+
+    def plan(self, devices: int, positives: int) -> Schedule:
+        """How it plays out on so many devices."""
+        require_devices(devices)
+        size = min(self.asks or devices, devices)
+        return Schedule(devices, positives, size, 0, -(-devices // size), self.rounds)
+
+    # --- where it is put together -----------------------------------------------------------------
+
+    def in_terms(self, triples: int) -> Self:
+        """As the terms of a federation have it, where the number of draws was worked out."""
+        return self
+
+    def check_terms(self) -> None:
+        """Raises where a real federation cannot run it so."""
+
+    def on_data(
+        self, attributes: Mapping[str, Labels], consent: Consent
+    ) -> tuple[Self, NDArray[np.int64] | None]:
+        """The settings on these data, and what each device knows of its owner, where that
+        matters."""
+        return self, None
+
+
+ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
+    "algorithm", "sottovoce.algorithms", AlgorithmSettings
+)
+
+
+class FactorModel(ABC):
     """What all algorithms of devices and a server share: a model of item rows between them, which
-    the server holds and publishes, and a vector on each device, which stays there."""
+    the server holds and publishes, and a vector on each device, which stays there. An algorithm
+    says what a device could tell; what of it leaves is the door's business.
+
+    The defaults are those of plain factors: small random rows and vectors, the sum of updates added
+    to the rows, scores by the product."""
+
+    __slots__ = ()
+    sends: ClassVar[Literal["rows", "bits"]] = "rows"
+    """What leaves a device: updates of rows (`CrossDevice`) or randomised reports (`Reporting`)."""
+    fuses: ClassVar[bool] = False
+    """Whether many rounds of one device each can be run at once (`device_learn_rounds`)."""
+    sums: ClassVar[bool] = False
+    """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
+    `device_report`), which gives what the definition gives."""
+    config: Any
+    """Its `AlgorithmSettings`."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one item's update, as the papers count them."""
-        ...
+        """Bytes of one item's update, as the papers count them: its number, four for each value."""
+        return 4 + 4 * int(self.config.width)
 
     @property
     def refits(self) -> bool:
         """Whether a device's vector follows from its history and the published model alone, so that
         everyone's is fitted anew to the newest one."""
-        ...
+        return False
 
     @property
     def looks_around(self) -> bool:
         """Whether what a device learns depends on other devices' vectors, so that a round must be
         learnt by all of its devices at once."""
-        ...
+        return bool(self.config.looks_around)
 
-    def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]: ...
+    # --- server -----------------------------------------------------------------------------------
+
+    def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
+        """The model at first."""
+        numbers = np.arange(self.config.model_rows(n_items), dtype=np.int64)
+        drawn = rng.child("init-items").normal(numbers, self.config.width)
+        return (_INIT_SCALE * drawn).astype(np.float32)
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
         """What the server keeps to itself beside the model, a row per item, as it is at first."""
-        ...
+        return np.zeros((n_items, 0), dtype=np.float32)
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Model and memory after a round; what was given stays as it is."""
-        ...
+        if not isinstance(aggregate, SummedReports):
+            raise MessageError(f"{self.config.system} folds sums of rows, not randomised reports")
+        after = items.copy()
+        after[aggregate.item] += (aggregate.sums / GRID).astype(np.float32)
+        return after, memory
 
-    def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]: ...
+    # --- device -----------------------------------------------------------------------------------
+
+    def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
+        """Every device's vector at first."""
+        drawn = rng.child("init-users").normal(users, self.config.embedding_size)
+        return (_INIT_SCALE * drawn).astype(np.float32)
 
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Devices whose history lets them learn."""
-        ...
+        return cohort.able()
+
+    def device_check(self, consent: Consent) -> None:  # noqa: B027
+        """Raises where somebody who takes part has chosen what it cannot give."""
 
     def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
         """What devices with these vectors recommend by a published model."""
-        ...
+        return FactorScorer.of(vectors, items)
 
+    @abstractmethod
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """Fit every vector of the cohort to the published model, at home."""
-        ...
+
+    def representations(
+        self, vectors: NDArray[np.float32], items: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """What filters, and attackers, read of every user, where that is not the vector."""
+        raise ConfigError(f"{self.config.system} has no representations beside the vectors")
+
+    def accelerated(
+        self,
+        cohort: Cohort,
+        n_items: int,
+        rule: ShareRule,
+        rng: Streams,
+        scales: NDArray[np.float64],
+        device: str,
+    ) -> Accelerator:
+        """Whole rounds of this cohort on `device`; `rule` is that of all devices, `scales` are of
+        the noise on each number that they send."""
+        raise ConfigError(f"{self.config.system} does not run on a GPU; leave it on --device cpu")
 
 
-class CrossDevice(FactorModel, Protocol):
+class Accelerator(Protocol):
+    """Computes whole rounds of one cohort elsewhere (a GPU) and keeps the devices' state there."""
+
+    def learn_summed(
+        self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
+    ) -> tuple[NDArray[np.int64], Counts]: ...
+
+    def vectors(self) -> NDArray[np.float32]: ...
+
+
+class CrossDevice(FactorModel):
     """Devices send updates of item rows.
 
-    `device_learn` is the definition; `device_learn_summed` gives the same results for whole cohorts
-    without writing messages out.
-    """
+    `device_learn` is the definition, and all that is needed. What else there is gives the same
+    results faster, in simulations alone, and contracts hold it to the definition."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def device_learn(
         self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64], rng: Streams
     ) -> Updates:
         """Learn from one round; the cohort's vectors move, the updates stay here."""
-        ...
+
+    def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
+        """By the same steps as in a round."""
+        everyone = np.arange(len(cohort), dtype=np.int64)
+        for turn in range(_HOME_TURNS):
+            self.device_learn(view, cohort, everyone, rng.child("home", turn))
 
     def device_few(self, view: ModelView, devices: int) -> bool:
         """Whether so few devices take part that writing their messages out costs less than tables
         with a row for every item."""
-        ...
+        return False
 
     def device_learn_summed(
         self,
@@ -192,21 +362,9 @@ class CrossDevice(FactorModel, Protocol):
         rule: ShareRule,
         rng: Streams,
         threads: int,
-    ) -> tuple[NDArray[np.int64], Counts]: ...
-
-
-@runtime_checkable
-class Selective(Protocol):
-    """An algorithm that can serve some choices only."""
-
-    def device_check(self, consent: Consent) -> None:
-        """Raises where somebody who takes part has chosen what it cannot give."""
-        ...
-
-
-@runtime_checkable
-class Fusing(Protocol):
-    """An algorithm that can run many rounds of one device each at once, with the same results."""
+    ) -> tuple[NDArray[np.int64], Counts]:
+        """The sum of what these devices send, without writing it out (`sums`)."""
+        raise ConfigError(f"{self.config.system} writes its messages out")
 
     def device_learn_rounds(
         self,
@@ -216,26 +374,41 @@ class Fusing(Protocol):
         rows: NDArray[np.int64],
         rule: ShareRule,
         rng: Streams,
-    ) -> tuple[NDArray[np.float32], Counts]: ...
+    ) -> tuple[NDArray[np.float32], Counts]:
+        """The model after as many rounds as there are rows, of one device each (`fuses`)."""
+        raise ConfigError(f"{self.config.system} runs its rounds one by one")
 
 
-@runtime_checkable
-class Reporting(FactorModel, Protocol):
+class Reporting(FactorModel):
     """Devices send randomised reports about single coordinates of what they would change."""
 
+    __slots__ = ()
+    sends: ClassVar[Literal["rows", "bits"]] = "bits"
+
     @property
+    @abstractmethod
     def tiers(self) -> int:
         """How many batches there can be in a round."""
-        ...
 
+    @abstractmethod
     def coordinates(self, n_items: int) -> int:
         """How many coordinates a report can be about."""
-        ...
 
+    @abstractmethod
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
         """From the published model alone: the factor by which values are multiplied before they
         are cut to [-1, 1], and the table from which items are drawn (empty: all alike)."""
-        ...
+
+    @abstractmethod
+    def device_values(
+        self,
+        view: ModelView,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        coordinates: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """What each device would say of its coordinates, [rows, k], before it is scaled, cut and
+        randomised; the cohort's vectors move. This is the definition."""
 
     def device_report(
         self,
@@ -245,5 +418,5 @@ class Reporting(FactorModel, Protocol):
         rule: ReportRule,
         threads: int,
     ) -> NDArray[np.uint32]:
-        """Each device's randomised reports, [rows, k]; the cohort's vectors move."""
-        ...
+        """Each device's randomised reports at once, for simulations (`sums`)."""
+        raise ConfigError(f"{self.config.system} makes its reports one by one")

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import drift_kernels as kernels
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
 from sottovoce.algorithms.blocks import (
     Block,
     Blocks,
@@ -44,12 +45,17 @@ from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTab
 from sottovoce.algorithms.known_rows import KnownRows, Row
 from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError, DataError, MessageError, RunError
+from sottovoce.links import Link
 from sottovoce.recommender import FactorScorer, recommend
 from sottovoce.rng import Streams
 
 
+@ALGORITHMS.register("drift")
 @dataclass(frozen=True, slots=True)
-class DRIFTConfig:
+class DRIFTConfig(AlgorithmSettings):
+    family: ClassVar[Literal["devices", "owners"]] = "owners"
+    releases: ClassVar[tuple[str, ...]] = ()
+    links: ClassVar[tuple[str, ...]] = ()
     embedding_size: int = 4
     """Length of a user's or item's vector."""
     learning_rate: float = 0.005
@@ -96,10 +102,8 @@ class DRIFTConfig:
         """Its name in tables."""
         return "DRIFT"
 
-    @property
-    def width(self) -> int:
-        """Numbers per item."""
-        return self.embedding_size
+    def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
+        raise ConfigError("drift has data owners, and no server for devices")
 
     def step(self) -> BlockStep:
         return BlockStep(self.learning_rate, self.reg, self.ridge)

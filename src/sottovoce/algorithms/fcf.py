@@ -22,25 +22,34 @@ which whoever sees it reads the user's vector and every positive. The release is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import closed_form
-from sottovoce.algorithms.base import Cohort, Counts, Schedule, require_devices
+from sottovoce.algorithms.base import (
+    ALGORITHMS,
+    Accelerator,
+    AlgorithmSettings,
+    Cohort,
+    Counts,
+    CrossDevice,
+)
 from sottovoce.config import require_number, require_whole
 from sottovoce.consent import ShareRule
 from sottovoce.errors import ConfigError, MessageError
+from sottovoce.links import Link
 from sottovoce.messages import GRID, Aggregate, ModelView, SummedReports, Updates
-from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.rng import Streams
 
 _ADAM = (0.9, 0.999, 1e-8)
 
 
+@ALGORITHMS.register("fcf")
 @dataclass(frozen=True, slots=True)
-class FCFConfig:
+class FCFConfig(AlgorithmSettings):
+    releases: ClassVar[tuple[str, ...]] = ("everything",)
     embedding_size: int = 10
     """Length of a user's or item's vector; F in the paper."""
     learning_rate: float = 0.05
@@ -67,15 +76,6 @@ class FCFConfig:
             raise ConfigError(f'variant must be "paper" or "fpl", not {self.variant!r}')
 
     @property
-    def width(self) -> int:
-        """Numbers per item: its vector."""
-        return self.embedding_size
-
-    def model_rows(self, n_items: int) -> int:
-        """Rows of the model."""
-        return n_items
-
-    @property
     def system(self) -> str:
         """Its name in tables."""
         return "FCF" if self.variant == "paper" else "FCF (as in FPL)"
@@ -85,9 +85,8 @@ class FCFConfig:
             return closed_form.Confidence(1.0, 0.0, self.reg)
         return closed_form.Confidence(1.0 + self.alpha, 1.0, self.reg)
 
-    def plan(self, devices: int, positives: int) -> Schedule:
-        require_devices(devices)
-        return Schedule(devices, positives, devices, 0, 1, self.rounds)
+    def build_under(self, release: Any, link: Link | None, triples: int) -> FCF:
+        return self.build(triples)
 
     def build(self, triples: int) -> FCF:
         """Both halves; it draws no pairs."""
@@ -95,9 +94,10 @@ class FCFConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class FCF:
+class FCF(CrossDevice):
     """Both halves of FCF."""
 
+    sums: ClassVar[bool] = True
     config: FCFConfig
 
     @property
@@ -108,10 +108,6 @@ class FCF:
     @property
     def refits(self) -> bool:
         return True
-
-    @property
-    def looks_around(self) -> bool:
-        return False
 
     # --- server -----------------------------------------------------------------------------------
 
@@ -143,9 +139,6 @@ class FCF:
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)
 
-    def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
-        return FactorScorer.of(vectors, items)
-
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         able: NDArray[np.bool_] = cohort.history.counts > 0
         return able
@@ -175,9 +168,6 @@ class FCF:
             values=values[sent],
         )
 
-    def device_few(self, view: ModelView, devices: int) -> bool:
-        return False
-
     def device_learn_summed(
         self,
         view: ModelView,
@@ -199,6 +189,19 @@ class FCF:
             threads,
         )
         return sums, self.counts(cohort, rows, len(view.items))
+
+    def accelerated(
+        self,
+        cohort: Cohort,
+        n_items: int,
+        rule: ShareRule,
+        rng: Streams,
+        scales: NDArray[np.float64],
+        device: str,
+    ) -> Accelerator:
+        from sottovoce.algorithms.fcf_torch import FCFOnTorch
+
+        return FCFOnTorch.load(self, cohort, device)
 
     def counts(self, cohort: Cohort, rows: NDArray[np.int64], n_items: int) -> Counts:
         """What each device sends: its positives, and in the published variant all the others."""

@@ -21,24 +21,27 @@ instead of that of reports estimates k times the mean; the budget is kεT over T
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import closed_form, rotated
-from sottovoce.algorithms.base import Cohort, Schedule, require_devices
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Reporting
 from sottovoce.algorithms.fcf import initial_items, solved
 from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError, MessageError
+from sottovoce.links import Link
 from sottovoce.messages import Aggregate, BitCounts, ModelView
 from sottovoce.one_bit import ReportRule, contrast, item_probabilities, item_table
-from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.rng import Streams
 
 
+@ALGORITHMS.register("fmf")
 @dataclass(frozen=True, slots=True)
-class FMFConfig:
+class FMFConfig(AlgorithmSettings):
+    releases: ClassVar[tuple[str, ...]] = ("k-reports",)
+    links: ClassVar[tuple[str, ...]] = ("proxy",)
     variant: Literal["published", "rotated"] = "published"
     """As published, or with reports about rotated histories, which tell more at the same cost."""
     embedding_size: int = 5
@@ -83,15 +86,6 @@ class FMFConfig:
         require_number("init_scale", self.init_scale, 0.0, 1e3)
 
     @property
-    def width(self) -> int:
-        """Numbers per item: its vector."""
-        return self.embedding_size
-
-    def model_rows(self, n_items: int) -> int:
-        """Rows of the model."""
-        return n_items
-
-    @property
     def system(self) -> str:
         """Its name in tables."""
         return "FMF-LDP" if self.variant == "published" else "FMF-LDP (rotated)"
@@ -99,19 +93,19 @@ class FMFConfig:
     def confidence(self) -> closed_form.Confidence:
         return closed_form.Confidence(1.0 + self.alpha, 1.0, self.reg)
 
-    def plan(self, devices: int, positives: int) -> Schedule:
-        require_devices(devices)
-        return Schedule(devices, positives, devices, 0, 1, self.rounds)
-
     def build(self, epsilons: NDArray[np.float64]) -> FMF:
         """Both halves, for tiers with these ε."""
         return FMF(self, tuple(float(e) for e in epsilons))
 
+    def build_under(self, release: Any, link: Link | None, triples: int) -> FMF:
+        return self.build(release.epsilons)
+
 
 @dataclass(frozen=True, slots=True)
-class FMF:
+class FMF(Reporting):
     """Both halves of FMF-LDP."""
 
+    sums: ClassVar[bool] = True
     config: FMFConfig
     epsilons: tuple[float, ...]
     """Of one report, by tier."""
@@ -123,10 +117,6 @@ class FMF:
     @property
     def refits(self) -> bool:
         return True
-
-    @property
-    def looks_around(self) -> bool:
-        return False
 
     @property
     def tiers(self) -> int:
@@ -145,9 +135,6 @@ class FMF:
             items[:, 0] = config.init_scale  # everyone's sum is positive: this becomes popularity
             items = rotated.orthogonal(items.astype(np.float64)).astype(np.float32)
         return items
-
-    def server_memory(self, n_items: int) -> NDArray[np.float32]:
-        return np.zeros((n_items, 0), dtype=np.float32)
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
@@ -199,6 +186,8 @@ class FMF:
     def sampling(self, items: NDArray[np.float32]) -> tuple[float, NDArray[np.uint64]]:
         """Known to everyone, since it follows from the published model alone."""
         share, alike = self.config.favour, np.zeros(0, dtype=np.uint64)
+        if self._rotated:
+            return 1.0, alike  # signs need no scale
         if not share:
             return self.config.scale, alike
         lengths = np.sqrt((items.astype(np.float64) ** 2).sum(axis=1))
@@ -210,9 +199,6 @@ class FMF:
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)
 
-    def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
-        return FactorScorer.of(vectors, items)
-
     def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Everyone: a device without any item sends fair coins, so that who reports says nothing of
         what anyone has."""
@@ -220,6 +206,34 @@ class FMF:
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         cohort.vectors = solved(self.config.confidence(), view, cohort, None, 1)
+
+    def device_values(
+        self,
+        view: ModelView,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        coordinates: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """−2 c_ui (p_ui − x_u·v_i) x_uf, or what `rotated` says of a history."""
+        history, size = cohort.history, self.config.embedding_size
+        values = np.empty(coordinates.shape)
+        if self._rotated:
+            for place, row in enumerate(rows.tolist()):
+                values[place] = rotated.values(view.items, history.row(row), coordinates[place])
+            return values
+        confidence = self.config.confidence()
+        vectors = solved(confidence, view, cohort, rows, 1)
+        cohort.vectors[rows] = vectors
+        for place, row in enumerate(rows.tolist()):
+            item, factor = np.divmod(coordinates[place], size)
+            vector = vectors[place].astype(np.float64)
+            dot = np.zeros(len(item))
+            for f in range(size):  # one after the other, as the kernel adds up
+                dot += vector[f] * view.items[item, f].astype(np.float64)
+            mine = np.isin(item, history.row(row))
+            weight = np.where(mine, confidence.positive * (1.0 - dot), confidence.other * -dot)
+            values[place] = -2.0 * weight * vector[factor]
+        return values
 
     def device_report(
         self,

@@ -19,19 +19,28 @@ pFPL+ makes X⁺/N times as many draws per epoch as pFPL although the text calls
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import factors
-from sottovoce.algorithms.base import Cohort, Counts, Schedule, require_devices
+from sottovoce.algorithms.base import (
+    ALGORITHMS,
+    Accelerator,
+    AlgorithmSettings,
+    Cohort,
+    Counts,
+    CrossDevice,
+    Schedule,
+    require_devices,
+)
 from sottovoce.config import require_whole
 from sottovoce.consent import ShareRule
 from sottovoce.errors import ConfigError, MessageError
+from sottovoce.links import Link
 from sottovoce.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
-from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.rng import Keys, Streams
 
 CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = {
@@ -46,8 +55,9 @@ _CELLS_PER_DRAW = 200
 """Numbers of a table that are cleared, added up and folded in the time of one written draw."""
 
 
+@ALGORITHMS.register("fpl")
 @dataclass(frozen=True, slots=True)
-class FPLConfig:
+class FPLConfig(AlgorithmSettings):
     embedding_size: int = 10
     """Length of a user's or item's vector; F in the paper."""
     learning_rate: float = 0.05
@@ -106,9 +116,9 @@ class FPLConfig:
         """Numbers per item: its vector and its bias."""
         return self.embedding_size + 1
 
-    def model_rows(self, n_items: int) -> int:
-        """Rows of the model."""
-        return n_items
+    @property
+    def draws(self) -> int:
+        return self.triples if isinstance(self.triples, int) else 0
 
     @property
     def system(self) -> str:
@@ -121,6 +131,19 @@ class FPLConfig:
     def build(self, triples: int) -> FPL:
         """Both halves, for so many draws per device and round."""
         return FPL(self, triples)
+
+    def build_under(self, release: Any, link: Link | None, triples: int) -> FPL:
+        return self.build(triples)
+
+    def in_terms(self, triples: int) -> FPLConfig:
+        return replace(self, configuration="", triples=triples)
+
+    def check_terms(self) -> None:
+        if not self.draws:
+            raise ConfigError(
+                "algorithm.triples must be a number in a real federation, where nobody knows how "
+                "many items the others have"
+            )
 
     def step(self) -> factors.PairStep:
         rate = self.learning_rate
@@ -156,23 +179,17 @@ def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class FPL:
+class FPL(CrossDevice):
     """Both halves of FPL, for a fixed number of triples per device and round."""
 
+    fuses: ClassVar[bool] = True
+    sums: ClassVar[bool] = True
     config: FPLConfig
     triples: int
 
     @property
     def row_bytes(self) -> int:
         return row_bytes(self.config.embedding_size)
-
-    @property
-    def refits(self) -> bool:
-        return False
-
-    @property
-    def looks_around(self) -> bool:
-        return False
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
         size = self.config.embedding_size
@@ -266,9 +283,6 @@ class FPL:
         )
         return model[:, : items.shape[1]].copy(), Counts(positives, negatives)
 
-    def server_memory(self, n_items: int) -> NDArray[np.float32]:
-        return np.zeros((n_items, 0), dtype=np.float32)
-
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -278,11 +292,18 @@ class FPL:
         factors.fold_rows(self.config.step(), folded, aggregate.item, aggregate.sums)
         return folded, memory
 
-    def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
-        return FactorScorer.of(vectors, items)
+    def accelerated(
+        self,
+        cohort: Cohort,
+        n_items: int,
+        rule: ShareRule,
+        rng: Streams,
+        scales: NDArray[np.float64],
+        device: str,
+    ) -> Accelerator:
+        from sottovoce.algorithms.fpl_cuda import FPLOnGPU
 
-    def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
-        return cohort.able()
+        return FPLOnGPU.load(self, cohort, n_items, rule, device)
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """By the same steps as in a round, on at least so many draws."""

@@ -89,6 +89,22 @@ def learn_reports(
     return out
 
 
+def values(
+    items: NDArray[np.float32], mine: NDArray[np.int32], coordinates: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """What a device with these items says of its coordinates: sign(z_f · t_h)."""
+    row, factor = np.divmod(coordinates, items.shape[1])
+    sums = np.cumsum(items[mine].astype(np.float64), axis=0)
+    z = sums[-1] if len(mine) else np.zeros(items.shape[1])
+    minus = row[:, None] & columns(len(items))[mine][None, :]
+    odd = np.zeros(minus.shape, dtype=np.int64)
+    while minus.any():
+        odd ^= minus & 1
+        minus >>= 1
+    told: NDArray[np.float64] = np.sign(z[factor] * (len(mine) - 2 * odd.sum(axis=1)))
+    return told
+
+
 def turned_back(values: NDArray[np.float64], n_items: int) -> NDArray[np.float64]:
     """From coordinates [D, F] to items [n_items, F]: Σ_h H[h, j] · values[h]."""
     table, size = values, values.shape[1]

@@ -24,20 +24,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.base import Accelerator, Cohort, Counts, CrossDevice
 from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.algorithms.uc_local import Clients, LocalTraining, train
 from sottovoce.algorithms.uc_networks import Model
 from sottovoce.algorithms.uc_rows import Layout
 from sottovoce.algorithms.uc_updates import Updates as Changes
 from sottovoce.consent import Consent, ShareRule
-from sottovoce.errors import Diverged, MessageError
+from sottovoce.errors import ConfigError, Diverged, MessageError
 from sottovoce.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.rng import Streams
@@ -52,9 +52,10 @@ _COOLEST = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class UC:
+class UC(CrossDevice):
     """Both halves of UC-FedRec, under a release that clips as `norm` says."""
 
+    sums: ClassVar[bool] = True
     config: UCConfig
     clip: float
     norm: Literal["l2", "l1", "scalar"]
@@ -65,14 +66,6 @@ class UC:
     def row_bytes(self) -> int:
         """A row's number and its values, four bytes each."""
         return 4 + 4 * self.config.embedding_size
-
-    @property
-    def refits(self) -> bool:
-        return False
-
-    @property
-    def looks_around(self) -> bool:
-        return self.config.recommender == "gnn"
 
     def layout(self, table: NDArray[np.float32]) -> Layout:
         """Of a model with so many rows."""
@@ -89,9 +82,6 @@ class UC:
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
         return Layout.of(self.config, n_items).start(self.config.init_scale, rng)
-
-    def server_memory(self, n_rows: int) -> NDArray[np.float32]:
-        return np.zeros((n_rows, 0), dtype=np.float32)
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
@@ -126,9 +116,6 @@ class UC:
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
         uniform = rng.child("init-users").uniform(users, self.config.embedding_size)
         return (self.config.init_scale * (2.0 * uniform - 1.0)).astype(np.float32)
-
-    def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
-        return cohort.able()
 
     def device_check(self, consent: Consent) -> None:
         """Raises where somebody hides an attribute that has no filter."""
@@ -187,7 +174,7 @@ class UC:
         cohort.vectors[rows] += np.concatenate(moved)
         device = np.repeat(np.arange(len(rows)), [len(numbers) for numbers in sent])
         item = np.concatenate(sent)
-        entry = entries_of(cohort, rows[device], item)
+        entry = cohort.history.find(rows[device], item)
         return Updates(
             row=device.astype(np.int32),
             entry=entry,
@@ -239,7 +226,7 @@ class UC:
                 raise Diverged("an update was not clipped as it should be; nothing was sent")
             if allowed is not None:
                 rows_sent = updates.item_rows.cpu().numpy()
-                entry = entries_of(cohort, np.repeat(part, rows_sent.shape[1]), rows_sent.ravel())
+                entry = cohort.history.find(np.repeat(part, rows_sent.shape[1]), rows_sent.ravel())
                 held = ((entry >= 0) & ~allowed[entry]).reshape(rows_sent.shape)
                 updates = updates.without(torch.from_numpy(held).to(place))
             sent = updates if perturb is None else perturb(updates, part)
@@ -252,6 +239,24 @@ class UC:
             np.concatenate(positive).astype(np.int32), np.concatenate(negative).astype(np.int32)
         )
         return total.cpu().numpy(), counts
+
+    def accelerated(
+        self,
+        cohort: Cohort,
+        n_items: int,
+        rule: ShareRule,
+        rng: Streams,
+        scales: NDArray[np.float64],
+        device: str,
+    ) -> Accelerator:
+        from sottovoce.algorithms.uc_torch import UCOnTorch
+
+        if len(rule.allowed):
+            raise ConfigError(
+                "somebody shares a part of her positive items, which is sorted out on the CPU; "
+                "leave it on --device cpu"
+            )
+        return UCOnTorch.load(self, cohort, rng, scales, device)
 
     def training(self, round: int) -> LocalTraining:
         """How devices learn in this round."""
@@ -313,18 +318,6 @@ class UC:
         step = len(rows) if place.type == "cuda" else max(1, _NUMBERS // each)
         for start in range(0, len(rows), max(1, step)):
             yield rows[start : start + step]
-
-
-def entries_of(
-    cohort: Cohort, rows: NDArray[np.int64], items: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """The interaction of the cohort's history that each device and item are; -1 where none."""
-    history = cohort.history
-    keys = history.users.astype(np.int64) * history.n_items + history.items
-    wanted = rows * history.n_items + items
-    place = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
-    known = (items >= 0) & (items < history.n_items) & (keys[place] == wanted)
-    return np.where(known, place, -1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Schedule, require_devices
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings
 from sottovoce.config import require_number, require_whole
 from sottovoce.consent import Consent
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, ConsentError, DataError, UsageError
+from sottovoce.links import Link, has_noise
 
 if TYPE_CHECKING:
     from sottovoce.algorithms.uc import UC
@@ -57,8 +58,11 @@ class FilterConfig:
         return self.classes.index(value) if value in self.classes else -1
 
 
+@ALGORITHMS.register("uc")
 @dataclass(frozen=True, slots=True)
-class UCConfig:
+class UCConfig(AlgorithmSettings):
+    releases: ClassVar[tuple[str, ...]] = ("clipped",)
+    reads: ClassVar[tuple[str, ...]] = ("hidden_attributes", "strength")
     recommender: Literal["mf", "ncf", "neumf", "gnn"] = "mf"
     """What stands on the embeddings: nothing; a tower on each side; NeuMF; towers, of which the
     users' looks at the most similar users, too (in simulation only)."""
@@ -154,10 +158,13 @@ class UCConfig:
 
         return Layout.of(self, n_items).n_rows
 
-    def plan(self, devices: int, positives: int) -> Schedule:
-        require_devices(devices)
-        cohort_size = min(self.cohort_size, devices)
-        return Schedule(devices, positives, cohort_size, 0, -(-devices // cohort_size), self.rounds)
+    @property
+    def counts_senders(self) -> bool:
+        return True
+
+    @property
+    def looks_around(self) -> bool:
+        return self.recommender == "gnn"
 
     def require_classes(self) -> None:
         """Raises where an attribute's classes are not known."""
@@ -175,6 +182,23 @@ class UCConfig:
 
         self.require_classes()
         return UC(self, clip, norm, counted)
+
+    def build_under(self, release: Any, link: Link | None, triples: int) -> UC:
+        return self.build(release.clip, release.norm, not has_noise(link))
+
+    def check_terms(self) -> None:
+        self.require_classes()
+        if self.looks_around:
+            raise ConfigError(
+                "gnn looks at other users' embeddings, which no server here has; in a real "
+                "federation choose mf, ncf or neumf"
+            )
+
+    def on_data(
+        self, attributes: Mapping[str, Labels], consent: Consent
+    ) -> tuple[UCConfig, NDArray[np.int64]]:
+        settings = self.resolved(attributes, consent)
+        return settings, settings.labels(attributes, len(consent))
 
     def resolved(self, known: Mapping[str, Labels], consent: Consent) -> UCConfig:
         """With the classes of the data and their shares among those who take part and share them,

@@ -231,6 +231,14 @@ class Interactions:
             item_ids=self.item_ids,
         )
 
+    def find(self, users: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The entry of each user and item; -1 where she has it not."""
+        from sottovoce.sums import find_entries  # compiled, which not everyone needs
+
+        found = np.empty(len(users), dtype=np.int64)
+        find_entries(self.indptr, self.items, users, items, found)
+        return found
+
     def take_users(self, users: NDArray[np.integer]) -> Interactions:
         """These users only, renumbered in this order; items keep their numbers."""
         users = np.asarray(users, dtype=np.int64)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.engines.base import Listener, Moment, Observer
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
 from sottovoce.messages import DeviceReports, MaskSeeds, MaskSum, ModelView, SummedReports
-from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.proxy import Proxy
 from sottovoce.parties.searching import Search, leniency
@@ -31,7 +31,7 @@ _MASKED_AT_ONCE = 16
 @dataclass(slots=True)
 class Simulation:
     server: Server
-    devices: Devices
+    devices: SimulatedDevices
     cohort_size: int
     rounds: int
     observers: Sequence[Observer] = ()

@@ -1,34 +1,28 @@
 """The one door. Everything that leaves a device leaves here; nothing else builds a report.
 
-Consent is read first; then the device learns, the release decides what may leave, the ledger gets a
-row, and only then is there a report. Item rows have three ways out, which differ in how many
-devices and rounds they serve at once, not in what leaves: `report` is the definition (a message per
-device), the other two are the same sums without the messages. `report_masked` is `report` where
-only a sum of many may be read. `report_bits` is the one way out of randomised reports.
+The algorithm says what a device could tell, and is believed nothing: which of it is about items
+that she has is looked up in her history. Consent and budget are read first; then the device learns,
+the release decides what may leave, the link's bound is kept, the budget is charged and the ledger
+gets a row, and only then is there a report. There are three of them: `report` (rows of the model),
+`report_masked` (the same where only a sum of many may be read) and `report_bits` (randomised
+reports). What real devices and gateways send is made by these alone. A simulation, which sends
+nothing, has faster ways to the same results (`engines.simulated`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import (
-    Cohort,
-    Counts,
-    CrossDevice,
-    FactorModel,
-    Fusing,
-    Reporting,
-    Selective,
-)
+from sottovoce.algorithms.base import Cohort, Counts, CrossDevice, FactorModel, Reporting
 from sottovoce.consent import ALWAYS, Consent, ShareRule
-from sottovoce.errors import ConfigError, ConsentError
+from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.ledger import Entries, Ledger
-from sottovoce.links import Direct, Link, SecureSum, has_noise
+from sottovoce.links import Direct, Link, has_noise
 from sottovoce.masking import masked, seeds_from
 from sottovoce.messages import (
     BitReports,
@@ -41,29 +35,16 @@ from sottovoce.messages import (
     add_sums,
     add_up,
 )
-from sottovoce.one_bit import noise_root
+from sottovoce.one_bit import drawn_coordinates, noise_root, randomised
+from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
-from sottovoce.privacy.mechanisms import BoundRelease, Release
-from sottovoce.privacy.reports import BoundReports, KReports
-from sottovoce.privacy.updates import BoundClipped, Clipped
+from sottovoce.privacy.reports import BoundReports
 from sottovoce.rng import Streams
 from sottovoce.sums import sum_groups
 
 _HOME_BATCH = 1024
 _WRITTEN_AT_ONCE = 1 << 22
 """Numbers of plain updates that are written out together, or those of one device."""
-SEALED_SEED_BYTES = 176
-"""Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
-
-
-class Accelerator(Protocol):
-    """Computes whole rounds of one cohort elsewhere (a GPU) and keeps the devices' state there."""
-
-    def learn_summed(
-        self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
-    ) -> tuple[NDArray[np.int64], Counts]: ...
-
-    def vectors(self) -> NDArray[np.float32]: ...
 
 
 @dataclass(slots=True, repr=False)
@@ -74,26 +55,31 @@ class Devices:
     cohort: Cohort
     ledger: Ledger
     rng: Streams
-    _offer: Release | Clipped | KReports
+    _offer: Release
     _noise: bytes
-    _release: BoundRelease | BoundClipped | BoundReports
+    _release: BoundRelease
     _link: Link
-    _accelerator: Accelerator | None = None
+    _seen: Cohort | None = None
 
     @classmethod
     def behind_door(
         cls,
         algorithm: FactorModel,
         cohort: Cohort,
-        release: Release | Clipped | KReports,
+        release: Release,
         ledger: Ledger,
         rng: Streams,
         noise: bytes | None = None,
         link: Link | None = None,
-    ) -> Devices:
+    ) -> Self:
         """`noise` is the root of the private coins of randomised reports and of masks: 32 bytes
         that nobody else knows. A simulation leaves it out and gets one that repeats with its seed.
         `link` is the way that reports go; straight to the server where it is not given."""
+        if algorithm.sends != release.sends:
+            raise ConfigError(
+                f"{algorithm.config.name} and the release {release.name} do not go together: one "
+                "sends item rows, the other randomised reports"
+            )
         root = noise_root(rng.root) if noise is None else noise
         way = link or Direct()
         bound = _bound(algorithm, cohort, cohort.consent, release, rng, root, way)
@@ -104,47 +90,22 @@ class Devices:
 
     def change_consent(self, consent: Consent) -> None:
         """From the next round on, these records hold; where they cannot, nothing changes."""
-        if self._accelerator is not None:
-            raise ConfigError("consent can change on --device cpu alone")
         if not np.array_equal(consent.users, self.cohort.users):
             raise ConsentError("consent records must belong to the cohort's devices, in order")
         self._release = _bound(
             self.algorithm, self.cohort, consent, self._offer, self.rng, self._noise, self._link
         )
-        self.cohort.consent = consent
-
-    def accelerate(self, load: Callable[[ShareRule], Accelerator]) -> None:
-        """From now on, compute whole rounds on what `load` gives for the rule of all devices."""
-        everyone = np.arange(len(self.cohort), dtype=np.int64)
-        self._accelerator = load(self._sharing().rule(everyone, np.array([0])))
-
-    def settle(self) -> None:
-        """Bring the devices' state home from an accelerator."""
-        if self._accelerator is not None:
-            self.cohort.vectors = self._accelerator.vectors()
+        self.cohort.consent, self._seen = consent, None
 
     @property
     def reports_bits(self) -> bool:
         """Whether randomised reports are what leaves."""
-        return isinstance(self._release, BoundReports)
+        return self.algorithm.sends == "bits"
 
     @property
     def spends(self) -> bool:
         """Whether what leaves is paid for from owners' budgets."""
-        return isinstance(self._release, BoundReports | BoundClipped) or has_noise(self._link)
-
-    @property
-    def fuses(self) -> bool:
-        """Whether many rounds of one device each can be run at once."""
-        return isinstance(self.algorithm, Fusing) and self._accelerator is None
-
-    def noise_per_row(self) -> NDArray[np.float64]:
-        """The scale of each device's noise on the rows that it sends, for an accelerator that adds
-        it; 0 where there is none, or where it does not depend on the rows."""
-        release = self._release
-        if isinstance(release, BoundClipped) and release.per_row:
-            return release.scales()
-        return np.zeros(len(self.cohort))
+        return self._release.spends or has_noise(self._link)
 
     def willing(self) -> NDArray[np.int64]:
         """Rows of the devices that take part, can learn, and may still send."""
@@ -157,19 +118,20 @@ class Devices:
         """The tier in which each device reports, -1 where in none."""
         return self._reporting()[1].tier
 
+    # --- what leaves ------------------------------------------------------------------------------
+
     def report(self, view: ModelView, rows: NDArray[np.int64]) -> DeviceReports:
         """One round of these devices, as messages."""
-        self._require_consent(rows)
-        self._require_budget(rows)
-        updates = self._learning().device_learn(view, self.cohort, rows, self.rng)
-        rule = self._sharing().rule(rows, np.array([view.round]))
-        reports, counts = self._merge(updates, rows, view.round, self._leaving(updates, rule))
-        if isinstance(self._release, BoundClipped):
-            reports = self._release.add_noise(reports, rows, *view.items.shape)
-            counts = self._every_row(rows, counts, len(view.items))
-        if self._clip:
-            reports = clip_reports(reports, self._clip)
-        self._record(rows, np.full(len(rows), view.round), counts, view.items.size)
+        algorithm = self._learning()
+        self._admit(rows)
+        learnt = algorithm.device_learn(view, self._shown(), rows, self.rng)
+        updates = _believed(learnt, self.cohort, rows, view, algorithm.config.name)
+        rule = self._release.rule(rows, np.array([view.round]))
+        reports, counts = self._merge(updates, rows, view.round, _leaving(updates, rule))
+        reports = self._release.add_noise(reports, rows, *view.items.shape)
+        if self._link.clip:
+            reports = clip_reports(reports, self._link.clip)
+        self._record(rows, np.full(len(rows), view.round), counts, view.items.shape)
         return reports
 
     def report_in_parts(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[DeviceReports]:
@@ -182,6 +144,14 @@ class Devices:
             start += many
             many = max(1, min(2 * many, many * _WRITTEN_AT_ONCE // max(1, reports.values.size)))
 
+    def report_sum(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
+        """`report` of all, added up, as the organisation that hosts them sends it."""
+        width = view.items.shape[1]
+        total = SummedReports(view.round, np.zeros(0, np.int32), np.zeros((0, width), np.int64), 0)
+        for reports in self.report_in_parts(view, rows):
+            total = add_sums(view.round, [total, add_up(view.round, [reports], width)], width)
+        return replace(total, devices=len(rows))  # who sends nothing counts, too
+
     def at_once(self, rows: NDArray[np.int64], many: int) -> int:
         """Devices whose messages are made together: so many, unless they look at each other."""
         return len(rows) if self.algorithm.looks_around else many
@@ -191,7 +161,7 @@ class Devices:
     ) -> tuple[MaskedReports, MaskSeeds]:
         """One round of these devices as masked messages and the seeds of their masks, which are for
         the proxy alone. A simulation leaves `seeds` out."""
-        if not isinstance(self._link, SecureSum):
+        if self._link.summing is None:
             raise ConfigError("masked reports are for a secure sum")
         reports, users = self.report(view, rows), self.cohort.users[rows]
         if seeds is None:
@@ -203,66 +173,19 @@ class Devices:
             hidden[row] = masked(whole, seed)
         return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)
 
-    def report_summed(
-        self, view: ModelView, rows: NDArray[np.int64], threads: int = 1
-    ) -> SummedReports:
-        """One round of these devices, as the sum of their messages."""
-        self._require_consent(rows)
-        self._require_budget(rows)
-        algorithm = self._learning()
-        written = isinstance(self._release, BoundClipped) and self._release.per_row
-        few = self._accelerator is None and algorithm.device_few(view, len(rows))
-        if few or (written and self._accelerator is None):
-            return add_up(view.round, [self.report(view, rows)], view.items.shape[1])
-        if self._clip:
-            return self._summed_in_parts(view, rows)
-        if self._accelerator is not None:
-            sums, counts = self._accelerator.learn_summed(
-                view,
-                rows,
-                self.rng.child("learn", view.round).key,
-                self._sharing().round_key(view.round),
-            )
-        else:
-            rule = self._sharing().rule(rows, np.array([view.round]))
-            sums, counts = algorithm.device_learn_summed(
-                view, self.cohort, rows, rule, self.rng, threads
-            )
-        if isinstance(self._release, BoundClipped):
-            if not self._release.per_row:  # an accelerator has added that already
-                sums = self._release.add_noise_to_sums(sums, rows, view.round, threads)
-            counts = self._every_row(rows, counts, len(view.items))
-        self._record(rows, np.full(len(rows), view.round), counts, view.items.size)
-        every_item = np.arange(len(sums), dtype=np.int32)
-        return SummedReports(view.round, every_item, sums, len(rows))
-
-    def report_rounds(
-        self, items: NDArray[np.float32], first_round: int, rows: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """len(rows) rounds of one device each, folded one by one; returns the model after them."""
-        self._require_consent(rows)
-        if not isinstance(self.algorithm, Fusing) or isinstance(self._link, SecureSum):
-            raise ConfigError("this algorithm, or this link, runs its rounds one by one")
-        rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
-        rule = self._sharing().rule(rows, rounds)
-        after, counts = self.algorithm.device_learn_rounds(
-            items, first_round, self.cohort, rows, rule, self.rng
-        )
-        self._record(rows, rounds, counts, items.size)
-        return after
-
     def report_bits(self, view: ModelView, rows: NDArray[np.int64], threads: int = 1) -> BitReports:
-        """One round of these devices as k randomised reports each. Their budgets are charged; one
-        that has too little left is not asked, or this raises."""
-        self._require_consent(rows)
-        self._require_budget(rows)
+        """One round of these devices as k randomised reports each. Coordinates are drawn here, what
+        a device would say of them is asked of the algorithm, and what it says is randomised here.
+        Budgets are charged; a device that has too little left is not asked, or this raises."""
         algorithm, release = self._reporting()
-        rule = release.rule(rows, view.round, *algorithm.sampling(view.items))
-        reports = algorithm.device_report(view, self.cohort, rows, rule, threads)
-        self.cohort.spent[rows] += release.cost()[rows]
-        self.cohort.sent[rows] += 1
-        self.ledger.record(release.entries(rows, view.round))
-        return BitReports(view.round, self.cohort.users[rows], release.tier[rows], reports)
+        self._admit(rows)
+        rule = release.report_rule(rows, view.round, *algorithm.sampling(view.items))
+        many = algorithm.coordinates(len(view.items))
+        drawn = drawn_coordinates(rule, many, view.items.shape[1])
+        values = algorithm.device_values(view, self._shown(), rows, drawn)
+        return self._record_bits(view, rows, randomised(rule, drawn, values))
+
+    # --- at home ----------------------------------------------------------------------------------
 
     def vectors_at_home(self, view: ModelView) -> NDArray[np.float32]:
         """Every device's vector as it would recommend with now. Devices that do not take part (all
@@ -280,65 +203,90 @@ class Devices:
             vectors[rows] = part.vectors
         return vectors
 
-    @property
-    def _clip(self) -> float:
-        """The largest norm of an update as a whole; 0 where any may leave."""
-        return self._link.clip if isinstance(self._link, SecureSum) else 0.0
+    # --- consent and budget -----------------------------------------------------------------------
 
-    def _summed_in_parts(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
-        """`report` of all, a part at a time, added up."""
-        if self._accelerator is not None:
-            raise ConfigError("link.clip looks at every update by itself; leave it on --device cpu")
-        width = view.items.shape[1]
-        total = SummedReports(view.round, np.zeros(0, np.int32), np.zeros((0, width), np.int64), 0)
-        for reports in self.report_in_parts(view, rows):
-            total = add_sums(view.round, [total, add_up(view.round, [reports], width)], width)
-        return replace(total, devices=len(rows))  # who sends nothing counts, too
-
-    def _learning(self) -> CrossDevice:
-        if isinstance(self.algorithm, Reporting):
-            raise ConfigError("this algorithm sends randomised reports, not item rows")
-        return self.algorithm  # type: ignore[return-value]
-
-    def _sharing(self) -> BoundRelease | BoundClipped:
-        if isinstance(self._release, BoundReports):
-            raise ConfigError("this release sends randomised reports, not item rows")
-        return self._release
-
-    def _reporting(self) -> tuple[Reporting, BoundReports]:
-        if not isinstance(self.algorithm, Reporting) or not isinstance(self._release, BoundReports):
-            raise ConfigError("this algorithm and release send item rows, not randomised reports")
-        return self.algorithm, self._release
-
-    def _require_consent(self, rows: NDArray[np.int64]) -> None:
+    def _admit(self, rows: NDArray[np.int64], *, rounds: bool = False) -> None:
+        """Raises unless all of these may send: once, or (`rounds`) as often as they stand there."""
         if not self.cohort.consent.takes_part[rows].all():
             raise ConsentError("a device that does not take part was asked to send")
-
-    def _require_budget(self, rows: NDArray[np.int64]) -> None:
+        if not rounds and len(np.unique(rows)) != len(rows):
+            raise ConsentError("a device was asked twice in one round")
         if not self._permitted(rows).all():
             raise ConsentError("a device was asked to report beyond what its owner permits")
 
     def _permitted(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these devices' owners' limits have room for another round."""
-        cohort, link = self.cohort, self._link
-        if isinstance(link, SecureSum) and link.noise:
-            limit = cohort.consent.total_epsilon[rows]
-            return room_for_sums(link.noise, cohort.sent[rows], cohort.spent[rows], limit)
-        if isinstance(self._release, BoundReports | BoundClipped):
-            return self._release.permits(cohort.spent)[rows]
-        return np.ones(len(rows), dtype=bool)
+        """Which of these devices' owners' limits have room for as many rounds as each stands
+        there."""
+        cohort, noise = self.cohort, self._link.noise
+        if not noise and not self._release.spends:
+            return np.ones(len(rows), dtype=bool)
+        times = np.bincount(rows, minlength=len(cohort)).astype(np.int64)
+        if not noise:
+            return self._release.permits(cohort.spent, times)[rows]
+        sent, limit = cohort.sent[rows] + times[rows] - 1, cohort.consent.total_epsilon[rows]
+        return room_for_sums(noise, sent, cohort.spent[rows], limit)
 
-    def _leaving(self, updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
-        if not len(rule.allowed) and np.all(rule.threshold == ALWAYS):
-            return np.ones(len(updates), dtype=bool)
-        positive = updates.positive
-        entry = updates.entry[positive]
-        leaves = np.ones(len(updates), dtype=bool)
-        if np.all(rule.threshold == ALWAYS):
-            leaves[positive] = rule.allowed[entry]
-        else:
-            leaves[positive] = rule.may_leave(entry.reshape(len(rule.keys), -1)).ravel()
-        return leaves
+    def _shown(self) -> Cohort:
+        """The cohort as its algorithm sees it: of consent the fields that it reads, and no more."""
+        cohort = self.cohort
+        if self._seen is None or self._seen.vectors is not cohort.vectors:
+            self._seen = replace(cohort, consent=cohort.consent.only(self.algorithm.config.reads))
+        return self._seen
+
+    # --- the ledger -------------------------------------------------------------------------------
+
+    def _record(
+        self,
+        rows: NDArray[np.int64],
+        rounds: NDArray[np.int64],
+        counts: Counts,
+        shape: tuple[int, ...],
+    ) -> None:
+        """Charge the budgets and write the rows of what leaves: of a model of this shape each
+        device sends so many."""
+        release, epsilon = self._release, self._release.epsilons[rows]
+        if release.dense:  # a row that says nothing is sent for all others, too
+            own = self.cohort.history.counts[rows].astype(np.int32)
+            counts = Counts(own, shape[0] - own)
+        self._charge(rows, epsilon)
+        sent = counts.positive.astype(np.int64) + counts.negative
+        self.ledger.record(
+            Entries(
+                kind=release.kind,
+                user=self.cohort.users[rows],
+                round=rounds,
+                positive_rows=counts.positive,
+                negative_rows=counts.negative,
+                bytes=self._link.message_bytes(sent, self.algorithm.row_bytes, shape[0] * shape[1]),
+                epsilon=epsilon,
+            )
+        )
+
+    def _record_bits(
+        self, view: ModelView, rows: NDArray[np.int64], reports: NDArray[np.uint32]
+    ) -> BitReports:
+        """The same for randomised reports, which are in the book when they are returned."""
+        release = self._reporting()[1]
+        self._charge(rows, release.cost()[rows])
+        self.ledger.record(release.entries(rows, view.round))
+        return BitReports(view.round, self.cohort.users[rows], release.tier[rows], reports)
+
+    def _charge(self, rows: NDArray[np.int64], epsilon: NDArray[np.float64]) -> None:
+        np.add.at(self.cohort.sent, rows, 1)
+        if self._release.spends:
+            np.add.at(self.cohort.spent, rows, np.where(np.isfinite(epsilon), epsilon, 0.0))
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _learning(self) -> CrossDevice:
+        if self.reports_bits:
+            raise ConfigError("this algorithm sends randomised reports, not item rows")
+        return cast(CrossDevice, self.algorithm)
+
+    def _reporting(self) -> tuple[Reporting, BoundReports]:
+        if not self.reports_bits or self._release.reporting is None:
+            raise ConfigError("this algorithm and release send item rows, not randomised reports")
+        return cast(Reporting, self.algorithm), self._release.reporting
 
     def _merge(
         self,
@@ -365,59 +313,73 @@ class Devices:
         sender = self.cohort.users[rows][row[starts]]
         return DeviceReports(round, sender, item[starts], sums), counts
 
-    def _every_row(self, rows: NDArray[np.int64], counts: Counts, n_rows: int) -> Counts:
-        """What each device sends, where a row that says nothing is sent for all others, too."""
-        if not isinstance(self._release, BoundClipped) or not self._release.dense:
-            return counts
-        own = self.cohort.history.counts[rows].astype(np.int32)
-        return Counts(own, n_rows - own)
 
-    def _record(
-        self,
-        rows: NDArray[np.int64],
-        rounds: NDArray[np.int64],
-        counts: Counts,
-        numbers: int,
-    ) -> None:
-        """`numbers` are those of the whole model, which a masked report has."""
-        sent, release = counts.positive.astype(np.int64) + counts.negative, self._sharing()
-        epsilon = np.full(len(rows), release.epsilon)
-        np.add.at(self.cohort.sent, rows, 1)
-        if isinstance(release, BoundClipped):
-            epsilon = release.epsilons[rows]
-            self.cohort.spent[rows] += np.where(np.isfinite(epsilon), epsilon, 0.0)
-        self.ledger.record(
-            Entries(
-                kind=release.kind,
-                user=self.cohort.users[rows],
-                round=rounds,
-                positive_rows=counts.positive,
-                negative_rows=counts.negative,
-                bytes=(
-                    np.full(len(rows), 8 * numbers + SEALED_SEED_BYTES, dtype=np.int64)
-                    if isinstance(self._link, SecureSum)
-                    else sent * self.algorithm.row_bytes
-                ),
-                epsilon=epsilon,
-            )
+def _leaving(updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
+    """Which updates may leave."""
+    leaves = np.ones(len(updates), dtype=bool)
+    if not len(rule.allowed) and np.all(rule.threshold == ALWAYS):
+        return leaves
+    positive = updates.positive
+    entry = updates.entry[positive]
+    if np.all(rule.threshold == ALWAYS):
+        leaves[positive] = rule.allowed[entry]
+    else:
+        leaves[positive] = rule.may_leave(entry.reshape(len(rule.keys), -1)).ravel()
+    return leaves
+
+
+def _believed(
+    updates: object, cohort: Cohort, rows: NDArray[np.int64], view: ModelView, name: str
+) -> Updates:
+    """What an algorithm gives, if it is what it says: whole numbers for rows of the model, and of
+    every item whether its owner has it. Nothing leaves otherwise."""
+    n_rows, width = view.items.shape
+    if type(updates) is not Updates:
+        raise MessageError(
+            f"{name} gave {type(updates).__name__} where a device's Updates are wanted; nothing "
+            "was sent"
         )
+    n = len(updates)
+    values = updates.values
+    if values.shape != (n, width) or values.dtype.kind != "i":
+        raise MessageError(
+            f"{name} gave updates of type {values.dtype} and shape {values.shape}, where whole "
+            f"numbers of the grid, [{n}, {width}], are wanted; nothing was sent"
+        )
+    item, row = updates.item.astype(np.int64), updates.row.astype(np.int64)
+    if {len(item), len(row), len(updates.entry), len(updates.positive)} != {n} or (
+        n
+        and not (
+            0 <= int(item.min()) <= int(item.max()) < n_rows
+            and 0 <= int(row.min()) <= int(row.max()) < len(rows)
+        )
+    ):
+        raise MessageError(
+            f"{name} gave updates of rows that the model, or of devices that the round has not; "
+            "nothing was sent"
+        )
+    entry = cohort.history.find(rows[row], item)
+    if not np.array_equal(entry >= 0, updates.positive) or not np.array_equal(
+        entry[updates.positive], updates.entry[updates.positive]
+    ):
+        raise ConsentError(
+            f"{name} says of an item that its owner has that she has it not, or the other way "
+            "round; nothing was sent"
+        )
+    return updates
 
 
 def _bound(
     algorithm: FactorModel,
     cohort: Cohort,
     consent: Consent,
-    release: Release | Clipped | KReports,
+    release: Release,
     rng: Streams,
     noise: bytes,
     link: Link,
-) -> BoundRelease | BoundClipped | BoundReports:
+) -> BoundRelease:
     """The release under these records; raises where it cannot keep to them."""
-    if isinstance(algorithm, Selective):
-        algorithm.device_check(consent)
-    if isinstance(release, KReports):
-        return release.bind(cohort.users, consent, rng, noise)
-    if isinstance(release, Clipped):
-        summed = has_noise(link)
-        return release.bind(cohort.users, consent, cohort.history, rng, noise, noisy_sums=summed)
-    return release.bind(cohort.users, consent, cohort.history, rng)
+    algorithm.device_check(consent)
+    return release.bind(
+        cohort.users, consent, cohort.history, rng, noise, noisy_sums=has_noise(link)
+    )

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.errors import (
     ConsentError,
@@ -315,7 +314,7 @@ class Hosted(Agreeing):
                 f"the catalogue has {history.n_items:,} items, the federation {terms.n_items:,}"
             )
         store, algorithm = self.store, terms.algorithm
-        labels = store.labels(algorithm.attributes if isinstance(algorithm, UCConfig) else ())
+        labels = store.labels(algorithm.attributes)
         sent, spent = rounds_sent(store, sum_noise(terms)), spent_before(store, terms)
         return Cohort(store.users, history, store.choices(), vectors, spent, labels, sent)
 

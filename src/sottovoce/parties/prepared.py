@@ -91,7 +91,7 @@ def as_bytes(
     if summed and terms.secure_sum is not None:
         raise UsageError("masked updates are sent by each device itself, not as a sum")
     if summed:
-        return encode_sum(devices.report_summed(view, rows, threads))
+        return encode_sum(devices.report_sum(view, rows))
     if len(rows) > 1:
         raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
     if devices.reports_bits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,10 +92,11 @@ class Server:
 
     def count(self, batches: list[Batch]) -> BitCounts:
         """Count the reports of the round's batches, at most one of each tier."""
-        if not isinstance(self.algorithm, Reporting):
+        if self.algorithm.sends != "bits":
             raise MessageError("this federation's devices send no randomised reports")
-        tiers = self.algorithm.tiers
-        sums = np.zeros((tiers, self.algorithm.coordinates(len(self.items))), dtype=np.int64)
+        algorithm = cast(Reporting, self.algorithm)
+        tiers = algorithm.tiers
+        sums = np.zeros((tiers, algorithm.coordinates(len(self.items))), dtype=np.int64)
         devices, reports = [0] * tiers, [0] * tiers
         for batch in batches:
             if batch.round != self.round:

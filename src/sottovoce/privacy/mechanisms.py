@@ -14,7 +14,7 @@ therefore cost infinity in the ledger.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numba import njit
@@ -23,37 +23,13 @@ from numpy.typing import NDArray
 from sottovoce.consent import ALWAYS, Consent, ShareRule, thresholds
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
+from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 from sottovoce.rng import Streams, draw
 
 
-class BoundRelease(Protocol):
-    """A release bound to the records and histories of one cohort."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def epsilon(self) -> float:
-        """Privacy cost of one release, by what we can prove."""
-        ...
-
-    def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
-        """The rule for these devices; `rounds` holds one round number, or one per row."""
-        ...
-
-    def round_key(self, round: int) -> int:
-        """The key from which that of each device's coins in a round derives."""
-        ...
-
-
-class Release(Protocol):
-    def bind(
-        self, users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
-    ) -> BoundRelease: ...
-
-
+@RELEASES.register("share-fraction")
 @dataclass(frozen=True, slots=True)
-class ShareFraction:
+class ShareFraction(Release):
     """Positives leave by π: per "draw" (a coin each time) or per "item" (a subset fixed once)."""
 
     per: Literal["draw", "item"] = "item"
@@ -62,8 +38,20 @@ class ShareFraction:
         if self.per not in ("draw", "item"):
             raise ConfigError(f'release.per must be "draw" or "item", not {self.per!r}')
 
+    def is_revealing(self, triples: int, n_items: int) -> bool:
+        """Where a device can name more than half of all items at once, it tells by what it does not
+        name."""
+        return 4 * triples > n_items
+
     def bind(
-        self, users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
+        self,
+        users: NDArray[np.int64],
+        consent: Consent,
+        history: Interactions,
+        rng: Streams,
+        noise: bytes = b"",
+        *,
+        noisy_sums: bool = False,
     ) -> BoundShare:
         _require_no_more_than_shares(consent)
         if self.per == "draw":
@@ -89,12 +77,20 @@ def _require_no_more_than_shares(consent: Consent, release: str = "share-fractio
         )
 
 
+@RELEASES.register("everything")
 @dataclass(frozen=True, slots=True)
-class Everything:
+class Everything(Release):
     """Every update leaves, as in FCF. It needs the owners' consent to share every positive."""
 
     def bind(
-        self, users: NDArray[np.int64], consent: Consent, history: Interactions, rng: Streams
+        self,
+        users: NDArray[np.int64],
+        consent: Consent,
+        history: Interactions,
+        rng: Streams,
+        noise: bytes = b"",
+        *,
+        noisy_sums: bool = False,
     ) -> BoundShare:
         _require_no_more_than_shares(consent, "everything")
         if np.any(consent.share_positives[consent.takes_part] < 1.0):
@@ -107,20 +103,16 @@ class Everything:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BoundShare:
+class BoundShare(BoundRelease):
     kind: str
     users: NDArray[np.int64]
     threshold: NDArray[np.uint64]
     allowed: NDArray[np.bool_]
     rng: Streams
-    epsilon: float = float("inf")
 
     def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
         keys = self.rng.paired_keys(rounds, self.users[rows])
         return ShareRule(keys, self.threshold[rows], self.allowed)
-
-    def round_key(self, round: int) -> int:
-        return self.rng.child(round).key
 
 
 def share_subsets(

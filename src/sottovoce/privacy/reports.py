@@ -14,14 +14,17 @@ coordinates are sent in the clear to the server, so they need no such care.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.consent import Consent, affords
+from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.ledger import Entries
 from sottovoce.one_bit import ReportRule, lowest, noise_keys
+from sottovoce.privacy.base import RELEASES, BoundRelease, Release, Sends
 from sottovoce.rng import Streams
 
 SEALED_BYTES = 52
@@ -52,10 +55,12 @@ class Tier:
             )
 
 
+@RELEASES.register("k-reports")
 @dataclass(frozen=True, slots=True)
-class KReports:
+class KReports(Release):
     """Randomised reports, in tiers."""
 
+    sends: ClassVar[Sends] = "bits"
     max_reports: int = 100
     """k: reports of each device and round."""
     tiers: tuple[Tier, ...] = (Tier(2.5),)
@@ -90,10 +95,23 @@ class KReports:
         fits &= (consent.share_positives == 0) & ~consent.hidden_attributes.any(axis=1)
         return np.where(fits, tier, -1).astype(np.int32)
 
+    @property
+    def reporting(self) -> KReports:
+        return self
+
+    def is_revealing(self, triples: int, n_items: int) -> bool:
+        return False
+
     def bind(
-        self, users: NDArray[np.int64], consent: Consent, rng: Streams, noise: bytes
+        self,
+        users: NDArray[np.int64],
+        consent: Consent,
+        history: Interactions,
+        rng: Streams,
+        noise: bytes = b"",
+        *,
+        noisy_sums: bool = False,
     ) -> BoundReports:
-        """`noise` is the root of the devices' private coins, 32 bytes."""
         willing = consent.takes_part
         if consent.hidden_attributes[willing].any():
             raise ConsentError(
@@ -112,7 +130,7 @@ class KReports:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BoundReports:
+class BoundReports(BoundRelease):
     """`KReports` bound to the records of one cohort."""
 
     settings: KReports
@@ -128,9 +146,24 @@ class BoundReports:
         each = self.settings.max_reports * self.settings.epsilons
         return np.where(self.tier >= 0, each[self.tier], 0.0)
 
-    def permits(self, spent: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Devices that are in a tier and whose owner's limit leaves room for another round."""
-        return affords(spent, self.cost(), self.limit) & (self.tier >= 0)
+    @property
+    def spends(self) -> bool:
+        return True
+
+    @property
+    def reporting(self) -> BoundReports:
+        return self
+
+    @property
+    def epsilons(self) -> NDArray[np.float64]:
+        return self.cost()
+
+    def permits(
+        self, spent: NDArray[np.float64], times: NDArray[np.int64] | int = 1
+    ) -> NDArray[np.bool_]:
+        """Devices that are in a tier and whose owner's limit leaves room for so many rounds."""
+        cost = np.maximum(times, 1) * self.cost()
+        return affords(spent, cost, self.limit) & (self.tier >= 0)
 
     def entries(self, rows: NDArray[np.int64], round: int) -> Entries:
         """A ledger row for each of these devices."""
@@ -150,7 +183,7 @@ class BoundReports:
             batch=batch[self.tier[rows]],
         )
 
-    def rule(
+    def report_rule(
         self, rows: NDArray[np.int64], round: int, scale: float, cumulative: NDArray[np.uint64]
     ) -> ReportRule:
         """What the algorithm's kernels need to draw and randomise these devices' reports."""

@@ -35,6 +35,7 @@ from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError, DataError
 from sottovoce.messages import GRID, LIMIT, DeviceReports
 from sottovoce.one_bit import noise_keys
+from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums
 from sottovoce.privacy.mechanisms import share_subsets
 from sottovoce.rng import Streams
@@ -42,12 +43,16 @@ from sottovoce.rng import Streams
 Norm = Literal["l2", "l1", "scalar"]
 MOST_OWN = 8
 """How many times the noise of the release a device may add by its owner's word."""
+_FURTHEST = 512
+"""Scales of noise beyond which no number is taken for one: with the noise of the terms there is
+none such in e⁵¹², with the eightfold noise of somebody who permits an eighth of their ε, in e⁶⁴."""
 _SPARE = Fraction(1, 1 << 16)
 """How much larger than 2·clip/ε the scale is, to pay for rounding."""
 
 
+@RELEASES.register("clipped")
 @dataclass(frozen=True, slots=True)
-class Clipped:
+class Clipped(Release):
     """Updates leave clipped; with an ε, also with noise."""
 
     clip: float = 8.0
@@ -94,13 +99,30 @@ class Clipped:
     def kind(self) -> str:
         return f"clipped-{self.norm}"
 
+    @property
+    def clips(self) -> bool:
+        return True
+
+    @property
+    def adds_noise(self) -> bool:
+        return self.epsilon > 0
+
+    @property
+    def noise_bound(self) -> float:
+        if not self.epsilon:
+            return 0.0
+        return _FURTHEST * noise_scale(self.clip, self.hiding_epsilon or self.epsilon) / GRID
+
+    def is_revealing(self, triples: int, n_items: int) -> bool:
+        return not self.dense
+
     def bind(
         self,
         users: NDArray[np.int64],
         consent: Consent,
         history: Interactions,
         rng: Streams,
-        noise: bytes,
+        noise: bytes = b"",
         *,
         noisy_sums: bool = False,
     ) -> BoundClipped:
@@ -163,7 +185,7 @@ class Clipped:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BoundClipped:
+class BoundClipped(BoundRelease):
     """`Clipped` bound to the records of one cohort."""
 
     settings: Clipped
@@ -180,8 +202,12 @@ class BoundClipped:
         return f"<BoundClipped {self.kind} devices={len(self.users)}, redacted>"
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]
         return self.settings.kind
+
+    @property
+    def spends(self) -> bool:
+        return True
 
     @property
     def dense(self) -> bool:
@@ -191,11 +217,6 @@ class BoundClipped:
     def per_row(self) -> bool:
         """Whether noise depends on which rows a device sends, so that sums do not suffice."""
         return self.settings.norm == "scalar"
-
-    @property
-    def epsilon(self) -> float:
-        """The most that an upload costs any device."""
-        return self.settings.epsilon if self.dense else math.inf
 
     @property
     def epsilons(self) -> NDArray[np.float64]:
@@ -220,17 +241,15 @@ class BoundClipped:
         found: NDArray[np.float64] = np.array(each)[which]
         return found
 
-    def permits(self, spent: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Devices whose owner's limit leaves room for another upload."""
-        return affords(spent, self.epsilons, self.limit)
+    def permits(
+        self, spent: NDArray[np.float64], times: NDArray[np.int64] | int = 1
+    ) -> NDArray[np.bool_]:
+        return affords(spent, np.maximum(times, 1) * self.epsilons, self.limit)
 
     def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
         """Every update leaves, but for positives outside of a user's subset."""
         keys = self.rng.paired_keys(rounds, self.users[rows])
         return ShareRule(keys, np.full(len(rows), ALWAYS, dtype=np.uint64), self.allowed)
-
-    def round_key(self, round: int) -> int:
-        return self.rng.child(round).key
 
     def add_noise(
         self,

@@ -13,8 +13,8 @@ from sottovoce.consent import Choice, Consent
 from sottovoce.engines.flower.gateway import find_nginx
 from sottovoce.engines.https.folder import create_folder
 from sottovoce.engines.rounds import RoundRules
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.ledger import Ledger
-from sottovoce.parties.device import Devices
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.server import Server
 from sottovoce.parties.store import CohortStore
@@ -96,7 +96,7 @@ class Town:
         consent = Consent.of(users, choices, users)
         cohort = Cohort(users, TRAIN, consent, algorithm.device_init(users, rng))
         ledger = Ledger()
-        devices = Devices.behind_door(algorithm, cohort, self.terms.release, ledger, rng)
+        devices = SimulatedDevices.behind_door(algorithm, cohort, self.terms.release, ledger, rng)
         server = Server.start(algorithm, TRAIN.n_items, rng)
         for turn in range(rounds):
             rows = users if asked is None else np.array(asked[turn])

@@ -37,7 +37,7 @@ def _applies(view: View) -> str:
         return "it is about UC-FedRec's rows, which count their senders"
     if not view.messages(SummedReports):
         return "it needs an opened sum"
-    if has_noise(view.link):
+    if has_noise(view.link):  # type: ignore[arg-type]
         return "where sums have noise, rows do not count their senders"
     return ""
 

@@ -1,0 +1,142 @@
+"""What a release is: what of a device's updates leaves, in which form, and at what price.
+
+A release answers for itself: what it does to updates, which consent it can keep to, what it costs.
+Bound to the records and histories of one cohort it is a `BoundRelease`, which the door asks.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.consent import Consent, ShareRule
+from sottovoce.data.interactions import Interactions
+from sottovoce.errors import ConfigError
+from sottovoce.messages import DeviceReports
+from sottovoce.registry import Component, Registry
+from sottovoce.rng import Streams
+
+if TYPE_CHECKING:
+    from sottovoce.privacy.reports import BoundReports, KReports
+
+Sends = Literal["rows", "bits"]
+"""What leaves: rows of the model, or randomised reports about single coordinates."""
+
+
+class Release(Component, ABC):
+    """The settings of a release, as a frozen dataclass."""
+
+    __slots__ = ()
+    sends: ClassVar[Sends] = "rows"
+
+    @property
+    def clips(self) -> bool:
+        """Whether it wants updates within a norm of its own."""
+        return False
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether devices add noise to updates, from coins that serve once."""
+        return False
+
+    @property
+    def noise_bound(self) -> float:
+        """The largest absolute value that noise adds to one number, for all practical purposes."""
+        return 0.0
+
+    @property
+    def reporting(self) -> KReports | None:
+        """Itself, where randomised reports are what leaves."""
+        return None
+
+    def is_revealing(self, triples: int, n_items: int) -> bool:
+        """Whether a single round may tell much of a history, where a report can be read and has
+        so many draws (0: not draws, but all items)."""
+        return True
+
+    @abstractmethod
+    def bind(
+        self,
+        users: NDArray[np.int64],
+        consent: Consent,
+        history: Interactions,
+        rng: Streams,
+        noise: bytes = b"",
+        *,
+        noisy_sums: bool = False,
+    ) -> BoundRelease:
+        """The release under these records; raises where it cannot keep to them. `noise` is the root
+        of the devices' private coins, 32 bytes. With `noisy_sums` somebody else adds noise to the
+        sums of updates, by which a limit on ε can be kept."""
+
+
+RELEASES: Registry[type[Release]] = Registry("release", "sottovoce.privacy", Release)
+
+
+class BoundRelease(ABC):
+    """A release bound to the records and histories of one cohort. What it does not say is as where
+    nothing is added and nothing is promised."""
+
+    __slots__ = ()
+    kind: str
+    users: NDArray[np.int64]
+    rng: Streams
+
+    @property
+    def spends(self) -> bool:
+        """Whether what leaves is paid for from owners' budgets."""
+        return False
+
+    @property
+    def dense(self) -> bool:
+        """Whether every row of the model is sent, so that rows say nothing."""
+        return False
+
+    @property
+    def per_row(self) -> bool:
+        """Whether noise depends on which rows a device sends, so that sums do not suffice."""
+        return False
+
+    @property
+    def reporting(self) -> BoundReports | None:
+        """Itself, where randomised reports are what leaves."""
+        return None
+
+    @property
+    def epsilons(self) -> NDArray[np.float64]:
+        """What one release costs each device, by what we can prove."""
+        return np.full(len(self.users), math.inf)
+
+    def permits(
+        self, spent: NDArray[np.float64], times: NDArray[np.int64] | int = 1
+    ) -> NDArray[np.bool_]:
+        """Devices whose owner's limit leaves room for so many more releases, at least for one."""
+        return np.ones(len(self.users), dtype=bool)
+
+    def rule(self, rows: NDArray[np.int64], rounds: NDArray[np.int64]) -> ShareRule:
+        """The rule for these devices; `rounds` holds one round number, or one per row."""
+        raise ConfigError("this release sends randomised reports, not item rows")
+
+    def round_key(self, round: int) -> int:
+        """The key from which that of each device's coins in a round derives."""
+        return self.rng.child(round).key
+
+    def scales(self) -> NDArray[np.float64]:
+        """Of each device's noise on one number; 0 where there is none."""
+        return np.zeros(len(self.users))
+
+    def add_noise(
+        self, reports: DeviceReports, rows: NDArray[np.int64], n_rows: int, width: int
+    ) -> DeviceReports:
+        """The reports of these devices as they may leave."""
+        return reports
+
+    def add_noise_to_sums(
+        self, sums: NDArray[np.int64], rows: NDArray[np.int64], round: int, threads: int = 1
+    ) -> NDArray[np.int64]:
+        """The sum over these devices of what `add_noise` gives, from the sum of what it gets."""
+        return sums
