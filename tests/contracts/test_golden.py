@@ -40,6 +40,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from llvmlite import binding
 from test_engines import EVERY, WORLDS
 
@@ -319,13 +320,16 @@ def outcome(table, root, *, written=False):
 
 @contextlib.contextmanager
 def here(root):
-    """A place for a run, with the data beside it."""
-    root, before = Path(root), os.environ.get("SOTTOVOCE_DATA")
+    """A place for a run, with the data beside it. Torch adds up with one thread, so that the number
+    of processors does not matter."""
+    root, before, threads = Path(root), os.environ.get("SOTTOVOCE_DATA"), torch.get_num_threads()
+    torch.set_num_threads(1)
     write_shops(root / "sets")
     os.environ["SOTTOVOCE_DATA"] = str(root / "sets")
     try:
         yield root / "run"
     finally:
+        torch.set_num_threads(threads)
         del os.environ["SOTTOVOCE_DATA"]
         if before is not None:
             os.environ["SOTTOVOCE_DATA"] = before
