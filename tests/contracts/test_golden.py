@@ -349,8 +349,8 @@ def recommended(run, user):
         return "refused"
 
 
-def digest(*chunks):
-    return hashlib.blake2b(b"\0".join(chunks), digest_size=16).hexdigest()
+def digest(*chunks, size=16):
+    return hashlib.blake2b(b"\0".join(chunks), digest_size=size).hexdigest()
 
 
 def about_array(array):
@@ -375,9 +375,9 @@ def summary(array):
 
 
 def about_table(table):
-    """Columns in their order as plain arrays and words, so that an encoding does not matter. What
-    an ε is behind its twelfth digit is left to the mathematics of the machine."""
-    chunks = []
+    """Columns as plain arrays and words, so that an encoding does not matter, by rows in their
+    order. What an ε is behind its twelfth digit is left to the mathematics of the machine."""
+    columns = {}
     for name in table.column_names:
         column = table[name]
         if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
@@ -386,8 +386,8 @@ def about_table(table):
             content = "\0".join(f"{value:.12g}" for value in column.to_pylist()).encode()
         else:
             content = column.to_numpy().astype(np.int64).tobytes()
-        chunks += [name.encode(), content]
-    return {"rows": table.num_rows, "digest": digest(*chunks)}
+        columns[name] = digest(content, size=8)
+    return {"rows": table.num_rows, "columns": columns}
 
 
 def signature():
@@ -424,9 +424,11 @@ def _array(expected, got, same_machine):
 
 
 def _ledger(expected, got, same_machine):
-    if expected == got:
-        return ""
-    return f"{got['rows']} rows in place of {expected['rows']}, or others"
+    if expected["rows"] != got["rows"]:
+        return f"{got['rows']} rows in place of {expected['rows']}"
+    was, now = expected["columns"], got["columns"]
+    others = [name for name in was | now if was.get(name) != now.get(name)]
+    return f"columns {', '.join(others)}" if others else ""
 
 
 def _recommendations(expected, got, same_machine):
