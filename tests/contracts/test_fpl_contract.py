@@ -6,7 +6,7 @@ from sottovoce.algorithms.base import CrossDevice
 from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.errors import ConfigError
 from sottovoce.rng import SecretStreams
-from sottovoce.testing import CrossDeviceContract
+from sottovoce.testing import ContractBroken, CrossDeviceContract
 
 
 class TestManyDraws(CrossDeviceContract):
@@ -46,20 +46,27 @@ class TestWideRows(CrossDeviceContract):
 
 
 def test_a_broken_algorithm_fails_the_contract():
-    """The suite must reject something: an algorithm that never learns."""
+    """The suite must reject something: an algorithm that never learns, and one whose fused rounds
+    are not those of its definition."""
 
     class Frozen(FPL):
+        fuses = False
+
         def server_fold(self, items, memory, aggregate):
             return items, memory
 
-    class Broken(CrossDeviceContract):
-        def algorithm(self):
-            return Frozen(FPLConfig(embedding_size=8), triples=14)
+    class Fused(Frozen):
+        fuses = True
 
-    from sottovoce.testing import ContractBroken
+    class Broken(CrossDeviceContract):
+        made = Frozen
+
+        def algorithm(self):
+            return self.made(FPLConfig(embedding_size=8), triples=14)
 
     suite = Broken()
     with pytest.raises(ContractBroken):
         suite.test_learns_the_checkerboard()
+    suite.made = Fused
     with pytest.raises(ConfigError, match="the fast way of fpl does not give"):
         suite.test_fused_rounds_equal_single_rounds()

@@ -1,0 +1,384 @@
+"""The door by construction: ways around it that were found once, and every combination of
+algorithm, release and link that can be put together, held to the definition."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sottovoce.algorithms.base import ALGORITHMS, Cohort
+from sottovoce.algorithms.fcf import FCFConfig
+from sottovoce.algorithms.fmf import FMF, FMFConfig
+from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
+from sottovoce.consent import Choice, Consent
+from sottovoce.engines.simulated import SimulatedDevices
+from sottovoce.errors import ConfigError, ConsentError, Diverged, MessageError
+from sottovoce.federation import Federation
+from sottovoce.ledger import Ledger
+from sottovoce.links import LINKS, Direct, Link, SecureSum
+from sottovoce.messages import ModelView
+from sottovoce.parties.device import Devices
+from sottovoce.parties.server import Server
+from sottovoce.privacy.base import RELEASES
+from sottovoce.privacy.mechanisms import Everything, ShareFraction
+from sottovoce.privacy.reports import KReports, Tier
+from sottovoce.privacy.updates import Clipped
+from sottovoce.rng import Streams
+from sottovoce.terms import check_fitting
+from sottovoce.testing import random_world
+
+TRAIN = random_world(40, 30, 200, seed=5)
+USERS = np.arange(TRAIN.n_users, dtype=np.int64)
+RNG = Streams.from_seed(11)
+INF = float("inf")
+
+
+def behind(kind, algorithm, release, choice, link=None, consent=None, **more):
+    records = consent or Consent.uniform(USERS, choice, ("sex",))
+    labels = np.tile(USERS[:, None] % 2, (1, len(algorithm.config.attributes)))
+    vectors = algorithm.device_init(USERS, RNG)
+    cohort = Cohort(USERS, TRAIN, records, vectors, labels=labels)
+    return kind.behind_door(algorithm, cohort, release, Ledger(), RNG, link=link, **more)
+
+
+def model(algorithm):
+    return Server.start(algorithm, TRAIN.n_items, RNG).publish()
+
+
+# --- ways around it that were found ---------------------------------------------------------------
+
+
+def noisy(settings=None):
+    return settings or FPLConfig(embedding_size=3, configuration="sFPL", rounds=50)
+
+
+def test_parts_that_do_not_go_together_are_refused_in_python_as_in_a_file():
+    consent = Consent.uniform(USERS, Choice(share_positives=1.0, total_epsilon=2.0))
+    with pytest.raises(ConfigError, match="fpl needs the release share-fraction"):
+        Federation.build(noisy(), TRAIN, consent, Clipped(norm="l1", epsilon=1.0), RNG)
+    with pytest.raises(ConfigError, match="do not go together"):
+        behind(Devices, FPL(FPLConfig(), 2), KReports(5), Choice(share_positives=1.0))
+
+
+def test_fused_rounds_cannot_skip_noise_and_budget():
+    """A release with noise and a limit, put behind the door by hand."""
+    release = Clipped(norm="l1", epsilon=1.0, clip=100.0)
+    choice = Choice(share_positives=1.0, epsilon=1.0, total_epsilon=2.0)
+    devices = behind(SimulatedDevices, FPL(FPLConfig(embedding_size=3), 1), release, choice)
+    assert not devices.fuses
+    view = model(devices.algorithm)
+    with pytest.raises(ConfigError, match="runs its rounds one by one"):
+        devices.report_rounds(view.items, 0, np.array([1, 2, 1]))
+    assert not devices.ledger.totals.releases
+    for round in range(2):
+        devices.report(ModelView(round, view.items), np.array([1]))
+    with pytest.raises(ConsentError, match="beyond what its owner permits"):
+        devices.report(ModelView(2, view.items), np.array([1]))
+    assert devices.cohort.spent[1] == 2.0
+
+
+def test_a_device_that_comes_twice_is_counted_twice_or_refused():
+    devices = behind(
+        SimulatedDevices, FPL(FPLConfig(embedding_size=3), 2), ShareFraction(),
+        Choice(share_positives=0.5),
+    )  # fmt: skip
+    view = model(devices.algorithm)
+    for way in (devices.report, devices.report_summed):
+        with pytest.raises(ConsentError, match="twice in one round"):
+            way(view, np.array([3, 4, 3]))
+    assert not devices.ledger.totals.releases
+    devices.report_rounds(view.items, 0, np.array([3, 4, 3]))
+    assert devices.cohort.sent[3] == 2
+    # What three rounds of one device would cost is asked for before any of them runs.
+    release = Clipped(norm="l1", epsilon=1.0)
+    choice = Choice(share_positives=1.0, epsilon=1.0, total_epsilon=2.0)
+    limited = behind(SimulatedDevices, FPL(FPLConfig(embedding_size=3), 1), release, choice)
+    assert limited._permitted(np.array([5, 6, 5])).all()
+    assert limited._permitted(np.array([5, 5, 6, 5])).tolist() == [False, False, True, False]
+
+
+class IgnoresRule(FPL):
+    """Lets every positive go on the fast ways, and books none of them."""
+
+    def device_learn_summed(self, view, cohort, rows, rule, rng, threads):
+        all_of_it = replace(rule, allowed=np.zeros(0, dtype=bool))
+        sums, counts = super().device_learn_summed(view, cohort, rows, all_of_it, rng, threads)
+        return sums, replace(counts, positive=np.zeros_like(counts.positive))
+
+
+class IgnoresRuleFused(FPL):
+    def device_learn_rounds(self, items, first_round, cohort, rows, rule, rng):
+        all_of_it = replace(rule, allowed=np.zeros(0, dtype=bool))
+        return super().device_learn_rounds(items, first_round, cohort, rows, all_of_it, rng)
+
+
+class BooksTooLittle(FPL):
+    def device_learn_summed(self, view, cohort, rows, rule, rng, threads):
+        sums, counts = super().device_learn_summed(view, cohort, rows, rule, rng, threads)
+        return sums, replace(counts, negative=counts.negative // 2)
+
+
+class ForgetsNoise(FMF):
+    """Sends raw signs where randomised ones are booked."""
+
+    def device_report(self, view, cohort, rows, rule, threads):
+        reports = super().device_report(view, cohort, rows, rule, threads)
+        return reports | np.uint32(1)
+
+
+@pytest.mark.parametrize("kind", [IgnoresRule, IgnoresRuleFused, BooksTooLittle])
+def test_a_fast_way_that_is_not_its_definition_is_not_used(kind):
+    devices = behind(
+        SimulatedDevices, kind(FPLConfig(embedding_size=3), 4), ShareFraction(), Choice()
+    )
+    view = model(devices.algorithm)
+    with pytest.raises(ConfigError, match="fast way of fpl does not give what its definition"):
+        devices.report_rounds(view.items, 0, USERS[:5])
+    assert not devices.ledger.totals.releases
+
+
+def test_bits_that_were_not_randomised_are_not_sent():
+    algorithm = ForgetsNoise(FMFConfig(embedding_size=3), (1.0,))
+    release, choice = KReports(20, (Tier(1.0, 5),)), Choice(epsilon=1.0, max_reports=20)
+    devices = behind(SimulatedDevices, algorithm, release, choice)
+    with pytest.raises(ConfigError, match="fast way of fmf does not give"):
+        devices.report_bits(model(algorithm), USERS)
+    real = behind(Devices, algorithm, release, choice)
+    honest = behind(Devices, FMF(FMFConfig(embedding_size=3), (1.0,)), release, choice)
+    view = model(algorithm)
+    assert np.array_equal(
+        real.report_bits(view, USERS).reports, honest.report_bits(view, USERS).reports
+    ), "a real device asks for values and randomises them itself"
+
+
+class CallsHersAnothers(FPL):
+    """Says of positives that they are negatives, which always leave."""
+
+    def device_learn(self, view, cohort, rows, rng):
+        updates = super().device_learn(view, cohort, rows, rng)
+        return replace(updates, positive=np.zeros_like(updates.positive))
+
+
+class GivesNumbers(FPL):
+    def device_learn(self, view, cohort, rows, rng):
+        updates = super().device_learn(view, cohort, rows, rng)
+        return replace(updates, values=np.full(updates.values.shape, np.nan))
+
+
+class GivesUnknownRows(FPL):
+    def device_learn(self, view, cohort, rows, rng):
+        updates = super().device_learn(view, cohort, rows, rng)
+        return replace(updates, item=updates.item + np.int32(TRAIN.n_items))
+
+
+class GivesAnotherType(FPL):
+    def device_learn(self, view, cohort, rows, rng):
+        return {"history": cohort.history}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (CallsHersAnothers, ConsentError, "fpl says of an item that its owner has"),
+        (GivesNumbers, MessageError, "whole numbers of the grid"),
+        (GivesUnknownRows, MessageError, "rows that the model"),
+        (GivesAnotherType, MessageError, "fpl gave dict where a device's Updates are wanted"),
+    ],
+)
+def test_an_algorithm_is_believed_nothing(kind, error, words):
+    devices = behind(Devices, kind(FPLConfig(embedding_size=3), 4), ShareFraction(), Choice())
+    with pytest.raises(error, match=words):
+        devices.report(model(devices.algorithm), USERS)
+    assert not devices.ledger.totals.releases
+
+
+class ReportsNothing(FMF):
+    def device_values(self, view, cohort, rows, coordinates):
+        return np.full(coordinates.shape, np.nan)
+
+
+def test_values_that_are_no_numbers_do_not_leave():
+    algorithm = ReportsNothing(FMFConfig(embedding_size=3), (1.0,))
+    devices = behind(
+        Devices, algorithm, KReports(20, (Tier(1.0, 5),)), Choice(epsilon=1.0, max_reports=20)
+    )
+    with pytest.raises(Diverged, match="nothing was sent"):
+        devices.report_bits(model(algorithm), USERS)
+    assert not devices.cohort.spent.any()
+    assert not devices.ledger.totals.releases
+
+
+def test_an_algorithm_does_not_see_what_was_permitted():
+    seen = []
+
+    class Looks(FPL):
+        def device_learn(self, view, cohort, rows, rng):
+            seen.append(cohort.consent)
+            return super().device_learn(view, cohort, rows, rng)
+
+    choice = Choice(share_positives=0.7, total_epsilon=3.0)
+    devices = behind(Devices, Looks(FPLConfig(embedding_size=3), 2), ShareFraction(), choice)
+    devices.report(model(devices.algorithm), USERS)
+    assert not seen[0].share_positives.any()
+    assert np.isinf(seen[0].total_epsilon).all()
+    assert devices.cohort.consent.share_positives[0] == np.float32(0.7)
+
+
+def test_an_unregistered_relative_cannot_be_put_together():
+    class Mine(FPLConfig):
+        pass
+
+    with pytest.raises(ConfigError, match="Mine is not registered as an algorithm"):
+        check_fitting(Mine(), ShareFraction(), Direct())
+
+
+# --- every combination ----------------------------------------------------------------------------
+
+FILTERS = (FilterConfig("sex", ("f", "m"), (0.5, 0.5)),)
+SETTINGS = {
+    "fpl": [(FPLConfig(embedding_size=3, triples=4), 4), (FPLConfig(embedding_size=3), 1)],
+    "fcf": [(FCFConfig(embedding_size=3), 0), (FCFConfig(embedding_size=3, variant="fpl"), 0)],
+    "fmf": [
+        (FMFConfig(embedding_size=3), 0),
+        (FMFConfig(embedding_size=3, favour=0.5, scale=3.0), 0),
+        (FMFConfig(embedding_size=3, variant="rotated", scale=0.3), 0),
+    ],
+    "uc": [
+        (UCConfig("mf", 5, pairs=4, local_epochs=2, cohort_size=40, attributes=FILTERS), 0),
+        (UCConfig("ncf", 5, pairs=4, local_epochs=2, cohort_size=40, attributes=FILTERS), 0),
+        (UCConfig("gnn", 5, pairs=4, local_epochs=2, cohort_size=40, attributes=FILTERS), 0),
+    ],
+}
+CHOICES = {
+    "share-fraction": [(ShareFraction(), 0.4), (ShareFraction("draw"), 0.4)],
+    "everything": [(Everything(), 1.0)],
+    "k-reports": [(KReports(20, (Tier(1.0, 5), Tier(2.0, 5))), 0.0)],
+    "clipped": [
+        (Clipped(4.0), 0.5),
+        (Clipped(4.0, "l1", 1.0, 0.5), 1.0),
+        (Clipped(0.5, "scalar", 2.0), 1.0),
+    ],
+}
+WAYS = {
+    "direct": [Direct()],
+    "proxy": [LINKS["proxy"]()],
+    "secure-sum": [SecureSum(20), SecureSum(20, clip=0.5), SecureSum(20, clip=0.5, noise=1.0)],
+}
+
+
+def combinations():
+    """All that `check_fitting` lets pass of every registered algorithm, release and link."""
+    for name, kind in ALGORITHMS.items():
+        if kind.family != "devices":
+            continue
+        parts = (
+            SETTINGS[name],
+            itertools.chain.from_iterable(CHOICES[release] for release in RELEASES),
+            itertools.chain.from_iterable(WAYS[link] for link in LINKS),
+        )
+        for (settings, triples), (release, share), link in itertools.product(*parts):
+            try:
+                check_fitting(settings, release, link)
+            except ConfigError:
+                continue
+            words = [settings.name, release.name, link.name]
+            yield pytest.param(settings, triples, release, share, link, id="-".join(words))
+
+
+def everyone(release: object, share: float, link: Link) -> Consent:
+    """A third takes no part; others differ in what they permit."""
+    limit = 1e6 if link.noise or release.sends == "bits" or release.adds_noise else INF
+    bits = {"max_reports": 20, "epsilon": 1.0} if release.sends == "bits" else {}
+    hidden = {"hidden_attributes": ("sex",)} if release.clips else {}
+    limit = INF if release.clips and not (release.dense or link.noise) else limit
+    yes = Choice(share_positives=share, total_epsilon=limit, **bits)
+    choices = [yes, replace(yes, **hidden), Choice(takes_part=False)]
+    return Consent.of(USERS, choices, USERS % 3, ("sex",))
+
+
+def test_every_registered_component_has_its_combinations_here():
+    assert set(SETTINGS) == {n for n, kind in ALGORITHMS.items() if kind.family == "devices"}
+    assert set(CHOICES) == set(RELEASES)
+    assert set(WAYS) == set(LINKS)
+    used = {(p.values[0].name, p.values[2].name, p.values[4].name) for p in combinations()}
+    wanted = {
+        (name, release, link)
+        for name, kind in ALGORITHMS.items()
+        for release in kind.releases
+        for link in kind.links
+    }
+    assert used == wanted
+
+
+@pytest.mark.parametrize(("settings", "triples", "release", "share", "link"), list(combinations()))
+def test_fast_ways_give_what_the_definition_gives(settings, triples, release, share, link):
+    algorithm = settings.build_under(release, link, triples)
+    consent = everyone(release, share, link)
+    plain = behind(Devices, algorithm, release, None, link, consent)
+    fast = behind(SimulatedDevices, algorithm, release, None, link, consent)
+    server = Server.start(algorithm, TRAIN.n_items, RNG)
+    exact = settings.name != "uc"  # whose sums are the same up to single precision's rounding
+    for round in range(2):
+        view = ModelView(round, server.items)
+        rows = plain.willing()
+        assert np.array_equal(rows, fast.willing())
+        assert 0 < len(rows) < len(USERS)
+        if release.sends == "bits":
+            one, other = plain.report_bits(view, rows), fast.report_bits(view, rows, threads=2)
+            assert np.array_equal(one.reports, other.reports)
+            assert np.array_equal(one.tier, other.tier)
+        else:
+            wanted = plain.report_sum(view, rows).dense(len(view.items))
+            got = fast.report_summed(view, rows, threads=2).dense(len(view.items))
+            if exact:
+                assert np.array_equal(wanted, got)
+            else:
+                assert np.abs(wanted - got).max() <= 1e-4 * np.abs(wanted).max()
+        if exact:
+            assert np.array_equal(plain.cohort.vectors, fast.cohort.vectors)
+        assert np.array_equal(plain.cohort.spent, fast.cohort.spent)
+        assert np.array_equal(plain.cohort.sent, fast.cohort.sent)
+    booked, computed = plain.ledger.pending(), fast.ledger.pending()
+    assert booked.sort_by([("round", "ascending"), ("user", "ascending")]).equals(
+        computed.sort_by([("round", "ascending"), ("user", "ascending")])
+    )
+    sent = plain.cohort.sent
+    assert set(np.flatnonzero(sent)) <= set(np.flatnonzero(consent.takes_part))
+
+
+@pytest.mark.parametrize(("settings", "triples", "release", "share", "link"), list(combinations()))
+def test_budgets_hold_on_every_way(settings, triples, release, share, link):
+    """With room for two rounds, the third is refused, on every way, and nothing is booked."""
+    algorithm = settings.build_under(release, link, triples)
+    consent = everyone(release, share, link)
+    first = behind(SimulatedDevices, algorithm, release, None, link, consent)
+    if not first.spends or np.isinf(consent.total_epsilon).all():
+        pytest.skip("nobody can limit what has no ε")
+    if link.noise:
+        from sottovoce.privacy.central import price
+
+        limit = price(link.noise, 2) * (1 + 1e-9)
+    else:
+        limit = 2 * float(first._release.epsilons[first.willing()].min())
+    tight = replace(consent, total_epsilon=np.full(len(USERS), limit))
+    view = model(algorithm)
+    for kind in (Devices, SimulatedDevices):
+        devices = behind(kind, algorithm, release, None, link, tight)
+        rows = devices.willing()
+        rows = (
+            rows[devices._release.epsilons[rows] * 2 <= limit * (1 + 1e-9)]
+            if (not link.noise)
+            else rows
+        )
+        ways = [devices.report_bits] if release.sends == "bits" else [devices.report]
+        if kind is SimulatedDevices and release.sends == "rows":
+            ways = [devices.report_summed]
+        for round in range(2):
+            ways[0](ModelView(round, view.items), rows)
+        before = devices.ledger.totals
+        with pytest.raises(ConsentError, match="beyond what its owner permits"):
+            ways[0](ModelView(2, view.items), rows)
+        assert devices.ledger.totals == before
+        assert not np.isin(rows, devices.willing()).any()
