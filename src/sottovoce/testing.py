@@ -6,28 +6,34 @@ class TestFPL(CrossDeviceContract):
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, CrossDevice
+from sottovoce.algorithms.base import AlgorithmSettings, Cohort, CrossDevice
+from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
 from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.engines.simulation import Simulation
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import ConsentError, SottovoceError
+from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger, Totals
-from sottovoce.messages import DeviceReports
+from sottovoce.links import LINKS, Link
+from sottovoce.messages import DeviceReports, ModelView
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import NO_DEFENCE, Server
-from sottovoce.privacy.base import Release
+from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.recommender import FactorScorer
-from sottovoce.rng import Streams
+from sottovoce.rng import SecretStreams, Streams
+from sottovoce.terms import Terms, named
 
 
 class ContractBroken(SottovoceError):
@@ -124,7 +130,8 @@ def small_run(
 
 
 class CrossDeviceContract(ABC):
-    """What every cross-device algorithm promises. Subclass it and say which algorithm."""
+    """What every cross-device algorithm promises. Subclass it and say which algorithm; a registered
+    one has `AlgorithmContract`, which asks more."""
 
     learns_in = 60
     """Rounds in which the checkerboard must be learnt."""
@@ -217,6 +224,156 @@ class CrossDeviceContract(ABC):
         options.setdefault("choice", Choice(share_positives=self.share_positives))
         options.setdefault("streams", self.streams)
         return small_run(self.algorithm(), train, release=self.release(), **options)
+
+
+class AlgorithmContract(CrossDeviceContract):
+    """What every registered algorithm promises that sends item rows. Subclass it and say with which
+    settings."""
+
+    triples = 0
+    """Draws of a device and round, where it draws pairs."""
+
+    @abstractmethod
+    def settings(self) -> AlgorithmSettings: ...
+
+    def choice(self, release: Release, link: Link) -> Choice:
+        """What everyone permits where this release is tried over this link."""
+        return Choice(share_positives=1.0)
+
+    def algorithm(self) -> CrossDevice:
+        return self._built(self.release(), None)
+
+    def release(self) -> Release:
+        return RELEASES[self.settings().releases[0]]()
+
+    def test_terms_name_it_and_bring_it_back(self) -> None:
+        settings = self.settings().in_terms(self.triples)
+        link = LINKS[settings.links[0]]()
+        terms = Terms("contract", 40, settings, self.release(), link)
+        back = Terms.from_table(json.loads(json.dumps(terms.to_table())))
+        _require(back == terms and back.digest() == terms.digest(), "terms do not come back")
+
+    def test_it_goes_with_every_release_and_link_that_it_names(self) -> None:
+        train, settings = random_world(40, 30, 300, seed=7), self.settings()
+        for release_name, link_name in product(settings.releases, settings.links):
+            release, link = RELEASES[release_name](), LINKS[link_name]()
+            users = np.arange(train.n_users, dtype=np.int64)
+            consent = Consent.uniform(users, self.choice(release, link))
+            models = []
+            for written in (False, True):
+                rng = SecretStreams.from_seed(2)
+                made = Federation.build(settings, train, consent, release, rng, link=link)
+                made.schedule = replace(made.schedule, rounds=2)
+                made.run(listeners=[Messages()] if written else [])
+                models.append(made.server.items)
+            _require(np.array_equal(models[0], models[1]), f"{link_name}: messages and sums differ")
+            _require(bool(np.isfinite(models[0]).all()), f"over {link_name} it diverges")
+            _require(not np.array_equal(models[0], _start(made)), f"over {link_name} nothing moves")
+
+    def test_real_devices_draw_otherwise_and_learn_as_well(self) -> None:
+        train = random_world(30, 40, 300, seed=8)
+        fast = self._run(train, rounds=2, written=True)
+        secret = self._run(train, rounds=2, written=True, streams=SecretStreams)
+        again = self._run(train, rounds=2, written=True, streams=SecretStreams)
+        _require(secret.equals(again), "the same secret draws give another run")
+        _require(not secret.equals(fast), "it does not draw from the streams that it is given")
+
+    def _built(self, release: Release, link: Link | None) -> CrossDevice:
+        return cast(CrossDevice, self.settings().build_under(release, link, self.triples))
+
+
+class ReleaseContract(ABC):
+    """What every release of item rows promises. Subclass it and say which, and what a user must
+    permit for it."""
+
+    @abstractmethod
+    def release(self) -> Release: ...
+
+    def choice(self) -> Choice:
+        return Choice(share_positives=0.4)
+
+    def test_it_has_a_price_for_everybody(self) -> None:
+        bound = self._devices(self.choice())._release
+        prices = bound.epsilons
+        _require(prices.shape == bound.users.shape, "there must be one price per device")
+        _require(bool(np.all(prices >= 0)) and not np.isnan(prices).any(), "a price is below 0")
+        _require(bool(bound.kind), "the ledger needs a name for it")
+
+    def test_nobody_spends_beyond_her_limit(self) -> None:
+        bound = self._devices(self.choice())._release
+        prices = bound.epsilons
+        if not bound.spends or np.isinf(prices).any():
+            return
+        limited = self._devices(replace(self.choice(), total_epsilon=float(prices.max())))
+        view = limited.algorithm.server_init(_WORLD.n_items, _RNG)
+        rows = limited.willing()
+        limited.report(ModelView(0, view), rows)
+        _require(not len(limited.willing()), "it goes on although the limit is reached")
+        _require(
+            np.allclose(limited.cohort.spent[rows], prices[rows]), "it books another price than its"
+        )
+
+    def test_who_shares_no_positive_sends_none_in_the_open(self) -> None:
+        try:
+            devices = self._devices(replace(self.choice(), share_positives=0.0))
+        except ConsentError:
+            return  # refused is as good
+        view = ModelView(0, devices.algorithm.server_init(_WORLD.n_items, _RNG))
+        reports = devices.report(view, devices.willing())
+        if devices._release.dense:
+            return
+        hers = _WORLD.find(reports.sender, reports.item.astype(np.int64)) >= 0
+        _require(not hers.any(), "a row of a positive item left at share_positives = 0")
+
+    def test_a_device_sends_alone_what_it_sends_in_company(self) -> None:
+        together = self._devices(self.choice())
+        view = ModelView(0, together.algorithm.server_init(_WORLD.n_items, _RNG))
+        rows = together.willing()
+        all_of_them = together.report(view, rows)
+        for row in rows[:5].tolist():
+            alone = self._devices(self.choice()).report(view, np.array([row]))
+            mine = all_of_them.sender == row
+            same = np.array_equal(alone.item, all_of_them.item[mine])
+            same &= np.array_equal(alone.values, all_of_them.values[mine])
+            _require(same, "what a device sends depends on its company")
+
+    def _devices(self, choice: Choice) -> Devices:
+        users = np.arange(_WORLD.n_users, dtype=np.int64)
+        algorithm = FPL(FPLConfig(embedding_size=3), triples=5)
+        vectors = algorithm.device_init(users, _RNG)
+        cohort = Cohort(users, _WORLD, Consent.uniform(users, choice), vectors)
+        return Devices.behind_door(algorithm, cohort, self.release(), Ledger(), _RNG)
+
+
+class LinkContract(ABC):
+    """What every link promises. Subclass it and say which."""
+
+    @abstractmethod
+    def link(self) -> Link: ...
+
+    def test_it_says_who_sees_what(self) -> None:
+        sees = self.link().sees
+        fields = [f for messages in sees.values() for names in messages.values() for f in names]
+        _require("server" in sees and bool(fields), "a link says what each party sees")
+
+    def test_a_file_that_names_it_brings_it_back(self) -> None:
+        link = self.link()
+        back = named({"name": link.name, **link.table()}, LINKS, "", "link")
+        _require(back == link, "its settings do not come back")
+
+    def test_bytes_of_a_message_never_fall_with_its_rows(self) -> None:
+        rows = np.arange(0, 50, dtype=np.int64)
+        told = self.link().message_bytes(rows, 40, 10_000)
+        _require(told.shape == rows.shape and bool(np.all(np.diff(told) >= 0)), "bytes fall")
+
+
+_WORLD, _RNG = random_world(30, 40, 200, seed=9), Streams.from_seed(4)
+
+
+def _start(federation: Federation) -> NDArray[np.float32]:
+    """The model before the first round."""
+    algorithm, rng = federation.server.algorithm, federation.server.rng
+    return algorithm.server_init(federation.devices.cohort.history.n_items, rng)
 
 
 def _require(holds: bool, what: str) -> None:

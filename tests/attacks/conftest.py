@@ -16,8 +16,7 @@ from sottovoce.data.sources import available, load
 from sottovoce.data.splitting import keep_active, temporal_holdout
 from sottovoce.engines.transcripts import Heard, Recorder, network_of, seen_by
 from sottovoce.federation import Federation
-from sottovoce.links import Direct
-from sottovoce.parties.device import SEALED_SEED_BYTES
+from sottovoce.links import SEALED_SEED_BYTES, Direct
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 

@@ -14,10 +14,10 @@ from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.errors import ConfigError, MessageError, WrongSum
 from sottovoce.federation import Federation
-from sottovoce.links import Direct, SecureSum
+from sottovoce.links import SEALED_SEED_BYTES, Direct, SecureSum
 from sottovoce.messages import GRID, MaskedReports, MaskSeeds, MaskSum, ModelView, add_up
 from sottovoce.parties import masker as maskers
-from sottovoce.parties.device import SEALED_SEED_BYTES, Devices
+from sottovoce.parties.device import Devices
 from sottovoce.parties.masker import Masker
 from sottovoce.parties.secure_sum import MaskedSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction

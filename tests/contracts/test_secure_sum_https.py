@@ -18,8 +18,8 @@ from sottovoce.engines.https.masked_wire import RECORD_BYTES, message_bytes
 from sottovoce.engines.https.trial import HttpsTrial
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation
+from sottovoce.links import SEALED_SEED_BYTES
 from sottovoce.messages import add_up
-from sottovoce.parties.device import SEALED_SEED_BYTES
 from sottovoce.trials import world_of
 
 pytest.importorskip("torch")

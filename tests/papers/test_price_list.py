@@ -11,7 +11,7 @@ from sottovoce import reproduce
 from sottovoce.attack_card import Card
 from sottovoce.attacks.views import Result
 from sottovoce.errors import ConfigError
-from sottovoce.parties.device import SEALED_SEED_BYTES
+from sottovoce.links import SEALED_SEED_BYTES
 from sottovoce.privacy.central import price
 from sottovoce.reproduce import price_claims
 from sottovoce.reproduce.price_cells import Cell, PriceConfig, PriceStudy, Row

@@ -180,10 +180,9 @@ class Simulation:
             answers = [masker.sum_masks(named[0], self.threads)]
         else:
             answers = masker.sum_groups(named, self.threads)
-        draw = self.server.rng.child("leniency", view.round).generator()
-        for total, told in zip(totals, answers, strict=True):
+        for number, (total, told) in enumerate(zip(totals, answers, strict=True)):
             self._tell("server", told)
-            opened.append(self._opened(total, told, draw.random()))
+            opened.append(self._opened(total, told, number))
         good = [one for one in opened if one is not None]
         if good:
             self.server.fold(self.server.add_sums(good))
@@ -198,16 +197,22 @@ class Simulation:
         """Who is summed with whom."""
         if self.search is None:
             return [users]
-        draw = self.server.rng.child("groups", self.server.round).generator()
-        several = masker.grouped_rounds_left > 0
-        return self.search.groups(users, masker.link, draw.shuffle, several=several)
+        draws = self.server.rng.child("groups", self.server.round)
 
-    def _opened(self, total: MaskedSum, told: MaskSum, draw: float) -> SummedReports | None:
+        def shuffle(order: list[int]) -> None:
+            keys = draws.uniform(np.arange(len(order)), 1)[:, 0]
+            order[:] = [order[place] for place in np.argsort(keys, kind="stable").tolist()]
+
+        several = masker.grouped_rounds_left > 0
+        return self.search.groups(users, masker.link, shuffle, several=several)
+
+    def _opened(self, total: MaskedSum, told: MaskSum, number: int) -> SummedReports | None:
         """The sum of a group; None where somebody has spoiled it and is looked for."""
         if self.search is None:
             return total.open(told)
+        draws = self.server.rng.child("leniency", told.round).uniform(np.array([number]), 1)
         try:
-            return total.open(told, leniency(draw))
+            return total.open(told, leniency(float(draws[0, 0])))
         except SpoiledSum:
             return None
 

@@ -1,0 +1,149 @@
+"""A stranger's algorithm, one file of at most 50 lines outside the package, does all that ours do:
+experiments, the command line, HTTPS, Flower, reports, ledger, attacks and contracts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from sottovoce.runs import RunFolder
+
+FILE = Path(__file__).parents[2] / "examples" / "my_algorithm.py"
+EXPERIMENT = """
+seed = 3
+draws = "secret"
+[town]
+residents = 8
+venues = 60
+districts = 2
+[service]
+deadline_seconds = 280.0
+[algorithm]
+name = "squares"
+rounds = 4
+[consent]
+mix = [{ weight = 1, takes_part = false }, { weight = 3, share_positives = 0.5 }]
+[baselines.top-pop]
+"""
+
+
+def sottovoce(*arguments, code=0, components=True):
+    options = ["--with", str(FILE)] if components else []
+    done = subprocess.run(
+        [sys.executable, "-m", "sottovoce", *options, *map(str, arguments)],
+        capture_output=True, text=True, timeout=550,
+        env={k: v for k, v in os.environ.items() if k != "SOTTOVOCE_COMPONENTS"},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr + done.stdout
+    return done
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stranger")
+    (folder / "mine.toml").write_text(EXPERIMENT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def simulated(place):
+    told = sottovoce("run", place / "mine.toml", "--out", place / "simulation", "--json")
+    return RunFolder.open(place / "simulation"), json.loads(told.stdout)
+
+
+def test_it_is_short():
+    assert len(FILE.read_text().splitlines()) <= 50
+
+
+def test_it_runs_from_an_experiment_file(simulated):
+    folder, told = simulated
+    assert told["results"]
+    assert folder.manifest()["experiment"]["algorithm"]["name"] == "squares"
+    assert np.isfinite(folder.model()).all()
+
+
+def test_what_leaves_is_what_its_owners_permit(simulated):
+    """The door's business, not the algorithm's: it has no line about consent."""
+    folder, _ = simulated
+    ledger = pq.read_table(folder.path / "ledger.parquet").to_pandas()
+    assert len(ledger) == 4 * folder.manifest()["schedule"]["devices"]
+    assert (ledger["negative_rows"] > 0).all()
+    assert np.isinf(ledger["epsilon"]).all()
+    assert 0 < ledger["positive_rows"].max() < 30
+    assert ledger["bytes"].tolist() == [
+        36 * rows for rows in ledger["positive_rows"] + ledger["negative_rows"]
+    ]
+
+
+def test_reports_recommendations_and_the_ledger_show_it(place, simulated):
+    folder, _ = simulated
+    assert "squares" in (folder.path / "report.html").read_text()
+    for command in (["ledger", folder.path], ["recommend", folder.path, "--user", "0"]):
+        assert json.loads(sottovoce(*command, "--json").stdout)
+    names = json.loads(sottovoce("components", "algorithm", "--json").stdout)
+    assert "squares" in json.dumps(names)
+
+
+def test_it_is_attacked(simulated):
+    folder, _ = simulated
+    told = json.loads(sottovoce("attack", folder.path, "--json").stdout)
+    assert {"attack", "party", "value", "interval", "base_rate", "verdict"} <= set(
+        told["attacks"][0]
+    )
+
+
+@pytest.mark.parametrize("engine", ["https", pytest.param("flower", marks=pytest.mark.slow)])
+def test_real_processes_give_the_same_model_and_ledger(place, simulated, engine):
+    expected, _ = simulated
+    out = place / engine
+    sottovoce("run", place / "mine.toml", "--engine", engine, "--out", out)
+    got = RunFolder.open(out)
+    assert np.array_equal(got.model(), expected.model())
+    assert np.array_equal(got.vectors(), expected.vectors())
+    assert got.ledger().to_pydict() == expected.ledger().to_pydict()
+
+
+def test_over_a_secure_sum_with_noise(place):
+    settings = [
+        "town.residents=60", "link.name=secure-sum", "link.min_devices=20", "link.clip=0.5",
+        "link.noise=1.0", "consent={share_positives = 1.0, total_epsilon = 500.0}",
+    ]  # fmt: skip
+    out = place / "summed"
+    options = [part for setting in settings for part in ("--set", setting)]
+    sottovoce("run", place / "mine.toml", "--out", out, *options)
+    assert RunFolder.open(out).ledger().num_rows > 100
+
+
+def test_without_its_file_a_run_of_it_is_refused_with_one_sentence(simulated, place):
+    folder, _ = simulated
+    done = sottovoce("recommend", folder.path, "--user", "0", code=2, components=False)
+    assert "squares" in done.stderr
+    assert "--with FILE.py" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert RunFolder.open(folder.path).model().size, "and nothing is lost"
+
+
+def test_it_keeps_the_contract_of_algorithms(tmp_path):
+    (tmp_path / "test_squares.py").write_text(
+        f"""
+from sottovoce.registry import use_file
+use_file({str(FILE)!r})
+from sottovoce.algorithms.base import ALGORITHMS
+from sottovoce.testing import AlgorithmContract
+
+class TestSquares(AlgorithmContract):
+    learns_in = 200
+    def settings(self):
+        return ALGORITHMS["squares"](learning_rate=0.2, others=20)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True, text=True, cwd=tmp_path, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
