@@ -156,3 +156,110 @@ def imports_without(absent, code):
     hide = f"import sys\nfor name in {absent}:\n    sys.modules[name] = None\n"
     done = subprocess.run([sys.executable, "-c", hide + code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# --- components answer for themselves -------------------------------------------------------------
+
+ROOMS = {
+    "algorithms": ("algorithms/",),
+    "releases": ("privacy/",),
+    "links": ("links.py",),
+    "baselines": ("baselines/",),
+    "importers": ("data/importers/",),
+    "attacks": ("attacks/",),
+    "metrics": ("evaluation/",),
+}
+"""Where questions of type may be asked of a kind of component: in its own room."""
+
+
+def component_types():
+    """Every class by which somebody could ask what a component is, with the kind of room."""
+    from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
+    from sottovoce.attacks.views import Attack
+    from sottovoce.baselines.base import BASELINES, Baseline
+    from sottovoce.data.importers.base import IMPORTERS, Importer
+    from sottovoce.evaluation.base import Metric
+    from sottovoce.links import LINKS, Link
+    from sottovoce.privacy.base import RELEASES, BoundRelease, Release
+
+    def below(kind):
+        yield kind.__name__
+        for child in kind.__subclasses__():
+            if child.__module__.startswith("sottovoce."):
+                yield from below(child)
+
+    import sottovoce.algorithms.uc  # noqa: F401
+
+    for registry in (ALGORITHMS, RELEASES, LINKS, BASELINES, IMPORTERS):
+        registry.values()  # which imports them
+    bases = {
+        "algorithms": (AlgorithmSettings, FactorModel),
+        "releases": (Release, BoundRelease),
+        "links": (Link,),
+        "baselines": (Baseline,),
+        "importers": (Importer,),
+        "attacks": (Attack,),
+        "metrics": (Metric,),
+    }
+    return {name: room for room, kinds in bases.items() for kind in kinds for name in below(kind)}
+
+
+def questions_of_type(tree, types):
+    """(line, class) wherever a type of a component is asked for: isinstance, issubclass, type(x)
+    compared, a class pattern, or a table keyed by classes."""
+
+    def names(node):
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id in types:
+                yield inner.id
+            elif isinstance(inner, ast.Attribute) and inner.attr in types:
+                yield inner.attr
+
+    for node in ast.walk(tree):
+        asked = []
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+            *("isinstance", "issubclass"),
+        ):
+            asked = node.args[1:]
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            is_type = any(
+                isinstance(side, ast.Call) and getattr(side.func, "id", "") == "type"
+                for side in sides
+            )
+            asked = sides if is_type else []
+        elif isinstance(node, ast.MatchClass):
+            asked = [node.cls]
+        elif isinstance(node, ast.Dict):
+            asked = [key for key in node.keys if isinstance(key, ast.Name)]
+        for part in asked:
+            yield from ((node.lineno, name) for name in names(part))
+
+
+def test_nobody_asks_a_component_for_its_type():
+    types, found = component_types(), []
+    assert {"FPLConfig", "FMF", "KReports", "BoundClipped", "SecureSum", "TopPop"} <= set(types)
+    for path in MODULES:
+        place = str(path.relative_to(ROOT))
+        for line, name in questions_of_type(ast.parse(path.read_text()), types):
+            if not place.startswith(ROOMS[types[name]]):
+                found.append(f"{place}:{line} {name}")
+    assert not found
+
+
+def test_questions_of_type_are_seen():
+    types = {"FPLConfig": "algorithms", "SecureSum": "links"}
+    asking = [
+        "isinstance(x, FPLConfig)",
+        "isinstance(x, int | FPLConfig)",
+        "isinstance(x, (int, fpl.FPLConfig))",
+        "issubclass(type(x), SecureSum)",
+        "type(x) is FPLConfig",
+        "FPLConfig == type(x)",
+        "WORDS = {FPLConfig: 'pairs'}",
+        "match x:\n    case SecureSum():\n        pass",
+    ]
+    for source in asking:
+        assert list(questions_of_type(ast.parse(source), types)), source
+    for source in ("FPLConfig(rounds=3)", "def f(x: FPLConfig): ...", "isinstance(x, int)"):
+        assert not list(questions_of_type(ast.parse(source), types)), source
