@@ -51,29 +51,32 @@ class Component:
 
 
 class Registry(Generic[T]):
-    """The components of one kind, by name, in the order in which they are found."""
+    """The components of one kind, by name: the room's own, file by file, then those of others."""
 
     def __init__(self, kind: str, room: str, base: type) -> None:
         """`kind` is what they are called in sentences, `base` what each must derive from."""
         self.kind, self._room, self._base = kind, room, base
         self._found: dict[str, T] = {}
+        self._homes: dict[str, str] = {}
         self._loading = self._loaded = False
 
     def register(self, name: str) -> Callable[[C], C]:
         """Enter a class under a name that no other has."""
 
         def enter(component: C) -> C:
-            self._check(name, component)
+            self._check(name, component, _place(component))
             component.name = name  # type: ignore[attr-defined]
             self._found[name] = component  # type: ignore[assignment]
+            self._homes[name] = component.__module__
             return component
 
         return enter
 
     def add(self, name: str, component: T) -> T:
         """Enter something that is no class, an attack or a metric, under a name of its own."""
-        self._check(name, component)
-        self._found[name] = component
+        home = str(sys._getframe(1).f_globals.get("__name__", ""))
+        self._check(name, component, f"the one of {home}")
+        self._found[name], self._homes[name] = component, home
         return component
 
     def __getitem__(self, name: str) -> T:
@@ -118,8 +121,7 @@ class Registry(Generic[T]):
                 f"nothing has held it to its contract; register it by a name of its own"
             )
 
-    def _check(self, name: str, component: object) -> None:
-        where = _place(component)
+    def _check(self, name: str, component: object, where: str) -> None:
         if not name or not name.replace("-", "").replace("_", "").isalnum() or name.lower() != name:
             raise ConfigError(f"{where} needs a name of small letters, digits and -, not {name!r}")
         if not issubclass(
@@ -136,9 +138,10 @@ class Registry(Generic[T]):
             )
         other: Any = self._found.get(name)
         if other is not None and not _same(other, component):
+            first = _place(other) if isinstance(other, type) else f"the one of {self._homes[name]}"
             raise ConfigError(
-                f"two {self.kind}s are called {name!r}, {_place(other)} and {where}; give one of "
-                "them another name"
+                f"two {self.kind}s are called {name!r}, {first} and {where}; give one of them "
+                "another name"
             )
 
     def _load(self) -> None:
@@ -146,9 +149,14 @@ class Registry(Generic[T]):
             return
         self._loading = True
         try:
-            for module in _own_modules(self._room):
+            own = _own_modules(self._room)
+            for module in own:
                 importlib.import_module(module)
             _load_others()
+            # Whatever was imported first: the room's own by their modules, then those of others.
+            place = {module: number for number, module in enumerate(own)}
+            order = sorted(self._found, key=lambda name: place.get(self._homes[name], len(own)))
+            self._found = {name: self._found[name] for name in order}
             self._loaded = True
         finally:
             self._loading = False
