@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sottovoce.attacks.views import Result
+from sottovoce.attacks.views import ATTACKS, Remedy, Result
 from sottovoce.errors import AttackFailed
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import (
@@ -37,21 +37,6 @@ _PARTIES = {
     "network": "whoever watches the network",
     "anyone": "anyone who knows what is published",
 }
-_SUM = "adding updates up under masks, so that nobody sees a single one (the link secure-sum)"
-_OWNERS = (
-    'owners that add up over many people (algorithm.release = "aggregated"), or refusing owners'
-)
-_REMEDIES: Mapping[tuple[str, str], tuple[str, str]] = {
-    **{(code, "server"): ("secure-sum", _SUM) for code in ("A1", "A2", "A3", "A4", "A9", "A10")},
-    ("A1", "anyone"): ("", "more draws for each item in a round, so that no row is one device's"),
-    ("A5", "server"): ("", "fewer reports with a smaller ε, and a proxy that does not collude"),
-    ("A6", "orchestrator"): ("aggregated", _OWNERS),
-    ("A7", "orchestrator"): ("aggregated", _OWNERS),
-    ("A12", "anyone"): ("noise", "noise on the sum (link.clip, link.noise), at a loss of accuracy"),
-    ("A13", "server"): ("", "a generator that cannot be inverted, as real devices have"),
-    ("N1", "network"): ("secure-sum", "masked updates, which all have one length (secure-sum)"),
-}
-"""By attack and party: what is made for it, by name and in words. Nothing else is promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +97,7 @@ class Card:
 
     def attacks(self) -> list[dict[str, Any]]:
         """The results for JSON; what is no finite number is null."""
-        return [_plain({**asdict(r), "verdict": r.verdict}) for r in self.results]
+        return [r.content() for r in self.results]
 
     def content(self, run: object) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -217,10 +202,12 @@ def _found(result: Result, who: str) -> str:
 
 def _remedy(result: Result, setting: Setting) -> str:
     stay = "Who must not be read should not take part."
-    name, remedy = _REMEDIES.get((result.code, result.party), ("", ""))
-    if not remedy or name in setting.remedies:
+    alike = [a for a in ATTACKS.values() if (a.code, a.party) == (result.code, result.party)]
+    alike.sort(key=lambda attack: attack.name != result.attack)
+    name, words = alike[0].remedy if alike else Remedy()
+    if not words or name in setting.remedies:
         return stay
-    return f"What is made for it: {remedy}. {stay}"
+    return f"What is made for it: {words}. {stay}"
 
 
 def _of_hundred(share: float) -> str:
@@ -233,16 +220,6 @@ def _lower(who: str) -> str:
 
 def _interval(result: Result) -> str:
     return "–" if not result.claims else f"{result.interval[0]:.3f} to {result.interval[1]:.3f}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # --- in files ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sottovoce.attack_card import JSON, PAGE, Card, Failed, NotApplicable, write_card
-from sottovoce.attacks.views import Attack, Result
+from sottovoce.attacks.views import ATTACKS, Attack, Result
 from sottovoce.errors import DoesNotApply, SottovoceError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.outcomes import Report
@@ -59,18 +59,17 @@ def attack_experiment(
 
 
 def choose(attacks: Sequence[Attack] | None, only: Sequence[str] = ()) -> tuple[Attack, ...]:
-    """The suite, or those of it with these codes; raises where there is no such code."""
+    """All that are registered, or those with these codes or names; raises where there is no such
+    attack."""
     if attacks is None:
-        from sottovoce.attacks.suite import every_attack
-
-        attacks = every_attack()
-    wanted = [code.strip().upper() for code in only if code.strip()]
-    known = [attack.code.upper() for attack in attacks]
-    unknown = [code for code in wanted if code not in known]
+        attacks = ATTACKS.values()
+    wanted = {code.strip().upper() for code in only if code.strip()}
+    known = {word.upper() for attack in attacks for word in (attack.code, attack.name)}
+    unknown = sorted(wanted - known)
     if unknown:
         codes = ", ".join(dict.fromkeys(attack.code for attack in attacks)) or "none"
         raise UsageError(f"there is no attack {unknown[0]}; there are {codes}")
-    return tuple(a for a in attacks if not wanted or a.code.upper() in wanted)
+    return tuple(a for a in attacks if not wanted or wanted & {a.code.upper(), a.name.upper()})
 
 
 def _card(scene: Scene, attacks: Sequence[Attack], report: Report | None) -> Card:

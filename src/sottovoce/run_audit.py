@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.attacks.one_run import Audit, Canaries, audit_run, score_reports, score_sums
+from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run
 from sottovoce.attacks.views import View
 from sottovoce.consent import Choice, Consent
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation
-from sottovoce.links import SecureSum
 from sottovoce.privacy.accountant import DELTA, certify
 from sottovoce.privacy.central import price
-from sottovoce.privacy.reports import KReports
 
 _NOTHING_CLAIMED = (
     "--canaries hold a claimed ε against what is given away: that of randomised reports (fmf), or "
@@ -32,16 +28,17 @@ def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Aud
     algorithm, release, link = experiment.cross_device()
     rng, train = experiment.streams().child("audit"), experiment.split(experiment.dataset()).train
     users = np.arange(canaries + train.n_users, dtype=np.int64)
-    if isinstance(algorithm, FMFConfig) and isinstance(release, KReports):
-        epsilon, k = float(release.epsilons[-1]), release.max_reports
-        choice, score = Choice(epsilon=epsilon, max_reports=k), score_reports
-        claimed = certify(epsilon, k, algorithm.rounds, len(users), DELTA).with_proxy
-    elif isinstance(algorithm, FCFConfig) and isinstance(link, SecureSum) and link.noise:
-        choice, score = Choice(share_positives=1.0), score_sums
-        claimed = price(link.noise, algorithm.rounds, DELTA)
-    else:
+    score, reports = SCORES.get(algorithm.name), release.reporting
+    if score is None or (reports is None and not link.noise):
         raise UsageError(_NOTHING_CLAIMED)
-    planted = Canaries.single_items(canaries, train.n_items, rng, isinstance(link, SecureSum))
+    if reports is not None:
+        epsilon, k = float(reports.epsilons[-1]), reports.max_reports
+        choice = Choice(epsilon=epsilon, max_reports=k)
+        claimed = certify(epsilon, k, algorithm.rounds, len(users), DELTA).with_proxy
+    else:
+        choice, claimed = Choice(share_positives=1.0), price(link.noise, algorithm.rounds, DELTA)
+    summed = link.summing is not None
+    planted = Canaries.single_items(canaries, train.n_items, rng, summed)
 
     def run(these: Canaries) -> View:
         heard = Recorder()

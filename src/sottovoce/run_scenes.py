@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 import sottovoce
 from sottovoce.algorithms.base import Schedule
 from sottovoce.algorithms.blocks import Model, learn
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.attack_card import Setting
 from sottovoce.attacks.draws import told_words
 from sottovoce.attacks.drift import DriftTruth
@@ -37,11 +35,11 @@ from sottovoce.engines.transcripts import Heard, Recorder, network_of, read_tran
 from sottovoce.errors import RunError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation
-from sottovoce.links import SEALED_SEED_BYTES, Proxied, SecureSum
+from sottovoce.links import SEALED_SEED_BYTES
 from sottovoce.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
 from sottovoce.outcomes import Report
 from sottovoce.parties.proxy import Proxy
-from sottovoce.privacy.reports import SEALED_BYTES, KReports
+from sottovoce.privacy.reports import SEALED_BYTES
 from sottovoce.run_facts import facts_of, setting_of
 from sottovoce.run_views import FinishedRun
 from sottovoce.run_watched import MOST_MODEL_BYTES, Only, Watched, watched
@@ -148,7 +146,7 @@ def _device_scene(
 ) -> Scene:
     federation, settings = world.federation(), world.experiment.cross_device()
     plan, size = federation.schedule, federation.server.items.nbytes
-    look = watched(settings.algorithm, settings.link, plan, size, rounds)
+    look = watched(settings.release, settings.link, plan, size, rounds)
     heard = None if finished is None else _transcript(finished, look)
     source, notes = "the run's transcript", []
     recorder = Recorder(MOST_NUMBERS // look.whole)
@@ -173,7 +171,7 @@ def _device_scene(
     views = _views(world, federation, heard, final, vectors)
     own |= _draws(world, federation, heard)
     if world.experiment.draws == "secret":
-        updates = _senders(heard, "server") if isinstance(settings.algorithm, FPLConfig) else {}
+        updates = _senders(heard, "server") if plan.triples else {}
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
         views["server"] = replace(views["server"], told=told)
     looked = f"{look.words(plan.rounds)}: {source}"
@@ -257,14 +255,15 @@ def _views(
     final: NDArray[np.float32],
     vectors: NDArray[np.float32],
 ) -> dict[str, View]:
-    settings, release = world.experiment.cross_device(), world.experiment.release
+    settings = world.experiment.cross_device()
     algorithm = world.experiment.on(world.dataset, world.consent)[0]
-    k = release.max_reports if isinstance(release, KReports) else 0
+    reports = settings.release.reporting
+    k = 0 if reports is None else reports.max_reports
     base = View(
         "anyone",
         tuple(seen._replace(messages=()) for seen in seen_by(heard, "device")),
         algorithm,
-        release,
+        settings.release,
         settings.link,
         world.split.train.n_items,
         final,
@@ -277,36 +276,25 @@ def _views(
         "server": replace(base, party="server", rounds=seen_by(heard, "server")),
         "network": replace(base, party="network", rounds=network),
     }
-    if isinstance(algorithm, UCConfig):
-        views["anyone"] = replace(base, own=_every_embedding(federation, final, vectors))
-    if isinstance(settings.link, Proxied | SecureSum):
+    # UC-FedRec asks what embeddings tell if somebody gets hold of them all: the worst case.
+    held = federation.server.algorithm.representations(vectors, final)
+    if held is not None:
+        views["anyone"] = replace(base, own={"representations": held})
+    if "proxy" in settings.link.sees:
         views["proxy"] = replace(base, party="proxy", rounds=seen_by(heard, "proxy"))
     return views
-
-
-def _every_embedding(
-    federation: Federation, final: NDArray[np.float32], vectors: NDArray[np.float32]
-) -> dict[str, Any]:
-    """UC-FedRec asks what embeddings tell if somebody gets hold of them all: the worst case."""
-    from sottovoce.algorithms.uc import UC
-
-    algorithm = federation.server.algorithm
-    if not isinstance(algorithm, UC):
-        return {}
-    return {"representations": algorithm.representations(vectors, final)}
 
 
 # --- what was so ---------------------------------------------------------------------------------
 
 
 def _draws(world: _World, federation: Federation, heard: Heard) -> dict[str, Any]:
-    """FPL's draws, which depend on the seed alone: of the devices of which something was kept."""
-    settings = world.experiment.cross_device().algorithm
-    if not isinstance(settings, FPLConfig):
+    """What pairs were drawn of, by those of whom something was kept: the seed alone decides."""
+    if not federation.schedule.triples:
         return {}
     rounds = _senders(heard, "server") | _senders(heard, "proxy")
-    triples, rng = federation.schedule.triples, federation.devices.rng
-    return {"drawn": drawn_positives(settings, triples, world.split.train, rounds, rng)}
+    algorithm, rng = federation.server.algorithm, federation.devices.rng
+    return {"drawn": drawn_positives(algorithm, world.split.train, rounds, rng)}
 
 
 def _senders(heard: Heard, party: str) -> dict[int, NDArray[np.int64]]:
@@ -327,8 +315,8 @@ def _truth(
         labels[name] = known.codes.astype(np.int64)
     if world.experiment.silo is None:
         settings, codes = world.experiment.on(world.dataset, consent)
-        if isinstance(settings, UCConfig) and codes is not None:  # by its own numbers of classes
-            labels |= {name: codes[:, k] for k, name in enumerate(settings.names)}
+        if codes is not None:  # by its own numbers of classes
+            labels |= {one.name: codes[:, k] for k, one in enumerate(settings.attributes)}
     return Truth(
         train=world.split.train,
         test=_in_catalogue(world.split),

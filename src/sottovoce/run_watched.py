@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sottovoce.algorithms.base import Schedule
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.engines.base import Listener
-from sottovoce.links import SecureSum
+from sottovoce.links import Link
 from sottovoce.messages import ModelView
+from sottovoce.terms import ReleaseConfig
 
 MOST_MODEL_BYTES = 1 << 30
 """Of published models that are kept in memory, over all rounds."""
@@ -49,7 +48,7 @@ class Watched:
 
 
 def watched(
-    settings: object, link: object, plan: Schedule, model_bytes: int, rounds: int | None = None
+    release: ReleaseConfig, link: Link, plan: Schedule, model_bytes: int, rounds: int | None = None
 ) -> Watched:
     """So many rounds, or by default as many as it takes to hear each device `OFTEN` times; `SELDOM`
     times where whole tables are sent, which tell everything at once. No more than memory holds.
@@ -57,9 +56,8 @@ def watched(
     Masked updates are large and look like noise. So behind a secure sum devices are heard `SELDOM`
     times. Of as many rounds as are left the sums are looked at: half of all are the first ones, in
     which vectors are read best, and half are spread over the rest of the run, to its end."""
-    summed = isinstance(link, SecureSum)
-    often = summed or isinstance(settings, FMFConfig)
-    often |= isinstance(settings, FPLConfig) and plan.cohort_size > 1
+    summed = link.summing is not None
+    often = summed or release.reporting is not None or (plan.triples > 0 and plan.cohort_size > 1)
     count = rounds or _hearings(plan, OFTEN if often else SELDOM)
     room = MOST_MODEL_BYTES // max(1, model_bytes * (2 if summed else 1))
     count = max(1, min(plan.rounds, count, room if rounds is None else count))

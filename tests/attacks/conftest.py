@@ -70,7 +70,7 @@ def played(config, train, *, share=0.0, release=None, link=None, seed=1, after=0
     if isinstance(config, FPLConfig):
         told = heard.get("proxy") or heard["server"]
         senders = {n: np.unique(messages[0].sender) for n, messages in told.items()}
-        own["drawn"] = drawn_positives(config, plan.triples, train, senders, rng)
+        own["drawn"] = drawn_positives(federation.server.algorithm, train, senders, rng)
     none = Interactions.from_pairs([], [], n_users=train.n_users, n_items=train.n_items)
     truth = Truth(
         train, none, consent.takes_part, consent.share_positives, {}, {}, federation.vectors(), own

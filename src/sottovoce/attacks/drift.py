@@ -24,11 +24,19 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.blocks import BlockStep, Model
 from sottovoce.algorithms.drift_messages import Gradients
+from sottovoce.attacks.views import Remedy
 from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+DRIFT = frozenset({"drift"})
+"""Whose messages these attacks read."""
+ORCHESTRATOR_ALONE = "this is what DRIFT's orchestrator could do, from what it gets"
+AGGREGATED = Remedy(
+    "aggregated",
+    'owners that add up over many people (algorithm.release = "aggregated"), or refusing owners',
+)
 ROUNDING = 1.5 * 2.0**-24
 """How far a combination may be from the gradient, as a share of its length: what rounding to
 single precision explains, and a little."""

@@ -21,7 +21,7 @@ correlated in every other way. A bound above the promise convicts; one below pro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,7 +42,6 @@ from sottovoce.masking import unmasked
 from sottovoce.messages import GRID, Batch, MaskedReports, MaskSum, ModelView, SummedReports
 from sottovoce.one_bit import bits, contrast, coordinates
 from sottovoce.privacy.audit import clopper_pearson
-from sottovoce.privacy.reports import KReports
 from sottovoce.rng import Streams
 
 Floats = NDArray[np.float64]
@@ -265,7 +264,7 @@ class Counted(NamedTuple):
 def counted(view: View) -> list[Counted]:
     """What a server behind a proxy knows of each round."""
     settings, release = view.algorithm, view.release
-    if not isinstance(settings, FMFConfig) or not isinstance(release, KReports):
+    if settings.name != "fmf":
         raise DataError("randomised reports are those of FMF-LDP")
     rows = rotated.order(view.n_items) if settings.variant == "rotated" else view.n_items
     places, found = rows * settings.embedding_size, []
@@ -292,17 +291,11 @@ def score_reports(view: View, canaries: Canaries) -> Floats:
     for seen in counted(view):
         one, other = (
             seen.own
-            * values_before_coins(_fmf(view), seen.published.items, history).astype(np.float64)
+            * values_before_coins(view.algorithm, seen.published.items, history).astype(np.float64)
             for history in (canaries.inside, canaries.outside)
         )
         clues = clues.and_also(one - other, seen.total - (one + other).sum(axis=0) / 2, seen.spread)
     return clues.scores()
-
-
-def _fmf(view: View) -> FMFConfig:
-    if not isinstance(view.algorithm, FMFConfig):
-        raise DataError("randomised reports are those of FMF-LDP")
-    return view.algorithm
 
 
 class Clues(NamedTuple):
@@ -387,10 +380,10 @@ def score_sums(view: View, canaries: Canaries) -> Floats:
     """From the sums that the server has opened, for an auditor who knows what every canary would
     send (FCF's devices do nothing at random): whether the sum looks as if it were in."""
     settings = view.algorithm
-    if not isinstance(settings, FCFConfig):
+    if settings.name != "fcf":
         raise DataError("canaries of a secure sum are devices of FCF")
-    clip = float(getattr(view.link, "clip", 0.0))
-    variance = (float(getattr(view.link, "noise", 0.0)) * clip) ** 2
+    clip = view.link.clip
+    variance = (view.link.noise * clip) ** 2
     clues = Clues.none(len(canaries))
     for one in opened(view):
         if one.published is None:
@@ -398,3 +391,10 @@ def score_sums(view: View, canaries: Canaries) -> Floats:
         updates = fcf_updates(settings, one.published, canaries.inside, clip)
         clues = clues.and_also(updates, one.sums.ravel() - updates.sum(axis=0) / 2, variance)
     return clues.scores()
+
+
+SCORES: Mapping[str, Callable[[View, Canaries], Floats]] = {
+    "fmf": score_reports,
+    "fcf": score_sums,
+}
+"""By algorithm, how canaries are scored; those of others cannot be."""

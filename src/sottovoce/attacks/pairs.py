@@ -9,22 +9,24 @@ be is known, too: numbers are rounded to the grid, and the device computes in si
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.factors import PairStep
-from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attacks.views import Claims, View
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import DoesNotApply
 from sottovoce.messages import GRID, DeviceReports, MaskedReports, MaskSum, ModelView, SummedReports
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+FPL = frozenset({"fpl"})
+"""Whose updates these attacks read."""
+NOT_FPL = "it is for FPL's updates"
 ATTACKED = 300
 """Users of a view that are attacked, drawn once and for all."""
 _SCORES = 1_000_000_000
@@ -42,19 +44,6 @@ def attacked(senders: Ints, most: int = ATTACKED) -> Ints:
     order = np.argsort(Streams.from_seed(0).child("attacked").keys(users), kind="stable")
     chosen: Ints = np.sort(users[order[:most]])
     return chosen
-
-
-def fpl(view: View) -> FPLConfig:
-    if not isinstance(view.algorithm, FPLConfig):
-        raise DoesNotApply("this attack is for FPL")
-    return view.algorithm
-
-
-def why_not_fpl(view: View) -> str:
-    """Why attacks on FPL's rows do not apply."""
-    if not isinstance(view.algorithm, FPLConfig):
-        return "it is for FPL's updates"
-    return why_not_read(view)
 
 
 def why_not_read(view: View) -> str:
@@ -305,11 +294,11 @@ class Drawn:
 
 
 def drawn_positives(
-    config: FPLConfig, triples: int, train: Interactions, rounds: dict[int, Ints], rng: Streams
+    algorithm: Any, train: Interactions, rounds: dict[int, Ints], rng: Streams
 ) -> Drawn:
-    """What the devices of a simulation drew: draws depend on its seed alone. `rounds` says who was
-    in each; `rng` is the federation's."""
-    algorithm = config.build(triples)
+    """What the devices of a simulation drew: draws depend on its seed alone. `algorithm` has both
+    halves; `rounds` says who was in each; `rng` is the federation's."""
+    config = algorithm.config
     table = np.zeros((train.n_items, config.width), np.float32)
     parts = []
     for number, users in rounds.items():

@@ -1,22 +1,26 @@
 """What an attack gets, what it is judged by, and what comes of it.
 
 A `View` is all that one party saw in a run, and nothing else. An attack is a function of a view:
-`guess` sees the view alone, and only then `judge` holds the guess against the truth. To add one,
-put a file into `attacks/suite/` with a module-level `ATTACK`; it is found by itself.
+`guess` sees the view alone, and only then `judge` holds the guess against the truth. Whoever has an
+attack enters it where it is defined, in a file of `attacks/suite/` or anywhere else:
+
+    POPULAR = ATTACKS.add("popular", Attack("popular items", "anyone", "Nobody …", guess))
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.data.interactions import Interactions
+from sottovoce.errors import ConfigError
 from sottovoce.messages import ModelView
+from sottovoce.registry import Registry
 
 Party = Literal["server", "proxy", "orchestrator", "owner", "network", "anyone"]
 """Who attacks. "network" is whoever reads what passes, "anyone" knows what is published."""
@@ -49,10 +53,11 @@ class View:
 
     party: Party
     rounds: tuple[Seen, ...]
-    algorithm: object
-    """The configuration, which is public: learning rates and all."""
-    release: object
-    link: object
+    algorithm: Any
+    """The configuration, which is public: learning rates and all. An attack knows its type by what
+    it is `against`; the same holds for release and link."""
+    release: Any
+    link: Any
     n_items: int
     final: NDArray[np.float32]
     """The model after the last round, as published."""
@@ -127,22 +132,102 @@ class Result:
             return "nothing to attack"
         return "broken" if self.interval[0] > self.base_rate else "holds"
 
+    def content(self) -> dict[str, Any]:
+        """All of it, for JSON; what is no finite number is null."""
+        plain: dict[str, Any] = _plain({**asdict(self), "verdict": self.verdict})
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Remedy(NamedTuple):
+    """What is made for what an attack finds."""
+
+    name: str = ""
+    """As in a run's setting, where it is in force; empty where it is no setting."""
+    words: str = ""
+
+
+_NO_REMEDY = Remedy()
+SECURE_SUM = Remedy(
+    "secure-sum",
+    "adding updates up under masks, so that nobody sees a single one (the link secure-sum)",
+)
+
+
+def _lacking(view: View) -> Any:
+    raise ConfigError("this attack makes no guess")
+
+
+def _nothing(view: View) -> str:
+    return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One attack on one promise."""
+    """One attack on one promise. What it is against is checked before it is asked for a guess."""
 
-    code: str
     name: str
+    """As reports show it."""
     party: Party
     promise: str
-    applies: Callable[[View], str]
-    """Why it does not apply to this view, in a sentence; empty where it does."""
-    guess: Callable[[View], Any]
-    judge: Callable[[Any, Truth], Result]
+    """What a device owner may have hoped for, in her words."""
+    guess: Callable[[View], Any] = _lacking
+    judge: Callable[[Any, Truth], Result] | None = None
+    """By default a guess is `Claims`, and judged by `judge_claims`."""
+    code: str = "X"
+    """Under which reports sort it: A1 to A13, N1, O1; X is everybody's."""
+    against: frozenset[str] = frozenset()
+    """Names of algorithms; empty: any."""
+    releases: frozenset[str] = frozenset()
+    """The same of releases."""
+    links: frozenset[str] = frozenset()
+    """The same of links."""
+    elsewhere: str = ""
+    """Why it does not apply to anything else, in a sentence."""
+    needs: Callable[[View], str] = _nothing
+    """What this view lacks, in a sentence; empty where the attack can begin."""
+    remedy: Remedy = _NO_REMEDY
+
+    def __post_init__(self) -> None:
+        if self.guess is _lacking or not callable(self.guess):
+            raise ConfigError(f"the attack {self.name!r} lacks guess, a function of a view")
+        if self.party not in get_args(Party):
+            raise ConfigError(
+                f"the attack {self.name!r} is by {self.party!r}; parties are {get_args(Party)}"
+            )
+        if any(isinstance(names, str) for names in (self.against, self.releases, self.links)):
+            raise ConfigError(f"the attack {self.name!r} must name what it is against in a set")
+
+    def applies(self, view: View) -> str:
+        """Why it does not apply to this view, in a sentence; empty where it does."""
+        parts = (
+            (self.against, view.algorithm),
+            (self.releases, view.release),
+            (self.links, view.link),
+        )
+        fits = all(not names or getattr(part, "name", "") in names for names, part in parts)
+        if fits and view.party == self.party:
+            return self.needs(view)
+        wanted = ", ".join(sorted(self.against | self.releases | self.links))
+        return self.elsewhere or f"it is for {wanted or self.party}"
 
     def run(self, view: View, truth: Truth) -> Result:
-        return self.judge(self.guess(view), truth)
+        guess = self.guess(view)
+        if self.judge is not None:
+            return self.judge(guess, truth)
+        return judge_claims(self.name, self.code, self.party, self.promise, guess, truth.train)
+
+
+ATTACKS: Registry[Attack] = Registry("attack", "sottovoce.attacks.suite", Attack)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

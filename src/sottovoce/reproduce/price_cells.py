@@ -16,7 +16,7 @@ import numpy as np
 
 from sottovoce import config
 from sottovoce.attack_card import Card
-from sottovoce.attacks.suite import every_attack
+from sottovoce.attacks.views import ATTACKS
 from sottovoce.engines.silo_bytes import gradients_bytes, request_bytes, rows_bytes
 from sottovoce.errors import ConfigError
 from sottovoce.experiment import Experiment
@@ -217,7 +217,7 @@ class PriceStudy:
         if data not in self._fingerprints:
             self._fingerprints[data] = experiment.dataset().fingerprint()
         rounds = row.attacked(source)
-        suite = [f"{attack.code} {attack.name}" for attack in every_attack()]
+        suite = [f"{attack.code} {attack.name}" for attack in ATTACKS.values()]
         about = {**experiment.table, "baselines": ""}
         key = ["price", VERSION, self._fingerprints[data], about, rounds, suite]
         found = kept(

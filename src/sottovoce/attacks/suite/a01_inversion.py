@@ -17,14 +17,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attacks.pairs import (
+    FPL,
+    NOT_FPL,
     Drawn,
     Floats,
     Ints,
     Rows,
     device_rows,
-    fpl,
     invert,
     joined,
     masked_updates,
@@ -33,9 +33,18 @@ from sottovoce.attacks.pairs import (
     opened,
     single_draws,
     slopes,
-    why_not_fpl,
+    why_not_read,
 )
-from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
+from sottovoce.attacks.views import (
+    ATTACKS,
+    SECURE_SUM,
+    Attack,
+    Claims,
+    Result,
+    Truth,
+    View,
+    judge_claims,
+)
 from sottovoce.messages import GRID, DeviceReports, MaskedReports
 
 PROMISE = "With π = 0 nobody learns what I liked: only rows of things I have not touched leave."
@@ -76,7 +85,7 @@ def _guess(view: View) -> Guess:
 
 
 def _from_devices(view: View) -> Guess:
-    known, step = models(view), fpl(view).step()
+    known, step = models(view), view.algorithm.step()
     every = device_rows(view)
     rows = single_draws(every, known, step)
     found = invert(rows, known, step)
@@ -88,7 +97,7 @@ def _from_devices(view: View) -> Guess:
 
 
 def _from_sums(view: View) -> Guess:
-    known, step = models(view), fpl(view).step()
+    known, step = models(view), view.algorithm.step()
     sums = {one.round: one for one in opened(view) if one.round in known}
     every = Rows.joined([one.rows() for one in sums.values()], view.final.shape[1])
     rows = single_draws(every, known, step)
@@ -148,7 +157,7 @@ def _with_detail(result: Result, detail: str) -> Result:
 
 
 def _guess_masked(view: View) -> Guess:
-    known, step = models(view), fpl(view).step()
+    known, step = models(view), view.algorithm.step()
     updates = [m for m in masked_updates(view, _COMPARED) if m.round in known]
     width = view.final.shape[1]
     open_rows, reused = _reused(updates, width)
@@ -227,17 +236,22 @@ def _judge_masked(guess: Guess, truth: Truth) -> Result:
 
 
 def _why_not_masked(view: View) -> str:
-    if not isinstance(view.algorithm, FPLConfig):
-        return "it is for FPL's updates"
     if not masked_updates(view, 1):
         return "no update was masked"
     return "" if models(view) else "it needs the published model of a round that was recorded"
 
 
-ATTACKS = (
-    Attack("A1", "inversion", "server", PROMISE, why_not_fpl, _guess, _judge),
+INVERSION = ATTACKS.add(
+    "inversion",
     Attack(
-        "A1", "inversion of masked updates", "server", MASKED_PROMISE, _why_not_masked,
-        _guess_masked, _judge_masked,
+        "inversion", "server", PROMISE, _guess, _judge, "A1",
+        against=FPL, elsewhere=NOT_FPL, needs=why_not_read, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip
+MASKED = ATTACKS.add(
+    "inversion-masked",
+    Attack(
+        "inversion of masked updates", "server", MASKED_PROMISE, _guess_masked, _judge_masked, "A1",
+        against=FPL, elsewhere=NOT_FPL, needs=_why_not_masked, remedy=SECURE_SUM,
     ),
 )  # fmt: skip

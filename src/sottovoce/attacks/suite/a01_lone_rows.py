@@ -20,7 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
+from sottovoce.attacks.pairs import FPL
+from sottovoce.attacks.views import (
+    ATTACKS,
+    Attack,
+    Claims,
+    Remedy,
+    Result,
+    Truth,
+    View,
+    judge_claims,
+)
 
 Floats = NDArray[np.float64]
 NEAR = 1e-5
@@ -63,9 +73,7 @@ def lone_rows(before: Floats, after: Floats, config: FPLConfig, round: int) -> L
     return Lone(round, vectors[found], items[found])
 
 
-def _applies(view: View) -> str:
-    if not isinstance(view.algorithm, FPLConfig):
-        return "it is about FPL's rows"
+def _needs(view: View) -> str:
     if view.algorithm.reg_bias:
         return "it needs biases that are not pulled to 0"
     if not _pairs(view):
@@ -79,8 +87,6 @@ def _pairs(view: View) -> list[tuple[int, NDArray[np.float32], NDArray[np.float3
 
 
 def _guess(view: View) -> list[Lone]:
-    if not isinstance(view.algorithm, FPLConfig):
-        return []
     return [
         lone_rows(before.astype(np.float64), after.astype(np.float64), view.algorithm, round)
         for round, before, after in _pairs(view)
@@ -121,4 +127,11 @@ def _whose(vectors: Floats, known: Floats) -> tuple[NDArray[np.int64], NDArray[n
     return nearest.astype(np.int64), least < CLEARLY**2 * apart.min(axis=1)
 
 
-ATTACK = Attack("A1", "rows of one device in the sum", "anyone", PROMISE, _applies, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "lone-rows",
+    Attack(
+        "rows of one device in the sum", "anyone", PROMISE, _guess, _judge, "A1",
+        against=FPL, elsewhere="it is about FPL's rows", needs=_needs,
+        remedy=Remedy(words="more draws for each item in a round, so that no row is one device's"),
+    ),
+)  # fmt: skip

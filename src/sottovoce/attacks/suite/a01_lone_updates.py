@@ -13,9 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.uc_config import UCConfig
-from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
-from sottovoce.links import has_noise
+from sottovoce.attacks.views import (
+    ATTACKS,
+    SECURE_SUM,
+    Attack,
+    Claims,
+    Result,
+    Truth,
+    View,
+    judge_claims,
+)
 from sottovoce.messages import GRID, SummedReports
 
 Floats = NDArray[np.float64]
@@ -32,12 +39,10 @@ class Lone(NamedTuple):
     moved: Floats
 
 
-def _applies(view: View) -> str:
-    if not isinstance(view.algorithm, UCConfig):
-        return "it is about UC-FedRec's rows, which count their senders"
+def _needs(view: View) -> str:
     if not view.messages(SummedReports):
         return "it needs an opened sum"
-    if has_noise(view.link):  # type: ignore[arg-type]
+    if view.link.noise:
         return "where sums have noise, rows do not count their senders"
     return ""
 
@@ -73,4 +78,11 @@ def _judge(guess: list[Lone], truth: Truth) -> Result:
     return judge_claims(NAME, "A1", "server", PROMISE, claims, truth.train, detail=detail)
 
 
-ATTACK = Attack("A1", NAME, "server", PROMISE, _applies, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "lone-updates",
+    Attack(
+        NAME, "server", PROMISE, _guess, _judge, "A1", against=frozenset({"uc"}),
+        elsewhere="it is about UC-FedRec's rows, which count their senders",
+        needs=_needs, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip

@@ -18,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.pairs import (
+    FPL,
+    NOT_FPL,
     Ints,
     attacked,
     device_rows,
-    fpl,
     models,
     opened,
     slopes,
-    why_not_fpl,
+    why_not_read,
 )
-from sottovoce.attacks.views import CONFIDENCE_Z, Attack, Result, Truth, View
+from sottovoce.attacks.views import ATTACKS, CONFIDENCE_Z, SECURE_SUM, Attack, Result, Truth, View
 from sottovoce.data.interactions import Interactions
 from sottovoce.messages import DeviceReports
 from sottovoce.rng import Streams
@@ -47,7 +48,7 @@ class Guess:
 
 
 def _guess(view: View) -> Guess:
-    known, step = models(view), fpl(view).step()
+    known, step = models(view), view.algorithm.step()
     if view.messages(DeviceReports):
         rows = device_rows(view)
         rows = rows.take(slopes(rows, known, step) > 0)
@@ -104,4 +105,10 @@ def _above(own: NDArray[np.generic], other: NDArray[np.generic]) -> float:
     return float(below + upto) / (2.0 * len(pool))
 
 
-ATTACK = Attack("A2", "complement", "server", PROMISE, why_not_fpl, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "complement",
+    Attack(
+        "complement", "server", PROMISE, _guess, _judge, "A2",
+        against=FPL, elsewhere=NOT_FPL, needs=why_not_read, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip

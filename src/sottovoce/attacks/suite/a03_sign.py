@@ -12,18 +12,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from sottovoce.attacks.pairs import (
+    FPL,
+    NOT_FPL,
     Drawn,
     Ints,
     device_rows,
-    fpl,
     joined,
     models,
     of_everyone,
     opened,
     slopes,
-    why_not_fpl,
+    why_not_read,
 )
-from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
+from sottovoce.attacks.views import (
+    ATTACKS,
+    SECURE_SUM,
+    Attack,
+    Claims,
+    Result,
+    Truth,
+    View,
+    judge_claims,
+)
 from sottovoce.messages import DeviceReports
 
 PROMISE = "Nobody can tell which of the rows I send are of things I liked."
@@ -42,7 +52,7 @@ class Guess:
 
 
 def _guess(view: View) -> Guess:
-    known, step = models(view), fpl(view).step()
+    known, step = models(view), view.algorithm.step()
     if view.messages(DeviceReports):
         rows = device_rows(view)
         users, rounds = np.unique(rows.sender), np.unique(rows.round)
@@ -69,4 +79,10 @@ def _judge(guess: Guess, truth: Truth) -> Result:
     return judge_claims("sign", "A3", "server", PROMISE, guess.claims, truth.train, wanted, detail)
 
 
-ATTACK = Attack("A3", "sign", "server", PROMISE, why_not_fpl, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "sign",
+    Attack(
+        "sign", "server", PROMISE, _guess, _judge, "A3",
+        against=FPL, elsewhere=NOT_FPL, needs=why_not_read, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip

@@ -13,8 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
+from sottovoce.attacks.views import (
+    ATTACKS,
+    SECURE_SUM,
+    Attack,
+    Claims,
+    Result,
+    Truth,
+    View,
+    judge_claims,
+)
 from sottovoce.messages import GRID, SummedReports
 
 Floats = NDArray[np.float64]
@@ -33,12 +41,8 @@ class Opened(NamedTuple):
     sums: Floats
 
 
-def _applies(view: View) -> str:
-    if not isinstance(view.algorithm, FCFConfig):
-        return "it is about FCF's sums"
-    if not _opened(view):
-        return "it needs an opened sum and the model that it belongs to"
-    return ""
+def _needs(view: View) -> str:
+    return "" if _opened(view) else "it needs an opened sum and the model that it belongs to"
 
 
 def _opened(view: View) -> list[Opened]:
@@ -79,4 +83,10 @@ def _judge(guess: list[Opened], truth: Truth) -> Result:
     return judge_claims(NAME, "A4", "server", PROMISE, claims, truth.train, detail=detail)
 
 
-ATTACK = Attack("A4", NAME, "server", PROMISE, _applies, _opened, _judge)
+ATTACK = ATTACKS.add(
+    "lone-items",
+    Attack(
+        NAME, "server", PROMISE, _opened, _judge, "A4", against=frozenset({"fcf"}),
+        elsewhere="it is about FCF's sums", needs=_needs, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip

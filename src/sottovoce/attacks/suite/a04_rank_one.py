@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.attacks.pairs import (
     Floats,
     Ints,
@@ -26,7 +25,16 @@ from sottovoce.attacks.pairs import (
     opened,
     why_not_read,
 )
-from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
+from sottovoce.attacks.views import (
+    ATTACKS,
+    SECURE_SUM,
+    Attack,
+    Claims,
+    Result,
+    Truth,
+    View,
+    judge_claims,
+)
 from sottovoce.messages import GRID, DeviceReports
 
 PROMISE = "My data stay on my device, so nobody learns what I liked."
@@ -47,16 +55,10 @@ class Guess:
         return f"<Guess of {len(self.claims):,} pairs, redacted>"
 
 
-def _why_not(view: View) -> str:
-    if not isinstance(view.algorithm, FCFConfig):
-        return "it is for FCF's updates"
-    return why_not_read(view)
-
-
 def _guess(view: View) -> Guess:
     """From the last round that was recorded: one upload tells all."""
     known = models(view)
-    plain = isinstance(view.algorithm, FCFConfig) and view.algorithm.variant == "fpl"
+    plain = view.algorithm.variant == "fpl"
     reports = [r for r in view.messages(DeviceReports) if r.round in known]
     if reports:
         last = max(r.round for r in reports)
@@ -116,4 +118,10 @@ def _judge(guess: Guess, truth: Truth) -> Result:
     )
 
 
-ATTACK = Attack("A4", "rank one", "server", PROMISE, _why_not, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "rank-one",
+    Attack(
+        "rank one", "server", PROMISE, _guess, _judge, "A4", against=frozenset({"fcf"}),
+        elsewhere="it is for FCF's updates", needs=why_not_read, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip

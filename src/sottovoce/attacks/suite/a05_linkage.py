@@ -17,9 +17,9 @@ from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.attacks.filters import rank
 from sottovoce.attacks.membership import Question, against_chance
 from sottovoce.attacks.one_run import Counted, counted, values_before_coins
-from sottovoce.attacks.views import Attack, Result, Truth, View
+from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import DataError, DoesNotApply
+from sottovoce.errors import DataError
 from sottovoce.messages import Batch, BitReports
 from sottovoce.one_bit import bits, coordinates
 from sottovoce.rng import Streams
@@ -50,8 +50,6 @@ class Pool:
 
     @classmethod
     def of(cls, view: View) -> Pool:
-        if not isinstance(view.algorithm, FMFConfig):
-            raise DoesNotApply("randomised reports are those of FMF-LDP")
         rounds = [s for s in view.rounds if any(isinstance(m, Batch) for m in s.messages)]
         batches = [(m, s) for s in rounds for m in s.messages if isinstance(m, Batch)]
         models = [view.final if s.published is None else s.published.items for _, s in batches]
@@ -82,12 +80,8 @@ class Pool:
         return np.asarray(said * cosine * (factor[one] == factor[other]))
 
 
-def _applies(view: View) -> str:
-    if not isinstance(view.algorithm, FMFConfig):
-        return "Only devices of FMF-LDP send randomised reports."
-    if not view.messages(Batch):
-        return "The server got no batch of reports."
-    return ""
+def _needs(view: View) -> str:
+    return "" if view.messages(Batch) else "The server got no batch of reports."
 
 
 # --- which reports go together -------------------------------------------------------------------
@@ -257,8 +251,21 @@ def _result(
     )
 
 
-ATTACKS = (
-    Attack("A5", "linkage by place", "server", _LINK, _applies, Pool.of, _judge_place),
-    Attack("A5", "linkage by content", "server", _LINK, _applies, Pool.of, _judge_content),
-    Attack("A5", "item by reports", "server", _ITEM, _applies, Pool.of, _judge_items),
+_WHAT: Final[dict[str, Any]] = {
+    "against": frozenset({"fmf"}),
+    "elsewhere": "Only devices of FMF-LDP send randomised reports.",
+    "needs": _needs,
+    "remedy": Remedy(words="fewer reports with a smaller ε, and a proxy that does not collude"),
+}
+PLACE = ATTACKS.add(
+    "linkage-by-place",
+    Attack("linkage by place", "server", _LINK, Pool.of, _judge_place, "A5", **_WHAT),
+)
+CONTENT = ATTACKS.add(
+    "linkage-by-content",
+    Attack("linkage by content", "server", _LINK, Pool.of, _judge_content, "A5", **_WHAT),
+)
+ITEM = ATTACKS.add(
+    "item-by-reports",
+    Attack("item by reports", "server", _ITEM, Pool.of, _judge_items, "A5", **_WHAT),
 )

@@ -21,8 +21,15 @@ from sottovoce.algorithms import drift_kernels as kernels
 from sottovoce.algorithms.blocks import Model
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import Gradients
-from sottovoce.attacks.drift import Claim, DriftTruth, cosine_claims
-from sottovoce.attacks.views import Attack, Result, Truth, View, clustered
+from sottovoce.attacks.drift import (
+    AGGREGATED,
+    DRIFT,
+    ORCHESTRATOR_ALONE,
+    Claim,
+    DriftTruth,
+    cosine_claims,
+)
+from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View, clustered
 
 Ints = NDArray[np.int64]
 NEAR = 0.35
@@ -51,9 +58,7 @@ class OnePerson(NamedTuple):
     looked_at: int
 
 
-def _applies(view: View) -> str:
-    if view.party != "orchestrator" or not isinstance(view.algorithm, DRIFTConfig):
-        return "this is what DRIFT's orchestrator could do, from what it gets"
+def _needs(view: View) -> str:
     if view.algorithm.ridge != "rows":
         return 'the attack knows the pull to 0 of ridge = "rows" alone'
     if "model" not in view.own:
@@ -61,17 +66,16 @@ def _applies(view: View) -> str:
     return "" if view.messages(Gradients) else "no gradients arrived"
 
 
-def _applies_to_sums(view: View) -> str:
-    config = view.algorithm
-    if isinstance(config, DRIFTConfig) and config.release == "printed":
+def _sums_need(view: View) -> str:
+    if view.algorithm.release == "printed":
         return "as printed, rows of one person are the rule; see who they are"
-    return _applies(view)
+    return _needs(view)
 
 
 def _followed(view: View) -> Iterator[tuple[int, Gradients, Model]]:
     """Every update, and the model that it was made from. Gradients of one version come together;
     they are applied when a later version is spoken of, as the orchestrator does."""
-    config: DRIFTConfig = view.algorithm  # type: ignore[assignment]
+    config: DRIFTConfig = view.algorithm
     model: Model = view.own["model"].copy()
     waiting: list[Gradients] = []
     for number, sent in enumerate(view.messages(Gradients)):
@@ -86,7 +90,7 @@ def _followed(view: View) -> Iterator[tuple[int, Gradients, Model]]:
 
 
 def _who(view: View) -> Named:
-    config: DRIFTConfig = view.algorithm  # type: ignore[assignment]
+    config: DRIFTConfig = view.algorithm
     claims: list[Claim] = []
     for _, sent, model in _followed(view):
         if config.release == "printed":
@@ -152,7 +156,7 @@ def _judge_who(guess: Named, truth: Truth) -> Result:
 
 
 def _alone(view: View) -> OnePerson:
-    config: DRIFTConfig = view.algorithm  # type: ignore[assignment]
+    config: DRIFTConfig = view.algorithm
     found: list[tuple[float, int, int]] = []
     for number, sent, model in _followed(view):
         for at in np.flatnonzero(sent.item_rows.any(axis=1)).tolist():
@@ -185,9 +189,17 @@ def _judge_alone(guess: OnePerson, truth: Truth) -> Result:
     )  # fmt: skip
 
 
-ATTACKS = (
-    Attack("A6", "cosine", "orchestrator", WHO, _applies, _who, _judge_who),
+COSINE = ATTACKS.add(
+    "cosine",
     Attack(
-        "A6", "a row of one person", "orchestrator", ALONE, _applies_to_sums, _alone, _judge_alone
+        "cosine", "orchestrator", WHO, _who, _judge_who, "A6", against=DRIFT,
+        elsewhere=ORCHESTRATOR_ALONE, needs=_needs, remedy=AGGREGATED,
     ),
-)
+)  # fmt: skip
+ONE_PERSON = ATTACKS.add(
+    "one-person",
+    Attack(
+        "a row of one person", "orchestrator", ALONE, _alone, _judge_alone, "A6", against=DRIFT,
+        elsewhere=ORCHESTRATOR_ALONE, needs=_sums_need, remedy=AGGREGATED,
+    ),
+)  # fmt: skip

@@ -9,15 +9,15 @@ watches the users' lines knows who talked to an owner before a sum came.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import Gradients, OwnerTable, RowRequest
-from sottovoce.attacks.drift import DriftTruth, request_pairs
+from sottovoce.attacks.drift import AGGREGATED, DRIFT, ORCHESTRATOR_ALONE, DriftTruth, request_pairs
 from sottovoce.attacks.views import (
+    ATTACKS,
     CONFIDENCE_Z,
     Attack,
     Claims,
@@ -49,9 +49,7 @@ class Touched(NamedTuple):
     held: Ints
 
 
-def _applies(view: View) -> str:
-    if view.party != "orchestrator" or not isinstance(view.algorithm, DRIFTConfig):
-        return "this is what DRIFT's orchestrator could do, from what it gets"
+def _needs(view: View) -> str:
     if "users" not in view.own or "table" not in view.own:
         return "the view lacks who has joined, or the public table of who holds what"
     return "" if view.messages(RowRequest) else "no requests arrived"
@@ -93,7 +91,7 @@ def _rare(view: View) -> Touched:
     for number, sent in enumerate(view.messages(Gradients)):
         named = requests[sent.owner].pop(0).items
         summed = sent.items[sent.item_rows.any(axis=1)]
-        if view.algorithm.release == "printed":  # type: ignore[attr-defined]
+        if view.algorithm.release == "printed":
             summed = summed[:0]  # every row is a few people's
         for found, items in ((claimed, named), (held, np.array(sorted(table.items(sent.owner))))):
             left = items[~np.isin(items, summed)]
@@ -128,8 +126,8 @@ class Timed(NamedTuple):
     talkers: Ints
 
 
-def _applies_to_lines(view: View) -> str:
-    return _applies(view) or ("" if "lines" in view.own else "nobody watched the users' lines")
+def _lines_need(view: View) -> str:
+    return _needs(view) or ("" if "lines" in view.own else "nobody watched the users' lines")
 
 
 def _when(view: View) -> Timed:
@@ -177,9 +175,7 @@ def _judge_when(guess: Timed, truth: Truth) -> Result:
 # --- lengths -------------------------------------------------------------------------------------
 
 
-def _applies_to_network(view: View) -> str:
-    if view.party != "network" or not isinstance(view.algorithm, DRIFTConfig):
-        return "this is what whoever reads DRIFT's network could do"
+def _lengths_need(view: View) -> str:
     return "" if len(_lengths(view)) else "no owner said anything"
 
 
@@ -221,11 +217,31 @@ def _judge_lengths(guess: Ints, truth: Truth) -> Result:
     )  # fmt: skip
 
 
-ATTACKS = (
-    Attack("A7", "request log", "orchestrator", WHO, _applies, _who, _judge_who),
-    Attack("A7", "items that few touched", "orchestrator", RARE, _applies, _rare, _judge_rare),
-    Attack(
-        "A7", "sums and users' lines", "orchestrator", WHEN, _applies_to_lines, _when, _judge_when
-    ),
-    Attack("A7", "lengths", "network", LENGTH, _applies_to_network, _lengths, _judge_lengths),
+_WHAT: Final[dict[str, Any]] = {
+    "against": DRIFT,
+    "elsewhere": ORCHESTRATOR_ALONE,
+    "needs": _needs,
+    "remedy": AGGREGATED,
+}
+REQUESTS = ATTACKS.add(
+    "requests",
+    Attack("request log", "orchestrator", WHO, _who, _judge_who, "A7", **_WHAT),
 )
+FEW = ATTACKS.add(
+    "few-touched",
+    Attack("items that few touched", "orchestrator", RARE, _rare, _judge_rare, "A7", **_WHAT),
+)
+USERS_LINES = ATTACKS.add(
+    "users-lines",
+    Attack(
+        "sums and users' lines", "orchestrator", WHEN, _when, _judge_when, "A7",
+        **_WHAT | {"needs": _lines_need},
+    ),
+)  # fmt: skip
+LENGTHS = ATTACKS.add(
+    "owners-lengths",
+    Attack(
+        "lengths", "network", LENGTH, _lengths, _judge_lengths, "A7", against=DRIFT,
+        elsewhere="this is what whoever reads DRIFT's network could do", needs=_lengths_need,
+    ),
+)  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.attributes import Inference, TooLittle, infer
-from sottovoce.attacks.views import Attack, Result, Truth, View
+from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import DataError
 from sottovoce.rng import Streams
@@ -22,7 +22,7 @@ _PROMISE: Final = "What I hide of myself cannot be guessed, even from my device'
 _RNG = Streams.from_seed(8)
 
 
-def _applies(view: View) -> str:
+def _needs(view: View) -> str:
     if "representations" not in view.own:
         return (
             "Embeddings stay on the devices, and this attacker got hold of none "
@@ -74,4 +74,6 @@ def _result(value: float, interval: tuple[float, float], claims: int, detail: st
     )
 
 
-ATTACK = Attack("A8", _NAME, "anyone", _PROMISE, _applies, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "attributes", Attack(_NAME, "anyone", _PROMISE, _guess, _judge, "A8", needs=_needs)
+)

@@ -11,16 +11,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.attacks.drift import wilson
 from sottovoce.attacks.filters import label_from_bias, label_from_moments
 from sottovoce.attacks.one_run import opened
-from sottovoce.attacks.views import Attack, Result, Truth, View
+from sottovoce.attacks.views import ATTACKS, SECURE_SUM, Attack, Result, Truth, View
 from sottovoce.messages import GRID, DeviceReports, MaskedReports
 
 Ints = NDArray[np.int64]
 _NAME: Final = "filter bias"
 _PROMISE: Final = "My device helps to train the filters, and nobody reads from that what I am."
+UC: Final = frozenset({"uc"})
+NO_FILTERS: Final = "Only UC-FedRec with attributes has filters."
 MOST_NUMBERS = 50_000_000
 """Of a filter's changes that are looked at, over all devices."""
 
@@ -36,9 +37,9 @@ class FilterRows(NamedTuple):
     """By weight, a row per device; over all rounds, where messages can be read."""
 
 
-def applies(view: View) -> str:
-    if not isinstance(view.algorithm, UCConfig) or not view.algorithm.attributes:
-        return "Only UC-FedRec with attributes has filters."
+def needs(view: View) -> str:
+    if not view.algorithm.attributes:
+        return NO_FILTERS
     if not view.messages(DeviceReports) and not view.messages(MaskedReports):
         return "The server got no message of a single device."
     return ""
@@ -49,8 +50,6 @@ def read_filters(view: View) -> list[FilterRows]:
     from sottovoce.algorithms.uc_rows import Layout  # needs PyTorch
 
     settings = view.algorithm
-    if not isinstance(settings, UCConfig):
-        return []
     layout, size = Layout.of(settings, view.n_items), settings.embedding_size
     plain, hidden = view.messages(DeviceReports), view.messages(MaskedReports)
     senders = [*(m.sender for m in plain), *(m.sender for m in hidden)]
@@ -98,9 +97,9 @@ def _labels(changes: Mapping[str, NDArray[Any]]) -> Ints:
     return read(changes, unknown).guesses
 
 
-def _sum_applies(view: View) -> str:
-    if not isinstance(view.algorithm, UCConfig) or not view.algorithm.attributes:
-        return "Only UC-FedRec with attributes has filters."
+def _sum_needs(view: View) -> str:
+    if not view.algorithm.attributes:
+        return NO_FILTERS
     return "" if opened(view) else "The server opened no sum: it got each update by itself."
 
 
@@ -109,8 +108,6 @@ def _guess_sum(view: View) -> Guesses:
     from sottovoce.algorithms.uc_rows import Layout
 
     settings = view.algorithm
-    if not isinstance(settings, UCConfig):
-        return []
     layout, size = Layout.of(settings, view.n_items), settings.embedding_size
     total = np.sum([one.sums for one in opened(view)], axis=0)[:, :size]
     users = np.unique(np.concatenate([m.sender for m in view.messages(MaskedReports)]))
@@ -151,7 +148,17 @@ def _result(
     )  # fmt: skip
 
 
-ATTACKS = (
-    Attack("A9", _NAME, "server", _PROMISE, applies, _guess, _judge),
-    Attack("A9", f"{_NAME} of the sum", "server", _PROMISE, _sum_applies, _guess_sum, _judge),
-)
+BIAS = ATTACKS.add(
+    "filter-bias",
+    Attack(
+        _NAME, "server", _PROMISE, _guess, _judge, "A9",
+        against=UC, elsewhere=NO_FILTERS, needs=needs, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip
+OF_SUM = ATTACKS.add(
+    "filter-bias-of-sum",
+    Attack(
+        f"{_NAME} of the sum", "server", _PROMISE, _guess_sum, _judge, "A9",
+        against=UC, elsewhere=NO_FILTERS, needs=_sum_needs, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip

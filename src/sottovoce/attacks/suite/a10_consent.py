@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.filters import rank
-from sottovoce.attacks.suite.a09_filter_bias import applies, read_filters
-from sottovoce.attacks.views import Attack, Result, Truth, View
+from sottovoce.attacks.suite.a09_filter_bias import NO_FILTERS, UC, needs, read_filters
+from sottovoce.attacks.views import ATTACKS, SECURE_SUM, Attack, Result, Truth, View
 
 _NAME: Final = "consent detection"
 _PROMISE: Final = "Nobody can tell that I hide something."
@@ -55,4 +55,10 @@ def _result(value: float, interval: tuple[float, float], claims: int, detail: st
     )
 
 
-ATTACK = Attack("A10", _NAME, "server", _PROMISE, applies, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "consent",
+    Attack(
+        _NAME, "server", _PROMISE, _guess, _judge, "A10",
+        against=UC, elsewhere=NO_FILTERS, needs=needs, remedy=SECURE_SUM,
+    ),
+)  # fmt: skip

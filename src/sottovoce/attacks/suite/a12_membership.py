@@ -16,7 +16,7 @@ from sottovoce.attacks.membership import (
     against_same,
     tell_participants,
 )
-from sottovoce.attacks.views import Attack, Result, Truth, View
+from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View
 from sottovoce.errors import DataError
 from sottovoce.rng import Streams
 
@@ -29,7 +29,7 @@ _CLOSED: Final = (
 )
 
 
-def _applies(view: View) -> str:
+def _needs(view: View) -> str:
     if not hasattr(view.algorithm, "build"):
         return "No model of items is published here to which a vector could be fitted at home."
     return ""
@@ -86,7 +86,16 @@ def _result(
     )  # fmt: skip
 
 
-ATTACKS = (
-    Attack("A12", "member items", "anyone", _HELD, _applies, Home.of, _judge_held),
-    Attack("A12", "participation", "anyone", _PART, _applies, Home.of, _judge_part),
+_NOISE: Final = Remedy("noise", "noise on the sum (link.clip, link.noise), at a loss of accuracy")
+HELD = ATTACKS.add(
+    "member-items",
+    Attack(
+        "member items", "anyone", _HELD, Home.of, _judge_held, "A12", needs=_needs, remedy=_NOISE
+    ),
+)
+PART = ATTACKS.add(
+    "participation",
+    Attack(
+        "participation", "anyone", _PART, Home.of, _judge_part, "A12", needs=_needs, remedy=_NOISE
+    ),
 )

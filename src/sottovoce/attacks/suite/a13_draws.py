@@ -13,14 +13,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attacks.draws import WORDS_PER_SECOND, ToldWord, linked, neighbours
-from sottovoce.attacks.views import Attack, Result, Truth, View, clustered
-from sottovoce.errors import DataError
+from sottovoce.attacks.pairs import FPL
+from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View, clustered
 from sottovoce.messages import Batch, DeviceReports
 from sottovoce.one_bit import coordinates
-from sottovoce.privacy.reports import KReports
 from sottovoce.rng import LOW32, Streams
 
 Ints = NDArray[np.int64]
@@ -53,17 +50,13 @@ class Group(NamedTuple):
     coordinates: Ints
 
 
-def _reports_apply(view: View) -> str:
-    if not isinstance(view.algorithm, FMFConfig) or not isinstance(view.release, KReports):
-        return "Only devices of FMF-LDP send randomised reports."
+def _reports_need(view: View) -> str:
     return _told(view, Batch)
 
 
 def _group(view: View) -> list[Group]:
     """For each told word the reports that the fast generator would have drawn beside it; if these
     are not in the batch, as many at random."""
-    if not isinstance(view.algorithm, FMFConfig) or not isinstance(view.release, KReports):
-        raise DataError("randomised reports are those of FMF-LDP")
     most, groups = view.release.max_reports, []
     algorithm = view.algorithm.build(view.release.epsilons)
     random = _RNG.child("reports").generator()
@@ -110,9 +103,7 @@ class Named(NamedTuple):
     places: int
 
 
-def _updates_apply(view: View) -> str:
-    if not isinstance(view.algorithm, FPLConfig):
-        return "It is about FPL's draws of items."
+def _updates_need(view: View) -> str:
     return _told(view, DeviceReports)
 
 
@@ -167,7 +158,20 @@ def _result(
     )  # fmt: skip
 
 
-ATTACKS = (
-    Attack("A13", "reports by draws", "server", _LINK, _reports_apply, _group, _judge_reports),
-    Attack("A13", "devices by draws", "server", _KNOWN, _updates_apply, _recognise, _judge_updates),
-)
+_SECRET: Final = Remedy(words="a generator that cannot be inverted, as real devices have")
+REPORTS = ATTACKS.add(
+    "reports-by-draws",
+    Attack(
+        "reports by draws", "server", _LINK, _group, _judge_reports, "A13",
+        against=frozenset({"fmf"}), releases=frozenset({"k-reports"}),
+        elsewhere="Only devices of FMF-LDP send randomised reports.",
+        needs=_reports_need, remedy=_SECRET,
+    ),
+)  # fmt: skip
+DEVICES = ATTACKS.add(
+    "devices-by-draws",
+    Attack(
+        "devices by draws", "server", _KNOWN, _recognise, _judge_updates, "A13", against=FPL,
+        elsewhere="It is about FPL's draws of items.", needs=_updates_need, remedy=_SECRET,
+    ),
+)  # fmt: skip

@@ -17,7 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.pairs import Ints
-from sottovoce.attacks.views import CONFIDENCE_Z, Attack, Packet, Result, Truth, View
+from sottovoce.attacks.views import (
+    ATTACKS,
+    CONFIDENCE_Z,
+    Attack,
+    Packet,
+    Remedy,
+    Result,
+    Truth,
+    View,
+)
 from sottovoce.rng import Streams
 
 PROMISE = "How long my device's messages are says nothing about me."
@@ -35,7 +44,7 @@ class Guess:
         return f"<Guess about {len(self.users):,} users, redacted>"
 
 
-def _why_not(view: View) -> str:
+def _needs(view: View) -> str:
     senders = {p.sender for p in view.messages(Packet) if p.sender >= 0}
     return "" if len(senders) > 1 else "no messages of two devices were seen"
 
@@ -104,4 +113,10 @@ def _variance(values: NDArray[np.float64]) -> float:
     return float(values.var(ddof=1)) if len(values) > 1 else 0.25
 
 
-ATTACK = Attack("N1", "lengths of messages", "network", PROMISE, _why_not, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "lengths",
+    Attack(
+        "lengths of messages", "network", PROMISE, _guess, _judge, "N1", needs=_needs,
+        remedy=Remedy("secure-sum", "masked updates, which all have one length (secure-sum)"),
+    ),
+)  # fmt: skip

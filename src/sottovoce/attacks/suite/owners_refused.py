@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import Interaction
-from sottovoce.attacks.drift import DriftTruth
-from sottovoce.attacks.views import Attack, Claims, Result, Truth, View, judge_claims
+from sottovoce.attacks.drift import DRIFT, DriftTruth
+from sottovoce.attacks.views import ATTACKS, Attack, Claims, Result, Truth, View, judge_claims
 
 PROMISE = "Data owners that I refuse learn nothing of what I do."
 MOST = 5
 """Items that are claimed of everybody of whom nothing was heard."""
 
 
-def _applies(view: View) -> str:
-    if view.party != "owner" or not isinstance(view.algorithm, DRIFTConfig):
-        return "this is what a data owner could do, from what it gets"
+def _needs(view: View) -> str:
     if "users" not in view.own or "owner" not in view.own:
         return "the view lacks who has joined"
     return "" if view.messages(Interaction) else "no interactions arrived"
@@ -51,4 +48,10 @@ def _judge(guess: tuple[int, Claims], truth: Truth) -> Result:
     return judge_claims("refused owner", "O1", "owner", PROMISE, about, truth.train)
 
 
-ATTACK = Attack("O1", "refused owner", "owner", PROMISE, _applies, _guess, _judge)
+ATTACK = ATTACKS.add(
+    "refused-owner",
+    Attack(
+        "refused owner", "owner", PROMISE, _guess, _judge, "O1", against=DRIFT,
+        elsewhere="this is what a data owner could do, from what it gets", needs=_needs,
+    ),
+)  # fmt: skip
