@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sottovoce import run_scenes
-from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fpl import FPLConfig
 from sottovoce.attack_card import Card, NotApplicable, Setting, in_words, write_card
-from sottovoce.attacks.views import Attack, Claims, Packet, Result, judge_claims
+from sottovoce.attacks.views import Attack, Claims, Packet, Result
 from sottovoce.data import Dataset, Interactions, write_prepared
 from sottovoce.errors import (
     AttackFailed,
@@ -24,7 +24,7 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.experiment import Experiment
-from sottovoce.links import SecureSum
+from sottovoce.links import Direct, Proxied, SecureSum
 from sottovoce.messages import (
     Batch,
     BitReports,
@@ -34,6 +34,8 @@ from sottovoce.messages import (
     ModelView,
     SummedReports,
 )
+from sottovoce.privacy.mechanisms import Everything, ShareFraction
+from sottovoce.privacy.reports import KReports
 from sottovoce.run_attacks import attack_experiment, attack_run, choose, views_and_truth, views_of
 from sottovoce.run_watched import Watched, watched
 from sottovoce.running import run_experiment
@@ -98,11 +100,8 @@ def everybody_has_the_first(view):
     return Claims(np.arange(40), np.zeros(40, dtype=np.int64))
 
 
-def attack(code, party, guess, applies=lambda view: ""):
-    def judge(claims, truth):
-        return judge_claims(f"fake {code}", code, party, "Nobody reads it.", claims, truth.train)
-
-    return Attack(code, f"fake {code}", party, "Nobody reads it.", applies, guess, judge)
+def attack(code, party, guess, needs=lambda view: ""):
+    return Attack(f"fake {code}", party, "Nobody reads it.", guess, code=code, needs=needs)
 
 
 READER = attack("A3", "server", senders_rows)
@@ -425,30 +424,32 @@ def test_how_many_rounds_are_looked_at():
     dataset = experiment.dataset()
     devices = dataset.interactions.n_users
     every = FPLConfig(configuration="pFPL", epochs=50).plan(devices, 900)
-    assert watched(FPLConfig(), None, every, 1) == Watched(20)
-    assert watched(FMFConfig(), None, every, 1) == Watched(20)
-    assert watched(object(), None, every, 1) == Watched(3)
-    assert watched(object(), None, every, 1, rounds=7) == Watched(7)
+    shares, direct = ShareFraction(), Direct()
+    assert watched(shares, direct, every, 1) == Watched(20)
+    whole = FCFConfig(rounds=50).plan(devices, 900)
+    assert watched(KReports(), Proxied(), whole, 1) == Watched(20)
+    assert watched(Everything(), direct, whole, 1) == Watched(3)
+    assert watched(Everything(), direct, whole, 1, rounds=7) == Watched(7)
     single = FPLConfig(configuration="sFPL", epochs=50).plan(devices, 900)
-    assert watched(FPLConfig(), None, single, 1) == Watched(3 * devices)
-    assert watched(FPLConfig(), None, single, 1 << 29) == Watched(2)
+    assert watched(shares, direct, single, 1) == Watched(3 * devices)
+    assert watched(shares, direct, single, 1 << 29) == Watched(2)
     short = FPLConfig(configuration="pFPL", rounds=2).plan(devices, 900)
-    assert watched(FPLConfig(), None, short, 1) == Watched(2)
+    assert watched(shares, direct, short, 1) == Watched(2)
 
 
 def test_sums_are_looked_at_from_the_first_to_the_last():
     plan = FPLConfig(configuration="pFPL", rounds=500).plan(60, 900)
-    found = watched(FPLConfig(), SecureSum(), plan, 1)
+    found = watched(ShareFraction(), SecureSum(), plan, 1)
     assert found.whole == 3
     assert len(found.sums) == 17
     assert found.sums[:7] == (3, 4, 5, 6, 7, 8, 9)
     assert found.sums[-1] == 499
     assert {10, 499, 500} <= found.models
     assert found.end == 500
-    assert watched(FPLConfig(), SecureSum(), plan, 1, rounds=3) == Watched(3)
+    assert watched(ShareFraction(), SecureSum(), plan, 1, rounds=3) == Watched(3)
     exact = FPLConfig(configuration="pFPL", rounds=20).plan(60, 900)
-    assert watched(object(), SecureSum(), exact, 1) == Watched(3, tuple(range(3, 20)))
-    assert watched(object(), SecureSum(), exact, 1 << 28) == Watched(2)
+    assert watched(Everything(), SecureSum(), exact, 1) == Watched(3, tuple(range(3, 20)))
+    assert watched(Everything(), SecureSum(), exact, 1 << 28) == Watched(2)
 
 
 def test_sums_of_later_rounds_are_those_of_the_run(tmp_path):

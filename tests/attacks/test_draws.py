@@ -24,7 +24,7 @@ from sottovoce.rng import SecretStreams, Streams, mix_array, words_of
 from sottovoce.testing import random_world
 
 N_USERS, N_ITEMS, K = 120, 400, 20
-REPORTS, DEVICES = a13_draws.ATTACKS
+REPORTS, DEVICES = a13_draws.REPORTS, a13_draws.DEVICES
 STREAMS = {"fast": Streams, "secret": SecretStreams}
 
 

@@ -20,7 +20,7 @@ from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 
-HELD, PART = a12_membership.ATTACKS
+HELD, PART = a12_membership.HELD, a12_membership.PART
 N_USERS, N_ITEMS = 400, 150
 RNG = Streams.from_seed(1)
 FCF = FCFConfig(embedding_size=16, reg=1.0, rounds=25)

@@ -28,7 +28,10 @@ TRAIN = Interactions.from_pairs(
 )  # fmt: skip
 REFUSED = DRAW.random((N_USERS, 3)) < [0.0, 0.0, 0.2]
 SUMS = DRIFTConfig(release="aggregated", min_users=10, window=400)
-EVERY = (*a06_cosine.ATTACKS, *a07_requests.ATTACKS, owners_refused.ATTACK)
+EVERY = (
+    a06_cosine.COSINE, a06_cosine.ONE_PERSON, a07_requests.REQUESTS, a07_requests.FEW,
+    a07_requests.USERS_LINES, a07_requests.LENGTHS, owners_refused.ATTACK,
+)  # fmt: skip
 
 
 def seen(config, refused=None, **more):
@@ -149,11 +152,11 @@ def test_views_of_others_and_of_nothing_are_declined_with_a_reason():
         if attack.party != "network":
             assert attack.applies(View(attack.party, view.rounds, SUMS, "", None, 3, view.final))
     pairs = replace(views["orchestrator"], algorithm=DRIFTConfig(ridge="pairs"))
-    assert "ridge" in a06_cosine.ATTACKS[0].applies(pairs)
+    assert "ridge" in a06_cosine.COSINE.applies(pairs)
 
 
 def test_nothing_private_is_shown():
     views, truth = seen(SUMS, events=600)
-    guess = a06_cosine.ATTACKS[0].guess(views["orchestrator"])
+    guess = a06_cosine.COSINE.guess(views["orchestrator"])
     for thing in (guess, truth.own["drift"], views["orchestrator"]):
         assert "redacted" in repr(thing)

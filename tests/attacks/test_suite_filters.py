@@ -34,7 +34,7 @@ SETTINGS = UCConfig(
         FilterConfig("age", ("young", "middle", "old", "very old"), (0.2, 0.3, 0.3, 0.2)),
     ),
 )  # fmt: skip
-BIAS, OF_SUM = a09_filter_bias.ATTACKS
+BIAS, OF_SUM = a09_filter_bias.BIAS, a09_filter_bias.OF_SUM
 CONSENT, ATTRIBUTES = a10_consent.ATTACK, a08_attributes.ATTACK
 
 

@@ -24,7 +24,7 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world
 
-A1, MASKED = a01_inversion.ATTACKS
+A1, MASKED = a01_inversion.INVERSION, a01_inversion.MASKED
 A2, A3 = a02_complement.ATTACK, a03_sign.ATTACK
 
 
@@ -159,9 +159,8 @@ def masked_view(play, seeds_of, users=tuple(range(60)), rounds=2, one_by_one=Fal
             found.append(Seen(number, (masked, told), view))
             number += 1
     everyone = {s.round: s.messages[0].sender for s in found}
-    drawn = drawn_positives(
-        seen.view.algorithm, 10, seen.truth.train, everyone, Streams.from_seed(1)
-    )
+    both = seen.view.algorithm.build(10)
+    drawn = drawn_positives(both, seen.truth.train, everyone, Streams.from_seed(1))
     view = replace(seen.view, rounds=tuple(found))
     return view, replace(seen.truth, own={"drawn": drawn})
 

@@ -24,7 +24,7 @@ from sottovoce.testing import random_world
 
 N_USERS, N_ITEMS, K = 1500, 300, 20
 TRAIN = random_world(N_USERS, N_ITEMS, 20 * N_USERS, seed=2)
-PLACE, CONTENT, ITEM = a05_linkage.ATTACKS
+PLACE, CONTENT, ITEM = a05_linkage.PLACE, a05_linkage.CONTENT, a05_linkage.ITEM
 
 
 def played(variant="rotated", epsilon=1.0, rounds=2, seed=1, scale=1.0, size=3):
@@ -134,7 +134,7 @@ def test_what_cannot_be_judged_is_said():
 
 def test_other_systems_and_silent_runs_are_not_attacked():
     view, _ = played(rounds=1)
-    for attack in a05_linkage.ATTACKS:
+    for attack in (PLACE, CONTENT, ITEM):
         assert "FMF-LDP" in attack.applies(replace(view, algorithm=FCFConfig()))
         assert "no batch" in attack.applies(replace(view, rounds=()))
         assert attack.promise.endswith(".")
