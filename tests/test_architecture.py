@@ -174,11 +174,12 @@ ROOMS = {
 
 def component_types():
     """Every class by which somebody could ask what a component is, with the kind of room."""
+    from sottovoce.data.importers.base import IMPORTERS, Importer
+    from sottovoce.evaluation.base import Metric
+
     from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
     from sottovoce.attacks.views import Attack
     from sottovoce.baselines.base import BASELINES, Baseline
-    from sottovoce.data.importers.base import IMPORTERS, Importer
-    from sottovoce.evaluation.base import Metric
     from sottovoce.links import LINKS, Link
     from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 

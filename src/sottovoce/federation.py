@@ -164,7 +164,10 @@ class Federation:
 
     def representations(self) -> NDArray[np.float32]:
         """What UC-FedRec's filters, and attackers, read of every user."""
-        return self.server.algorithm.representations(self.vectors(), self.server.items)
+        found = self.server.algorithm.representations(self.vectors(), self.server.items)
+        if found is None:
+            raise ConfigError("only UC-FedRec has representations beside the vectors")
+        return found
 
     def scorer(self) -> Scorer:
         """What every device would recommend by now."""

@@ -10,7 +10,7 @@ from sottovoce.algorithms.base import Schedule
 from sottovoce.engines.base import Listener
 from sottovoce.links import Link
 from sottovoce.messages import ModelView
-from sottovoce.terms import ReleaseConfig
+from sottovoce.privacy.base import Release
 
 MOST_MODEL_BYTES = 1 << 30
 """Of published models that are kept in memory, over all rounds."""
@@ -48,7 +48,7 @@ class Watched:
 
 
 def watched(
-    release: ReleaseConfig, link: Link, plan: Schedule, model_bytes: int, rounds: int | None = None
+    release: Release, link: Link, plan: Schedule, model_bytes: int, rounds: int | None = None
 ) -> Watched:
     """So many rounds, or by default as many as it takes to hear each device `OFTEN` times; `SELDOM`
     times where whole tables are sent, which tell everything at once. No more than memory holds.

@@ -301,9 +301,9 @@ class FactorModel(ABC):
 
     def representations(
         self, vectors: NDArray[np.float32], items: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    ) -> NDArray[np.float32] | None:
         """What filters, and attackers, read of every user, where that is not the vector."""
-        raise ConfigError(f"{self.config.system} has no representations beside the vectors")
+        return None
 
     def accelerated(
         self,

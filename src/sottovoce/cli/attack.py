@@ -25,7 +25,10 @@ def attack(
         ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="A1,A4", help="These attacks alone.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="A1,A4", help="These attacks alone, by code or name.", show_default=False
+        ),
     ] = None,
     out: Annotated[
         Path | None,

@@ -30,7 +30,7 @@ _CLOSED: Final = (
 
 
 def _needs(view: View) -> str:
-    if not hasattr(view.algorithm, "build"):
+    if view.algorithm.family != "devices":
         return "No model of items is published here to which a vector could be fitted at home."
     return ""
 
