@@ -218,7 +218,7 @@ class Attack:
         if fits and view.party == self.party:
             return self.needs(view)
         wanted = ", ".join(sorted(self.against | self.releases | self.links))
-        return self.elsewhere or f"it is for {wanted or self.party}"
+        return self.elsewhere or f"it is about what {self.party} sees of {wanted or 'any system'}"
 
     def run(self, view: View, truth: Truth) -> Result:
         guess = self.guess(view)
