@@ -395,7 +395,7 @@ def small_scene(party: views.Party) -> tuple[views.View, views.Truth]:
     consent = Consent.uniform(users, Choice(share_positives=0.5))
     cohort = Cohort(users, train, consent, algorithm.device_init(users, rng))
     release, recorder = ShareFraction(), Recorder()
-    devices = Devices.behind_door(algorithm, cohort, release, Ledger(), rng)
+    devices = SimulatedDevices.behind_door(algorithm, cohort, release, Ledger(), rng)
     server = Server.start(algorithm, train.n_items, rng)
     Simulation(server, devices, len(users), rounds, listeners=[recorder]).run()
     heard = recorder.heard
