@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.fpl import FPLConfig
@@ -188,9 +189,9 @@ def test_the_interval_is_that_of_the_difference():
 def test_what_cannot_be_attacked_is_said():
     view, truth = played(replace(FCF, rounds=1))
     assert HELD.applies(view) == ""
-    assert "No model" in HELD.applies(replace(view, algorithm=object()))
+    assert "No model" in HELD.applies(replace(view, algorithm=DRIFTConfig()))
     with pytest.raises(DataError, match="vectors"):
-        Home.of(replace(view, algorithm=object()))
+        Home.of(replace(view, algorithm=DRIFTConfig()))
     with pytest.raises(DataError, match="control"):
         HELD.run(view, replace(truth, own={"control": np.zeros((2, 2))}))
     nobody = replace(truth, takes_part=np.zeros(N_USERS, bool))
