@@ -57,18 +57,22 @@ def rows(here):
 
 
 def test_owners_learn_from_nothing_that_the_door_did_not_let_go():
-    """Everybody's events as they are, or with another's idea of who may be told."""
+    """Everybody's events as they are, with somebody's idea of who may be told, or by another door,
+    which has them in another ledger."""
     here, config = door(), DRIFTConfig(epochs=1)
-    for stream in (EVERYTHING, (EVERYTHING, address(EVERYTHING, TABLE)), None):
-        with pytest.raises(ConsentError, match="learn only from what a door has let go"):
+    others = door(Consent.uniform(np.arange(3), Choice(), owners=OWNERS)).let_go(EVERYTHING)
+    for stream in (EVERYTHING, (EVERYTHING, address(EVERYTHING, TABLE)), others, None):
+        with pytest.raises(ConsentError, match="learn only from what their users' door has let go"):
             SiloWorld(config, here, stream, ("a", "b", "c"), ROOT)
+    assert SiloWorld(config, here, here.let_go(EVERYTHING), ("a", "b", "c"), ROOT).blocks()
 
 
 def test_only_a_door_makes_what_has_departed():
-    left = door().let_go(EVERYTHING)
+    here = door()
+    left = here.let_go(EVERYTHING)
     everybody = address(EVERYTHING, TABLE)
     with pytest.raises(ConsentError, match="only a door"):
-        Departed(EVERYTHING, everybody, (0, 1), 1, left.read, object())
+        Departed(EVERYTHING, everybody, (0, 1), 1, left.read, left.door, object())
     with pytest.raises((ConsentError, ValueError, TypeError)):
         replace(left, told=everybody)
     with pytest.raises(ConsentError):
@@ -81,9 +85,9 @@ def test_only_a_door_makes_what_has_departed():
         def __post_init__(self, key):
             pass
 
-    loose = Loose(EVERYTHING, everybody, (0, 1), 1, left.read, None)
-    with pytest.raises(ConsentError, match="learn only from what a door has let go"):
-        SiloWorld(DRIFTConfig(epochs=1), door(), loose, ("a", "b", "c"), ROOT)
+    loose = Loose(EVERYTHING, everybody, (0, 1), 1, left.read, left.door, None)
+    with pytest.raises(ConsentError, match="learn only from"):
+        SiloWorld(DRIFTConfig(epochs=1), here, loose, ("a", "b", "c"), ROOT)
 
 
 def test_owners_learn_as_often_as_was_let_go():

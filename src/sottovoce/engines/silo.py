@@ -46,9 +46,10 @@ class SiloWorld:
     """Of all random numbers, so that every engine gives the same model."""
 
     def __post_init__(self) -> None:
-        if type(self.departed) is not Departed:
+        if not self.door.has_let_go(self.departed):
             raise ConsentError(
-                "data owners learn only from what a door has let go; see InteractionDoor.let_go"
+                "data owners learn only from what their users' door has let go; see "
+                "InteractionDoor.let_go"
             )
         if self.departed.epochs != self.config.epochs:
             raise ConsentError(

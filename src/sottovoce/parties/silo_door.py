@@ -55,6 +55,8 @@ class Departed:
     """Of the owners, as `told` counts them."""
     epochs: int
     read: Read
+    door: object
+    """A mark of the door that let it go, and that has it in its ledger."""
     key: InitVar[object]
 
     def __post_init__(self, key: object) -> None:
@@ -71,7 +73,7 @@ class Departed:
         told = Told(pointer, self.told.owner[: pointer[-1]])
         events = _some(self.events, slice(0, n))
         read = _read(events, told)
-        return Departed(events, told, self.numbers, self.epochs, read, _KEY)
+        return Departed(events, told, self.numbers, self.epochs, read, self.door, _KEY)
 
     def messages(self) -> Iterator[list[Interaction]]:
         """Those of an epoch, event by event."""
@@ -106,6 +108,7 @@ class InteractionDoor:
         self.refused = shut if consent.refused_owners.any() else None
         """[users, owners]: who must see nothing of whom; None where nobody refuses anybody."""
         self._open = self._joined[:, None] & ~shut
+        self._mark = object()
         self._said = np.zeros((2, *shape), dtype=np.int64)
 
     def __repr__(self) -> str:
@@ -158,7 +161,11 @@ class InteractionDoor:
         events, told = self.would_leave(events)
         read = _read(events, told)
         self._book(read, epochs, epochs)
-        return Departed(events, told, self._numbers, epochs, read, _KEY)
+        return Departed(events, told, self._numbers, epochs, read, self._mark, _KEY)
+
+    def has_let_go(self, departed: object) -> bool:
+        """Whether this is from here, so that it is in this door's ledger."""
+        return type(departed) is Departed and departed.door is self._mark
 
     # --- helpers ---------------------------------------------------------------------------------
 
