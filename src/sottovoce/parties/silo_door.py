@@ -10,6 +10,7 @@ Owners read what they get in full, so that no ε can be vouched for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass, replace
 from typing import NamedTuple
@@ -109,7 +110,8 @@ class InteractionDoor:
         """[users, owners]: who must see nothing of whom; None where nobody refuses anybody."""
         self._open = self._joined[:, None] & ~shut
         self._mark = object()
-        self._said = np.zeros((2, *shape), dtype=np.int64)
+        self._may_see: dict[int, frozenset[int]] = {}
+        self._said: Counter[tuple[bool, int, int]] = Counter()
 
     def __repr__(self) -> str:
         return f"<InteractionDoor of {self.n_users:,} users, redacted>"
@@ -122,19 +124,18 @@ class InteractionDoor:
 
     def let_go_one(self, could: Iterable[Interaction]) -> list[Interaction]:
         """Of what could leave, what does. `close` writes it into the ledger."""
-        left = []
-        for message in could:
-            user, owner = message.user, self._place[message.owner]
-            if user < self.n_users and self._open[user, owner]:
-                self._said[int(message.positive), user, owner] += 1
-                left.append(message)
+        left = [message for message in could if message.owner in self._seen_by(message.user)]
+        for message in left:
+            self._said[message.positive, message.user, message.owner] += 1
         return left
 
     def close(self, epochs: int) -> None:
         """So many epochs are over: what was let go one by one gets its rows in the ledger."""
-        negative, positive = self._said
-        self._book(_pairs(positive, negative), 1, epochs)
-        self._said[:] = 0
+        counts = np.zeros((2, self.n_users, len(self.owners)), dtype=np.int64)
+        for (positive, user, owner), count in self._said.items():
+            counts[int(positive), user, self._place[owner]] = count
+        self._said.clear()
+        self._book(_pairs(counts[1], counts[0]), 1, epochs)
 
     # --- all at once -----------------------------------------------------------------------------
 
@@ -149,10 +150,11 @@ class InteractionDoor:
         told = address(events, self.table)
         if self.refused is None:
             return events, told
-        sent = self._open[np.repeat(events.user, np.diff(told.pointer)), told.owner]
-        before = np.r_[0, np.cumsum(sent)]
-        told = Told(before[told.pointer], told.owner[sent])
-        return _blank(events, np.diff(told.pointer) == 0), told
+        pair = np.repeat(events.user * len(self.owners), np.diff(told.pointer)) + told.owner
+        sent = self._open.ravel()[pair]
+        counts = np.add.reduceat(sent, told.pointer[:-1], dtype=np.int64) if len(events) else sent
+        pointer = np.r_[0, np.cumsum(counts)].astype(np.int64)
+        return _blank(events, counts == 0), Told(pointer, told.owner[sent])
 
     def let_go(self, events: Events, epochs: int = 1) -> Departed:
         """Of all events of all users, those messages that their users permit. Every epoch sends its
@@ -168,6 +170,14 @@ class InteractionDoor:
         return type(departed) is Departed and departed.door is self._mark
 
     # --- helpers ---------------------------------------------------------------------------------
+
+    def _seen_by(self, user: int) -> frozenset[int]:
+        """The owners that may see anything of hers."""
+        found = self._may_see.get(user)
+        if found is None:
+            places = np.flatnonzero(self._open[user]).tolist() if user < self.n_users else ()
+            found = self._may_see[user] = frozenset(self._numbers[place] for place in places)
+        return found
 
     def _takes_part(self, users: Ints) -> NDArray[np.bool_]:
         if users.max(initial=-1) < self.n_users:
@@ -209,14 +219,11 @@ class UserAtDoor(User):
 
 
 def _read(events: Events, told: Told) -> Read:
-    counts = np.diff(told.pointer)
     owners = int(told.owner.max(initial=-1)) + 1
-    shape = int(events.user.max(initial=-1)) + 1, owners
-    pair = np.repeat(events.user, counts) * owners + told.owner
-    liked = np.repeat(events.positive, counts)
-    size = shape[0] * owners
-    positive = np.bincount(pair[liked], minlength=size).reshape(shape)
-    return _pairs(positive, np.bincount(pair, minlength=size).reshape(shape) - positive)
+    shape = int(events.user.max(initial=-1)) + 1, owners, 2
+    row = np.repeat(2 * owners * events.user + events.positive, np.diff(told.pointer))
+    counts = np.bincount(row + 2 * told.owner, minlength=shape[0] * owners * 2).reshape(shape)
+    return _pairs(counts[:, :, 1], counts[:, :, 0])
 
 
 def _pairs(positive: Ints, negative: Ints) -> Read:
