@@ -115,6 +115,16 @@ def test_only_the_door_and_the_decoder_build_reports():
     }  # fmt: skip
 
 
+def test_only_the_door_and_who_opens_a_message_give_interactions_to_owners():
+    """In simulation as for real. Studies of the algorithm alone plan what nobody sends."""
+    assert builders("Departed") == {"parties/silo_door.py"}
+    opening = {"engines/silo_ways.py", "parties/owner_memory.py"}
+    assert builders("Interaction") == {"algorithms/drift.py", "parties/silo_door.py", *opening}
+    assert not builders("User"), "a user stands at her door"
+    studies = {path for path in builders("plan") if path.startswith("reproduce/")}
+    assert builders("plan") == {"algorithms/drift_replay.py", "engines/silo.py", *studies}
+
+
 def test_no_module_is_too_long():
     """A module is as long as its thought, and one of 700 lines is rarely one thought."""
     lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in MODULES}

@@ -8,8 +8,10 @@ import types
 import numpy as np
 import pytest
 
+from sottovoce import ledger as ledgers
 from sottovoce import silo_running as module
-from sottovoce.algorithms.drift import Orchestrator, User
+from sottovoce.algorithms.blocks import Events
+from sottovoce.algorithms.drift import Orchestrator
 from sottovoce.algorithms.drift_aggregated import AggregatingOwner, own_vector
 from sottovoce.algorithms.drift_replay import replay
 from sottovoce.data.dataset import Dataset
@@ -17,6 +19,7 @@ from sottovoce.data.interactions import Interactions
 from sottovoce.data.prepared import write_prepared
 from sottovoce.errors import ConfigError, CorruptData
 from sottovoce.experiment import Experiment
+from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.run_views import FinishedRun
 from sottovoce.running import run_experiment
 from sottovoce.runs import RunFolder, load_arrays
@@ -66,17 +69,22 @@ def experiment(**algorithm):
 def test_a_run_is_what_messages_come_to(window, tmp_path):
     outcome = module.run_silo(experiment(window=window), tmp_path / "run")
     world, config = outcome.world, outcome.world.config
-    orchestrator, owners, users = Orchestrator(config, world.root), {}, {}
+    orchestrator, owners = Orchestrator(config, world.root), {}
     for k in world.table.all_owners():
         orchestrator.add_items(k, world.table.items(k))
         owners[k] = AggregatingOwner(k, world.table.items(k), config)
-    for user in np.unique(world.events.user).tolist():
-        users[user] = User(user, world.table, np.flatnonzero(world.refused[user]).tolist())
+    door = InteractionDoor(outcome.consent, world.owners, world.table)
+    users = door.users()
+    for user in users:
         for owner in owners.values():
             owner.admit(user)
     first, updates = orchestrator.model.items, 0
+    events = door.joined(Events.of(outcome.split.train, config.positive_from, config.order))
     for _ in range(config.epochs):
-        updates += replay(world.events, users, owners, orchestrator, window).updates
+        updates += replay(events, users, owners, orchestrator, window).updates
+    door.close(config.epochs)
+    table = door.ledger.pending()
+    assert table.equals(ledgers.read(tmp_path / "run" / "ledger.parquet"))
     vectors, items = outcome.folder.vectors(), outcome.folder.model()
     moved = (orchestrator.model.items != first).any(axis=1)
     assert moved.any()

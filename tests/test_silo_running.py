@@ -14,8 +14,8 @@ import pytest
 
 from sottovoce import ledger as ledgers
 from sottovoce import silo_running as module
-from sottovoce.algorithms.blocks import learn
-from sottovoce.algorithms.drift import Orchestrator, Owner, User
+from sottovoce.algorithms.blocks import Events, learn
+from sottovoce.algorithms.drift import Orchestrator, Owner
 from sottovoce.algorithms.drift_replay import replay
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.interactions import Interactions
@@ -23,6 +23,8 @@ from sottovoce.data.prepared import write_prepared
 from sottovoce.engines import silo
 from sottovoce.errors import ConfigError, DataError, FolderInUse, RunError, UsageError
 from sottovoce.experiment import Experiment
+from sottovoce.parties import silo_door
+from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.run_comparison import compare_runs
 from sottovoce.run_report import write_run_report
 from sottovoce.run_views import FinishedRun
@@ -165,7 +167,7 @@ def test_the_ledger_says_who_read_what(whole):
 def test_a_sealed_message_is_as_long_as_the_ledger_says():
     from sottovoce.privacy.interactions import SEALED_BYTES
 
-    assert SEALED_BYTES == silo.SEALED_BYTES
+    assert SEALED_BYTES == silo_door.SEALED_BYTES
 
 
 @pytest.mark.parametrize("settings", [{}, {"window": 37}, {"order": "user", "theta": 3}])
@@ -180,18 +182,21 @@ def test_the_model_is_what_the_messages_of_the_parties_give(settings):
         items = world.table.items(number)
         orchestrator.add_items(number, sorted(items))
         owners[number] = Owner(number, items, world.config)
-    users = {}
-    for user in np.flatnonzero(consent.takes_part).tolist():
+    door = InteractionDoor(consent, world.owners, world.table)
+    users = door.users()
+    assert set(users) == set(np.flatnonzero(consent.takes_part).tolist())
+    for user in users:
         orchestrator.join_user(user)
-        refused = np.flatnonzero(consent.refused_owners[user]).tolist()
-        users[user] = User(user, world.table, refused)
         for owner in owners.values():
             owner.admit(user)
+    events = Events.of(outcome.split.train, 4.0, world.config.order)
     for _ in range(2):
-        replay(world.events, users, owners, orchestrator, world.config.window)
+        replay(door.joined(events), users, owners, orchestrator, world.config.window)
+    door.close(2)
+    assert door.ledger.pending().equals(world.door.ledger.pending())
     run = module._Run(
         experiment, outcome.split, outcome.split.test, consent, world, world.blocks(),
-        world.blocks(), outcome.read, None, None, 1, lambda *_: None,
+        world.blocks(), None, None, 1, lambda *_: None,
     )  # fmt: skip
     model = run.train()
     assert np.array_equal(model.users[: len(orchestrator.model.users)], orchestrator.model.users)
@@ -203,7 +208,7 @@ def test_users_at_home_change_nothing_for_the_others():
     outcome = run_experiment(make())
     home = ~outcome.consent.takes_part
     assert home.any()
-    assert not np.isin(np.flatnonzero(home), outcome.world.events.user).any()
+    assert not np.isin(np.flatnonzero(home), outcome.world.departed.events.user).any()
     assert not np.isin(np.flatnonzero(home), outcome.read.user).any()
     assert not home[outcome.evaluations["DRIFT"].users].any()
 
@@ -460,7 +465,7 @@ def test_one_owner_sees_every_interaction(data):
     outcome = run_experiment(make(owners={"by": "one"}, consent={}))
     assert outcome.world.owners == (silo.ONE,)
     total = int((outcome.read.positive + outcome.read.negative).sum())
-    assert total == outcome.split.train.n_interactions == len(outcome.world.events)
+    assert total == outcome.split.train.n_interactions == len(outcome.world.departed.events)
 
 
 # --- real processes -------------------------------------------------------------------------------

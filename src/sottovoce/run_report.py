@@ -263,7 +263,7 @@ def notes(outcome: Outcome) -> list[str]:
             f"Test items are those {least}, of users who take part; SAROS learns from likes and "
             f"dislikes as {outcome.system} does, the other baselines from the items {least}"
         ]
-        if not outcome.consent.takes_part.all() or outcome.world.refused is not None:
+        if not outcome.consent.takes_part.all() or outcome.world.door.refused is not None:
             said.append("Baselines are central: they learn from everybody, whatever she permits")
     return said + hints(outcome)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.engines.silo import SEALED_BYTES
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import Block, FigureBlock, KeyValues, TextBlock
 from sottovoce.evaluation.tables import Column, Table
+from sottovoce.parties.silo_door import SEALED_BYTES
 from sottovoce.run_tables import Row, name_of, readable_bytes
 from sottovoce.silo_running import SiloOutcome
 

@@ -14,10 +14,10 @@ from sottovoce.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.foursquare_categories import with_top_categories
 from sottovoce.data.splitting import Split
-from sottovoce.engines.silo import KIND
 from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment
 from sottovoce.ledger import COUNTS, Totals
+from sottovoce.parties.silo_door import KIND
 from sottovoce.recommender import FactorScorer, Scorer, recommend
 from sottovoce.runs import RunFolder
 

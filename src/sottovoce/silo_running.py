@@ -28,14 +28,11 @@ from sottovoce.data.splitting import Split
 from sottovoce.engines.interrupts import Ears
 from sottovoce.engines.silo import (
     Federated,
-    Read,
     SiloTrial,
     SiloWorld,
     federated,
     held_out_blocks,
-    ledger_entries,
     owners_of,
-    read_by_owners,
 )
 from sottovoce.engines.trial import folder_of
 from sottovoce.errors import ConfigError, DataError
@@ -44,6 +41,7 @@ from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.ledger import COUNTS, Ledger
 from sottovoce.outcomes import Outcome, Report, check_before, check_protocol, manifest_of
+from sottovoce.parties.silo_door import InteractionDoor, Read
 from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.runs import RunFolder, load_arrays, save_arrays
 from sottovoce.trials import Engine
@@ -115,11 +113,11 @@ def run_silo(
             f"{world.config.positive_from:g}"
         )
     tell("data", 1, 1)
-    read = read_by_owners(world)
+    read = world.departed.read
     mine = whole.test.select(consent.takes_part[whole.test.users])
     run = _Run(
-        experiment, split, mine, consent, world, blocks, held_out_blocks(world, mine), read,
-        protocol, None, threads, tell,
+        experiment, split, mine, consent, world, blocks, held_out_blocks(world, mine), protocol,
+        None, threads, tell,
     )  # fmt: skip
     if out is None:
         evaluations, held_out = run.judge_all(run.train())
@@ -147,27 +145,21 @@ def run_silo(
 def build_world(
     experiment: Experiment, dataset: Dataset, split: Split, consent: Consent
 ) -> tuple[SiloWorld, tuple[str, ...]]:
-    """The parties' shares of a training part, and the owners that would be empty. Users who take no
-    part are left out."""
+    """The parties' shares of a training part, and the owners that would be empty. The door reads
+    the users' consent."""
     settings, train = _settings(experiment), split.train
     if not consent.takes_part.any():
         raise ConfigError("nobody takes part; see consent.takes_part")
     names, member = owners_of(dataset, experiment.owners.by)
     member = member[split.item_map[: train.n_items]]
     there = np.flatnonzero(member.any(axis=0))
-    refused = consent.refused_owners[:, there] if consent.refused_owners.any() else None
-    events = Events.of(
-        train.select(consent.takes_part[train.users]), settings.positive_from, settings.order
-    )
-    world = SiloWorld(
-        config=settings,
-        owners=tuple(names[k] for k in there.tolist()),
-        table=OwnerTable.of_membership(member[:, there]),
-        catalogue=tuple(train.items_vocabulary().names()),
-        events=events,
-        refused=refused,
-        root=experiment.streams().child("federation"),
-        n_users=train.n_users,
+    owners = tuple(names[k] for k in there.tolist())
+    world = SiloWorld.of(
+        settings,
+        InteractionDoor(consent, owners, OwnerTable.of_membership(member[:, there])),
+        Events.of(train, settings.positive_from, settings.order),
+        tuple(train.items_vocabulary().names()),
+        experiment.streams().child("federation"),
     )
     return world, tuple(name for name in names if name not in world.owners)
 
@@ -264,7 +256,6 @@ class _Run:
     world: SiloWorld
     blocks: Blocks
     test_blocks: Blocks
-    read: Read
     protocol: Protocol
     folder: RunFolder | None
     threads: int
@@ -388,7 +379,7 @@ class _Run:
             model.users,
             results=results,
             protocol=describe(evaluations[system], self._positive_from),
-            ledger={name: getattr(self._ledger().totals, name) for name in COUNTS},
+            ledger={name: getattr(self.world.door.ledger.totals, name) for name in COUNTS},
         )
 
     def _note(self, epoch: int, model: Model) -> None:
@@ -406,12 +397,6 @@ class _Run:
         both = {"loss": self.blocks, "test_loss": self.test_blocks}
         return {name: float(losses(model, b).mean()) for name, b in both.items() if len(b)}
 
-    def _ledger(self) -> Ledger:
-        ledger = Ledger()
-        for entries in ledger_entries(self.world, self.read):
-            ledger.record(entries)
-        return ledger
-
     def _save(self, epoch: int, model: Model, owners: Aggregation | None = None) -> None:
         if self.folder is None:
             return
@@ -419,7 +404,7 @@ class _Run:
         if owners is not None and not last:
             save_arrays(self._owners_file(epoch), **owners.state())
         # Rows are for the whole run, so they come with its last epoch.
-        ledger = self._ledger() if last else Ledger()
+        ledger = self.world.door.ledger if last else Ledger()
         self.folder.save_checkpoint(epoch, model.items, model.users, ledger)
         self._drop_owners_files(but=epoch)
 

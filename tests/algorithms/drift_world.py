@@ -1,11 +1,15 @@
 """A small world for DRIFT: ratings, who holds which items, and parties that have all joined."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from sottovoce.algorithms.blocks import Events
 from sottovoce.algorithms.drift import Orchestrator, Owner, User
 from sottovoce.algorithms.drift_replay import replay
+from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
+from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(12)
@@ -34,21 +38,25 @@ def parties(config, member, n_users, refused=None, kind=Owner):
         items = np.flatnonzero(member[:, k]).tolist()
         orchestrator.add_items(k, items)
         owners[k] = kind(k, items, config)
-    present = orchestrator.table.all_owners()
-    users = {
-        u: User(
-            u,
-            orchestrator.table,
-            [] if refused is None else [k for n, k in enumerate(present) if refused[u, n]],
-        )
-        for u in range(n_users)
-    }
+    users = {u: User(u, orchestrator.table) for u in range(n_users)}
+    if refused is not None:
+        users = door(orchestrator.table, n_users, refused).users()
     for u in users:
         if config.release == "printed":
             orchestrator.join_user(u)
         for owner in owners.values():
             owner.admit(u)
     return users, owners, orchestrator
+
+
+def door(table, n_users, refused=None, home=()):
+    """The door of users who refuse these owners, [users, owners]. Some stay at home."""
+    names = tuple(f"owner {k}" for k in table.all_owners())
+    records = Consent.uniform(np.arange(n_users), Choice(), owners=names)
+    if refused is not None:
+        records = replace(records, refused_owners=refused)
+    there = ~np.isin(np.arange(n_users), list(home))
+    return InteractionDoor(replace(records, takes_part=there), names, table)
 
 
 def by_messages(config, train, member, epochs=1, refused=None, kind=Owner):

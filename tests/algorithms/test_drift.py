@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drift_world import RNG, by_messages, membership, parties, world
+from drift_world import RNG, by_messages, door, membership, parties, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,10 +64,15 @@ def test_messages_and_the_plan_give_the_same_model(
         refused = np.random.default_rng(seed).random((5, len(table.all_owners()))) < 0.4
     config = DRIFTConfig(theta=theta, order=order, learning_rate=0.1, window=window)
     _, sent, updates = by_messages(config, train, member, epochs=2, refused=refused)
-    blocks = plan(Events.of(train, 4.0, order), table, theta, window, refused)
-    (planned,) = DRIFT(config).fit_steps(train, table, RNG, [2], refused=refused)
+    events, told = door(table, 5, refused).would_leave(Events.of(train, 4.0, order))
+    blocks = plan(events, table, theta, window, told)
+    planned = Model.start(5, 9, config.embedding_size, RNG)
+    for _ in range(2):
+        learn(planned, blocks, config.step())
     assert updates == 2 * blocks.steps
     assert same(sent.model, planned)
+    if not refusals:
+        assert same(planned, DRIFT(config).fit_steps(train, table, RNG, [2])[0])
 
 
 def test_a_round_takes_all_its_owners_however_many_there_are():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drift_world import RNG, by_messages, membership, world
+from drift_world import RNG, by_messages, door, membership, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +55,8 @@ def watched(config, train, member, epochs, refused=None):
 def at_once(config, train, member, epochs, refused=None):
     table = OwnerTable.of_membership(member)
     events = Events.of(train, config.positive_from, config.order)
-    plan = AggregatedPlan.of(events, table, config.window, refused)
+    events, told = door(table, train.n_users, refused).would_leave(events)
+    plan = AggregatedPlan.of(events, table, config.window, told)
     found = Aggregation(plan, config, train.n_users, train.n_items, RNG)
     for _ in range(epochs):
         found.epoch()

@@ -12,9 +12,11 @@ from sottovoce.algorithms.drift_aggregated import AggregatingOwner
 from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.attacks.suite import a06_cosine, a07_requests, owners_refused
 from sottovoce.attacks.views import Truth, View
+from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.engines.silo_views import silo_views
+from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.rng import Streams
 
 N_USERS, N_ITEMS, N = 300, 240, 5_000
@@ -36,11 +38,12 @@ EVERY = (
 
 def seen(config, refused=None, **more):
     member = np.arange(3) == (np.arange(N_ITEMS) % 3)[:, None]
-    world = SiloWorld(
-        config=config, owners=("a", "b", "c"), table=OwnerTable.of_membership(member),
-        catalogue=tuple(map(str, range(N_ITEMS))), events=Events.of(TRAIN, 4.0, "time"),
-        refused=refused, root=Streams.from_seed(5), n_users=N_USERS,
-    )  # fmt: skip
+    consent = Consent.uniform(np.arange(N_USERS), Choice(), owners=("a", "b", "c"))
+    if refused is not None:
+        consent = replace(consent, refused_owners=refused)
+    door = InteractionDoor(consent, consent.owners, OwnerTable.of_membership(member))
+    events, catalogue = Events.of(TRAIN, 4.0, "time"), tuple(map(str, range(N_ITEMS)))
+    world = SiloWorld.of(config, door, events, catalogue, Streams.from_seed(5))
     views, own = silo_views(world, **more)
     nobody = np.zeros(N_USERS, bool)
     truth = Truth(

@@ -2,14 +2,16 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sottovoce.algorithms.blocks import Events
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
 from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.algorithms.drift_replay import replay
+from sottovoce.algorithms.drift_replay import deliver
+from sottovoce.consent import Choice, Consent
 from sottovoce.data import load
 from sottovoce.data.interactions import Interactions
 from sottovoce.data.splitting import temporal_holdout
@@ -18,13 +20,15 @@ from sottovoce.engines.flower.superlink import SuperLinkPlace, count_unknown_nod
 from sottovoce.engines.https.owner_folder import create_owner_folder, keep_admission
 from sottovoce.engines.processes import Child, sottovoce_command
 from sottovoce.engines.silo import SiloWorld
+from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.parties.silo_files import Admission, FederationFile
 from sottovoce.rng import Streams
 
 NAMES = ("Drama", "Children's", "Sci-Fi", "Film-Noir")
 
 
-def small_world():
+def small_train():
+    """What users did, with which items' owners, and whom they refuse."""
     draw = np.random.default_rng(1)
     n_users, n_items, n = 30, 40, 900
     train = Interactions.from_pairs(
@@ -33,20 +37,24 @@ def small_world():
     )  # fmt: skip
     member = draw.random((n_items, 4)) < 0.3
     member[np.arange(n_items), np.arange(n_items) % 4] = True
-    refused = draw.random((n_users, 4)) < 0.1
-    return world_of(train, member, refused, DRIFTConfig(window=160, epochs=1, learning_rate=0.1))
+    return train, member, draw.random((n_users, 4)) < 0.1
+
+
+def small_world():
+    return world_of(*small_train(), DRIFTConfig(window=160, epochs=1, learning_rate=0.1))
 
 
 def world_of(train, member, refused, config):
-    return SiloWorld(
-        config=config,
-        owners=NAMES,
-        table=OwnerTable.of_membership(member),
-        catalogue=tuple(f"film {k}" for k in range(train.n_items)),
-        events=Events.of(train, config.positive_from, "time"),
-        refused=refused,
-        root=Streams.from_seed(5),
-        n_users=train.n_users,
+    names = NAMES[: member.shape[1]]
+    consent = Consent.uniform(np.arange(train.n_users), Choice(), owners=names)
+    if refused is not None:
+        consent = replace(consent, refused_owners=refused)
+    return SiloWorld.of(
+        config,
+        InteractionDoor(consent, names, OwnerTable.of_membership(member)),
+        Events.of(train, config.positive_from, "time"),
+        tuple(f"film {k}" for k in range(train.n_items)),
+        Streams.from_seed(5),
     )
 
 
@@ -57,25 +65,22 @@ def simulated(world, records):
         items = world.table.items(number)
         orchestrator.add_items(number, items)
         owners[number] = Owner(number, items, config)
-    users = {}
     for user in range(world.n_users):
-        shut = [] if world.refused is None else np.flatnonzero(world.refused[user]).tolist()
-        users[user] = User(user, orchestrator.table, shut)
         orchestrator.join_user(user)
         for owner in owners.values():
             owner.admit(user)
     silent = {record["round"]: [NAMES.index(n) for n in record["silent"]] for record in records}
-    replay(world.events, users, owners, orchestrator, config.window, silent)
+    left = world.departed
+    deliver(left.events, left.messages(), owners, orchestrator, config.window, silent)
     return orchestrator.model
 
 
 def addressed(world):
     """Messages for each owner."""
-    pointer, holders, _ = world.table.arrays(len(world.catalogue))
     counts = dict.fromkeys(NAMES, 0)
-    for user, item in zip(world.events.user.tolist(), world.events.item.tolist(), strict=True):
-        for k in holders[pointer[item] : pointer[item + 1]].tolist():
-            counts[NAMES[k]] += world.refused is None or not world.refused[user, k]
+    for messages in world.departed.messages():
+        for message in messages:
+            counts[NAMES[message.owner]] += 1
     return counts
 
 

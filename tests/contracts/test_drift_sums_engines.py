@@ -1,14 +1,11 @@
 """DRIFT with sums over people for real: owners, the orchestrator and users as processes give the
 simulation's model, also where all of them are stopped or killed between two epochs."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from test_drift_engines import small_world
+from test_drift_engines import small_train, world_of
 
 from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.engines.flower.silo_trial import SiloTrial
 
 CONFIG = DRIFTConfig(release="aggregated", min_users=10, epochs=2, learning_rate=0.1)
@@ -16,15 +13,8 @@ CONFIG = DRIFTConfig(release="aggregated", min_users=10, epochs=2, learning_rate
 
 def world_of_two():
     """Two owners that share some items, and users who refuse one of them."""
-    world = small_world()
-    member = np.arange(40)[:, None] % 3 != np.arange(2)
-    return replace(
-        world,
-        config=CONFIG,
-        owners=("Drama", "Sci-Fi"),
-        table=OwnerTable.of_membership(member),
-        refused=world.refused[:, :2],
-    )
+    train, _, refused = small_train()
+    return world_of(train, np.arange(40)[:, None] % 3 != np.arange(2), refused[:, :2], CONFIG)
 
 
 @pytest.mark.slow
@@ -43,7 +33,7 @@ def test_owners_that_add_up_give_the_simulations_model(tmp_path):
         trial.queue(0)
         trial.deliver_all()
         trial.close_round(0)
-        trial.owners["Drama"].kill()
+        trial.owners[world.owners[0]].kill()
     model = SiloTrial(world, tmp_path / "trial", deadline=30.0).train(lambda *_: None)
     assert model.users.tobytes() == expected.model().users.tobytes()
     assert model.items.tobytes() == expected.model().items.tobytes()

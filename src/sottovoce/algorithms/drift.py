@@ -113,23 +113,21 @@ class DRIFTConfig(AlgorithmSettings):
 
 
 class User:
-    """Whoever interacts. Knows the public table, and addresses the owners herself, but for those
-    that she refuses."""
+    """Whoever interacts. Knows the public table, and addresses the owners herself. Which of her
+    messages leave is for her door (parties/silo_door.py)."""
 
-    def __init__(self, number: int, table: OwnerTable, refused: Iterable[int] = ()) -> None:
+    def __init__(self, number: int, table: OwnerTable) -> None:
         self.number = number
-        self.refused = frozenset(refused)
         self._table = table
 
     def __repr__(self) -> str:
         return "<User, redacted>"
 
     def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
-        """A message to each owner of the item that may see it, in the order of their numbers."""
+        """A message to each owner of the item, in the order of their numbers."""
         return [
             Interaction(owner, self.number, item, positive, time)
             for owner in self._table.owners(item)
-            if owner not in self.refused
         ]
 
 

@@ -35,7 +35,7 @@ from sottovoce.algorithms import drift_kernels as kernels
 from sottovoce.algorithms.blocks import Blocks, Events, Ints, Model, first_rows, gradient
 from sottovoce.algorithms.drift import DRIFTConfig, Owner
 from sottovoce.algorithms.drift_messages import Gradients, OwnerTable, RowRequest, Rows
-from sottovoce.algorithms.drift_replay import plan_windows
+from sottovoce.algorithms.drift_replay import Told, plan_windows
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
 from sottovoce.rng import Streams
 
@@ -245,13 +245,9 @@ class AggregatedPlan:
 
     @classmethod
     def of(
-        cls,
-        events: Events,
-        table: OwnerTable,
-        window: int,
-        refused: NDArray[np.bool_] | None = None,
+        cls, events: Events, table: OwnerTable, window: int, told: Told | None = None
     ) -> AggregatedPlan:
-        found, owner = plan_windows(events, table, 1, window or max(1, len(events)), refused)
+        found, owner = plan_windows(events, table, 1, window or max(1, len(events)), told)
         if not window:  # in turn
             found = Blocks(found.user, found.spans, found.entries, found.updates)
         return cls(found, owner, len(table.all_owners()))

@@ -7,7 +7,7 @@ is the same, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms import plan_kernels as kernels
 from sottovoce.algorithms.blocks import Blocks, Events, Ints, Model, learn
 from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
-from sottovoce.algorithms.drift_messages import Gradients, OwnerTable
+from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable
 from sottovoce.config import require_whole
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import DataError
@@ -72,20 +72,38 @@ def replay(
     window: int = 0,
     silent: Mapping[int, Collection[int]] | None = None,
 ) -> Replayed:
-    """One epoch, message by message. Streams end with each user, or with the epoch where it goes by
-    time (owner by owner, then user by user); what falls short of Θ is sent at the very end. With a
-    window there is a round after every so many events, and what ends with the epoch is in the last.
-    Owners that are missing are left out, and counted. Where there are windows, `silent` says by
-    round which owners do not answer in it; they keep their blocks for the next one."""
+    """One epoch, message by message: `deliver` of what these users say."""
+
+    def said() -> Iterable[Sequence[Interaction]]:
+        columns = (events.user, events.item, events.positive, events.time)
+        for user, item, positive, time in zip(*(c.tolist() for c in columns), strict=True):
+            if user not in users:
+                raise DataError("there are interactions of a user who has not joined")
+            yield users[user].interact(item, positive, time)
+
+    return deliver(events, said(), owners, orchestrator, window, silent)
+
+
+def deliver(
+    events: Events,
+    said: Iterable[Sequence[Interaction]],
+    owners: Mapping[int, Owner],
+    orchestrator: Orchestrator,
+    window: int = 0,
+    silent: Mapping[int, Collection[int]] | None = None,
+) -> Replayed:
+    """One epoch of messages, which `said` has for each event. Of the events themselves it takes
+    whose turn it is. Streams end with each user, or with the epoch where it goes by time (owner by
+    owner, then user by user); what falls short of Θ is sent at the very end. With a window there is
+    a round after every so many events, and what ends with the epoch is in the last. Owners that are
+    missing are left out, and counted. Where there are windows, `silent` says by round which owners
+    do not answer in it; they keep their blocks for the next one."""
     updates = undelivered = 0
     absent = silent or {}
     present = [owner for _, owner in sorted(owners.items())]
     last = np.r_[events.user[1:] != events.user[:-1], True] if len(events) else np.zeros(0, bool)
-    for k, user in enumerate(events.user.tolist()):
-        if user not in users:
-            raise DataError("there are interactions of a user who has not joined")
-        item, positive, time = int(events.item[k]), bool(events.positive[k]), int(events.time[k])
-        for message in users[user].interact(item, positive, time):
+    for k, (user, messages) in enumerate(zip(events.user.tolist(), said, strict=True)):
+        for message in messages:
             owner = owners.get(message.owner)
             if owner is None:
                 undelivered += 1
@@ -109,20 +127,38 @@ def replay(
     return Replayed(updates + rest, undelivered)
 
 
+class Told(NamedTuple):
+    """Who is told of each event: of event e, owner[pointer[e]:pointer[e + 1]], as the table counts
+    them."""
+
+    pointer: Ints
+    owner: Ints
+
+
+def address(events: Events, table: OwnerTable) -> Told:
+    """Every owner of each event's item: what `User.interact` does, for all events at once."""
+    first, holders, _ = table.arrays(int(events.item.max(initial=-1)) + 1)
+    counts = np.diff(first)[events.item]
+    if not counts.all():
+        raise DataError(_NOBODY_HOLDS)
+    pointer = np.r_[0, np.cumsum(counts)].astype(np.int64)
+    within = np.arange(pointer[-1]) - np.repeat(pointer[:-1], counts)
+    return Told(pointer, holders[np.repeat(first[events.item], counts) + within])
+
+
+_NOBODY_HOLDS = "there are interactions with items that no data owner holds"
+
+
 def plan(
-    events: Events,
-    table: OwnerTable,
-    theta: int,
-    window: int = 0,
-    refused: NDArray[np.bool_] | None = None,
+    events: Events, table: OwnerTable, theta: int, window: int = 0, told: Told | None = None
 ) -> Blocks:
     """The blocks and updates of `replay`, found at once and in linear time: neither depends on the
-    model. Where refused[u, k], the k-th owner of the table gets nothing of user u."""
+    model. Every owner of its item is told of an event, or those that `told` says."""
     require_whole("theta", theta, 1)
     require_whole("window", window, 0)
     if window:
-        return plan_windows(events, table, theta, window, refused)[0]
-    facts, entries, owners = _cut(events, table, refused)
+        return plan_windows(events, table, theta, window, told)[0]
+    facts, entries, owners = _cut(events, table, told)
     n = len(facts)
     ordered = np.empty_like(facts)
     bits = (2 * len(events) + owners).bit_length()
@@ -133,14 +169,10 @@ def plan(
 
 
 def plan_windows(
-    events: Events,
-    table: OwnerTable,
-    theta: int,
-    window: int,
-    refused: NDArray[np.bool_] | None = None,
+    events: Events, table: OwnerTable, theta: int, window: int, told: Told | None = None
 ) -> tuple[Blocks, Ints]:
     """`plan` where there are windows; and the owner of each update, as the table counts them."""
-    facts, entries, _ = _cut(events, table, refused)
+    facts, entries, _ = _cut(events, table, told)
     owner = facts[:, kernels.OWNER].astype(np.int64)
     rounds = np.minimum(facts[:, kernels.END] // 2, len(events) - 1) // window
     turn, when = _in_windows(owner, rounds.astype(np.int64), theta, (len(events) - 1) // window)
@@ -152,19 +184,25 @@ def plan_windows(
 
 
 def _cut(
-    events: Events, table: OwnerTable, refused: NDArray[np.bool_] | None
+    events: Events, table: OwnerTable, told: Told | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
     """The facts of all blocks, by user, then owner, then time, the items that they refer to, and
     how many owners there are."""
     pointer, holders, owners = table.arrays(int(events.item.max(initial=-1)) + 1)
-    if refused is None:
-        refused = np.zeros((0, owners), dtype=bool)
-    elif refused.shape[1] != owners or len(refused) <= events.user.max(initial=-1):
-        raise DataError("there must be a row for every user and a column for every data owner")
     users = int(events.user.max(initial=-1)) + 1
     start, sent = np.zeros(users + 1, dtype=np.int64), np.zeros(users, dtype=np.int64)
-    if kernels.count_messages(events.user, events.item, pointer, start, sent):
-        raise DataError("there are interactions with items that no data owner holds")
+    if told is None:
+        if kernels.count_messages(events.user, events.item, pointer, start, sent):
+            raise DataError(_NOBODY_HOLDS)
+    else:
+        if len(told.pointer) != len(events) + 1 or told.owner.max(initial=-1) >= owners:
+            raise DataError("it must be said of every event which of the data owners are told")
+        number = np.arange(len(events), dtype=np.int32)
+        kernels.count_messages(events.user, number, told.pointer, start, sent)
+        pointer, holders = np.empty_like(told.pointer), np.empty_like(told.owner)
+        kernels.told_by_user(
+            events.user, *told, np.cumsum(start), np.cumsum(sent) - sent, pointer, holders
+        )
     total = int(sent.sum())
     if 2 * max(len(events), total) + owners >= 1 << 31:
         raise DataError("so many interactions cannot be planned at once; take them in parts")
@@ -173,8 +211,8 @@ def _cut(
     entries = np.empty(total, dtype=np.int32)
     facts = np.empty((total // 2, 6), dtype=np.int32)
     blocks, items = kernels.cut_streams(
-        start, words, pointer, holders, owners, events.order == "user", refused, entries, facts,
-        int(sent.max(initial=0)),
+        start, words, pointer, holders, owners, events.order == "user", told is not None, entries,
+        facts, int(sent.max(initial=0)),
     )  # fmt: skip
     return facts[:blocks], entries[:items], owners
 
@@ -211,9 +249,8 @@ class DRIFT:
         table: OwnerTable,
         rng: Streams,
         progress: Progress | None = None,
-        refused: NDArray[np.bool_] | None = None,
     ) -> FactorScorer:
-        (model,) = self.fit_steps(train, table, rng, [self.config.epochs], progress, refused)
+        (model,) = self.fit_steps(train, table, rng, [self.config.epochs], progress)
         return FactorScorer.of(model.users, model.items)
 
     def fit_steps(
@@ -223,13 +260,11 @@ class DRIFT:
         rng: Streams,
         epochs: list[int],
         progress: Progress | None = None,
-        refused: NDArray[np.bool_] | None = None,
     ) -> list[Model]:
-        """The model after each of these epochs (ascending), from one training run. `refused` as in
-        `plan`."""
+        """The model after each of these epochs (ascending), from one training run."""
         config, kept = self.config, []
         events = Events.of(train, config.positive_from, config.order)
-        blocks = plan(events, table, config.theta, config.window, refused)
+        blocks = plan(events, table, config.theta, config.window)
         model = Model.start(train.n_users, train.n_items, config.embedding_size, rng)
         for epoch in range(1, max(epochs) + 1):
             learn(model, blocks, config.step())

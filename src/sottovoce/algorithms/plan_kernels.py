@@ -47,19 +47,33 @@ def by_user(user, item, positive, start, words):
 
 
 @njit(nogil=True, cache=True)
+def told_by_user(user, pointer, owner, place, at, first, laid):
+    """The owners that are told of each event, owner[pointer[e]:pointer[e + 1]], in the order of the
+    words of `by_user`: those of word k are laid[first[k]:first[k + 1]]. `place` and `at` are where
+    a user's words and her owners begin, and are left where they end."""
+    for e in range(user.shape[0]):
+        u = user[e]
+        first[place[u]] = at[u]
+        place[u] += 1
+        for h in range(pointer[e], pointer[e + 1]):
+            laid[at[u]] = owner[h]
+            at[u] += 1
+    first[user.shape[0]] = laid.shape[0]
+
+
+@njit(nogil=True, cache=True)
 def cut_streams(
-    start, words, pointer, holders, owners, by_user, refused, entries, facts, longest
+    start, words, pointer, holders, owners, by_user, laid_out, entries, facts, longest
 ):  # fmt: skip
-    """The blocks of every user's stream at every owner, by user, then owner, then time. Event e has
-    a message for each of holders[pointer[item]:pointer[item + 1]]; where `refused` has rows, owner
-    o gets nothing of the users u with refused[u, o]. `longest` is the most messages of a user.
+    """The blocks of every user's stream at every owner, by user, then owner, then time. An event
+    has a message for each of holders[pointer[i]:pointer[i + 1]], where i is its item, or, where
+    they are `laid_out`, the place of its word. `longest` is the most messages of a user.
     Writes the items, and the facts of every block; returns how many blocks and items there are. A
     block ends with event e at 2e, and later where its stream ends it: behind the user's last event,
     or, by time, behind all events, owner by owner."""
     n = words.shape[0]
     mine = np.empty(longest, dtype=np.int64)
     edge = np.empty(owners + 1, dtype=np.int64)
-    some = refused.shape[0] > 0
     blocks = at = low = 0
     for u in range(start.shape[0] - 1):
         high = start[u]
@@ -67,18 +81,16 @@ def cut_streams(
             continue
         edge[:] = 0
         for k in range(low, high):
-            i = (words[k] >> 1) & 0x7FFFFFFF
+            i = k if laid_out else (words[k] >> 1) & 0x7FFFFFFF
             for h in range(pointer[i], pointer[i + 1]):
-                if not (some and refused[u, holders[h]]):
-                    edge[holders[h] + 1] += 1
+                edge[holders[h] + 1] += 1
         for o in range(owners):
             edge[o + 1] += edge[o]
         for k in range(low, high):
-            i = (words[k] >> 1) & 0x7FFFFFFF
+            i = k if laid_out else (words[k] >> 1) & 0x7FFFFFFF
             for h in range(pointer[i], pointer[i + 1]):
-                if not (some and refused[u, holders[h]]):
-                    mine[edge[holders[h]]] = words[k]
-                    edge[holders[h]] += 1
+                mine[edge[holders[h]]] = words[k]
+                edge[holders[h]] += 1
         final = words[high - 1] >> 32
         a = 0
         for o in range(owners):

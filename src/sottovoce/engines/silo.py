@@ -1,30 +1,26 @@
-"""What a federation of data owners is given at the start, in simulation and for real, and what
-passes between its parties."""
+"""What a federation of data owners is given at the start, in simulation and for real, and what an
+epoch of it comes to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.blocks import Blocks, Events, Ints, Model
+from sottovoce.algorithms.blocks import Blocks, Events, Model
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_aggregated import AggregatedPlan, Aggregation
 from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.algorithms.drift_replay import plan
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import ConfigError
-from sottovoce.ledger import Entries
+from sottovoce.errors import ConfigError, ConsentError
+from sottovoce.parties.silo_door import Departed, InteractionDoor
 from sottovoce.rng import Streams
 
-SEALED_BYTES = 53
-"""Of an interaction as `privacy.interactions` seals it; simulation does without that library."""
-KIND = "interactions"
-"""What the ledger calls what owners have read; the owner's name follows, after a colon."""
 OTHER = "other"
 """Who holds the items without a category."""
 ONE = "all items"
@@ -40,32 +36,65 @@ class SiloWorld:
     """Everything that the parties are given at the start, each its own share."""
 
     config: DRIFTConfig
-    owners: tuple[str, ...]
-    """Names, by number; each holds something."""
-    table: OwnerTable
+    door: InteractionDoor
+    """Of all users; knows the owners and what they hold."""
+    departed: Departed
+    """What it let go; the owners learn from nothing else."""
     catalogue: tuple[str, ...]
     """Ids of the items, by number."""
-    events: Events
-    """One epoch. Who takes no part has no event in it."""
-    refused: NDArray[np.bool_] | None
-    """[users, owners]: who must see nothing of whom."""
     root: Streams
     """Of all random numbers, so that every engine gives the same model."""
-    n_users: int
+
+    def __post_init__(self) -> None:
+        if not self.door.has_let_go(self.departed):
+            raise ConsentError(
+                "data owners learn only from what their users' door has let go; see "
+                "InteractionDoor.let_go"
+            )
+        if self.departed.epochs != self.config.epochs:
+            raise ConsentError(
+                f"the door has let go {self.departed.epochs:,} epochs, and owners would learn from "
+                f"{self.config.epochs:,}"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        config: DRIFTConfig,
+        door: InteractionDoor,
+        events: Events,
+        catalogue: tuple[str, ...],
+        root: Streams,
+    ) -> SiloWorld:
+        """Of everybody's events; the door lets go what may leave."""
+        return cls(config, door, door.let_go(events, config.epochs), catalogue, root)
 
     def __repr__(self) -> str:
         return f"<SiloWorld of {len(self.owners)} owners and {self.n_users:,} users, redacted>"
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Names, by number; each holds something."""
+        return self.door.owners
+
+    @property
+    def table(self) -> OwnerTable:
+        return self.door.table
+
+    @property
+    def n_users(self) -> int:
+        return self.door.n_users
 
     def blocks(self) -> Blocks:
         """What an epoch learns from."""
         if self.config.release == "aggregated":
             return self.aggregated_plan().blocks
-        return plan(
-            self.events, self.table, self.config.theta, self.config.window, refused=self.refused
-        )
+        left, config = self.departed, self.config
+        return plan(left.events, self.table, config.theta, config.window, left.told)
 
     def aggregated_plan(self) -> AggregatedPlan:
-        return AggregatedPlan.of(self.events, self.table, self.config.window, self.refused)
+        left = self.departed
+        return AggregatedPlan.of(left.events, self.table, self.config.window, left.told)
 
     def aggregation(self) -> Aggregation:
         """All aggregating owners, at the start."""
@@ -80,7 +109,8 @@ def held_out_blocks(world: SiloWorld, test: Interactions) -> Blocks:
     """The blocks that owners would have of held-out interactions with their items."""
     known = test.select(test.items < len(world.catalogue))
     events = Events.of(known, world.config.positive_from, world.config.order)
-    return plan(events, world.table, world.config.theta, refused=world.refused)
+    events, told = world.door.would_leave(events)
+    return plan(events, world.table, world.config.theta, told=told)
 
 
 class SiloTrial(Protocol):
@@ -118,66 +148,7 @@ def owners_of(dataset: Dataset, by: Sharing) -> tuple[tuple[str, ...], NDArray[n
     return (*names, OTHER), np.column_stack([member, rest])
 
 
-# --- what passes ---------------------------------------------------------------------------------
-
-
-class Read(NamedTuple):
-    """What owners have read in one epoch, a row for each user and owner. Private."""
-
-    user: Ints
-    owner: Ints
-    positive: Ints
-    negative: Ints
-
-
-def messages(world: SiloWorld) -> tuple[Ints, Ints]:
-    """The event and the owner of every message of an epoch, event by event. Whom a user refuses is
-    told nothing."""
-    pointer, holders, _ = world.table.arrays(len(world.catalogue))
-    events = world.events
-    counts = np.diff(pointer)[events.item]
-    event = np.repeat(np.arange(len(events)), counts)
-    within = np.arange(len(event)) - np.repeat(np.cumsum(counts) - counts, counts)
-    owner = holders[pointer[events.item[event]] + within]
-    if world.refused is not None:
-        sent = ~world.refused[events.user[event], owner]
-        event, owner = event[sent], owner[sent]
-    return event, owner
-
-
-def read_by_owners(world: SiloWorld) -> Read:
-    """By user, then owner; pairs without a message are left out."""
-    event, owner = messages(world)
-    owners = len(world.owners)
-    liked = world.events.positive[event]
-    pair = world.events.user[event] * owners + owner
-    positive = np.bincount(pair[liked], minlength=world.n_users * owners)
-    negative = np.bincount(pair[~liked], minlength=world.n_users * owners)
-    there = np.flatnonzero(positive + negative)
-    return Read(there // owners, there % owners, positive[there], negative[there])
-
-
-def ledger_entries(world: SiloWorld, read: Read) -> list[Entries]:
-    """A row for each user and owner, owner by owner. Every epoch sends its messages anew, and each
-    of them is counted. Owners read them in full: no ε can be vouched for."""
-    epochs, found = world.config.epochs, []
-    for number, name in enumerate(world.owners):
-        mine = read.owner == number
-        if not mine.any():
-            continue
-        positive, negative = read.positive[mine] * epochs, read.negative[mine] * epochs
-        found.append(
-            Entries(
-                kind=f"{KIND}:{name}",
-                user=read.user[mine],
-                round=np.full(int(mine.sum()), epochs, dtype=np.int64),
-                positive_rows=positive.astype(np.int32),
-                negative_rows=negative.astype(np.int32),
-                bytes=(positive + negative) * SEALED_BYTES,
-                epsilon=np.full(int(mine.sum()), np.inf),
-            )
-        )
-    return found
+# --- what it comes to -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +178,7 @@ def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, 
     if config.release == "printed":
         updates, (users, items) = blocks.steps, rows_moved(blocks)
     else:  # every owner speaks in every round, of all its items
-        rounds = -(-len(world.events) // config.window) if config.window else 0
+        rounds = -(-len(world.departed.events) // config.window) if config.window else 0
         updates, users = max(rounds, 1) * len(world.owners), 0
         held = sum(len(world.table.items(k)) for k in world.table.all_owners())
         items = max(rounds, 1) * held

@@ -20,11 +20,14 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import cast
 
+import numpy as np
+
 from sottovoce.algorithms.blocks import Events, Model
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
 from sottovoce.algorithms.drift_aggregated import AggregatingOwner
 from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift_replay import replay
+from sottovoce.consent import Choice, Consent
 from sottovoce.engines.silo_bytes import (
     pack_gradients,
     pack_request,
@@ -36,6 +39,7 @@ from sottovoce.engines.silo_bytes import (
 from sottovoce.engines.silo_ways import SEALINGS, Link, Meter, Sealing, Way, Witness, way_of
 from sottovoce.errors import ConfigError
 from sottovoce.links import Sight
+from sottovoce.parties.silo_door import InteractionDoor, UserAtDoor
 from sottovoce.rng import Streams
 
 _ALL_INTERACTION = frozenset({"owner", "user", "item", "positive", "time"})
@@ -88,13 +92,18 @@ class SiloSimulation:
         sealing: Sealing = "pairs",
         witness: Witness | None = None,
         model: Model | None = None,
+        door: InteractionDoor | None = None,
     ) -> None:
-        """Starts from first rows, or from a model."""
+        """Starts from first rows, or from a model. Without a door everybody takes part and refuses
+        nobody; of the users those join who take part."""
         if sealing not in SEALINGS:
             raise ConfigError(f"sealing must be one of {list(SEALINGS)}, not {sealing!r}")
         self.config, self.sealing = config, sealing
         self._meter = Meter(witness)
-        numbers, owners = sorted(set(users)), table.all_owners()
+        owners = table.all_owners()
+        wanted = set(users)
+        self.door = door or _open_door(wanted, table)
+        numbers = sorted(wanted & set(self.door.users()))
         way = way_of(sealing, self._meter, numbers, owners)
         links = {owner: Link(owner, sealing == "pairs", self._meter) for owner in owners}
         self.orchestrator = _joined(config, rng, table, numbers, model)
@@ -102,7 +111,7 @@ class SiloSimulation:
         self.owners: dict[int, Owner] = {
             k: _wired(k, table, config, way, links[k], self._meter) for k in owners
         }
-        self._users = {u: _MeteredUser(u, table, self._meter) for u in numbers}
+        self._users = {u: _MeteredUser(u, self.door, self._meter) for u in numbers}
         for owner in self.owners.values():
             for user in numbers:
                 owner.admit(user)
@@ -116,7 +125,7 @@ class SiloSimulation:
 
     def epoch(self, events: Events) -> EpochCost:
         """All events once, in paper mode or with the settings' window."""
-        meter = self._meter
+        meter, events = self._meter, self.door.joined(events)
         meter.start()
         started = perf_counter()
         done = replay(events, self._users, self.owners, self.orchestrator, self.config.window)
@@ -129,9 +138,9 @@ class SiloSimulation:
 # --- the parties, with a wire between them -------------------------------------------------------
 
 
-class _MeteredUser(User):
-    def __init__(self, number: int, table: OwnerTable, meter: Meter) -> None:
-        super().__init__(number, table)
+class _MeteredUser(UserAtDoor):
+    def __init__(self, number: int, door: InteractionDoor, meter: Meter) -> None:
+        super().__init__(number, door)
         self._meter = meter
 
     def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
@@ -250,3 +259,10 @@ def _joined(
     known_items = {item: model.items[item] for item in table}
     restored = _WiredOrchestrator.restore(config, rng, 0, table, known_users, known_items)
     return cast(_WiredOrchestrator, restored)
+
+
+def _open_door(users: set[int], table: OwnerTable) -> InteractionDoor:
+    """Of users who take part and refuse nobody."""
+    names = tuple(map(str, table.all_owners()))
+    numbers = np.array(sorted(users), dtype=np.int64)
+    return InteractionDoor(Consent.uniform(numbers, Choice(), owners=names), names, table)

@@ -1,29 +1,29 @@
 """What each party of a federation of data owners saw, as views that the attack suite works on.
 
-The federation is replayed message by message (`drift_replay`), and everything is written down where
-it arrives. Nothing is sealed here; the network's view has what TLS leaves open: who, to whom, how
-long.
+What left is delivered again, message by message (`drift_replay.deliver`), and everything is written
+down where it arrives. Nothing is sealed here; the network's view has what TLS leaves open: who, to
+whom, how long.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sottovoce.algorithms.blocks import Events, Ints, Model, first_rows
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
 from sottovoce.algorithms.drift_aggregated import AggregatingOwner, owner_of
 from sottovoce.algorithms.drift_messages import Gradients, Interaction, RowRequest, Rows
-from sottovoce.algorithms.drift_replay import replay
+from sottovoce.algorithms.drift_replay import deliver
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.views import Packet, Party, Seen, View
 from sottovoce.config import require_whole
-from sottovoce.engines.silo import SEALED_BYTES, SiloWorld
+from sottovoce.engines.silo import SiloWorld
 from sottovoce.engines.silo_bytes import gradients_bytes, request_bytes, rows_bytes
+from sottovoce.parties.silo_door import SEALED_BYTES
 
 RECORD_BYTES = 22
 """What TLS adds to a message."""
@@ -58,32 +58,24 @@ def silo_views(
     require_whole("rounds", rounds, 1)
     if events is None and world.config.release == "printed":
         events = PRINTED_EVENTS
-    part = _first(world.events, events)
+    part, refused = world.departed.first(events), world.door.refused
     if owner is None:
-        owner = 0 if world.refused is None else int(world.refused.sum(axis=0).argmax())
+        owner = 0 if refused is None else int(refused.sum(axis=0).argmax())
     tape = _Tape(world, kind, owner)
     seen: dict[str, list[Seen]] = defaultdict(list)
     for epoch in range(1, rounds + 1):
-        replay(part, tape.users, tape.owners, tape.orchestrator, world.config.window)
+        deliver(part.events, part.messages(), tape.owners, tape.orchestrator, world.config.window)
         heard = tape.cut()
         for name, party in _parties(owner).items():
             seen[name].append(Seen(epoch, tuple(heard.get(party, ()))))
     views: dict[str, View] = {
         name: tape.view(name, seen[name], owner, model) for name in _parties(owner)
     }
-    return views, {"drift": tape.truth(part), "refused": world.refused}
+    return views, {"drift": tape.truth(part.events), "refused": refused}
 
 
 def _parties(owner: int) -> dict[Party, tuple[str, int]]:
     return {"orchestrator": ("orchestrator", 0), "owner": ("owner", owner), "network": ("net", 0)}
-
-
-def _first(events: Events, n: int | None) -> Events:
-    cut = slice(0, len(events) if n is None else n)
-    return replace(
-        events, user=events.user[cut], item=events.item[cut], positive=events.positive[cut],
-        time=events.time[cut],
-    )  # fmt: skip
 
 
 class _Tape:
@@ -98,12 +90,8 @@ class _Tape:
         self._talking: dict[int, set[int]] = defaultdict(set)
         self._lines: list[Ints] = []
         self.orchestrator = Orchestrator(config, world.root)
-        self.users: dict[int, User] = {}
-        self.there: Ints = np.unique(world.events.user)
+        self.there: Ints = np.unique(world.departed.events.user)
         there = self.there.tolist()
-        for user in there:
-            shut = () if world.refused is None else np.flatnonzero(world.refused[user]).tolist()
-            self.users[user] = User(user, table, shut)
         for number in table.all_owners():
             self.orchestrator.add_items(number, table.items(number))
         for user in there if config.release == "printed" else ():

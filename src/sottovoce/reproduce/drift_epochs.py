@@ -17,7 +17,7 @@ from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.silo_simulation import SiloSimulation
 from sottovoce.engines.silo_ways import Sealing
-from sottovoce.errors import ConfigError, DataError
+from sottovoce.errors import DataError
 from sottovoce.reproduce.drift_study import DRIFT, DriftStudy, Job, StudyConfig, System, at_epoch
 from sottovoce.rng import Streams
 from sottovoce.running import Report
@@ -36,9 +36,7 @@ class EpochStudy(DriftStudy):
         report: Report,
     ) -> None:
         super().__init__(settings, systems, dataset, cells, threads, report)
-        component = systems[DRIFT].component(settings.positive_from[0])
-        if not isinstance(component, DRIFTConfig):
-            raise ConfigError(f"[systems.{DRIFT}] must be of the kind drift")
+        component = systems[DRIFT].with_owners(settings.positive_from[0])
         self.settings = replace(component, epochs=settings.epochs)
         train = self.test.train
         self.membership = dataset.category_matrix()[self.test.item_map[: train.n_items]]

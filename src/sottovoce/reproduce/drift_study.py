@@ -103,6 +103,13 @@ class System:
         values = {**self.settings, "positive_from": positive_from}
         if self.kind == "saros":
             return config.build(SAROS, values, "saros")
+        return self.with_owners(positive_from)
+
+    def with_owners(self, positive_from: float) -> DRIFTConfig:
+        """The settings of a system that has data owners."""
+        if self.kind != "drift":
+            raise ConfigError(f"{self.label} must be of the kind drift")
+        values = {**self.settings, "positive_from": positive_from}
         return config.build(DRIFTConfig, values, "drift")
 
 

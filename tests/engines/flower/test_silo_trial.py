@@ -8,9 +8,11 @@ import pytest
 from sottovoce.algorithms.blocks import Events
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.consent import Choice, Consent
 from sottovoce.engines.flower.silo_trial import SiloTrial
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.errors import ConfigError, Stalled
+from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.rng import Streams
 
 
@@ -20,10 +22,10 @@ def world(**settings):
     events = Events(
         np.zeros(n, np.int64), np.zeros(n, np.int32), np.zeros(n, bool), np.arange(n), config.order
     )
-    return SiloWorld(
-        config, ("Drama", "Noir"), OwnerTable.of_membership(np.ones((2, 2), bool)), ("a", "b"),
-        events, None, Streams.from_seed(1), 1,
-    )  # fmt: skip
+    consent = Consent.uniform(np.arange(1), Choice(), owners=("Drama", "Noir"))
+    table = OwnerTable.of_membership(np.ones((2, 2), bool))
+    door = InteractionDoor(consent, consent.owners, table)
+    return SiloWorld.of(config, door, events, ("a", "b"), Streams.from_seed(1))
 
 
 class Users:

@@ -36,7 +36,7 @@ from sottovoce.engines.https.owner_folder import (
 )
 from sottovoce.engines.https.user_agent import Delivery, UserAgent
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
-from sottovoce.engines.silo import Report, SiloWorld, messages
+from sottovoce.engines.silo import Report, SiloWorld
 from sottovoce.errors import ConfigError, ServiceError, Stalled
 from sottovoce.parties.orchestrator_store import OrchestratorStore
 from sottovoce.parties.silo_files import FederationFile
@@ -83,7 +83,7 @@ class SiloTrial:
                 f"{MOST_USERS:,} users; use --engine simulation"
             )
         served_in_rounds = bool(world.config.window) or in_turn(world.config)
-        if world.events.order != "time" or not served_in_rounds:
+        if world.departed.events.order != "time" or not served_in_rounds:
             raise ConfigError(
                 'real streams come in the order of time, in rounds: set algorithm.order = "time" '
                 "and algorithm.window to the interactions between two rounds"
@@ -134,26 +134,27 @@ class SiloTrial:
 
     @property
     def _per_epoch(self) -> int:
-        return max(1, -(-len(self.world.events) // self._window))
+        return max(1, -(-len(self.world.departed.events) // self._window))
 
     @property
     def _window(self) -> int:
         """Interactions between two rounds; a whole epoch where none is set."""
-        return self.world.config.window or max(1, len(self.world.events))
+        return self.world.config.window or max(1, len(self.world.departed.events))
 
     # --- one round --------------------------------------------------------------------------------
 
     def queue(self, number: int) -> int:
         """Users do what they do in a window; how many messages wait to be sent. Nothing happens
         where that was done before."""
-        agent, events, window = self._agent(), self.world.events, self._window
+        agent, left, window = self._agent(), self.world.departed, self._window
         epoch, part = divmod(number, self._per_epoch)
         if epoch and not part:
             self._require_ended(epoch)
-        event, _ = messages(self.world)
-        before = epoch * len(event) + int((event < part * window).sum())
+        events, pointer = left.events, left.told.pointer
+        before = epoch * int(pointer[-1]) + int(pointer[part * window])
         if agent.store.ever_said() <= before:
-            rows = slice(part * window, (part + 1) * window)
+            rows = np.flatnonzero(np.diff(pointer[part * window : (part + 1) * window + 1]))
+            rows += part * window
             columns = (events.user, events.item, events.positive, events.time)
             said = zip(*(column[rows].tolist() for column in columns), strict=True)
             agent.door.interact_many(said, again=True)
@@ -319,9 +320,10 @@ class SiloTrial:
                     door.choose(number, Choice(refused_owners=self._refused(number)))
 
     def _refused(self, user: int) -> tuple[str, ...]:
-        if self.world.refused is None:
+        refused = self.world.door.refused
+        if refused is None:
             return ()
-        shut = self.world.refused[user]
+        shut = refused[user]
         return tuple(name for k, name in enumerate(self.world.owners) if shut[k])
 
     def _ports(self) -> tuple[int, int, int]:
