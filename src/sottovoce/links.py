@@ -34,6 +34,8 @@ class Link(Component, ABC):
 
     __slots__ = ()
     sees: ClassVar[Sight]
+    algorithms: ClassVar[tuple[str, ...]] = ()
+    """By name, algorithms it goes with beside those that name it among theirs."""
     shows_devices: ClassVar[bool] = False
     """Whether the server sees what single devices send."""
     shows_sums: ClassVar[bool] = False

@@ -50,7 +50,11 @@ def check_fitting(algorithm: AlgorithmSettings, release: Release, link: Link) ->
     for kinds, component in ((ALGORITHMS, algorithm), (RELEASES, release), (LINKS, link)):
         kinds.require(component)
     wanted, links = algorithm.releases, algorithm.links
-    if release.name not in wanted or link.name not in links:
+    fits = [
+        component.name in known or algorithm.name in component.algorithms
+        for component, known in ((release, wanted), (link, links))
+    ]
+    if not all(fits):
         raise ConfigError(
             f"{algorithm.name} needs the release {' or '.join(wanted)} and the link "
             f"{' or '.join(links)}; leave release.name and link.name out to get {wanted[0]} and "

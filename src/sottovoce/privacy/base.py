@@ -32,6 +32,8 @@ class Release(Component, ABC):
 
     __slots__ = ()
     sends: ClassVar[Sends] = "rows"
+    algorithms: ClassVar[tuple[str, ...]] = ()
+    """By name, algorithms it goes with beside those that name it among theirs."""
 
     @property
     def clips(self) -> bool:
