@@ -73,8 +73,8 @@ class Registry(Mapping[str, T]):
         """Enter a class under a name that no other has."""
 
         def enter(component: C) -> C:
-            place = f"{component.__module__}.{component.__qualname__}"
-            self._enter(name, component, component.__module__, place)
+            module = component.__module__
+            self._enter(name, component, module, f"{_where(module)}.{component.__qualname__}")
             component.name = name  # type: ignore[attr-defined]
             return component
 
@@ -84,13 +84,22 @@ class Registry(Mapping[str, T]):
         """Enter something that is no class, such as an attack, under a name of its own."""
         caller = sys._getframe(1)
         module = caller.f_globals.get("__name__", "")
-        self._enter(name, component, module, f"{module}, line {caller.f_lineno}")
+        self._enter(name, component, module, f"{_where(module)}, line {caller.f_lineno}")
         return component
 
     def place(self, name: str) -> str:
         """Where a component was entered, as a reader would look it up."""
         self[name]
         return self._places[name]
+
+    def about(self, name: str) -> str:
+        """What a component is: the first line of its docstring, or else of its module's."""
+        component: Any = self[name]
+        kind = component if isinstance(component, type) else type(component)
+        said = inspect.getdoc(component) or ""
+        if said.startswith(f"{kind.__name__}("):  # the words of a dataclass that has none
+            said = inspect.getdoc(sys.modules.get(kind.__module__)) or ""
+        return said.partition("\n")[0]
 
     def __getitem__(self, name: str) -> T:
         self._load()
@@ -301,6 +310,12 @@ def _same_file(one: object, other: object) -> bool:
         return inspect.getsourcefile(one) == inspect.getsourcefile(other)
     except (OSError, TypeError):
         return True
+
+
+def _where(module: str) -> str:
+    """A module as a reader knows it; a file of components by its path."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file if file and _module_name(Path(file)) == module else module
 
 
 def _own(module: str) -> bool:
