@@ -106,7 +106,9 @@ class Registry(Mapping[str, T]):
         try:
             return self._found[name]
         except KeyError:
-            raise ConfigError(self.unknown(name)) from None
+            raise ConfigError(
+                f"no {self.kind} is called {name!r}; there are {sorted(self)}{self.hint}"
+            ) from None
 
     def __contains__(self, name: object) -> bool:
         self._load()
@@ -128,10 +130,10 @@ class Registry(Mapping[str, T]):
         self._load()
         return self._found.get(name, default)
 
-    def unknown(self, name: object) -> str:
-        """Why there is no component of this name, in one sentence."""
-        missing = "".join(f"; {trouble}" for trouble in _troubles)
-        return f"no {self.kind} is called {name!r}; there are {sorted(self)}; {_HOW}{missing}"
+    @property
+    def hint(self) -> str:
+        """What to do about a name that is not known, and what could not be loaded."""
+        return "".join(f"; {sentence}" for sentence in (_HOW, *_troubles))
 
     def require(self, component: object) -> None:
         """Raises where this is no component that was registered here, but a relative of one."""
