@@ -41,7 +41,7 @@ GROUP = "sottovoce.components"
 """Of the entry points by which other packages bring components."""
 FILES = "SOTTOVOCE_COMPONENTS"
 """The environment variable with files of components, separated as PATH is."""
-_ENTERS = re.compile(r"(@|\w+ = )[A-Z_]+\.(register|add)\(")
+_ENTERS = re.compile(r"(@|\w+ = )?[A-Z_]+\.(register|add)\(")
 """A line by which something enters a registry."""
 _MAKES = re.compile(r"^[A-Z_]+(: Registry\[.*\])? = Registry[\[(]", re.MULTILINE)
 """A line that makes a registry."""
