@@ -361,7 +361,7 @@ class MetricContract(ABC):
     def test_leaves_what_it_measures_alone(self) -> None:
         ranked, same = self._ranked(), self._ranked()
         self._values(ranked)
-        self.metric().overall({}, ranked.lists, ranked.test.n_items)
+        self.metric().figure({}, ranked.lists, ranked.test.n_items)
         for name in ("lists", "hit", "relevant"):
             kept = np.array_equal(getattr(ranked, name), getattr(same, name))
             _require(kept, f"measuring changes {name}")

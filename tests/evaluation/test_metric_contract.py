@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sottovoce.errors import ConfigError, UsageError
-from sottovoce.evaluation import METRICS, Full, Protocol, Sampled, UserMetric, evaluate
+from sottovoce.evaluation import METRICS, Full, Metric, Protocol, Sampled, UserMetric, evaluate
 from sottovoce.evaluation.base import every_metric
 from sottovoce.recommender import FactorScorer
 from sottovoce.testing import ContractBroken, MetricContract, random_world
@@ -62,6 +62,26 @@ def test_a_spoilt_metric_is_named(strange, values, words):
     with pytest.raises(UsageError, match="the metric spoilt"):
         held(Spoilt)().test_one_value_per_user_within_bounds()
     assert "spoilt@5" not in judged(Sampled(9))  # where it has no gains
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [(np.float32(0.5), 0.5), (np.int64(3), 3), (2, 2), (None, None), (np.zeros(2), UsageError),
+     ("many", UsageError), (True, UsageError)],
+)  # fmt: skip
+def test_a_figure_for_all_users_is_a_number(strange, value, kept):
+    @strange("whole")
+    class Whole(Metric):
+        def overall(self, means, lists, n_items):
+            return value
+
+    if kept is UsageError:
+        with pytest.raises(UsageError, match="the metric whole must give one number for all users"):
+            judged(Full())
+    else:
+        found = judged(Full()).get("whole@5")
+        assert found == kept
+        assert not isinstance(found, np.generic)
 
 
 def test_a_stranger_is_measured_wherever_it_can_be(strange):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,19 @@ class Metric(Component, ABC):
     def key(cls) -> str:
         """What a summary calls it before @K."""
         return cls.short or cls.name
+
+    def figure(
+        self, means: Mapping[str, float], lists: NDArray[np.int32] | None, n_items: int
+    ) -> float | None:
+        """`overall`, where that is a number or None; else it raises."""
+        value: Any = self.overall(means, lists, n_items)  # of a stranger it may be anything
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise UsageError(
+                f"the metric {self.name} must give one number for all users, and gave {value!r:.60}"
+            )
+        return value
 
 
 class UserMetric(Metric):

@@ -165,7 +165,7 @@ class Evaluation:
         at = f"@{self.protocol.k}"
         means = {name.removesuffix(at): self.mean(name) for name in self.values}
         n_items = self.n_items if gini_items is None else gini_items
-        found = {m.key() + at: m.overall(means, self.lists, n_items) for m in every_metric()}
+        found = {m.key() + at: m.figure(means, self.lists, n_items) for m in every_metric()}
         return {key: value for key, value in found.items() if value is not None}
 
     def describe(self) -> str:

@@ -60,7 +60,7 @@ def import_path(
     kind = detect(archive, only) if kind == "auto" else kind
     if kind not in IMPORTERS:
         kinds = ", ".join(("auto", *IMPORTERS))
-        raise ConfigError(f"unknown kind {kind!r}; kinds are {kinds}")
+        raise ConfigError(f"unknown kind {kind!r}; kinds are {kinds}{IMPORTERS.hint}")
     importer = IMPORTERS[kind]()
     if country is not None and not importer.takes_country:
         takers = [kind for kind, other in IMPORTERS.items() if other.takes_country]
