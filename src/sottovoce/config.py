@@ -17,7 +17,7 @@ def build(cls: type[T], table: Mapping[str, object], where: str) -> T:
     """`cls(**table)` with every key and type checked. `where` names the table in messages."""
     if not isinstance(table, Mapping):  # what others have sent may be anything
         raise ConfigError(f"{where} must be a table")
-    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls) if f.init} if is_dataclass(cls) else {}
     unknown = sorted(set(table) - set(known))
     if unknown:
         raise ConfigError(f"[{where}] has unknown keys {unknown}; known are {sorted(known)}")

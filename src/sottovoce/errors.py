@@ -23,6 +23,9 @@ The number is the exit code of the command line.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class SottovoceError(Exception):
     """Base of everything we raise on purpose."""
@@ -109,3 +112,13 @@ class KeyTrouble(ServiceError):
 
 class StoreError(ServiceError):
     pass
+
+
+@contextmanager
+def said_of(whom: str) -> Iterator[None]:
+    """What is raised on purpose in here begins with whom it is about."""
+    try:
+        yield
+    except SottovoceError as error:
+        error.args = (f"{whom}: {error}", *error.args[1:])
+        raise

@@ -353,5 +353,5 @@ def _baselines(table: Mapping[str, Any]) -> list[tuple[str, Baseline]]:
     for label, fields in table.items():
         if not isinstance(fields, dict):
             raise ConfigError(f"baselines.{label} must be a table (it may be empty)")
-        found.append((label, named(fields, BASELINES, label, f"baselines.{label}")))  # type: ignore[arg-type]
+        found.append((label, named(fields, BASELINES, label, f"baselines.{label}")))
     return found

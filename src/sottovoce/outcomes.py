@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.baselines.base import Demanding
 from sottovoce.consent import Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.errors import DataError
-from sottovoce.evaluation.protocol import SLAB, Evaluation, Full, Protocol
+from sottovoce.evaluation.protocol import SLAB, Evaluation, Protocol
 from sottovoce.experiment import Experiment
 from sottovoce.runs import RunFolder, check_writable, environment
 from sottovoce.trials import Engine
@@ -47,8 +46,7 @@ def check_before(experiment: Experiment, out: Path | None) -> None:
     if out is not None:
         check_writable(out)
     for _, baseline in experiment.baselines:
-        if isinstance(baseline, Demanding):
-            baseline.check()
+        baseline.check()
 
 
 def check_protocol(protocol: Protocol, split: Split) -> None:
@@ -59,9 +57,8 @@ def check_protocol(protocol: Protocol, split: Split) -> None:
             "no user has test items, so that nothing could be evaluated; hold out more "
             "(data.test_fraction), or keep users with more items (data.min_user_items)"
         )
-    if not isinstance(protocol.candidates, Full):
-        for start in range(0, len(users), SLAB):
-            protocol.candidates.draw(split.train, split.test, users[start : start + SLAB])
+    for start in range(0, len(users), SLAB):
+        protocol.candidates.draw(split.train, split.test, users[start : start + SLAB])
 
 
 def manifest_of(experiment: Experiment, dataset: Dataset, engine: Engine) -> dict[str, Any]:

@@ -25,9 +25,12 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sottovoce.errors import ConfigError, SottovoceError
 
@@ -38,8 +41,11 @@ GROUP = "sottovoce.components"
 """Of the entry points by which other packages bring components."""
 FILES = "SOTTOVOCE_COMPONENTS"
 """The environment variable with files of components, separated as PATH is."""
-_ENTERS = re.compile(r"(@|\w+ = )[A-Z_]+\.(register|add)\(")
+_ENTERS = re.compile(r"(@|\w+ = )?[A-Z_]+\.(register|add)\(")
 """A line by which something enters a registry."""
+_MAKES = re.compile(r"^[A-Z_]+(: Registry\[.*\])? = Registry[\[(]", re.MULTILINE)
+"""A line that makes a registry."""
+_NAME = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
 _HOW = "a component of your own is loaded with `sottovoce --with FILE.py`"
 
 
@@ -48,36 +54,52 @@ class Component:
 
     __slots__ = ()
     name: ClassVar[str] = ""
+    listed_at: ClassVar[int] = 100
+    """Where it stands in lists: small numbers first, equal ones in the order of their files."""
 
 
-class Registry(Generic[T]):
-    """The components of one kind, by name: the room's own, file by file, then those of others."""
+class Registry(Mapping[str, T]):
+    """The components of one kind, by name; those of the package come before those of others."""
 
     def __init__(self, kind: str, room: str, base: type) -> None:
         """`kind` is what they are called in sentences, `base` what each must derive from."""
         self.kind, self._room, self._base = kind, room, base
         self._found: dict[str, T] = {}
-        self._homes: dict[str, str] = {}
-        self._loading = self._loaded = False
+        self._places: dict[str, str] = {}
+        self._reading = self._read = False
+        _registries[kind] = self
 
     def register(self, name: str) -> Callable[[C], C]:
         """Enter a class under a name that no other has."""
 
         def enter(component: C) -> C:
-            self._check(name, component, _place(component))
+            module = component.__module__
+            self._enter(name, component, module, f"{_where(module)}.{component.__qualname__}")
             component.name = name  # type: ignore[attr-defined]
-            self._found[name] = component  # type: ignore[assignment]
-            self._homes[name] = component.__module__
             return component
 
         return enter
 
     def add(self, name: str, component: T) -> T:
-        """Enter something that is no class, an attack or a metric, under a name of its own."""
-        home = str(sys._getframe(1).f_globals.get("__name__", ""))
-        self._check(name, component, f"the one of {home}")
-        self._found[name], self._homes[name] = component, home
+        """Enter something that is no class, such as an attack, under a name of its own."""
+        caller = sys._getframe(1)
+        module = caller.f_globals.get("__name__", "")
+        self._enter(name, component, module, f"{_where(module)}, line {caller.f_lineno}")
         return component
+
+    def place(self, name: str) -> str:
+        """Where a component was entered, as a reader would look it up."""
+        self[name]
+        return self._places[name]
+
+    def about(self, name: str) -> str:
+        """What a component is: the first line of its docstring, or else of its module's."""
+        component: Any = self[name]
+        kind = component if isinstance(component, type) else type(component)
+        said = inspect.getdoc(component) or ""
+        if said.startswith(f"{kind.__name__}("):  # the words of a dataclass that has none
+            said = inspect.getdoc(sys.modules.get(kind.__module__)) or ""
+        return said.partition("\n")[0]
 
     def __getitem__(self, name: str) -> T:
         self._load()
@@ -94,18 +116,19 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         self._load()
-        return iter(tuple(self._found))
+        found = sorted(self._found.items(), key=lambda one: getattr(one[1], "listed_at", 100))
+        return iter([name for name, _ in found])
 
     def __len__(self) -> int:
         self._load()
         return len(self._found)
 
-    def items(self) -> list[tuple[str, T]]:
-        self._load()
-        return list(self._found.items())
+    def __repr__(self) -> str:
+        return f"<Registry of {self.kind}s>"
 
-    def values(self) -> list[T]:
-        return [component for _, component in self.items()]
+    def get(self, name: str, default: Any = None) -> Any:
+        self._load()
+        return self._found.get(name, default)
 
     @property
     def hint(self) -> str:
@@ -121,54 +144,75 @@ class Registry(Generic[T]):
                 f"nothing has held it to its contract; register it by a name of its own"
             )
 
-    def _check(self, name: str, component: object, where: str) -> None:
-        if not name or not name.replace("-", "").replace("_", "").isalnum() or name.lower() != name:
-            raise ConfigError(f"{where} needs a name of small letters, digits and -, not {name!r}")
+    def _enter(self, name: str, component: Any, module: str, place: str) -> None:
+        if not _own(module):
+            self._read_room()  # so that whoever takes a name of ours hears of it, not we
+        self._check(name, component, place)
+        self._found[name], self._places[name] = component, place
+
+    def _check(self, name: object, component: object, place: str) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"{place} needs a name of small letters, digits and -, not {name!r}")
         if not issubclass(
             component if isinstance(component, type) else type(component), self._base
         ):
             raise ConfigError(
-                f"{where} is registered as {_article(self.kind)} and does not derive from "
+                f"{place} is registered as {_article(self.kind)} and does not derive from "
                 f"{self._base.__name__}"
             )
         lacks = sorted(getattr(component, "__abstractmethods__", ()))
         if lacks:
             raise ConfigError(
-                f"{where} lacks {', '.join(lacks)}, which {_article(self.kind)} must have"
+                f"{place} lacks {', '.join(lacks)}, which {_article(self.kind)} must have"
             )
         other: Any = self._found.get(name)
-        if other is not None and not _same(other, component):
-            first = _place(other) if isinstance(other, type) else f"the one of {self._homes[name]}"
+        if other is None or other is component:
+            return
+        if self._places[name] != place or not _same_file(other, component):
             raise ConfigError(
-                f"two {self.kind}s are called {name!r}, {first} and {where}; give one of them "
-                "another name"
+                f"two {self.kind}s are called {name!r}, {self._places[name]} and {place}; give one "
+                "of them another name"
             )
 
     def _load(self) -> None:
-        if self._loaded or self._loading:  # a component may ask while its room is being read
-            return
-        self._loading = True
-        try:
-            own = _own_modules(self._room)
-            for module in own:
-                importlib.import_module(module)
-            _load_others()
-            # Whatever was imported first: the room's own by their modules, then those of others.
-            place = {module: number for number, module in enumerate(own)}
-            order = sorted(self._found, key=lambda name: place.get(self._homes[name], len(own)))
-            self._found = {name: self._found[name] for name in order}
-            self._loaded = True
-        finally:
-            self._loading = False
+        with _lock:
+            self._read_room()
+            if not self._reading:
+                _load_others()
+
+    def _read_room(self) -> None:
+        with _lock:
+            if self._read or self._reading:  # a component may ask while its room is being read
+                return
+            self._reading = True
+            try:
+                for module in _own_modules(self._room):
+                    importlib.import_module(module)
+                self._read = True
+            finally:
+                self._reading = False
+
+
+_registries: dict[str, Registry[Any]] = {}
+_lock = threading.RLock()
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """Every registry of the package by its kind, whether or not its room has been imported."""
+    package = Path(__file__).parent
+    for source in sorted(package.rglob("*.py")):
+        if _MAKES.search(source.read_text(encoding="utf-8")):
+            inside = source.relative_to(package.parent).with_suffix("")
+            importlib.import_module(".".join(inside.parts))
+    return dict(sorted(_registries.items()))
 
 
 def use_file(path: Path | str) -> None:
     """Load a file of components, here and in every process that this one starts."""
     place = Path(path).resolve()
     _import_file(place)
-    known = [part for part in os.environ.get(FILES, "").split(os.pathsep) if part]
-    if str(place) not in known:
-        os.environ[FILES] = os.pathsep.join([*known, str(place)])
+    if place not in _files():
+        _set_files([*_files(), place])
 
 
 _troubles: list[str] = []
@@ -181,41 +225,67 @@ def _load_others() -> None:
     if _others_loaded:
         return
     _others_loaded = True
-    for path in os.environ.get(FILES, "").split(os.pathsep):
-        if path:
-            _import_file(Path(path))
+    try:
+        for path in _files():
+            _import_file(path)
+    except ConfigError:
+        _others_loaded = False
+        raise
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
             entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # another's code may raise anything
             owner = entry.dist.name if entry.dist is not None else "a package"
             _troubles.append(
-                f"the components of {owner} ({entry.value}) cannot be loaded: "
-                f"{type(error).__name__}: {error}"
+                f"the components of {owner} ({entry.value}) cannot be loaded: {_words(error)}"
             )
             print(f"sottovoce: {_troubles[-1]}", file=sys.stderr)
 
 
-def _import_file(path: Path) -> None:
-    """Import a file once, whatever the ways to it."""
-    place = path.resolve()
+def _files() -> list[Path]:
+    return [Path(part).resolve() for part in os.environ.get(FILES, "").split(os.pathsep) if part]
+
+
+def _set_files(places: list[Path]) -> None:
+    os.environ[FILES] = os.pathsep.join(map(str, places))
+
+
+def _module_name(place: Path) -> str:
     # By name and place: two files of one name are two modules, and the same one everywhere.
-    name = f"{place.stem}_{hashlib.blake2b(str(place).encode(), digest_size=4).hexdigest()}"
+    return f"{place.stem}_{hashlib.blake2b(str(place).encode(), digest_size=4).hexdigest()}"
+
+
+def _import_file(place: Path) -> None:
+    """Import a file once, whatever the ways to it."""
+    name = _module_name(place)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, place)
     if spec is None or spec.loader is None or not place.is_file():
-        raise ConfigError(f"{path} is no Python file with components")
+        raise ConfigError(f"{place} is no Python file with components")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except SottovoceError as error:
+    except (Exception, SystemExit) as error:  # another's code may raise anything
         del sys.modules[name]
-        raise ConfigError(f"{path} cannot be loaded: {error}") from None
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{place} cannot be loaded: {_words(error)}") from error
+
+
+class _FilesByName(MetaPathFinder):
+    """Finds a file of components by the name of its module: a process that was started with others'
+    objects may meet their classes before it asks a registry."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        for place in _files():
+            if _module_name(place) == fullname:
+                return importlib.util.spec_from_file_location(fullname, place)
+        return None
+
+
+sys.meta_path.append(_FilesByName())
+if FILES in os.environ:
+    _set_files(_files())  # a process that this one starts may have another working directory
 
 
 def _own_modules(room: str) -> list[str]:
@@ -234,19 +304,30 @@ def _own_modules(room: str) -> list[str]:
     return sorted(found)
 
 
-def _same(one: object, other: object) -> bool:
-    """Whether a class is the same one again: its module was imported a second time."""
-    if not isinstance(one, type) or not isinstance(other, type) or _place(one) != _place(other):
-        return one is other
+def _same_file(one: object, other: object) -> bool:
+    """Whether two things of one place come from one file: its module was imported again."""
+    if not isinstance(one, type) or not isinstance(other, type):
+        return type(one).__qualname__ == type(other).__qualname__
     try:
         return inspect.getsourcefile(one) == inspect.getsourcefile(other)
     except (OSError, TypeError):
         return True
 
 
-def _place(component: object) -> str:
-    named = component if isinstance(component, type) else type(component)
-    return f"{named.__module__}.{named.__qualname__}"
+def _where(module: str) -> str:
+    """A module as a reader knows it; a file of components by its path."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file if file and _module_name(Path(file)) == module else module
+
+
+def _own(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, SottovoceError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _article(kind: str) -> str:

@@ -62,7 +62,7 @@ def choose(attacks: Sequence[Attack] | None, only: Sequence[str] = ()) -> tuple[
     """All that are registered, or those with these codes or names; raises where there is no such
     attack."""
     if attacks is None:
-        attacks = ATTACKS.values()
+        attacks = tuple(ATTACKS.values())
     wanted = {code.strip().upper() for code in only if code.strip()}
     known = {word.upper() for attack in attacks for word in (attack.code, attack.name)}
     unknown = sorted(wanted - known)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sottovoce.baselines import BASELINES
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.protocol import Evaluation, evaluate
@@ -13,7 +14,7 @@ from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, 
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table
 from sottovoce.run_privacy import honest_notes
-from sottovoce.run_tables import MARKS, NAMES, Row, metric_columns, name_of, shown_metrics
+from sottovoce.run_tables import MARKS, Row, metric_columns, name_of, shown_metrics
 from sottovoce.run_views import FinishedRun, item_categories
 from sottovoce.runs import new_figures
 
@@ -198,7 +199,7 @@ def _world_table(
 
 def _place(baseline: str) -> tuple[int, str]:
     """Baselines in their usual order, unknown labels behind them (a manifest is sorted by name)."""
-    known = list(NAMES)
+    known = list(BASELINES)
     return (known.index(baseline) if baseline in known else len(known), baseline)
 
 

@@ -13,7 +13,8 @@ from scipy.special import stdtrit
 from sottovoce.algorithms.fcf import FCFConfig
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.algorithms.uc_config import UCConfig
-from sottovoce.baselines import TopPop
+from sottovoce.baselines import BASELINES
+from sottovoce.evaluation.base import METRICS
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
@@ -25,24 +26,14 @@ from sottovoce.silo_running import SiloOutcome
 
 Row = Mapping[str, Value | Cell]
 
-NAMES = {
-    "random": "Random",
-    "top-pop": "Top-Pop",
-    "user-knn": "User-kNN",
-    "item-knn": "Item-kNN",
-    "bpr-mf": "BPR-MF",
-    "mult-vae": "Mult-VAE",
-    "mf-np": "MF-NP",
-    "dplcf": "DPLCF",
-    "saros": "SAROS",
-}
 REFERENCES = ("top-pop", "bpr-mf")
 MARKS = "†‡"
 
 
 def name_of(system: str) -> str:
     """A system as readers know it."""
-    return NAMES.get(system, system)
+    baseline = BASELINES.get(system)
+    return system if baseline is None else baseline.title or system
 
 
 DRAWS_PER_ITEM = 20
@@ -66,7 +57,7 @@ def hints(outcome: Outcome) -> list[str]:
     advice = _advice(outcome)
     found = []
     for label, baseline in outcome.experiment.baselines:
-        if not isinstance(baseline, TopPop):
+        if not baseline.floor:
             continue
         pair = {label: outcome.evaluations[label], outcome.system: own}
         found += [
@@ -141,7 +132,7 @@ def _advice(outcome: Outcome) -> str:
 
 def own_metric(evaluation: Evaluation) -> str:
     """The one that stands for the others: precision, or the hit ratio where lists are sampled."""
-    return next(key for key in evaluation.values if key.startswith(("P@", "HR@")))
+    return next(iter(evaluation.values))
 
 
 def results_table(
@@ -179,26 +170,25 @@ def results_table(
 def shown_metrics(summaries: Iterable[Mapping[str, float]]) -> list[str]:
     """The metrics of a results table, in order: those that every summary has."""
     tables = list(summaries)
-    wanted: tuple[str, ...] = ("P@", "R@", "NDCG@", "IC@", "Gini@")
-    if not any(key.startswith("P@") for table in tables for key in table):
-        wanted = ("HR@", "NDCG@", "MAP@")
+    whole = any(key.startswith("P@") for table in tables for key in table)
+    wanted = [
+        m for m in METRICS.values() if m.shown == "always" or (m.shown == "sampled" and not whole)
+    ]
     return [
         key
-        for start in wanted
+        for metric in wanted
         for key in (tables[0] if tables else {})
-        if key.startswith(start) and all(key in table for table in tables)
+        if key.startswith(f"{metric.key()}@") and all(key in table for table in tables)
     ]
 
 
 def metric_columns(first: str, keys: Sequence[str]) -> list[Column]:
+    known = {metric.key(): metric for metric in METRICS.values()}
     columns = [Column(first, first)]
     for key in keys:
-        if key.startswith("IC@"):
-            columns.append(Column(key, key.replace("IC@", "coverage@"), ",.0f"))
-        elif key.startswith("Gini@"):
-            columns.append(Column(key, key, ".3f"))
-        else:
-            columns.append(Column(key, key, ".4f", "max"))
+        name, at, k = key.rpartition("@")
+        metric = known[name]
+        columns.append(Column(key, f"{metric.heading or name}{at}{k}", metric.format, metric.best))
     return columns
 
 

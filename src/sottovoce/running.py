@@ -13,7 +13,7 @@ from sottovoce.engines.interrupts import Interrupts
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically
 from sottovoce.engines.transcripts import Transcript
 from sottovoce.engines.trial import Trial
-from sottovoce.errors import ConfigError, RunError
+from sottovoce.errors import ConfigError, RunError, said_of
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import Experiment
 from sottovoce.federation import Federation
@@ -211,7 +211,8 @@ class _Run:
         for number, (label, baseline) in enumerate(baselines):
             self.tell("baselines", number, len(baselines))
             rng = self.experiment.streams().child("baseline", label)
-            evaluations[label] = self.judge(baseline.fit(self.split.train, rng))
+            with said_of(f"the baseline {label}"):
+                evaluations[label] = self.judge(baseline.fit(self.split.train, rng))
         self.tell("evaluation", 0, 1)
         evaluations[self.experiment.system] = self.judge(scorer)
         self.tell("evaluation", 1, 1)

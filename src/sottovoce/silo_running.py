@@ -20,7 +20,6 @@ from sottovoce.algorithms.blocks import Blocks, Events, Model, learn, losses
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_aggregated import Aggregation, in_turn
 from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.baselines import SAROS
 from sottovoce.consent import Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.interactions import Interactions
@@ -35,7 +34,7 @@ from sottovoce.engines.silo import (
     owners_of,
 )
 from sottovoce.engines.trial import folder_of
-from sottovoce.errors import ConfigError, DataError
+from sottovoce.errors import ConfigError, DataError, said_of
 from sottovoce.evaluation import saros_metrics
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import Experiment
@@ -336,9 +335,10 @@ class _Run:
         for number, (label, baseline) in enumerate(baselines):
             self.tell("baselines", number, len(baselines))
             rng = self.experiment.streams().child("baseline", label)
-            whole = isinstance(baseline, SAROS)
-            scorer = baseline.fit(self.split.train if whole else liked, rng)
-            evaluations[label], held_out[label] = self.judge(scorer), self._by_held_out(scorer)
+            train = self.split.train if baseline.learns_from_dislikes else liked
+            with said_of(f"the baseline {label}"):
+                scorer = baseline.fit(train, rng)
+                evaluations[label], held_out[label] = self.judge(scorer), self._by_held_out(scorer)
         self.tell("evaluation", 0, 1)
         own = FactorScorer.of(model.users, model.items)
         system = self.experiment.system

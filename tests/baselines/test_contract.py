@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sottovoce.baselines import BASELINES, Baseline, ItemKNN, MultVAE, UserKNN
+from sottovoce.baselines import BASELINES, Baseline, ItemKNN, MultVAE, Progress, TopPop, UserKNN
 from sottovoce.data.interactions import Interactions
+from sottovoce.errors import ConfigError, SottovoceError
+from sottovoce.experiment import Experiment
 from sottovoce.recommender import top_n
 from sottovoce.rng import Streams
+from sottovoce.running import run_experiment
+from sottovoce.testing import BaselineContract, ContractBroken
 
 RNG = Streams.from_seed(11)
 SMALL: dict[str, dict[str, int]] = {
@@ -24,29 +29,18 @@ SMALL: dict[str, dict[str, int]] = {
     "saros": {"epochs": 3},
     "mult-vae": {"hidden_size": 12, "embedding_size": 4, "epochs": 4, "threads": 1},
 }
-EVERY = pytest.mark.parametrize("name", BASELINES)
 
 
 def make(name: str) -> Baseline:
     return BASELINES[name](**SMALL.get(name, {}))
 
 
-@EVERY
-def test_scores_every_item_for_every_user(name: str, sparse: Interactions) -> None:
-    scorer = make(name).fit(sparse, RNG)
-    scores = scorer.scores(np.arange(sparse.n_users))
-    assert scorer.n_items == sparse.n_items
-    assert scores.shape == (sparse.n_users, sparse.n_items)
-    assert scores.dtype == np.float32
-    assert np.isfinite(scores).all()
-    assert scorer.scores(np.zeros(0, dtype=np.int64)).shape == (0, sparse.n_items)
+def held(name: str) -> type[BaselineContract]:
+    """The contract of one of them."""
+    return type(f"Test_{name}", (BaselineContract,), {"baseline": lambda self: make(name)})
 
 
-@EVERY
-def test_the_same_stream_gives_the_same_scores(name: str, sparse: Interactions) -> None:
-    users = np.arange(sparse.n_users)
-    first, second = (make(name).fit(sparse, RNG).scores(users) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
+globals().update({f"Test_{name}": held(name) for name in BASELINES})
 
 
 @pytest.mark.parametrize("name", ["random", "bpr-mf", "mult-vae"])
@@ -56,32 +50,6 @@ def test_another_stream_gives_other_scores(name: str, sparse: Interactions) -> N
         make(name).fit(sparse, Streams.from_seed(seed)).scores(users) for seed in (1, 2)
     )
     assert not np.array_equal(first, second)
-
-
-@EVERY
-def test_a_row_does_not_depend_on_the_batch(name: str, sparse: Interactions) -> None:
-    scorer = make(name).fit(sparse, RNG)
-    together = scorer.scores(np.arange(sparse.n_users))
-    mixed = np.array([39, 7, 0, 7, 12])
-    # Factor models go through a matrix product, whose last bit may depend on its shape.
-    close = 1e-5 if name in ("bpr-mf", "mult-vae", "mf-np", "saros") else 0
-    np.testing.assert_allclose(scorer.scores(mixed), together[mixed], rtol=close, atol=close)
-
-
-@EVERY
-def test_masking_an_answer_does_not_spoil_the_next(name: str, sparse: Interactions) -> None:
-    scorer = make(name).fit(sparse, RNG)
-    first = scorer.scores(np.arange(3))
-    before = first.copy()
-    first[:] = -np.inf
-    np.testing.assert_array_equal(scorer.scores(np.arange(3)), before)
-
-
-@EVERY
-def test_configuration_is_frozen(name: str) -> None:
-    baseline = make(name)
-    with pytest.raises((FrozenInstanceError, TypeError)):
-        baseline.neighbors = 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -100,13 +68,61 @@ def test_learns_the_checkerboard(baseline: Baseline, checkerboard: Interactions)
 
 
 @pytest.mark.parametrize("name", ["user-knn", "item-knn", "mult-vae"])
-def test_progress_rises_to_the_end(name: str, sparse: Interactions) -> None:
+def test_progress_is_told(name: str, sparse: Interactions) -> None:
     seen: list[tuple[int, int]] = []
     make(name).fit(sparse, RNG, lambda done, total: seen.append((done, total)))
     assert seen
-    done = [step for step, _ in seen]
-    assert done == sorted(set(done))
-    assert seen[-1][0] == seen[-1][1]
+
+
+def test_tables_know_them_in_their_order() -> None:
+    titles = [kind.title for kind in BASELINES.values()]
+    assert titles == [
+        *("Random", "Top-Pop", "User-kNN", "Item-kNN", "BPR-MF", "Mult-VAE", "MF-NP", "DPLCF"),
+        "SAROS",
+    ]
+
+
+class Spoilt(TopPop):
+    """A baseline whose scores are not numbers, of another shape, or no scores at all."""
+
+    fault = "nan"
+
+    def fit(self, train: Interactions, rng: Streams, progress: Progress | None = None) -> Any:
+        scorer = TopPop.fit(self, train, rng)
+        if self.fault == "nan":
+            return replace(scorer, counts=scorer.counts * np.float32(np.nan))
+        return replace(scorer, counts=scorer.counts[1:]) if self.fault == "short" else None
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("nan", "the baseline mine: the model gave scores that are not numbers"),
+        ("short", "the baseline mine: the model ranks .* items, the training set has"),
+        ("none", "the baseline mine: what should rank items must have n_items and scores"),
+    ],
+)
+def test_a_spoilt_baseline_is_named(
+    fault: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town = {"residents": 30, "venues": 60, "visits_per_resident": 10}
+    algorithm = {"embedding_size": 2, "epochs": 1}
+    experiment = Experiment.from_table({"town": town, "algorithm": algorithm})
+    monkeypatch.setattr(Spoilt, "fault", fault)
+    with pytest.raises(SottovoceError, match=f"^{words}"):
+        run_experiment(replace(experiment, baselines=(("mine", Spoilt()),)))
+
+
+@pytest.mark.parametrize("fault", ["nan", "short"])
+def test_the_contract_refuses_a_spoilt_baseline(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spoilt, "fault", fault)
+    contract = type("Broken", (BaselineContract,), {"baseline": lambda self: Spoilt()})()
+    with pytest.raises(ContractBroken):
+        contract.test_scores_every_item_for_every_user()
+    with pytest.raises(ConfigError, match="not registered as a baseline"):
+        contract.test_is_registered()
 
 
 def test_the_package_imports_without_torch() -> None:

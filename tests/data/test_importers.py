@@ -328,9 +328,9 @@ def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
 
 def test_options_that_do_not_apply_are_refused(tmp_path: Path) -> None:
     folder = unpacked(tmp_path / "d", ML1M)
-    with pytest.raises(ConfigError, match="country applies to Foursquare alone"):
+    with pytest.raises(ConfigError, match="country applies to foursquare alone"):
         import_path(folder, country="IT")
-    with pytest.raises(ConfigError, match="apply to plain tables alone"):
+    with pytest.raises(ConfigError, match="apply to table alone"):
         import_path(folder, columns={"user": "x"})
     with pytest.raises(ConfigError, match="unknown kind 'netflix'; kinds are auto, movielens-100k"):
         import_path(folder, "netflix")

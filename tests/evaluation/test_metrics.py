@@ -10,6 +10,7 @@ from ir_measures import AP, P, R, Success, nDCG
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import DataError, UsageError
 from sottovoce.evaluation import metrics
+from sottovoce.evaluation.base import Ranked, user_metrics
 
 CASES = 1000
 
@@ -70,11 +71,16 @@ def judged(draw):
     return hit, relevant
 
 
+def of(name, hit, relevant):
+    """A metric per user by its short name, of lists with these hits."""
+    return user_metrics()[name].per_user(Ranked(None, None, hit, relevant, None, None))
+
+
 @given(judged())
 def test_bounds_and_relations(case):
     hit, relevant = case
     k = hit.shape[1]
-    value = {name: metric(hit, relevant) for name, metric in metrics.PER_USER.items()}
+    value = {name: of(name, hit, relevant) for name in user_metrics()}
     for name, column in value.items():
         assert column.shape == (len(hit),), name
         assert ((column >= 0) & (column <= 1 + 1e-12)).all(), name
@@ -95,11 +101,9 @@ def test_a_hit_moved_up_never_lowers_a_metric(case):
             better[[at[0], at[0] + 1]] = better[[at[0] + 1, at[0]]]
             r = relevant[:1] * 0 + max(1, row.sum())
             for name in ("NDCG", "AP"):
-                metric = metrics.PER_USER[name]
-                assert metric(better[None], r)[0] > metric(row[None], r)[0]
+                assert of(name, better[None], r)[0] > of(name, row[None], r)[0]
             for name in ("P", "R", "HR"):
-                metric = metrics.PER_USER[name]
-                assert metric(better[None], r)[0] == metric(row[None], r)[0]
+                assert of(name, better[None], r)[0] == of(name, row[None], r)[0]
 
 
 @given(st.integers(1, 12), st.integers(1, 30))

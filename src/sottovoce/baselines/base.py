@@ -1,30 +1,40 @@
-"""The shape every baseline has."""
+"""What every baseline has, and the registry of all."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 from sottovoce.data.interactions import Interactions
 from sottovoce.recommender import Scorer
+from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
 
-class Baseline(Protocol):
-    """A configured recommender that learns from the whole table at once."""
+class Baseline(Component, ABC):
+    """A configured recommender that learns from the whole table at once.
 
+    One with settings is a frozen dataclass, whose fields an experiment file sets.
+    """
+
+    __slots__ = ()
+    title: ClassVar[str] = ""
+    """What tables call it; its name where it says nothing."""
+    floor: ClassVar[bool] = False
+    """Whether a system that learns should end above it: where one does not, its report says so."""
+    learns_from_dislikes: ClassVar[bool] = False
+    """Whether it wants the low ratings, too, where there are some; others get the positives."""
+
+    @abstractmethod
     def fit(self, train: Interactions, rng: Streams, progress: Progress | None = None) -> Scorer:
         """Learn from every user's positives. The same `rng` gives the same scores."""
-        ...
-
-
-@runtime_checkable
-class Demanding(Protocol):
-    """A baseline that needs more than the data: an extra package, a GPU."""
 
     def check(self) -> None:
-        """Raises where this machine lacks it."""
-        ...
+        """Raises where this machine lacks what it needs beside the data: a package, a GPU."""
+
+
+BASELINES: Registry[type[Baseline]] = Registry("baseline", "sottovoce.baselines", Baseline)

@@ -13,7 +13,7 @@ import numpy as np
 
 from sottovoce.algorithms import factors
 from sottovoce.algorithms.fpl import FPL, FPLConfig
-from sottovoce.baselines.base import Progress
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.consent import ALWAYS, ShareRule
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, Diverged
@@ -23,8 +23,12 @@ from sottovoce.rng import Streams
 _BLOCK = 500_000
 
 
+@BASELINES.register("bpr-mf")
 @dataclass(frozen=True, slots=True)
-class BPRMF:
+class BPRMF(Baseline):
+    title = "BPR-MF"
+    listed_at = 50
+
     embedding_size: int = 10
     """Length of a user's or item's vector."""
     learning_rate: float = 0.05

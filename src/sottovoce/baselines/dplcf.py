@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from sottovoce.baselines.base import Progress
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.baselines.knn import SparseScorer
 from sottovoce.config import require_number, require_whole
 from sottovoce.data.interactions import Interactions
@@ -30,8 +30,12 @@ BLOCK = 2048
 """Users, or items, worked on at a time. Results do not depend on it."""
 
 
+@BASELINES.register("dplcf")
 @dataclass(frozen=True, slots=True)
-class DPLCF:
+class DPLCF(Baseline):
+    title = "DPLCF"
+    listed_at = 80
+
     epsilon: float = 2.5
     """Cost of one bit; ε′ in the papers. A user's row costs n_items times as much."""
     neighbors: int = 100

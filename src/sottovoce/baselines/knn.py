@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from sottovoce.baselines.base import Progress
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.baselines.neighbors import nearest_rows
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError
@@ -43,9 +43,13 @@ class SparseScorer:
         return product
 
 
+@BASELINES.register("user-knn")
 @dataclass(frozen=True, slots=True)
-class UserKNN:
+class UserKNN(Baseline):
     """Recommend what the most similar users have."""
+
+    title = "User-kNN"
+    listed_at = 30
 
     neighbors: int = 100
     """Users in a neighbourhood; k in the papers."""
@@ -60,13 +64,17 @@ class UserKNN:
         return SparseScorer(nearest_rows(matrix, self.neighbors, progress), matrix)
 
 
+@BASELINES.register("item-knn")
 @dataclass(frozen=True, slots=True)
-class ItemKNN:
+class ItemKNN(Baseline):
     """Recommend what resembles the user's own items.
 
     There is no shrinkage: on sparse data, items that share their only user have cosine 1 and fill
     the neighbourhoods (a third of them on Foursquare Italy, k = 50).
     """
+
+    title = "Item-kNN"
+    listed_at = 40
 
     neighbors: int = 100
     """Items in a neighbourhood; k in the papers."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms import closed_form
 from sottovoce.algorithms.fcf import adam_step, initial_items
-from sottovoce.baselines.base import Progress
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.config import require_number, require_whole
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError
@@ -28,8 +28,12 @@ Epoch = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.flo
 """New item vectors from the old ones, the users' and the number of the epoch."""
 
 
+@BASELINES.register("mf-np")
 @dataclass(frozen=True, slots=True)
-class MFNP:
+class MFNP(Baseline):
+    title = "MF-NP"
+    listed_at = 70
+
     embedding_size: int = 48
     """Length of a user's or item's vector; F in the papers."""
     alpha: float = 4.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
-from sottovoce.baselines.base import Progress
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, UsageError
 from sottovoce.recommender import FactorScorer
@@ -26,14 +26,18 @@ WIDEST = 1 << 16
 """Largest layer: a wider one is a slip of the pen, and would fill the memory."""
 
 
+@BASELINES.register("mult-vae")
 @dataclass(frozen=True, slots=True)
-class MultVAE:
+class MultVAE(Baseline):
     """A variational autoencoder with a multinomial likelihood; needs torch.
 
     Every draw comes from the `Streams`, none from torch's global state, so CPU and CUDA see the
     same batches, masks and noise; results agree up to the rounding of the matrix products. Users
     without positives are not learnt from, yet are given the decoder's answer to an empty row.
     """
+
+    title = "Mult-VAE"
+    listed_at = 60
 
     hidden_size: int = 600
     """Width of the tanh layers on both sides (200, 300 or 600 in the grid of seed 002)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.baselines.base import Progress
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.data.interactions import Interactions
 from sottovoce.rng import Streams
 
@@ -26,12 +26,17 @@ class PopularityScorer:
         return np.tile(self.counts, (len(users), 1))
 
 
+@BASELINES.register("top-pop")
 @dataclass(frozen=True, slots=True)
-class TopPop:
+class TopPop(Baseline):
     """An item's score is its number of training users. Nothing to configure.
 
     Counts are exact up to 2**24 users per item, where float32 stops telling integers apart.
     """
+
+    title = "Top-Pop"
+    listed_at = 20
+    floor = True
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None

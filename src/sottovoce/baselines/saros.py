@@ -30,7 +30,7 @@ from sottovoce.algorithms.blocks import (
     learn,
     learn_momentum,
 )
-from sottovoce.baselines.base import Progress
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.config import require_number, require_whole
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError
@@ -40,8 +40,13 @@ from sottovoce.rng import Streams
 VARIANTS = ("b", "m", "public")
 
 
+@BASELINES.register("saros")
 @dataclass(frozen=True, slots=True)
-class SAROS:
+class SAROS(Baseline):
+    title = "SAROS"
+    listed_at = 90
+    learns_from_dislikes = True
+
     variant: Literal["b", "m", "public"] = "b"
     """A step per block, a momentum step per block, or the published code's step per positive."""
     embedding_size: int = 4

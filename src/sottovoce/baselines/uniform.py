@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.baselines.base import Progress
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.data.interactions import Interactions
 from sottovoce.rng import Streams
 
@@ -23,9 +23,13 @@ class RandomScorer:
         return self.rng.uniform(users, self.n_items).astype(np.float32)
 
 
+@BASELINES.register("random")
 @dataclass(frozen=True, slots=True)
-class Random:
+class Random(Baseline):
     """Every item is as good as any other. Nothing to configure."""
+
+    title = "Random"
+    listed_at = 10
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None

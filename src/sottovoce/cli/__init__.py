@@ -6,6 +6,7 @@ import errno
 import io
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -16,6 +17,7 @@ import sottovoce
 from sottovoce.cli import (
     attack,
     budget,
+    components,
     copies,
     data,
     demo,
@@ -137,6 +139,12 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with", metavar="FILE.py", help="Load components of your own first; repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Federated recommendation in which every user decides what leaves the device.
 
@@ -153,6 +161,11 @@ def root(
     error. Exit codes: 0 done, 2 bad option or experiment, 3 data, 4 run folder or diverged
     training, 5 consent, 6 message, 7 service, 130 interrupted.
     """
+    if files:
+        from sottovoce.registry import use_file
+
+        for file in files:
+            use_file(file)
 
 
 app.command()(demo.demo)
@@ -169,6 +182,7 @@ app.command()(attack.attack)
 app.command()(published.reproduce)
 app.command()(published.bench)
 app.command()(budget.budget)
+app.command()(components.components)
 
 serve_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 serve_app.command("server")(serve_server.server)

@@ -1,5 +1,6 @@
 """Metrics per user, the protocol they are measured under, significance, tables and plots."""
 
+from sottovoce.evaluation.base import METRICS, Metric, Ranked, UserMetric
 from sottovoce.evaluation.metrics import bias_disparity
 from sottovoce.evaluation.pareto import pareto_front
 from sottovoce.evaluation.protocol import Evaluation, Full, Given, Protocol, Sampled, evaluate
@@ -14,6 +15,7 @@ from sottovoce.evaluation.significance import Comparison, compare
 from sottovoce.evaluation.tables import Cell, Column, Table
 
 __all__ = [
+    "METRICS",
     "Cell",
     "Column",
     "Comparison",
@@ -22,11 +24,14 @@ __all__ = [
     "Full",
     "Given",
     "KeyValues",
+    "Metric",
     "Protocol",
+    "Ranked",
     "Sampled",
     "Section",
     "Table",
     "TextBlock",
+    "UserMetric",
     "bias_disparity",
     "compare",
     "evaluate",

@@ -10,6 +10,7 @@ number of relevant items R; ours divides by min(K, R), so that a perfect list of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import DataError, UsageError
+from sottovoce.evaluation.base import METRICS, Floats, Metric, Ranked, UserMetric
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
@@ -82,16 +83,6 @@ def average_precision(hit: Bools, relevant: Ints) -> Floats:
     return value
 
 
-PER_USER = {
-    "P": precision,
-    "R": recall,
-    "HR": hit_rate,
-    "NDCG": ndcg,
-    "AP": average_precision,
-}
-"""Metrics by their short names: (hits, relevant) -> one value per user."""
-
-
 def f1(precision: float, recall: float) -> float:
     """Harmonic mean of the two averages (not the average of per-user harmonic means)."""
     total = precision + recall
@@ -118,6 +109,108 @@ def gini(lists: NDArray[np.int32], n_items: int) -> float:
     share = np.sort(np.bincount(chosen, minlength=n_items)) / len(chosen)
     weight = 2 * np.arange(1, n_items + 1) - n_items - 1
     return float(1.0 - (weight * share).sum() / (n_items - 1))
+
+
+@METRICS.register("precision")
+class Precision(UserMetric):
+    """P@K, the share of a list that is a hit."""
+
+    short = "P"
+
+    def per_user(self, ranked: Ranked) -> Floats:
+        return precision(ranked.hit, ranked.relevant)
+
+
+@METRICS.register("recall")
+class Recall(UserMetric):
+    """R@K, the share of a user's test items that are in her list."""
+
+    short = "R"
+
+    def per_user(self, ranked: Ranked) -> Floats:
+        return recall(ranked.hit, ranked.relevant)
+
+
+@METRICS.register("f1")
+class F1(Metric):
+    """F1@K, the harmonic mean of mean precision and mean recall."""
+
+    short = "F1"
+    shown = "never"
+
+    def overall(
+        self, means: Mapping[str, float], lists: NDArray[np.int32] | None, n_items: int
+    ) -> float | None:
+        return f1(means["P"], means["R"]) if "P" in means and "R" in means else None
+
+
+@METRICS.register("hit-rate")
+class HitRate(UserMetric):
+    """HR@K, the share of users with a hit."""
+
+    short = "HR"
+    shown = "sampled"
+
+    def per_user(self, ranked: Ranked) -> Floats:
+        return hit_rate(ranked.hit, ranked.relevant)
+
+    def gain(self, rank: Ints) -> Floats:
+        return np.ones(len(rank))
+
+
+@METRICS.register("ndcg")
+class NDCG(UserMetric):
+    """NDCG@K, hits discounted by their rank, as a share of what a perfect list has."""
+
+    short = "NDCG"
+
+    def per_user(self, ranked: Ranked) -> Floats:
+        return ndcg(ranked.hit, ranked.relevant)
+
+    def gain(self, rank: Ints) -> Floats:
+        value: Floats = 1.0 / np.log2(rank + 1)
+        return value
+
+
+@METRICS.register("average-precision")
+class AveragePrecision(UserMetric):
+    """AP@K, the mean precision at the ranks of hits; the mean over users is MAP@K."""
+
+    short, mean = "AP", "MAP"
+    shown = "sampled"
+
+    def per_user(self, ranked: Ranked) -> Floats:
+        return average_precision(ranked.hit, ranked.relevant)
+
+    def gain(self, rank: Ints) -> Floats:
+        value: Floats = 1.0 / rank
+        return value
+
+
+@METRICS.register("item-coverage")
+class ItemCoverage(Metric):
+    """IC@K, the number of items that are recommended to anybody."""
+
+    short, heading = "IC", "coverage"
+    format, best = ",.0f", None
+
+    def overall(
+        self, means: Mapping[str, float], lists: NDArray[np.int32] | None, n_items: int
+    ) -> float | None:
+        return None if lists is None else item_coverage(lists)
+
+
+@METRICS.register("gini")
+class Gini(Metric):
+    """Gini@K, how evenly items are recommended: 1 where all get the same share."""
+
+    short = "Gini"
+    format, best = ".3f", None
+
+    def overall(
+        self, means: Mapping[str, float], lists: NDArray[np.int32] | None, n_items: int
+    ) -> float | None:
+        return None if lists is None else gini(lists, n_items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import DataError, UsageError
 from sottovoce.evaluation import metrics
+from sottovoce.evaluation.base import Ranked, every_metric, user_metrics
 from sottovoce.evaluation.sampling import draw_negatives
 from sottovoce.recommender import Scorer, score_items, top_n
 from sottovoce.rng import Streams
@@ -36,8 +37,16 @@ LONGEST = 10_000
 class Full:
     """Rank the whole training catalogue."""
 
+    ties: ClassVar[str] = "ties by item number"
+
     def describe(self) -> str:
         return "all training items the user has not touched"
+
+    def draw(
+        self, train: Interactions, test: Interactions, users: NDArray[np.int64]
+    ) -> NDArray[np.int32] | None:
+        """None: no negatives are drawn, since all items are ranked."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ class Sampled:
 
     negatives: int = 99
     seed: int = 0
+    ties: ClassVar[str] = "ties against the system"
 
     def __post_init__(self) -> None:
         if self.negatives < 1:
@@ -71,6 +81,7 @@ class Given:
 
     negatives: NDArray[np.int32]
     name: str = "given"
+    ties: ClassVar[str] = "ties against the system"
 
     def __post_init__(self) -> None:
         table = np.array(self.negatives, dtype=np.int32)
@@ -111,10 +122,7 @@ class Protocol:
             raise UsageError(f"the cut-off must lie in [1, {LONGEST:,}], not {self.k}")
 
     def describe(self) -> str:
-        ties = "ties by item number"
-        if not isinstance(self.candidates, Full):
-            ties = "ties against the system"
-        return f"top {self.k}; {self.candidates.describe()}; {ties}"
+        return f"top {self.k}; {self.candidates.describe()}; {self.candidates.ties}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -152,21 +160,13 @@ class Evaluation:
         return float(self.per_user(metric).mean())
 
     def summary(self, *, gini_items: int | None = None) -> dict[str, float]:
-        """Averages, and F1, IC and Gini of the whole. `gini_items` is the catalogue of Gini; by
-        default all items, those of the test set included."""
+        """Every metric that applies. `gini_items` is the catalogue of Gini; by default all items,
+        those of the test set included."""
         at = f"@{self.protocol.k}"
-        means = {name: self.mean(name) for name in self.values}
-        result = {name: means[name] for name in (f"P{at}", f"R{at}") if name in means}
-        if len(result) == 2:
-            result[f"F1{at}"] = metrics.f1(result[f"P{at}"], result[f"R{at}"])
-        result |= {name: means[name] for name in (f"HR{at}", f"NDCG{at}")}
-        result[f"MAP{at}"] = means[f"AP{at}"]
-        if self.lists is not None:
-            result[f"IC{at}"] = metrics.item_coverage(self.lists)
-            result[f"Gini{at}"] = metrics.gini(
-                self.lists, self.n_items if gini_items is None else gini_items
-            )
-        return result
+        means = {name.removesuffix(at): self.mean(name) for name in self.values}
+        n_items = self.n_items if gini_items is None else gini_items
+        found = {m.key() + at: m.figure(means, self.lists, n_items) for m in every_metric()}
+        return {key: value for key, value in found.items() if value is not None}
 
     def describe(self) -> str:
         """The protocol and the users in one line."""
@@ -203,11 +203,11 @@ def evaluate(
     parts: list[_Part] = []
     for start in range(0, len(chosen), SLAB):
         slab = chosen[start : start + SLAB]
-        if isinstance(protocol.candidates, Full):
+        negatives = protocol.candidates.draw(train, test, slab)
+        if negatives is None:
             lists, _ = top_n(scorer, slab, train, protocol.k, threads=threads)
-            parts.append(_measure_lists(lists, slab, test))
+            parts.append(_measure_lists(lists, slab, train, test))
         else:
-            negatives = protocol.candidates.draw(train, test, slab)
             parts.append(_measure_ranks(scorer, train, test, slab, negatives, protocol.k, threads))
         if progress is not None:
             progress(start + len(slab), len(chosen))
@@ -215,11 +215,14 @@ def evaluate(
 
 
 def evaluate_lists(
-    lists: NDArray[np.int32], test: Interactions, protocol: Protocol | None = None
+    lists: NDArray[np.int32],
+    train: Interactions,
+    test: Interactions,
+    protocol: Protocol | None = None,
 ) -> Evaluation:
     """What `evaluate` gave when it made these lists under full ranking, for all users."""
     users = np.flatnonzero(test.counts > 0)
-    part = _measure_lists(lists, users, test)
+    part = _measure_lists(lists, users, train, test)
     return _joined([part], protocol or Protocol(), users, test.n_users - len(users), test)
 
 
@@ -253,10 +256,16 @@ def _joined(
     )
 
 
-def _measure_lists(lists: NDArray[np.int32], users: NDArray[np.int64], test: Interactions) -> _Part:
+def _measure_lists(
+    lists: NDArray[np.int32], users: NDArray[np.int64], train: Interactions, test: Interactions
+) -> _Part:
     hit = metrics.hits(lists, users, test)
     relevant = test.indptr[users + 1] - test.indptr[users]
-    values = {name: metric(hit, relevant) for name, metric in metrics.PER_USER.items()}
+    ranked = Ranked(users, lists, hit, relevant, train, test)
+    values = {
+        name: metric.checked(metric.per_user(ranked), len(users))
+        for name, metric in user_metrics().items()
+    }
     return _Part(values, np.asarray(lists[:, 0] >= 0), lists)
 
 
@@ -280,12 +289,20 @@ def _measure_ranks(
     # A missing negative scores -inf: it ties only with an item that is never recommended.
     rank = 1 + (against[owner] >= score[:, None]).sum(axis=1)
     found = (rank <= k) & (score > -np.inf)
-    gains = {"HR": found, "NDCG": found / np.log2(rank + 1), "AP": found / rank}
-    values = {name: np.bincount(owner, gain) / counts for name, gain in gains.items()}
+    values = {}
+    for name, metric in user_metrics().items():
+        gain = metric.gain(rank)
+        if gain is not None:
+            gain = np.where(found, metric.checked(gain, len(rank)), 0.0)
+            values[name] = np.bincount(owner, gain) / counts
     return _Part(values, np.asarray(scores.max(axis=1) > -np.inf), None)
 
 
 def _check(scorer: Scorer, train: Interactions, test: Interactions) -> None:
+    if not hasattr(scorer, "n_items") or not hasattr(scorer, "scores"):
+        raise DataError(
+            f"what should rank items must have n_items and scores(users); {scorer!r} has not"
+        )
     if train.n_users != test.n_users:
         raise DataError(
             f"training and test set must number the same users; there are {train.n_users:,} "

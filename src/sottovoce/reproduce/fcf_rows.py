@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.baselines import Progress
+from sottovoce.baselines import Baseline, Progress
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import Diverged
@@ -22,7 +22,7 @@ FCF, FCF_IN_FPL = "FCF", "FCF (as in FPL)"
 
 
 @dataclass(frozen=True, slots=True)
-class Federated:
+class Federated(Baseline):
     """FCF with everybody taking part, in the shape of a baseline."""
 
     settings: FCFConfig

@@ -146,7 +146,7 @@ class Study:
 
         about = {"baseline": name, "settings": repr(baseline), "part": part}
         found = kept(self._folder, "", [self._fingerprint, about], ["lists"], train)
-        return evaluate_lists(found["lists"], split.test, self.protocol)
+        return evaluate_lists(found["lists"], split.train, split.test, self.protocol)
 
     def train(
         self, setting: Setting, epochs: Sequence[float], part: Part, seed: int
@@ -163,7 +163,8 @@ class Study:
         about = {"setting": repr(setting), "part": part, "seed": seed}
         lists = kept(self._folder, "", [self._fingerprint, about], names, train)
         return {
-            e: evaluate_lists(lists[name], split.test, self.protocol) for name, e in names.items()
+            e: evaluate_lists(lists[name], split.train, split.test, self.protocol)
+            for name, e in names.items()
         }
 
     def train_many(

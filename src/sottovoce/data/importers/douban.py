@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from sottovoce.data.assembly import RawTables
 from sottovoce.data.importers.archive import Archive
+from sottovoce.data.importers.base import IMPORTERS, Download, Request
 from sottovoce.data.importers.text import FLOAT, TEXT, Layout, read_text, split_fields
 from sottovoce.errors import CorruptData
 
@@ -32,3 +33,14 @@ def _columns(archive: Archive, base: str, names: tuple[str, ...]) -> pa.Table:
     names = names[:width]
     kinds = {name: FLOAT if name in ("rating", "weight") else TEXT for name in names}
     return read_text(archive, base, Layout(names, kinds))
+
+
+@IMPORTERS.register("douban-book")
+class DoubanBook(Download):
+    """Douban Book of the HIN collections."""
+
+    listed_at = 60
+    files, terms = (BOOKS,), TERMS
+
+    def read(self, archive: Archive, request: Request) -> RawTables:
+        return read_douban(archive)

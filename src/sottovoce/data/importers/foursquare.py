@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from sottovoce.data.assembly import RawTables
 from sottovoce.data.importers.archive import Archive
+from sottovoce.data.importers.base import IMPORTERS, Download, Request
 from sottovoce.data.importers.text import INT, TEXT, Layout, read_text, stream_text, time_column
 from sottovoce.errors import DataError
 
@@ -71,3 +72,15 @@ def _in_country(archive: Archive, venues: pa.Table, country: str) -> pa.Table:
 
 def _joined(parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for part in parts for chunk in part.chunks])
+
+
+@IMPORTERS.register("foursquare")
+class Foursquare(Download):
+    """Foursquare check-ins, TIST2015, of all countries or of one."""
+
+    listed_at = 50
+    files, terms = (CHECKINS, POIS), TERMS
+    takes_country = True
+
+    def read(self, archive: Archive, request: Request) -> RawTables:
+        return read_tist2015(archive, request.country)

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from sottovoce.data.assembly import RawTables
 from sottovoce.data.importers.archive import Archive
+from sottovoce.data.importers.base import IMPORTERS, Download, Request
 from sottovoce.data.importers.text import FLOAT, INT, TEXT, Layout, read_text
 
 TERMS = "GroupLens (Harper & Konstan 2015): research use, no redistribution"
@@ -98,3 +99,47 @@ def _films(films: pa.Table) -> pa.Table:
             "categories": pa.array(categories, pa.list_(pa.string())),
         }
     )
+
+
+@IMPORTERS.register("movielens-100k")
+class MovieLens100K(Download):
+    """MovieLens 100K, with attributes of users."""
+
+    listed_at = 10
+    files, terms = ("u.data", "u.item"), TERMS
+
+    def read(self, archive: Archive, request: Request) -> RawTables:
+        return read_100k(archive)
+
+
+@IMPORTERS.register("movielens-1m")
+class MovieLens1M(Download):
+    """MovieLens 1M, with attributes of users."""
+
+    listed_at = 20
+    files, terms = ("ratings.dat", "movies.dat", "users.dat"), TERMS
+
+    def read(self, archive: Archive, request: Request) -> RawTables:
+        return read_dat(archive)
+
+
+@IMPORTERS.register("movielens-10m")
+class MovieLens10M(Download):
+    """MovieLens 10M."""
+
+    listed_at = 30
+    files, terms = ("ratings.dat", "movies.dat"), TERMS
+
+    def read(self, archive: Archive, request: Request) -> RawTables:
+        return read_dat(archive)
+
+
+@IMPORTERS.register("movielens-csv")
+class MovieLensCSV(Download):
+    """MovieLens 20M and later editions."""
+
+    listed_at = 40
+    files, terms = ("ratings.csv", "movies.csv"), TERMS
+
+    def read(self, archive: Archive, request: Request) -> RawTables:
+        return read_csv(archive)

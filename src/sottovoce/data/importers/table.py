@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sottovoce.data.assembly import RawTables, seconds
+from sottovoce.data.assembly import RawTables, assemble, seconds
+from sottovoce.data.dataset import Dataset
 from sottovoce.data.importers.archive import Archive
+from sottovoce.data.importers.base import IMPORTERS, Importer, Request
 from sottovoce.data.importers.text import FLOAT, TEXT, Layout, read_text, split_fields
-from sottovoce.errors import ConfigError, CorruptData
+from sottovoce.errors import ConfigError, CorruptData, DataError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".inter", ".parquet")
 ROLES = ("user", "item", "timestamp", "rating")
@@ -105,3 +107,36 @@ def _times(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         except pa.ArrowInvalid:
             continue
     return seconds(column, f"{where}, column timestamp")
+
+
+@IMPORTERS.register("table")
+class PlainTable(Importer):
+    """Any CSV, TSV or Parquet file with a row per event."""
+
+    listed_at = 1000  # it takes whatever nobody else knows
+    takes_columns = True
+
+    def fits(self, archive: Archive, only: str | None) -> bool:
+        return only is not None or len(_tables(archive)) == 1
+
+    def dataset(self, archive: Archive, request: Request) -> Dataset:
+        base = request.only or _single(archive)
+        return assemble(
+            request.name or base.rsplit(".", 1)[0],
+            read_table(archive, base, request.columns, request.delimiter),
+            where=archive.where(base),
+            keep=request.keep,
+            source=f"{base} (terms: those of its source)",
+        )
+
+
+def _tables(archive: Archive) -> list[str]:
+    return [base for base in archive.members if base.lower().endswith(SUFFIXES)]
+
+
+def _single(archive: Archive) -> str:
+    tables = _tables(archive)
+    if len(tables) != 1:
+        found = ", ".join(sorted(tables)[:8]) or "none"
+        raise DataError(f"{archive.path} must hold one table to be read as such; found: {found}")
+    return tables[0]
