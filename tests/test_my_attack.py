@@ -59,8 +59,8 @@ HEAD = "from sottovoce.attacks.views import ATTACKS, Attack\n"
         ('ATTACKS.add("a", id)', "does not derive from Attack"),
         (
             'ATTACKS.add("sign", Attack("a", "server", "No.", id))',
-            r"two attacks are called 'sign', the one of sottovoce\.attacks\.suite\.a03_sign and "
-            r"the one of mine_\w+; give one of them another name",
+            r"two attacks are called 'sign', sottovoce\.attacks\.suite\.a03_sign, line \d+ and "
+            r"\S+mine.py, line \d+; give one of them another name",
         ),
     ],
 )
@@ -74,6 +74,6 @@ def test_an_attack_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, code
 
 
 def test_ours_are_in_the_order_of_their_files():
-    homes = [home.rpartition(".")[2] for home in map(ATTACKS._homes.get, ATTACKS)]
+    homes = [ATTACKS.place(name).partition(",")[0].rpartition(".")[2] for name in ATTACKS]
     assert homes == sorted(homes)
     assert [attack.code for attack in ATTACKS.values()][:4] == ["A1"] * 4

@@ -66,6 +66,8 @@ class Registry(Mapping[str, T]):
         self.kind, self._room, self._base = kind, room, base
         self._found: dict[str, T] = {}
         self._places: dict[str, str] = {}
+        self._ranks: dict[str, tuple[int, bool, str, int]] = {}
+        """In which order they are listed, whatever was imported first."""
         self._reading = self._read = False
         _registries[kind] = self
 
@@ -116,8 +118,7 @@ class Registry(Mapping[str, T]):
 
     def __iter__(self) -> Iterator[str]:
         self._load()
-        found = sorted(self._found.items(), key=lambda one: getattr(one[1], "listed_at", 100))
-        return iter([name for name, _ in found])
+        return iter(sorted(self._found, key=self._ranks.__getitem__))
 
     def __len__(self) -> int:
         self._load()
@@ -149,6 +150,8 @@ class Registry(Mapping[str, T]):
             self._read_room()  # so that whoever takes a name of ours hears of it, not we
         self._check(name, component, place)
         self._found[name], self._places[name] = component, place
+        listed_at = getattr(component, "listed_at", 100)
+        self._ranks[name] = listed_at, not _own(module), module, len(self._ranks)
 
     def _check(self, name: object, component: object, place: str) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -139,7 +139,7 @@ from sottovoce.testing import AlgorithmContract
 class TestSquares(AlgorithmContract):
     learns_in = 200
     def settings(self):
-        return ALGORITHMS["squares"](learning_rate=0.2, others=20)
+        return ALGORITHMS["squares"](learning_rate=0.03, others=20)
 """
     )
     done = subprocess.run(
