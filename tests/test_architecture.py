@@ -179,17 +179,19 @@ ROOMS = {
     "attacks": ("attacks/",),
     "metrics": ("evaluation/",),
 }
-"""Where questions of type may be asked of a kind of component: in its own room."""
+"""Where questions of type may be asked of a kind of component: in its room. Contracts may, too."""
+
+NO_CLASSES = ("sottovoce.reproduce",)
+"""Modules whose constants are called like components."""
 
 
 def component_types():
     """Every class by which somebody could ask what a component is, with the kind of room."""
-    from sottovoce.data.importers.base import IMPORTERS, Importer
-    from sottovoce.evaluation.base import Metric
-
     from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
     from sottovoce.attacks.views import Attack
     from sottovoce.baselines.base import BASELINES, Baseline
+    from sottovoce.data.importers.base import IMPORTERS, Importer
+    from sottovoce.evaluation.base import Metric
     from sottovoce.links import LINKS, Link
     from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 
@@ -202,7 +204,7 @@ def component_types():
     import sottovoce.algorithms.uc  # noqa: F401
 
     for registry in (ALGORITHMS, RELEASES, LINKS, BASELINES, IMPORTERS):
-        registry.values()  # which imports them
+        list(registry)  # which imports them
     bases = {
         "algorithms": (AlgorithmSettings, FactorModel),
         "releases": (Release, BoundRelease),
@@ -226,6 +228,12 @@ def questions_of_type(tree, types):
             elif isinstance(inner, ast.Attribute) and inner.attr in types:
                 yield inner.attr
 
+    classes = {  # constants may be called alike
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not str(node.module).startswith(NO_CLASSES)
+        for alias in node.names
+    }
     for node in ast.walk(tree):
         asked = []
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
@@ -242,7 +250,7 @@ def questions_of_type(tree, types):
         elif isinstance(node, ast.MatchClass):
             asked = [node.cls]
         elif isinstance(node, ast.Dict):
-            asked = [key for key in node.keys if isinstance(key, ast.Name)]
+            asked = [key for key in node.keys if getattr(key, "id", "") in classes]
         for part in asked:
             yield from ((node.lineno, name) for name in names(part))
 
@@ -253,7 +261,7 @@ def test_nobody_asks_a_component_for_its_type():
     for path in MODULES:
         place = str(path.relative_to(ROOT))
         for line, name in questions_of_type(ast.parse(path.read_text()), types):
-            if not place.startswith(ROOMS[types[name]]):
+            if not place.startswith((*ROOMS[types[name]], "testing/")):
                 found.append(f"{place}:{line} {name}")
     assert not found
 
@@ -267,7 +275,7 @@ def test_questions_of_type_are_seen():
         "issubclass(type(x), SecureSum)",
         "type(x) is FPLConfig",
         "FPLConfig == type(x)",
-        "WORDS = {FPLConfig: 'pairs'}",
+        "from sottovoce.algorithms.fpl import FPLConfig\nWORDS = {FPLConfig: 'pairs'}",
         "match x:\n    case SecureSum():\n        pass",
     ]
     for source in asking:

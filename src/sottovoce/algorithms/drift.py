@@ -40,6 +40,7 @@ from sottovoce.algorithms.blocks import (
     Ridge,
     first_rows,
     gradient,
+    learn,
 )
 from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.known_rows import KnownRows, Row
@@ -107,6 +108,11 @@ class DRIFTConfig(AlgorithmSettings):
 
     def step(self) -> BlockStep:
         return BlockStep(self.learning_rate, self.reg, self.ridge)
+
+    def epoch(self, model: Model, blocks: Blocks) -> None:
+        """One pass over the blocks, in place."""
+        learn(model, blocks, self.step())
+        model.check()
 
 
 # --- the user's half -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from sottovoce import config
-from sottovoce.algorithms.blocks import Blocks, Events, Model, learn, losses
+from sottovoce.algorithms.blocks import Blocks, Events, Model, losses
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.algorithms.drift_messages import OwnerTable
 from sottovoce.algorithms.drift_replay import plan
@@ -100,10 +100,12 @@ class System:
         return self.kind in ("saros", "drift")
 
     def component(self, positive_from: float) -> SAROS | DRIFTConfig:
-        values = {**self.settings, "positive_from": positive_from}
-        if self.kind == "saros":
-            return config.build(SAROS, values, "saros")
-        return self.with_owners(positive_from)
+        made = self.without_owners if self.kind == "saros" else self.with_owners
+        return made(positive_from)
+
+    def without_owners(self, positive_from: float) -> SAROS:
+        """The settings of one that has none."""
+        return config.build(SAROS, {**self.settings, "positive_from": positive_from}, "saros")
 
     def with_owners(self, positive_from: float) -> DRIFTConfig:
         """The settings of a system that has data owners."""
@@ -201,9 +203,11 @@ class DriftStudy:
 
     def blocks(self, job: Job) -> Blocks:
         """What an epoch learns from."""
-        split, component = self.split(job.part), job.system.component(job.positive_from)
-        if isinstance(component, SAROS):
-            return component.blocks(split.train, Streams.from_seed(job.seed))
+        split = self.split(job.part)
+        if job.system.kind == "saros":
+            saros = job.system.without_owners(job.positive_from)
+            return saros.blocks(split.train, Streams.from_seed(job.seed))
+        component = job.system.with_owners(job.positive_from)
         events = Events.of(split.train, component.positive_from, component.order)
         table = self.owners(split, job.system)
         return plan(events, table, component.theta, component.window)
@@ -310,9 +314,9 @@ class DriftStudy:
                 if before < mark <= before + blocks.steps:
                     # On a copy: a momentum does not survive a break within a user.
                     partly = model.copy()
-                    _pass(component, partly, blocks.take(np.arange(mark - before)))
+                    component.epoch(partly, blocks.take(np.arange(mark - before)))
                     keep(at_step(mark), partly)
-            _pass(component, model, blocks)
+            component.epoch(model, blocks)
             for curve, part in zip(curves, measured, strict=True):
                 curve.append(mean_loss(model, part))
             if epoch in self.config.stops:
@@ -369,15 +373,6 @@ def interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> floa
         return None
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return float(stdtrit(len(values) - 1, 0.5 + confidence / 2)) * error
-
-
-def _pass(component: SAROS | DRIFTConfig, model: Model, blocks: Blocks) -> None:
-    """One epoch, in place."""
-    if isinstance(component, SAROS):
-        component.epoch(model, blocks)
-        return
-    learn(model, blocks, component.step())
-    model.check()
 
 
 def mean_loss(model: Model, blocks: Blocks) -> float:
