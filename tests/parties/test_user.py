@@ -27,8 +27,8 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.parties.directory import Directory, OwnerEntry
-from sottovoce.parties.silo_files import UserInvitation
 from sottovoce.parties.leaving import body_of
+from sottovoce.parties.silo_files import UserInvitation
 from sottovoce.parties.user import UserDoor
 from sottovoce.parties.user_store import UserStore
 from sottovoce.privacy.interactions import SEALED_BYTES, Identity, Offer

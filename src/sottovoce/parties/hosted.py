@@ -175,7 +175,8 @@ class Hosted(Agreeing):
             self.require_agreed()
             if not self.store.choices().takes_part.all():
                 raise ConsentError(
-                    "without consent nothing leaves, not even that a device is there"
+                    f"a device of {self.store.path} takes no part, so that nobody is told that it "
+                    f"is there; see `sottovoce device consent {self.store.path}`"
                 )
             return self._present(self.store.users, what, party, len(body), body)
 

@@ -148,22 +148,21 @@ def contacts(store):
 def test_enrolment_and_check_in_are_on_record_before_they_leave(start):
     devices = start(Federation(rounds=5, devices=2))
     devices.federation.asked = [0]
-    on_record = []
+    devices.visit(0)
+    sent = []
 
     def look(request):
-        if request.path in ("/v1/enrol", "/v1/checkin"):
+        if request.method == "POST":
             with CohortStore.open(devices.path / "device-1", readonly=True) as store:
-                on_record.append((len(request.body), contacts(store)[-1]))
+                sent.append((len(request.body), contacts(store)))
 
     devices.federation.hook = look
-    devices.visit(0, 1)  # opens the round
+    devices.visit(1)
+    devices.visit(1, clock=lambda: 3e9)
     store = devices.store(1)
-    devices.federation.hook = look
-    devices.visit(1, clock=lambda: 2e9)
     rows = contacts(store)
     assert [row[:2] for row in rows] == [("server", "enrolment"), ("server", "check-in")]
-    seen = {(size, row) for size, row in on_record if row in rows}
-    assert {(row[2], row) for row in rows} <= seen
+    assert sent == [(rows[0][2], rows[:1]), (rows[1][2], rows)]
     assert all(row[3] == 0.0 for row in rows)
     # They cost nothing and are no releases.
     assert (store.ledger().num_rows, store.budget(), store.spent().tolist()) == (0, [], [0.0])
