@@ -313,6 +313,17 @@ def test_plain_bytes_are_for_services_alone():
     assert naming(r"\bServiceClient\b|\bhand_over\b") <= SERVICES
 
 
+def test_a_device_reaches_the_network_by_its_client_alone():
+    network = {"aiohttp", "flwr", "http", "httpx", "httpx2", "requests", "socket", "ssl"}
+    at_home = ("parties/", "engines/https/agent", "engines/https/user_", "engines/flower/node.py")
+    for path in MODULES:
+        if str(path.relative_to(ROOT)).startswith(at_home):
+            found = {name.split(".")[0] for name in imports(path)}
+            assert not found & network, path
+            assert "urllib.request" not in imports(path), path
+    assert not naming(r"\._(twice|exchange)\(") & naming(r"https\.client\b")
+
+
 def test_no_module_is_too_long():
     """A module is as long as its thought, and one of 700 lines is rarely one thought."""
     lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in MODULES}
