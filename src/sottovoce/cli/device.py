@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -352,9 +353,13 @@ def ledger(
         title = "Reports" if len(lines) <= 20 else f"The last 20 of {len(lines):,} reports"
         several = names if number is None and len(names) > 1 else None
         output.show(device_ledger_table(title, lines[-20:], several))
-    for what in sorted({c.what for c in contacts}):
-        sizes = [c.bytes for c in contacts if c.what == what]
-        output.show(f"Contacts, kind {what}: {len(sizes):,} with {sum(sizes):,} bytes.")
+    if contacts:
+        counts = Counter(contact.what for contact in contacts)
+        parts = [
+            f"{n:,} {what}{'s' * (n != 1)}" for what, n in sorted(counts.items(), reverse=True)
+        ]
+        parts.append(f"{sum(contact.bytes for contact in contacts):,} bytes")
+        output.show(f"Contacts, which only say that a device is there: {', '.join(parts)}.")
 
 
 def user_number(store: CohortStore, user: str | None) -> int:
