@@ -1,15 +1,51 @@
 """The architecture, held by tests: imports run one way, one door, quiet imports, short modules."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import sottovoce
 
 ROOT = Path(sottovoce.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
+
+# Who builds what leaves a device: the door, and who reads it back (decoder, transcripts, tests).
+# Besides: who opens a sum. Attackers ask no door.
+_READERS = {
+    "messages.py", "testing/algorithms.py", "testing/worlds.py", "engines/transcripts.py",
+}  # fmt: skip
+BUILDERS = {
+    "DeviceReports": {"parties/device.py", *_READERS},
+    "BitReports": {"parties/device.py", *_READERS},
+    "MaskedReports": {"parties/device.py", "engines/https/summed_rounds.py", *_READERS},
+    "SummedReports": {
+        "parties/device.py", "parties/secure_sum.py", "parties/defence.py", *_READERS,
+        "engines/simulated.py",  # nothing of which leaves
+    },
+    "Departure": {"parties/user.py", "parties/user_messages.py"},
+}  # fmt: skip
+# Who handles reports, and makes some object anew with `replace`: the door and the releases that it
+# asks; who reads; the server's defence; and whom the rest of an experiment is told by.
+RESHAPERS = {
+    *("parties/device.py", "privacy/central.py", "privacy/updates.py", "algorithms/uc.py"),
+    *_READERS,
+    *("parties/defence.py", "engines/https/summed_rounds.py", "engines/simulation.py"),
+    *("reproduce/poisoning_study.py", "run_scenes.py", "parties/user.py"),
+}
+# The doors in front of stores, which alone make a `Leaving`, and the transports that seal it.
+DOORS = {"parties/leaving.py", "parties/hosted.py", "parties/user.py"}
+SEALERS = {
+    "parties/leaving.py", "parties/user_messages.py",
+    "engines/https/agent.py", "engines/https/agent_proxy.py",
+}  # fmt: skip
+SERVICES = {
+    "engines/https/client.py", "engines/https/proxy_handover.py", "engines/https/summed_rounds.py",
+}  # fmt: skip
 
 # Each layer may import from itself and from the layers before it.
 LAYERS = [
@@ -90,6 +126,208 @@ def test_algorithms_and_privacy_are_strangers():
         assert not [n for n in imports(path) if n.startswith("sottovoce.algorithms")]
 
 
+class Builds(ast.NodeVisitor):
+    """Which of the classes in `BUILDERS` a module may build: it calls one, under whatever name, or
+    hands it to somebody who could. To name one as a type builds nothing."""
+
+    def __init__(self, source):
+        self.found, self.replaces, self._types = set(), False, 0
+        tree = ast.parse(source)
+        self.known = {name: name for name in BUILDERS}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                self.known |= {
+                    a.asname: a.name for a in node.names if a.name in BUILDERS and a.asname
+                }
+        self.handles = any(re.search(rf"\b{name}\b", source) for name in BUILDERS)
+        self.visit(tree)
+
+    def _as_types(self, *parts):
+        self._types += 1
+        for part in parts:
+            if part is not None:
+                self.visit(part)
+        self._types -= 1
+
+    def visit_Name(self, node):
+        if not self._types and isinstance(node.ctx, ast.Load) and node.id in self.known:
+            self.found.add(self.known[node.id])
+
+    def visit_Attribute(self, node):
+        if not self._types and node.attr in BUILDERS:
+            self.found.add(node.attr)
+        self.visit(node.value)
+
+    def visit_Constant(self, node):
+        if not self._types and node.value in BUILDERS:  # getattr(messages, "DeviceReports")
+            self.found.add(node.value)
+
+    def visit_Call(self, node):
+        called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        again = called == "replace" and (isinstance(node.func, ast.Name) or _of_objects(node.func))
+        of_its_type = (
+            isinstance(node.func, ast.Call) and getattr(node.func.func, "id", "") == "type"
+        )
+        strange = called in ("__class__", "__new__", "__replace__")
+        self.replaces |= again or of_its_type or strange
+        before, self._types = self._types, 0
+        if called in ("isinstance", "issubclass", "cast"):
+            self._as_types(*node.args)
+        else:
+            self.generic_visit(node)
+        self._types = before
+
+    def visit_Subscript(self, node):
+        self.visit(node.value)
+        self._as_types(node.slice)
+
+    def visit_BinOp(self, node):
+        (self._as_types if isinstance(node.op, ast.BitOr) else self._each)(node.left, node.right)
+
+    def visit_Compare(self, node):
+        self._as_types(node.left, *node.comparators)
+
+    def visit_Dict(self, node):
+        self._as_types(*node.keys)
+        self._each(*node.values)
+
+    def visit_MatchClass(self, node):
+        self._each(*node.patterns, *node.kwd_patterns)
+
+    def visit_AnnAssign(self, node):
+        self._as_types(node.annotation)
+        self._each(*([node.value] if node.value else []))
+
+    def visit_arg(self, node):
+        self._as_types(node.annotation)
+
+    def visit_FunctionDef(self, node):
+        self._each(node.args, *node.decorator_list, *node.body)
+        self._as_types(node.returns)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def _each(self, *parts):
+        for part in parts:
+            self.visit(part)
+
+
+def _of_objects(function):
+    """`dataclasses.replace`, `copy.replace`; not that of a text."""
+    return getattr(function.value, "id", "") in ("dataclasses", "copy")
+
+
+@cache
+def honest():
+    """What each module of the package builds, but for attackers."""
+    names = {str(path.relative_to(ROOT)): path for path in MODULES}
+    return {
+        name: Builds(path.read_text())
+        for name, path in names.items()
+        if not name.startswith("attacks/")
+    }
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_only_the_door_and_its_readers_build_reports(kind):
+    assert {name for name, module in honest().items() if kind in module.found} <= BUILDERS[kind]
+
+
+def test_only_they_make_reports_anew():
+    """Whoever changes a report with `replace` has built another one."""
+    found = {name for name, module in honest().items() if module.handles and module.replaces}
+    assert found <= RESHAPERS
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from sottovoce.messages import DeviceReports\nDeviceReports(0, 1, 2, 3)",
+        "from sottovoce.messages import DeviceReports as D\nD(0, 1, 2, 3)",
+        "from sottovoce import messages\nmessages.DeviceReports(0, 1, 2, 3)",
+        "import sottovoce.messages\nsottovoce.messages.DeviceReports(0, 1, 2, 3)",
+        "from sottovoce.messages import DeviceReports\nmake = DeviceReports",
+        "from sottovoce.messages import DeviceReports\nlist(map(DeviceReports, rows))",
+        "from sottovoce.messages import DeviceReports\npartial(DeviceReports, 0)",
+        "from sottovoce.messages import DeviceReports\nobject.__new__(DeviceReports)",
+        "from sottovoce import messages\ngetattr(messages, 'DeviceReports')(0, 1, 2, 3)",
+        "def f(x: list[int] = [DeviceReports(0, 1, 2, 3)]): ...",
+        "table: dict[str, int] = {'a': DeviceReports(0, 1, 2, 3)}",
+        "found = kinds[DeviceReports(0, 1, 2, 3)]",
+    ],
+)
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_whoever_builds_a_report_is_found(source, kind):
+    assert Builds(source.replace("DeviceReports", kind)).found == {kind}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "replace(reports, values=other)",
+        "dataclasses.replace(reports, values=other)",
+        "copy.replace(reports, values=other)",
+        "reports.__replace__(values=other)",
+        "type(reports)(0, 1, 2, 3)",
+        "reports.__class__(0, 1, 2, 3)",
+    ],
+)
+def test_whoever_makes_a_report_anew_is_found(line):
+    source = f"def change(reports: BitReports, other: int) -> BitReports:\n    return {line}"
+    module = Builds(source)
+    assert module.handles
+    assert module.replaces
+    assert not Builds(source.replace(line, "reports.name.replace('a', 'b')")).replaces
+
+
+def test_who_only_names_a_report_builds_none():
+    module = Builds(
+        "from sottovoce.messages import BitReports, DeviceReports as D\n"
+        "Any = D | BitReports\n"
+        "def take(x: D, y: list[D] | None = None) -> BitReports:\n"
+        "    z: D = x\n"
+        "    match x:\n        case D(): pass\n"
+        "    return isinstance(z, D | BitReports) and type(y) is D and {D: 1}"
+    )
+    assert module.found == set()
+
+
+def naming(pattern):
+    """Files of the package in whose text this is."""
+    return {str(p.relative_to(ROOT)) for p in MODULES if re.search(pattern, p.read_text())}
+
+
+def test_only_doors_let_anything_go():
+    """Not in any text, so that no alias, attribute or getattr gets around it."""
+    assert naming(r"\blet_go\b") == DOORS
+    assert naming(r"\bleaving\._[A-Za-z]|import \*") <= {"parties/leaving.py"}
+    assert naming(r"\.wrapped\(|\bdef wrapped\b") <= SEALERS
+
+
+def test_only_a_door_books_rounds_and_contacts():
+    """What `as_bytes` has made enters a store by the door's own way."""
+    door = "parties/hosted.py"
+    assert naming(r"\bas_bytes\b") == {door, "parties/prepared.py"}
+    assert naming(r"\bnote_contacts\b") == {door, "parties/store.py"}
+    books = {"parties/agreeing.py", "parties/store_limits.py", "parties/store_rounds.py"}
+    assert naming(r"\bRoundBook\b") == books
+
+
+def test_plain_bytes_are_for_services_alone():
+    assert naming(r"\bServiceClient\b|\bhand_over\b") <= SERVICES
+
+
+def test_a_device_reaches_the_network_by_its_client_alone():
+    network = {"aiohttp", "flwr", "http", "httpx", "httpx2", "requests", "socket", "ssl"}
+    at_home = ("parties/", "engines/https/agent", "engines/https/user_", "engines/flower/node.py")
+    for path in MODULES:
+        if str(path.relative_to(ROOT)).startswith(at_home):
+            found = {name.split(".")[0] for name in imports(path)}
+            assert not found & network, path
+            assert "urllib.request" not in imports(path), path
+    assert not naming(r"\._(twice|exchange)\(") & naming(r"https\.client\b")
+
+
 def builders(name):
     """Files of the package that call `name(...)`."""
     found = set()
@@ -98,21 +336,6 @@ def builders(name):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
                 found.add(str(path.relative_to(ROOT)))
     return found
-
-
-def test_only_the_door_and_the_decoder_build_reports():
-    """Beside them: who opens a sum, who reads a transcript back, and attackers, who ask no door."""
-
-    def honest(name):
-        return {path for path in builders(name) if not path.startswith("attacks/")}
-
-    readers = {"messages.py", "testing.py", "engines/transcripts.py"}
-    assert honest("DeviceReports") <= {"parties/device.py", *readers}
-    opening = {"parties/secure_sum.py", "parties/defence.py", "engines/simulated.py"}
-    assert honest("SummedReports") <= {"parties/device.py", *readers, *opening}
-    assert honest("MaskedReports") <= {
-        "parties/device.py", "engines/https/summed_rounds.py", *readers,
-    }  # fmt: skip
 
 
 def test_only_the_door_and_who_opens_a_message_give_interactions_to_owners():

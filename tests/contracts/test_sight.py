@@ -12,7 +12,7 @@ from sottovoce.algorithms.fpl import FPL, FPLConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Vocabulary
 from sottovoce.engines.flower.node import answer_task
-from sottovoce.engines.flower.wire import Task
+from sottovoce.engines.flower.wire import Answer, Task
 from sottovoce.engines.versions import encode_model
 from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger
@@ -90,7 +90,7 @@ def test_a_gateway_tells_the_sum_over_its_cohort_and_no_more(tmp_path):
         store.set_choices(consent)
         Hosted(store).agree(terms)
         task = Task(terms, 0, 0, None, encode_model(view), numbers=USERS)
-        answer = answer_task(Hosted(store), task)
+        answer = Answer.from_content(answer_task(Hosted(store), task).to_content())
     assert not answer.problem
     assert {field.name for field in fields(answer)} == Gateway.sees["server"]["Answer"]
     told = decode_sum(answer.sum, n_items=TRAIN.n_items, width=6, round=0)

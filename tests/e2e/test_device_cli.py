@@ -208,6 +208,15 @@ def test_recommendations_ledger_and_status_of_a_device_that_took_part(tmp_path, 
     assert sent["totals"]["bytes"] == line["bytes"] > 0
     assert "1 releases" in say("ledger", tmp_path / "phone")
     assert say("ledger", tmp_path / "phone", "--csv").count("\n") == 2
+    assert sent["contacts"] == []
+    assert "Contacts" not in say("ledger", tmp_path / "phone")
+    with CohortStore.open(tmp_path / "phone") as store:
+        for what in ("enrolment", "check-in", "check-in"):
+            Hosted(store).contact(what, "server", bytes(100))
+    again = ask("ledger", tmp_path / "phone")
+    assert [c["what"] for c in again["contacts"]] == ["enrolment", "check-in", "check-in"]
+    assert (again["totals"], again["lines"]) == (sent["totals"], sent["lines"])
+    assert "1 enrolment, 2 check-ins, 300 bytes" in say("ledger", tmp_path / "phone")
     told = ask("status", tmp_path / "phone")
     assert told["latest"] == {"round": 3, "attempt": 0, "state": "arrived"}
     assert "taking part" in say("status", tmp_path / "phone")

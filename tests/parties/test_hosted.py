@@ -1,6 +1,7 @@
 """Devices in a store: the same numbers as in simulation, and nothing lost or sent by a crash."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -30,8 +31,10 @@ from sottovoce.errors import (
 )
 from sottovoce.ledger import Ledger, totals_of
 from sottovoce.messages import ModelView
+from sottovoce.parties import store_schema
 from sottovoce.parties.device import Devices
-from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.hosted import Hosted, Prepared
+from sottovoce.parties.leaving import Booked, body_of
 from sottovoce.parties.server import Server
 from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.mechanisms import ShareFraction
@@ -110,6 +113,79 @@ def send(hosted, round=0, attempt=0, seed=0):
     prepared = hosted.prepare(view(round, seed), attempt, summed=True)
     hosted.leaving(prepared)
     return prepared
+
+
+# --- what a transport gets ------------------------------------------------------------------------
+
+
+def test_what_leaves_is_what_the_store_has_whatever_a_caller_shows(phone):
+    prepared = phone.prepare(view(), 0, summed=False)
+    forged = Prepared(0, 0, b"the whole history", prepared.nonce, 1, "prepared")
+    left = phone.leaving(forged)
+    assert body_of(left) == prepared.message
+    assert left.booked == Booked((2,), "report", len(prepared.message), math.inf)
+    again = phone.leaving(prepared)
+    assert body_of(again) == body_of(left)
+    assert phone.store.ledger().num_rows == 1, "the same bytes are booked once"
+
+
+def test_a_contact_is_booked_and_is_no_release(phone):
+    left = phone.contact("enrolment", "proxy", b"keys")
+    assert (body_of(left), left.booked) == (b"keys", Booked((2,), "enrolment", 4, 0.0))
+    phone.contact("check-in", "server", b"")
+    store = phone.store
+    rows = [(c.number, c.party, c.what, c.bytes, c.epsilon) for c in store.contacts(2)]
+    assert rows == [(2, "proxy", "enrolment", 4, 0.0), (2, "server", "check-in", 0, 0.0)]
+    assert store.contacts(1) == []
+    assert (store.ledger().num_rows, store.budget(), store.spent().tolist()) == (0, [], [0.0])
+    with pytest.raises(ConsentError, match="more in it than it should"):
+        phone.contact("enrolment", "server", bytes(100_000))
+    store.set_choice(2, AT_HOME)
+    with pytest.raises(ConsentError, match="takes no part"):
+        phone.contact("check-in", "server", b"")
+    store.set_choice(2, SHARING)
+    with pytest.raises(ConsentError, match="changed the terms"):
+        phone.meet(Terms.of("town", N_ITEMS, TERMS.algorithm, 7, ShareFraction()))
+    with pytest.raises(ConsentError):
+        phone.contact("check-in", "server", b"")
+    assert len(store.contacts()) == 2
+
+
+def test_a_gateway_books_whom_it_names_for_the_first_time(tmp_path):
+    train = random_world(4, N_ITEMS, 60, seed=1)
+    hosted = host(tmp_path / "s", train, np.arange(4), Consent.uniform(np.arange(4), SHARING))
+    store = hosted.store
+
+    def named():
+        told = np.frombuffer(body_of(hosted.willing()), "<u4").tolist()
+        return told, [c.number for c in store.contacts()]
+
+    with store:
+        store.set_choice(1, AT_HOME)
+        assert named() == ([0, 2, 3], [0, 2, 3])
+        assert named() == ([0, 2, 3], [0, 2, 3])
+        store.set_choice(2, AT_HOME)
+        store.set_choice(1, SHARING)
+        assert named() == ([0, 1, 3], [0, 2, 3, 1])
+        store.set_choice(2, SHARING)
+        assert named() == ([0, 1, 2, 3], [0, 2, 3, 1, 2])
+        assert {(c.party, c.what, c.bytes) for c in store.contacts()} == {("server", "check-in", 4)}
+
+
+def test_a_store_from_before_contacts_opens_and_nothing_is_lost(tmp_path, monkeypatch):
+    train = random_world(3, N_ITEMS, 30, seed=1)
+    everyone = Consent.uniform(np.arange(3), SHARING)
+    with monkeypatch.context() as former:
+        former.setattr(store_schema, "MIGRATIONS", store_schema.MIGRATIONS[:3])
+        with host(tmp_path / "s", train, np.array([2]), everyone).store as store:
+            send(Hosted(store))
+            kept = store.ledger().to_pylist(), store.budget(), store.records(2)
+    with CohortStore.open(tmp_path / "s") as store:
+        assert (store.ledger().to_pylist(), store.budget(), store.records(2)) == kept
+        assert store.contacts() == []
+        Hosted(store).contact("check-in", "server", b"")
+        assert len(store.contacts()) == 1
+        assert Hosted(store).unresolved() is not None
 
 
 # --- the same numbers as in simulation ------------------------------------------------------------

@@ -27,6 +27,7 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.parties.directory import Directory, OwnerEntry
+from sottovoce.parties.leaving import body_of
 from sottovoce.parties.silo_files import UserInvitation
 from sottovoce.parties.user import UserDoor
 from sottovoce.parties.user_store import UserStore
@@ -148,9 +149,9 @@ def test_nothing_may_leave_a_new_store(tmp_path):
         assert store.ledger() == []
         assert store.seen(0) == {0}
         with pytest.raises(ConsentError, match="before you take part"):
-            door.enrolling(0, 100)
+            door.enrolling(0, bytes(100))
         with pytest.raises(ConsentError):
-            door.asking(0, 100)
+            door.asking(0, bytes(100))
         assert store.ledger() == []
 
 
@@ -341,10 +342,10 @@ def test_nothing_leaves_before_she_could_see_who_reads_what(tmp_path):
         one.keep_directory(directory())
         for leaving in (door.enrolling, door.asking):
             with pytest.raises(ConsentError, match="before you have seen who reads what"):
-                leaving(0, 100)
+                leaving(0, bytes(100))
         assert one.ledger() == []
         door.choose(0, EVERYBODY)
-        door.enrolling(0, 100)
+        door.enrolling(0, bytes(100))
         assert [release.what for release in one.ledger()] == ["enrolment"]
 
 
@@ -450,7 +451,7 @@ def test_what_is_sealed_opens_at_its_owner_alone_with_the_users_number(tmp_path)
         sender, hello = door.begin(2, ALPHA, offer.public)
         receiver = offer.accept(2, store.person(2).identity.public, hello)
         departure = door.depart(2, ALPHA, 10, 48)
-        (sealed,) = departure.seal(sender)
+        sealed = body_of(departure.seal(sender, b"".join))
         opened = receiver.open(sealed)
         assert (opened.user, opened.item, opened.kind, opened.time) == (2, 3, "positive", 77)
         row = store.ledger(2)[-1]
@@ -692,7 +693,7 @@ def test_leaving_the_federation_is_said_to_all_who_were_told_anything(place):
     with pytest.raises(UsageError, match="joins it anew"):
         door.choose(0, EVERYBODY)
     with pytest.raises(ConsentError):
-        door.asking(0, 10)
+        door.asking(0, bytes(10))
 
 
 def test_who_was_never_enrolled_leaves_without_a_word(tmp_path):

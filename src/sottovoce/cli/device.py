@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -297,6 +298,9 @@ def ledger(
 ) -> None:
     """What has left this device, or may have: every report, with its rows, bytes and cost.
 
+    Contacts are requests that only say that the device is there: its enrolments and check-ins. They
+    are no releases, so that they are not in the totals, nor in --csv.
+
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL or
     FCF release. For randomised reports there are two certificates: the plain sum, which assumes
     nothing, and the one with a proxy that does not collude with the server.
@@ -320,13 +324,16 @@ def ledger(
         rows = store.ledger_rows(number)
         names = {int(n): store.name(int(n)) for n in store.users}
         totals = ledgers.totals_of(store.ledger(number))
+        contacts = store.contacts(number)
         who = "the store" if number is None else f"the device of {store.name(number)}"
         one = int(store.users[0]) if number is None and len(names) == 1 else number
         budget = None if one is None else spent.of_store(store, one, Hosted(store).terms)
     lines = [{"when": _day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
     if as_json:
         head = {"store": path, "totals": output.totals_json(totals)}
-        output.emit({**head, "budget": budget and budget.to_table(), "lines": lines})
+        head |= {"budget": budget and budget.to_table(), "lines": lines}
+        told = [{"when": _day(c.at), **output.plain(c)} for c in contacts]
+        output.emit({**head, "contacts": told})
         return
     if csv:
         columns = [
@@ -346,6 +353,13 @@ def ledger(
         title = "Reports" if len(lines) <= 20 else f"The last 20 of {len(lines):,} reports"
         several = names if number is None and len(names) > 1 else None
         output.show(device_ledger_table(title, lines[-20:], several))
+    if contacts:
+        counts = Counter(contact.what for contact in contacts)
+        parts = [
+            f"{n:,} {what}{'s' * (n != 1)}" for what, n in sorted(counts.items(), reverse=True)
+        ]
+        parts.append(f"{sum(contact.bytes for contact in contacts):,} bytes")
+        output.show(f"Contacts, which only say that a device is there: {', '.join(parts)}.")
 
 
 def user_number(store: CohortStore, user: str | None) -> int:

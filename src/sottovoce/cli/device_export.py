@@ -34,9 +34,9 @@ def export(
 ) -> None:
     """Everything that a store holds about its users, as JSON lines in a file of mode 600.
 
-    FILE must not be there yet. History, attributes, choices, ledger, budget, vectors and terms;
-    neither keys nor the published model. The file is not encrypted, and nothing can be put back
-    from it: for that there is sottovoce device backup.
+    FILE must not be there yet. History, attributes, choices, ledger, contacts, budget, vectors and
+    terms; neither keys nor the published model. The file is not encrypted, and nothing can be put
+    back from it: for that there is sottovoce device backup.
 
     \b
     Examples:
@@ -122,6 +122,8 @@ def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, An
             yield {"kind": "budget", **_renamed(plain(spent), "kind", "release")}
         for sent in store.sent_reports(user):
             yield {"kind": "spent", **plain(sent)}
+        for contact in store.contacts(user):
+            yield {"kind": "contact", **plain(contact)}
         if vectors is not None:
             yield {"kind": "vector", "number": user, "vector": vectors[row].tolist()}
     for line in store.ledger_rows(number).to_pylist():

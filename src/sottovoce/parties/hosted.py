@@ -4,13 +4,15 @@ A round is prepared (durably, so that the same bytes are there after a crash), l
 it is in the ledger and in the budget), and arrives or is refused (which decides whether what was
 learnt counts). Consent and budget are read when a round is prepared and again when it is about to
 leave, and so is whether the owner has agreed to the terms. What has left is spent, whatever becomes
-of it; no clock has a part in that.
+of it; no clock has a part in that. What only says that a device is there (an enrolment, a check-in)
+passes here, too, and is on record.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ from sottovoce.ledger import Ledger
 from sottovoce.messages import ModelView
 from sottovoce.parties.agreeing import Agreeing
 from sottovoce.parties.device import Devices
+from sottovoce.parties.leaving import Booked, Leaving, let_go
 from sottovoce.parties.prepared import (
     Pack,
     Prepared,
@@ -38,7 +41,7 @@ from sottovoce.parties.prepared import (
     explain,
     same,
 )
-from sottovoce.parties.store import CohortStore
+from sottovoce.parties.store import CohortStore, Contact
 from sottovoce.parties.store_limits import (
     has_room,
     plain_releases,
@@ -56,6 +59,9 @@ _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
 _TRIES = 5
 _AT_HOME = Choice(takes_part=False)
+_LARGEST_CONTACT = 2048
+"""Bytes; more than keys and signatures need."""
+_NAMED = "named-willing:"
 
 
 class Hosted(Agreeing):
@@ -123,10 +129,11 @@ class Hosted(Agreeing):
                 return ready
         raise ConsentError("choices changed while the round was being prepared; try again")
 
-    def leaving(self, prepared: Prepared) -> None:
-        """To be called right before the first byte leaves. Consent and budget are read again: where
-        a choice has changed since, or a limit has no room, the round is dropped and this raises.
-        Otherwise the round is in the ledger and in the budget when this returns."""
+    def leaving(self, prepared: Prepared) -> Leaving:
+        """The report, for a transport. Consent and budget are read again: where a choice has
+        changed since, or a limit has no room, the round is dropped and this raises. Otherwise the
+        round is in the ledger and in the budget when this returns, once however often it is sent:
+        the bytes are the very same."""
         with self.store.file.transaction():
             entry = self._entry(prepared.round, prepared.attempt)
             if entry.state == "dropped" or entry.nonce != prepared.nonce:
@@ -139,6 +146,7 @@ class Hosted(Agreeing):
                 self._book.mark_left(entry, self.store.now())
             elif entry.state == "refused":
                 self._book.mark(entry, "left", "")
+            costs = self._book.costs(entry)
         if changed:
             raise ConsentError(
                 f"a choice was changed, or what the device knows of its owner, since the report "
@@ -149,6 +157,44 @@ class Hosted(Agreeing):
                 f"the report for round {entry.round} would cost more than the limit leaves, so "
                 f"that it does not leave"
             )
+        who, cost = tuple(n for n, _ in costs), max((each for _, each in costs), default=0.0)
+        return let_go(entry.message, Booked(who, "report", len(entry.message), cost))
+
+    def contact(self, what: Literal["enrolment", "check-in"], party: str, body: bytes) -> Leaving:
+        """A request that says that the store's devices are there, and has keys and signatures in
+        it, nothing of a history. Raises where one of them takes no part, or the terms wait for a
+        word.
+
+        Each request gets its row before it leaves, also where it is the second one of its kind.
+        Where a transport sends the same bytes once more, because a connection was lost, there is no
+        second row: nobody learns more by it."""
+        if len(body) > _LARGEST_CONTACT:
+            raise ConsentError(f"{what} of {len(body):,} bytes has more in it than it should")
+        with self.store.file.transaction():
+            self.require_agreed()
+            if not self.store.choices().takes_part.all():
+                raise ConsentError(
+                    f"a device of {self.store.path} takes no part, so that nobody is told that it "
+                    f"is there; see `sottovoce device consent {self.store.path}`"
+                )
+            return self._present(self.store.users, what, party, len(body), body)
+
+    def willing(self) -> Leaving:
+        """The numbers of the devices that take part and can learn, four bytes each, as a gateway
+        tells them with each of its answers. A device is booked as checking in when it is named and
+        was not in the answer before: to be named again says nothing new."""
+        store, users = self.store, self.store.users
+        store.history()  # is kept: others need not wait until it is read
+        with store.file.transaction():
+            terms, vectors = self.require_agreed(), np.zeros((len(users), 0), np.float32)
+            cohort = Cohort(users, store.history(), store.choices(), vectors)
+            named = users[cohort.consent.takes_part & terms.build().device_able(cohort)]
+            body, kept = named.astype("<u4").tobytes(), f"{_NAMED}{terms.federation}"
+            before = store.secret(kept) or b""
+            if before != body:
+                store.set_secret(kept, body)
+            new = named[~np.isin(named, np.frombuffer(before, "<u4"))]
+            return self._present(new, "check-in", "server", 4, body)
 
     def arrived(self, round: int, attempt: int) -> None:
         """The report was acknowledged: what was learnt counts."""
@@ -305,6 +351,14 @@ class Hosted(Agreeing):
             book.add(entry, ledger, hashlib.sha256(message).hexdigest(), self.store.now())
             book.keep_learnt(users[rows], learnt)
         return True, Prepared.of(entry)
+
+    def _present(
+        self, numbers: NDArray[np.int64], what: str, party: str, size: int, body: bytes
+    ) -> Leaving:
+        """Book that these devices, with so many bytes each, say that they are there."""
+        who, now = tuple(numbers.tolist()), self.store.now()
+        self.store.note_contacts(Contact(n, party, what, size, 0.0, now) for n in who)
+        return let_go(body, Booked(who, what, len(body), 0.0))
 
     def _cohort(self, terms: Terms, vectors: NDArray[np.float32]) -> Cohort:
         """The store's users, with these vectors."""

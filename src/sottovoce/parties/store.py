@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,21 @@ class Record:
 
     choice: Choice
     changed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """A request that said that a device is there, or may have."""
+
+    number: int
+    party: str
+    what: str
+    """`enrolment` or `check-in`."""
+    bytes: int
+    """Of this user's part in it."""
+    epsilon: float
+    """0: no history is in it. That the device is there, its party knows from then on."""
+    at: int
 
 
 class CohortStore:
@@ -389,6 +404,21 @@ class CohortStore:
         terms. Releases that vouch for nothing are not in it."""
         found = store_budget.spent(self.file)
         return np.array([found.get(number, 0.0) for number in self.users.tolist()])
+
+    def contacts(self, number: int | None = None) -> list[Contact]:
+        """What told others that these devices are there, or may have, oldest first."""
+        where, values = ("", []) if number is None else ("WHERE number = ?", [int(number)])
+        sql = f"SELECT number, party, what, bytes, epsilon, at FROM contacts {where} ORDER BY id"
+        return [Contact(*row) for row in self.file.rows(sql, values)]
+
+    def note_contacts(self, contacts: Iterable[Contact]) -> None:
+        """On record from here on, for good."""
+        with self.file.transaction():
+            self.file.write_many(
+                "INSERT INTO contacts (number, party, what, bytes, epsilon, at) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (astuple(contact) for contact in contacts),
+            )
 
     # --- helpers ---------------------------------------------------------------------------------
 

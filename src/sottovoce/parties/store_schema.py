@@ -2,7 +2,7 @@
 entries are never changed once they were released, only added.
 
 Promises that the database itself keeps, whatever a program does: choices and agreed terms are only
-ever added, a budget never falls, and the ledger of what left is never shortened.
+ever added, a budget never falls, and what left stays on record.
 """
 
 from __future__ import annotations
@@ -177,4 +177,23 @@ CREATE TABLE attributes (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES)
+_CONTACTS = """
+-- Requests that say that a device is there, and nothing of its history: written before they leave.
+CREATE TABLE contacts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    number INTEGER NOT NULL REFERENCES users ON UPDATE CASCADE,
+    party TEXT NOT NULL,
+    what TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    epsilon REAL NOT NULL,
+    at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX contacts_by_user ON contacts (number);
+CREATE TRIGGER contacts_stay BEFORE DELETE ON contacts
+BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+CREATE TRIGGER contacts_are_fixed
+BEFORE UPDATE OF id, party, what, bytes, epsilon, at ON contacts
+BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS)

@@ -2,8 +2,8 @@
 
 What she does goes into the outbox, addressed to the data owners that hold the item and that she
 permits. Just before a message leaves, her choice is read again: what she no longer permits is
-dropped. The ledger gets its row in the same transaction, and only then is anything sealed; so no
-byte leaves that is not on record, and whoever carries it (engines) handles sealed bytes alone.
+dropped. The ledger gets its row in the same transaction, and only then is there a `Leaving`, which
+is what a transport takes; so no byte leaves that is not on record.
 
 A message has a number by which its owner knows it again. So it may be sent a second time where
 nobody knows whether it arrived, and counts once. Where a store was put back from a copy, or is in
@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from sottovoce.consent import Choice
 from sottovoce.errors import ConsentError, DataError, KeyTrouble, MessageError, UsageError
+from sottovoce.parties.leaving import Booked, Leaving, let_go
 from sottovoce.parties.user_messages import Departure, Message, Receipt, Said, Settled
 from sottovoce.parties.user_outbox import Outbox
 from sottovoce.parties.user_store import Person, Release, UserStore, World
@@ -156,14 +157,13 @@ class UserDoor:
         row = self.store.file.row(f"SELECT count(*) FROM messages WHERE {_OPEN}")
         return 0 if row is None else int(row[0])
 
-    def introduce(self, user: int, owner: int) -> bytes | None:
+    def introduce(self, user: int, owner: int) -> Leaving | None:
         """Her pass, to be shown to an owner; None where nothing that she permits is to go there."""
         with self.store.file.transaction():
             if not self._permitted(user, owner, 1):
                 return None
             given = _enrolled(self.store.person(user)).encode()
-            self._note(user, owner, "introduction", bytes=PASS_BYTES)
-            return given
+            return let_go(given, self._note(user, owner, "introduction", bytes=PASS_BYTES))
 
     def begin(self, user: int, owner: int, offer: bytes) -> tuple[Sender, bytes]:
         """A session with an owner that made this offer, and the hello to send."""
@@ -183,7 +183,7 @@ class UserDoor:
                 f"1 WHERE {_OF} AND {_OPEN} AND sequence BETWEEN ? AND ?",
                 [user, owner, messages[0].sequence, messages[-1].sequence],
             )
-            self._note(
+            booked = self._note(
                 user,
                 owner,
                 "interactions",
@@ -193,7 +193,7 @@ class UserDoor:
                 messages=len(messages),
                 bytes=extra + SEALED_BYTES * len(messages),
             )
-        return Departure(user, owner, tuple(messages))
+            return Departure(user, owner, tuple(messages), let_go(b"", booked))
 
     def settle(self, departure: Departure, receipt: Receipt) -> Settled:
         """Write down what became of messages. Where the owner took a new message for an old one, or
@@ -239,47 +239,52 @@ class UserDoor:
             self._drop([("departed", user, owner, sequence) for (sequence,) in rows])
             return True
 
-    def enrolling(self, user: int, size: int) -> None:
-        """An enrolment of so many bytes leaves; raises where she takes no part."""
-        self._ask(user, "enrolment", size, 0.0)
+    def require_part(self, user: int) -> None:
+        """Raises where she takes no part, so that not even a question may leave."""
+        if self.store.person(user).departure:
+            raise ConsentError("you have left this federation, so it is not asked any more")
+        if not self.store.choice(user).takes_part:
+            raise ConsentError(
+                "nothing leaves before you take part: `sottovoce user consent "
+                f"{self.store.path} --takes-part`"
+            )
+        unseen = self.store.unseen_owners(user)
+        if unseen and len(unseen) == len(self.store.world.owners):
+            raise ConsentError(
+                "nothing leaves before you have seen who reads what: `sottovoce user consent "
+                f"{self.store.path}`, and then with --takes-part"
+            )
+
+    def enrolling(self, user: int, body: bytes) -> Leaving:
+        """An enrolment; raises where she takes no part."""
+        return self._ask(user, "enrolment", body, 0.0)
 
     def keepers(self, user: int) -> list[int]:
         """Owners that may keep a vector of hers, and that she permits."""
         world, choice = self.store.world, self.store.in_force(user)
         return [k for k in self._told(user) if not _forbidden(world, choice, k, "end", 0)]
 
-    def asking_keeper(self, user: int, owner: int, size: int) -> None:
-        """A question for her own vector leaves; raises where she takes no part."""
-        self._ask(user, "vector", size, math.inf, owner)
+    def asking_keeper(self, user: int, owner: int, body: bytes) -> Leaving:
+        """A question for her own vector; raises where she takes no part."""
+        return self._ask(user, "vector", body, math.inf, owner)
 
-    def asking(self, user: int, size: int) -> None:
-        """A question for recommendations leaves; raises where she takes no part."""
-        self._ask(user, "recommendation", size, math.inf)
+    def asking(self, user: int, body: bytes) -> Leaving:
+        """A question for recommendations; raises where she takes no part."""
+        return self._ask(user, "recommendation", body, math.inf)
 
-    def departing(self, user: int, size: int) -> None:
+    def departing(self, user: int, body: bytes) -> Leaving:
         """Her word to the orchestrator that she leaves it."""
-        self._note(user, None, "departure", bytes=size, epsilon=0.0)
+        return let_go(body, self._note(user, None, "departure", bytes=len(body), epsilon=0.0))
 
     # --- helpers ---------------------------------------------------------------------------------
 
     def _ask(
-        self, user: int, what: str, size: int, epsilon: float, owner: int | None = None
-    ) -> None:
+        self, user: int, what: str, body: bytes, epsilon: float, owner: int | None = None
+    ) -> Leaving:
         with self.store.file.transaction():
-            if self.store.person(user).departure:
-                raise ConsentError("you have left this federation, so it is not asked any more")
-            if not self.store.choice(user).takes_part:
-                raise ConsentError(
-                    "nothing leaves before you take part: `sottovoce user consent "
-                    f"{self.store.path} --takes-part`"
-                )
-            unseen = self.store.unseen_owners(user)
-            if unseen and len(unseen) == len(self.store.world.owners):
-                raise ConsentError(
-                    "nothing leaves before you have seen who reads what: `sottovoce user consent "
-                    f"{self.store.path}`, and then with --takes-part"
-                )
-            self._note(user, owner, what, bytes=size, epsilon=epsilon)
+            self.require_part(user)
+            booked = self._note(user, owner, what, bytes=len(body), epsilon=epsilon)
+        return let_go(body, booked)
 
     def _put(self, user: int, owner: int, kind: Kind) -> None:
         outbox = Outbox(self.store)
@@ -402,12 +407,13 @@ class UserDoor:
         messages: int = 0,
         bytes: int,
         epsilon: float = math.inf,
-    ) -> None:
+    ) -> Booked:
         party = ORCHESTRATOR if owner is None else self.store.world.owners[owner].name
         at = self.store.now()
         self.store.note_release(
             Release(user, owner, party, what, interactions, messages, bytes, epsilon, at)
         )
+        return Booked((user,), what, bytes, epsilon)
 
 
 def _refused(world: World, choice: Choice) -> frozenset[int] | None:

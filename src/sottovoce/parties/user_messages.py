@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sottovoce.parties.leaving import Leaving
 from sottovoce.privacy.interactions import Kind, Sender
 
 
@@ -56,6 +58,7 @@ class Departure:
     user: int
     owner: int
     messages: tuple[Message, ...]
+    _leaving: Leaving
 
     def __repr__(self) -> str:
         return f"<Departure of {len(self.messages)} to owner {self.owner}, redacted>"
@@ -65,8 +68,13 @@ class Departure:
         """Whether the owner forgets her with this, and the session with it."""
         return self.messages[-1].kind == "leave"
 
-    def seal(self, sender: Sender) -> list[bytes]:
-        return [sender.seal(m.sequence, m.kind, m.item, m.time) for m in self.messages]
+    def seal(self, sender: Sender, frame: Callable[[Sequence[bytes]], bytes]) -> Leaving:
+        """The request that carries them: each sealed, all of them in a frame."""
+
+        def sealed(_: bytes) -> bytes:
+            return frame([sender.seal(m.sequence, m.kind, m.item, m.time) for m in self.messages])
+
+        return self._leaving.wrapped(sealed)
 
 
 @dataclass(frozen=True, slots=True)

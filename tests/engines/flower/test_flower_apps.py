@@ -7,6 +7,7 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.engines.flower.client_app import app, content_of, record_of
+from sottovoce.engines.flower.node import Outgoing
 from sottovoce.engines.flower.server_app import GridPost, conduct
 from sottovoce.engines.flower.wire import Answer, Question, Task, unpack_numbers
 from sottovoce.engines.versions import encode_model
@@ -19,6 +20,7 @@ from sottovoce.errors import (
     VersionMismatch,
 )
 from sottovoce.parties.server import Server
+from sottovoce.parties.store import CohortStore
 from sottovoce.rng import Streams
 from sottovoce.terms import PROTOCOL
 
@@ -58,6 +60,9 @@ def test_a_node_answers_from_the_store_that_its_configuration_names(town):
     assert not reply.has_error()
     again = Answer.from_content(record_of(ask(first_task(town, [2, 5]), "train", config)))
     assert again.sum == answer.sum
+    with CohortStore.open(town.stores["corso"], readonly=True) as store:
+        named = [(c.number, c.what) for c in store.contacts()]
+    assert named == [(number, "check-in") for number in (1, 2, 3, 5, 6)], "each once"
     # Context.state is Flower's to lose: nothing of ours is in it.
     assert town.states() == {"left"}
 
@@ -116,6 +121,12 @@ def test_what_arrives_is_checked_field_by_field(town):
     for broken in (b"abc", b"\1\0\0\0\1\0\0\0", b"\2\0\0\0\1\0\0\0"):
         with pytest.raises(MessageError):
             unpack_numbers(broken)
+
+
+@pytest.mark.parametrize("field", ["willing", "sum"])
+def test_an_answer_takes_what_the_door_has_let_go_alone(field):
+    with pytest.raises(ConfigError, match="what its door has let go"):
+        Outgoing(0, 0, 0, **{field: b"1234"}).to_content()
 
 
 class Grid:

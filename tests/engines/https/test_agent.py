@@ -141,6 +141,70 @@ def test_a_device_enrols_once_and_terms_and_catalogue_come_once(one):
     ]
 
 
+def contacts(store):
+    return [(c.party, c.what, c.bytes, c.epsilon) for c in store.contacts()]
+
+
+def test_enrolment_and_check_in_are_on_record_before_they_leave(start):
+    devices = start(Federation(rounds=5, devices=2))
+    devices.federation.asked = [0]
+    devices.visit(0)
+    sent = []
+
+    def look(request):
+        if request.method == "POST":
+            with CohortStore.open(devices.path / "device-1", readonly=True) as store:
+                sent.append((len(request.body), contacts(store)))
+
+    devices.federation.hook = look
+    devices.visit(1)
+    devices.visit(1, clock=lambda: 3e9)
+    store = devices.store(1)
+    rows = contacts(store)
+    assert [row[:2] for row in rows] == [("server", "enrolment"), ("server", "check-in")]
+    assert sent == [(rows[0][2], rows[:1]), (rows[1][2], rows)]
+    assert all(row[3] == 0.0 for row in rows)
+    # They cost nothing and are no releases.
+    assert (store.ledger().num_rows, store.budget(), store.spent().tolist()) == (0, [], [0.0])
+    with pytest.raises(StoreError, match="stays on record"):
+        store.file.write("DELETE FROM contacts")
+    with pytest.raises(StoreError, match="stays on record"):
+        store.file.write("UPDATE contacts SET bytes = 0")
+
+
+def test_an_enrolment_that_is_tried_again_is_booked_again(one):
+    busy = [refusal(503, "busy")] * 2
+    one.federation.hook = lambda r: busy.pop() if r.path == "/v1/enrol" and busy else None
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            one.visit()
+    one.visit()
+    tried = [len(r.body) for r in one.posts() if r.path == "/v1/enrol"]
+    booked = [c.bytes for c in one.store().contacts() if c.what == "enrolment"]
+    assert (booked, len(booked)) == (tried, 3)
+
+
+@pytest.mark.parametrize("step", ["/v1/enrol", "/v1/checkin"])
+def test_who_stops_taking_part_during_a_visit_is_not_said_to_be_there(start, monkeypatch, step):
+    devices = start(Federation(rounds=5, devices=2))
+    devices.federation.asked = [0]
+    if step == "/v1/checkin":
+        devices.visit(0, 1)
+    store, before = devices.store(1), len(devices.posts())
+    agent = devices.agent(1, clock=lambda: 3e9)
+    signing = agent._signing_key
+
+    def changes_her_mind():
+        store.set_choice(1, Choice(takes_part=False))
+        return signing()
+
+    monkeypatch.setattr(agent, "_signing_key", changes_her_mind)
+    booked = store.contacts()
+    asyncio.run(devices._visit(agent))
+    assert len(devices.posts()) == before
+    assert store.contacts() == booked
+
+
 def test_a_visit_with_nothing_new_is_one_short_question(one):
     one.federation.target = 0
 

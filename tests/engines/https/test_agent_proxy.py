@@ -237,6 +237,12 @@ def test_reports_go_to_the_proxy_sealed_and_the_server_hears_of_the_enrolment_al
     town.visit(0)
     assert town.sent()[4:] == ["/v1/submissions"], "the account is kept"
     assert town.store(0).ledger().num_rows == 2
+    contacts = [(c.party, c.what, c.bytes, c.epsilon) for c in town.store(0).contacts()]
+    first = [next(r for r in at.requests if r.method == "POST") for at in (town.server, town.mixer)]
+    assert contacts == [
+        (party, "enrolment", len(request.body), 0.0)
+        for party, request in zip(("server", "proxy"), first, strict=True)
+    ]
 
 
 def test_what_is_asked_of_the_server_names_nobody(town):

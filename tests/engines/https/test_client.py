@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from sottovoce.engines.https import keys
 from sottovoce.engines.https.client import Busy, Client, loopback
-from sottovoce.errors import KeyTrouble, Unreachable, UsageError
+from sottovoce.errors import ConfigError, KeyTrouble, Unreachable, UsageError
+from sottovoce.parties.leaving import Booked, let_go
 
 LARGE = np.random.default_rng(7).integers(0, 40, 400_000, dtype=np.uint8).tobytes()
 
@@ -51,6 +52,11 @@ def serve(folder):
         server.__exit__()
 
 
+def gone(body):
+    """As a door would let it go."""
+    return let_go(body, Booked((0,), "report", len(body), 0.0))
+
+
 def ask(client, *calls):
     """The results of calls on one client, within one event loop."""
 
@@ -80,7 +86,7 @@ def test_a_request_has_few_headers_and_counts_its_bytes(serve, ca, folder):
         (answer,) = ask(client, lambda c: c.get("/v1/round"))
         assert (answer.status, answer.etag, answer.table()) == (200, '"x"', {"a": 1})
         assert set(server.requests[0].headers) == {"host"}
-        ask(client, lambda c: c.post("/v1/reports", b"12345"))
+        ask(client, lambda c: c.post("/v1/reports", gone(b"12345")))
         assert set(server.requests[1].headers) == {"host", "content-length"}
         assert client.traffic.requests == 2
         # What the client counts is what HTTP is; TLS comes on top of it, as the socket shows.
@@ -100,7 +106,7 @@ def test_one_connection_serves_a_round_and_none_is_kept_afterwards(serve, ca):
     async def round(client):
         for _ in range(3):
             await client.get("/v1/round")
-        await client.post("/v1/reports", b"x")
+        await client.post("/v1/reports", gone(b"x"))
         open_within = server.open_connections
         await client.rest()
         return open_within
@@ -165,7 +171,7 @@ def test_a_server_that_dies_in_mid_answer(serve, ca):
     assert "broke off" in trouble(client, lambda c: c.get("/v1/round"))
     server = serve(lambda r: Reply(raw=b""))
     client = Client(server.url, ca)
-    assert "closed the connection" in trouble(client, lambda c: c.post("/v1/reports", b"x"))
+    assert "closed the connection" in trouble(client, lambda c: c.post("/v1/reports", gone(b"x")))
 
 
 def test_a_kept_connection_that_the_server_closed_is_replaced(serve, ca):
@@ -179,7 +185,7 @@ def test_a_kept_connection_that_the_server_closed_is_replaced(serve, ca):
 
     server = serve(answer)
     first, second = ask(
-        Client(server.url, ca), lambda c: c.get("/a"), lambda c: c.post("/b", b"body")
+        Client(server.url, ca), lambda c: c.get("/a"), lambda c: c.post("/b", gone(b"body"))
     )
     assert (first.status, second.status) == (204, 204)
     assert [r.body for r in seen] == [b"", b"body", b"body"]
@@ -189,7 +195,7 @@ def test_another_authority(serve, tmp_path):
     keys.init_keys(tmp_path)
     server = serve(lambda r: Reply(200))
     client = Client(server.url, keys.authority_pem(tmp_path))
-    sentence = trouble(client, lambda c: c.post("/v1/reports", b"secret"), KeyTrouble)
+    sentence = trouble(client, lambda c: c.post("/v1/reports", gone(b"secret")), KeyTrouble)
     assert "not of the authority" in sentence
     assert server.requests == []
 
@@ -235,7 +241,7 @@ def test_a_plaintext_server_gets_nothing(ca):
         thread = threading.Thread(target=answer, args=[listener])
         thread.start()
         client = Client(f"https://127.0.0.1:{listener.getsockname()[1]}", ca)
-        sentence = trouble(client, lambda c: c.post("/v1/reports", b"secret"))
+        sentence = trouble(client, lambda c: c.post("/v1/reports", gone(b"secret")))
         thread.join(10)
     assert "does not speak TLS" in sentence
     assert b"secret" not in heard[0]
@@ -323,10 +329,19 @@ def test_an_answer_that_is_no_table(serve, ca, body):
     assert (answer.reason, answer.detail) == ("", "")
 
 
+@pytest.mark.parametrize("body", [b"secret", bytearray(b"secret"), "secret", None])
+def test_what_no_door_has_let_go_is_not_sent(serve, ca, body):
+    server = serve(lambda r: Reply(200, b""))
+    sentence = trouble(Client(server.url, ca), lambda c: c.post("/v1/reports", body), ConfigError)
+    assert "what its door has let go" in sentence
+    assert "secret" not in sentence
+    assert not server.requests
+
+
 def test_a_refusal_is_fit_for_a_log(serve, ca):
     body = b'{"error": "late", "detail": "a\\n\\u001b[31mb\\u0000 ' + b"c" * 1000 + b'"}'
     server = serve(lambda r: Reply(410, body))
-    (answer,) = ask(Client(server.url, ca), lambda c: c.post("/v1/reports", b""))
+    (answer,) = ask(Client(server.url, ca), lambda c: c.post("/v1/reports", gone(b"")))
     assert answer.reason == "late"
     assert len(answer.detail) <= 300
     assert answer.detail.startswith("a [31mb c")

@@ -12,8 +12,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from sottovoce.engines.flower.node import answer_question, answer_task
-from sottovoce.engines.flower.wire import Answer, Question, Task
+from sottovoce.engines.flower.node import Outgoing, answer_question, answer_task
+from sottovoce.engines.flower.wire import Question, Task
 from sottovoce.errors import MessageError, StoreError
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
@@ -64,7 +64,7 @@ def store_of_node(context: Context) -> Iterator[Hosted]:
         yield Hosted(store)
 
 
-def _reply(message: Message, answer: Answer) -> Message:
+def _reply(message: Message, answer: Outgoing) -> Message:
     if answer.problem:  # whoever runs the node should know, too
         print(answer.problem, file=sys.stderr, flush=True)
     return Message(content_of(answer.to_content()), reply_to=message)

@@ -3,18 +3,50 @@ leaves goes through the one door. No transport is known here."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
-from sottovoce.algorithms.base import Cohort
-from sottovoce.engines.flower.wire import NOTHING, Answer, Question, Task
+from sottovoce.engines.flower.wire import (
+    NOTHING,
+    Answer,
+    Content,
+    Question,
+    Task,
+    unpack_numbers,
+)
 from sottovoce.engines.versions import decode_model
 from sottovoce.errors import ConsentError, MessageError, SottovoceError
 from sottovoce.messages import ModelView
 from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.leaving import Leaving, body_of
 
 
-def answer_question(hosted: Hosted, question: Question) -> Answer:
+@dataclass(frozen=True, slots=True, repr=False)
+class Outgoing:
+    """An answer on its way out of a gateway. Whatever it says of devices, the door has let go; the
+    rest is the protocol's and the gateway's own."""
+
+    kept: int
+    round: int
+    attempt: int
+    willing: Leaving | None = None
+    sum: Leaving | None = None
+    problem: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Outgoing round={self.round}, redacted>"
+
+    def to_content(self) -> Content:
+        """The fields of an `Answer`, for the transport."""
+        willing = b"" if self.willing is None else body_of(self.willing)
+        message, devices = b"", 0
+        if self.sum is not None:
+            message, devices = body_of(self.sum), len(self.sum.booked.who)
+        when = self.round, self.attempt
+        numbers = unpack_numbers(willing)
+        return Answer(numbers, self.kept, *when, message, devices, self.problem).to_content()
+
+
+def answer_question(hosted: Hosted, question: Question) -> Outgoing:
     """Who is willing now, if whoever runs the gateway has agreed to the terms. Learns how the last
     round went, and keeps the model if one came along."""
     try:
@@ -23,13 +55,13 @@ def answer_question(hosted: Hosted, question: Question) -> Answer:
         _settle(hosted, question)
         if question.model:
             hosted.keep_model(_model(hosted, question))
-        willing = _willing(hosted)
+        willing = hosted.willing()
     except SottovoceError as error:
         return _trouble(hosted, question, error)
-    return Answer(willing, _kept(hosted), question.round, question.attempt)
+    return Outgoing(_kept(hosted), question.round, question.attempt, willing)
 
 
-def answer_task(hosted: Hosted, task: Task) -> Answer:
+def answer_task(hosted: Hosted, task: Task) -> Outgoing:
     """One round of the asked devices. The sum is on disk before it is in the answer; the same task
     again gives the same bytes, also after a crash. No sum where none of them takes part."""
     try:
@@ -38,22 +70,19 @@ def answer_task(hosted: Hosted, task: Task) -> Answer:
         _settle(hosted, task)
         view = _model(hosted, task)
         hosted.keep_model(view)
-        message, devices = _report(hosted, view, task)
-        willing = _willing(hosted)
+        report = _report(hosted, view, task)
+        willing = hosted.willing()
     except SottovoceError as error:
         return _trouble(hosted, task, error)
-    return Answer(willing, _kept(hosted), task.round, task.attempt, message, devices)
+    return Outgoing(_kept(hosted), task.round, task.attempt, willing, report)
 
 
-def _report(hosted: Hosted, view: ModelView, task: Task) -> tuple[bytes, int]:
+def _report(hosted: Hosted, view: ModelView, task: Task) -> Leaving | None:
     try:
         prepared = hosted.prepare(view, task.attempt, task.numbers, summed=True)
-        if prepared is not None:
-            hosted.leaving(prepared)
-            return prepared.message, prepared.devices
+        return None if prepared is None else hosted.leaving(prepared)
     except ConsentError:
-        pass  # a choice changed since: nothing more of this round leaves
-    return b"", 0
+        return None  # a choice changed since: nothing more of this round leaves
 
 
 def _model(hosted: Hosted, question: Question) -> ModelView:
@@ -78,23 +107,11 @@ def _settle(hosted: Hosted, question: Question) -> None:
         hosted.refused(*when, "the round closed without it")
 
 
-def _willing(hosted: Hosted) -> NDArray[np.int64]:
-    """Numbers of the devices that take part and can learn."""
-    store = hosted.store
-    users = store.users
-    cohort = Cohort(users, store.history(), store.choices(), np.zeros((len(users), 0), np.float32))
-    terms = hosted.terms
-    able = cohort.able() if terms is None else terms.build().device_able(cohort)
-    return users[cohort.consent.takes_part & able]
-
-
 def _kept(hosted: Hosted) -> int:
     view = hosted.model()
     return NOTHING if view is None else view.round
 
 
-def _trouble(hosted: Hosted, question: Question, error: SottovoceError) -> Answer:
+def _trouble(hosted: Hosted, question: Question, error: SottovoceError) -> Outgoing:
     """The sentence goes back; nothing else does."""
-    nobody = np.zeros(0, np.int64)
-    when = question.round, question.attempt
-    return Answer(nobody, _kept(hosted), *when, problem=str(error))
+    return Outgoing(_kept(hosted), question.round, question.attempt, problem=str(error))

@@ -2,8 +2,9 @@
 owner permits. Nothing is sent, not even an enrolment, for an owner who takes no part or has not
 agreed to the terms: such a device only reads what is published.
 
-What is sent is durable in the store before its first byte leaves, and sent again, the very same
-bytes, until the server has said what became of it; so an agent may be killed at any moment.
+What is sent is let go by the door (`parties.hosted`), which has it on record before its first byte
+leaves: enrolments and check-ins, too. A report is durable in the store, and sent again, the very
+same bytes, until the server has said what became of it; so an agent may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from sottovoce.errors import (
 )
 from sottovoce.messages import MaskedReports, MaskSeeds, ModelView, decode
 from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.leaving import Leaving, body_of
 from sottovoce.parties.prepared import Prepared
 from sottovoce.parties.store import CohortStore
 from sottovoce.terms import PROTOCOL, Terms
@@ -146,22 +148,28 @@ class Agent(Reader):
         if await self._aside(self._takes_part):
             try:
                 await self._aside(self.hosted.require_agreed)
+                await self._serve(now, terms)
             except ConsentError:
                 await self._refresh(now, terms)
-                raise
-            if now.state == "open":
-                await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
-            if terms.reporting is not None:
-                await self._visit_with_proxy(now, terms)
-            else:
-                await self._enrol()
-                await self._resolve(now, terms)
-                if now.state == "open":
-                    await self._take_part(now, terms)
-                elif now.state == "waiting" and now.key > (0, 0):
-                    await self._check_in_waiting(now)
+                if await self._aside(self._takes_part):
+                    raise
+                return now  # she has changed her mind meanwhile
         await self._refresh(now, terms)
         return now
+
+    async def _serve(self, now: Descriptor, terms: Terms) -> None:
+        """What there is to do for one who takes part and has agreed."""
+        if now.state == "open":
+            await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
+        if terms.reporting is not None:
+            await self._visit_with_proxy(now, terms)
+            return
+        await self._enrol()
+        await self._resolve(now, terms)
+        if now.state == "open":
+            await self._take_part(now, terms)
+        elif now.state == "waiting" and now.key > (0, 0):
+            await self._check_in_waiting(now)
 
     async def _visit_with_proxy(self, now: Descriptor, terms: Terms) -> None:
         """The server is told once that the device is there, if it will send anything at all, and
@@ -210,7 +218,9 @@ class Agent(Reader):
             "public_key": key.public_key().public_bytes_raw().hex(),
             "signature": proof.hex(),
         }
-        answer = await self.client.post("/v1/enrol", json.dumps(content).encode())
+        body = json.dumps(content).encode()
+        leaving = await self._aside(lambda: self.hosted.contact("enrolment", "server", body))
+        answer = await self.client.post("/v1/enrol", leaving)
         if answer.status == 403:
             raise KeyTrouble(
                 "the server did not accept the invitation, which may have been used before; ask "
@@ -274,16 +284,17 @@ class Agent(Reader):
                 await self._aside(lambda: self.store.secret(_ADMISSION) or b""),
             )
         try:
-            await self._aside(lambda: self.hosted.leaving(prepared))
+            leaving = await self._aside(lambda: self.hosted.leaving(prepared))
         except ConsentError as error:
             self._log("nothing sent", round=prepared.round, why=str(error))
             return
         if terms.reporting is not None:
-            await self._send_to_proxy(prepared, now, terms)
+            await self._send_to_proxy(prepared, leaving, now, terms)
             return
         round, attempt = prepared.round, prepared.attempt
-        sealed = await self._seal("report", round, attempt, prepared.nonce, prepared.message)
-        told = {DIGEST_HEADER: digest_of(sealed)}
+        sign = await self._signer("report", round, attempt, prepared.nonce)
+        sealed = leaving.wrapped(sign)
+        told = {DIGEST_HEADER: digest_of(body_of(sealed))}
         answer = await self.client.post("/v1/reports", sealed, headers=told)
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
         with contextlib.suppress(MessageError):
@@ -305,11 +316,13 @@ class Agent(Reader):
         self.tally.refused += 1
         self._log("refused", **details, reason=reason, why=answer.detail)
 
-    async def _send_to_proxy(self, prepared: Prepared, now: Descriptor, terms: Terms) -> None:
+    async def _send_to_proxy(
+        self, prepared: Prepared, leaving: Leaving, now: Descriptor, terms: Terms
+    ) -> None:
         if not now.report_key:
             raise MessageError("the server did not say to which key reports are to be sealed")
         proxy, round, attempt = self._proxy_of(terms), prepared.round, prepared.attempt
-        fate = await proxy.send(prepared, now.report_key)
+        fate = await proxy.send(prepared.nonce, leaving, now.report_key)
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": fate.bytes}
         if fate.state == "arrived":
             await self._aside(lambda: self.hosted.arrived(round, attempt))
@@ -323,7 +336,7 @@ class Agent(Reader):
 
     def _proxy_of(self, terms: Terms) -> ProxyLink:
         if self._proxy is None or self._proxy.link != terms.link:
-            self._proxy = ProxyLink(self.store, terms, self._aside, plaintext=self._plaintext)
+            self._proxy = ProxyLink(self.hosted, terms, self._aside, plaintext=self._plaintext)
         return self._proxy
 
     async def _is_asked(self, now: Descriptor) -> bool:
@@ -350,8 +363,9 @@ class Agent(Reader):
         if not due and not self._returned:
             return
         nonce = secrets.token_bytes(NONCE_BYTES)
-        sealed = await self._seal("check-in", now.round, now.attempt, nonce, b"")
-        answer = await self.client.post("/v1/checkin", sealed)
+        sign = await self._signer("check-in", now.round, now.attempt, nonce)
+        leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(b"")))
+        answer = await self.client.post("/v1/checkin", leaving)
         if answer.reason == "unknown_device":
             await self._aside(lambda: self.store.set_secret(_ENROLLED, b""))
         if answer.reason == "late":
@@ -407,20 +421,14 @@ class Agent(Reader):
         record = seal_seed(seeds.seeds[0], self._signing_key(), link, bound)
         return encode_masked(reports.masked[0], record, reports.round, attempt)
 
-    async def _seal(
-        self, purpose: Purpose, round: int, attempt: int, nonce: bytes, body: bytes
-    ) -> bytes:
+    async def _signer(
+        self, purpose: Purpose, round: int, attempt: int, nonce: bytes
+    ) -> Callable[[bytes], bytes]:
+        """Puts a body into this device's signed envelope."""
         key = await self._aside(self._signing_key)
-        return seal(
-            key,
-            self._invitation.federation,
-            purpose,
-            number=self.number,
-            round=round,
-            attempt=attempt,
-            nonce=nonce,
-            body=body,
-        )
+        federation = self._invitation.federation
+        about = {"number": self.number, "round": round, "attempt": attempt}
+        return lambda body: seal(key, federation, purpose, **about, nonce=nonce, body=body)
 
     def _say_once(self, event: str, key: tuple[int, int], *, why: str) -> None:
         if self._said != (event, key, why):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,7 +26,8 @@ from sottovoce.engines.https.sealing import key_id, seal_reports
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
 from sottovoce.links import Proxied
 from sottovoce.messages import decode_bits
-from sottovoce.parties.prepared import Prepared
+from sottovoce.parties.hosted import Hosted
+from sottovoce.parties.leaving import Leaving
 from sottovoce.parties.store import CohortStore
 from sottovoce.parties.store_limits import spent_before
 from sottovoce.terms import PROTOCOL, Terms
@@ -84,7 +86,7 @@ class ProxyLink:
 
     def __init__(
         self,
-        store: CohortStore,
+        hosted: Hosted,
         terms: Terms,
         aside: Callable[[Callable[[], Any]], Awaitable[Any]],
         *,
@@ -94,11 +96,12 @@ class ProxyLink:
         link = terms.link
         if not isinstance(link, Proxied) or not link.url:
             raise Unreachable("the terms of the federation name no proxy; tell the operator")
-        self._store, self._terms, self._aside = store, terms, aside
+        self._hosted, self._store = hosted, hosted.store
+        self._terms, self._aside = terms, aside
         self.link = link
         plain = plaintext and link.url.startswith("http://")
         self.client = Client(link.url, link.authority, plaintext=plain)
-        self._sealed: tuple[bytes, bytes] = b"", b""
+        self._sealed: tuple[bytes, Leaving] | None = None
 
     async def ready(self, key: Ed25519PrivateKey, admission: bytes) -> None:
         """The proxy answers, follows the terms that this device agreed to, and has an account for
@@ -112,13 +115,13 @@ class ProxyLink:
         if await self._aside(self._account) is None:
             await self._enrol(key, admission)
 
-    async def send(self, prepared: Prepared, report_key: bytes) -> Fate:
-        """Seal the reports and post them. Raises where nobody knows yet what becomes of them: the
-        same ones are to be sent again."""
+    async def send(self, nonce: bytes, leaving: Leaving, report_key: bytes) -> Fate:
+        """Seal the reports and post them; `nonce` is that of their message. Raises where nobody
+        knows yet what becomes of them: the same ones are to be sent again."""
         account = await self._aside(self._account)
         if account is None:
             raise Busy("the account with the proxy is not good any more", 0.0)
-        payload = await self._aside(lambda: self._payload(prepared, report_key, account))
+        payload = await self._aside(lambda: self._payload(nonce, leaving, report_key, account))
         answer = await self.client.post("/v1/submissions", payload)
         if 200 <= answer.status < 300 or (
             # Another sealing of the same reports: a device makes one message in a round.
@@ -135,27 +138,30 @@ class ProxyLink:
         reason = answer.reason or f"status {answer.status}"
         return Fate("refused", len(payload), reason, answer.detail)
 
-    def _payload(self, prepared: Prepared, report_key: bytes, account: _Account) -> bytes:
+    def _payload(
+        self, nonce: bytes, leaving: Leaving, report_key: bytes, account: _Account
+    ) -> Leaving:
         """The submission; the same bytes as long as this process lives."""
-        mark = prepared.nonce + report_key + account.key
-        if self._sealed[0] != mark:
-            bits, federation = decode_bits(prepared.message), self._terms.federation
-            tier = int(bits.tier[0])
-            sealed = seal_reports(
-                bits.reports[0], report_key, federation=federation, round=bits.round, tier=tier
-            )
-            name = key_id(report_key)
-            payload = encode_submission(
-                account.account,
-                account.key,
-                bits.round,
-                tier,
-                name,
-                sealed,
-                terms=terms_name(self._terms),
-            )
-            self._sealed = mark, payload
+        mark = nonce + report_key + account.key
+        if self._sealed is None or self._sealed[0] != mark:
+            self._sealed = mark, leaving.wrapped(partial(self._submission, report_key, account))
         return self._sealed[1]
+
+    def _submission(self, report_key: bytes, account: _Account, message: bytes) -> bytes:
+        bits, federation = decode_bits(message), self._terms.federation
+        tier = int(bits.tier[0])
+        sealed = seal_reports(
+            bits.reports[0], report_key, federation=federation, round=bits.round, tier=tier
+        )
+        return encode_submission(
+            account.account,
+            account.key,
+            bits.round,
+            tier,
+            key_id(report_key),
+            sealed,
+            terms=terms_name(self._terms),
+        )
 
     async def _enrol(self, key: Ed25519PrivateKey, admission: bytes) -> None:
         federation, challenge = self._terms.federation, await self._challenge()
@@ -167,7 +173,9 @@ class ProxyLink:
             "signature": key.sign(enrolment_statement(federation, admission, challenge)).hex(),
             "challenge": challenge.hex(),
         }
-        answer = await self.client.post("/v1/enrol", json.dumps(content).encode())
+        body = json.dumps(content).encode()
+        leaving = await self._aside(lambda: self._hosted.contact("enrolment", "proxy", body))
+        answer = await self.client.post("/v1/enrol", leaving)
         if answer.status in (401, 403):
             raise KeyTrouble(
                 "the proxy did not accept what the server said of this device; tell the operator"

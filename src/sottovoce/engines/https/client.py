@@ -1,4 +1,5 @@
-"""The device's side of HTTPS: few bytes, no connection held open, one authority trusted.
+"""The device's side of HTTPS: few bytes, no connection held open, one authority trusted. A device
+posts what its door has let go, and nothing else.
 
 Whatever goes wrong becomes `Unreachable` or `KeyTrouble` with one sentence. Nothing that a server
 answers is trusted before it was measured: bodies have a limit, compressed ones are unpacked up to
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from sottovoce.engines.https.keys import device_context
 from sottovoce.errors import KeyTrouble, Unreachable, UsageError
+from sottovoce.parties.leaving import Leaving, body_of
 
 SMALL = 1 << 16
 """Limit of an answer that should be short, in bytes."""
@@ -147,18 +149,15 @@ class Client:
     async def post(
         self,
         path: str,
-        body: bytes,
+        leaving: Leaving,
         *,
-        token: str = "",
         limit: int = SMALL,
         once: bool = False,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Answer:
-        """The answer to `body`, sent in the name of whoever has the token. Sent again where the
-        connection was lost before there was one, so it must be something that counts once; with
-        `once` never."""
-        headers = {**headers, "authorization": f"Bearer {token}"} if token else headers
-        return await self._twice("POST", path, headers, body, limit, once=once)
+        """The answer to what leaves. Sent again where the connection was lost before there was one,
+        so it must be something that counts once; with `once` never."""
+        return await self._twice("POST", path, headers, body_of(leaving), limit, once=once)
 
     async def download(self, path: str, limit: int) -> Answer:
         """Something large that never changes. What an interrupted download has brought is kept, in
@@ -299,6 +298,16 @@ class Client:
         line = len(request.method) + len(request.url.raw_path) + len("  HTTP/1.1\r\n\r\n")
         self.traffic.requests += 1
         self.traffic.sent += line + _size(request.headers) + len(request.content)
+
+
+class ServiceClient(Client):
+    """One service, as another one sees it. What they tell each other is no device's."""
+
+    async def hand_over(self, path: str, body: bytes, token: str, *, limit: int = SMALL) -> Answer:
+        """The answer to `body`, sent in the name of whoever has the token; sent again as in
+        `post`."""
+        headers = {"authorization": f"Bearer {token}"}
+        return await self._twice("POST", path, headers, body, limit)
 
 
 def loopback(url: str) -> bool:

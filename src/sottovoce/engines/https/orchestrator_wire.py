@@ -220,10 +220,6 @@ class Enrolment:
         )
 
 
-ENROLMENT_BYTES = len(Enrolment(bytes(TOKEN_BYTES), bytes(KEY_BYTES), bytes(_MAC_BYTES)).encode())
-"""The length of every enrolment."""
-
-
 def encode_key(orchestrator: bytes) -> bytes:
     """The answer to whoever asks with which key users prove themselves."""
     return json.dumps({"protocol": PROTOCOL, "orchestrator": orchestrator.hex()}).encode()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sottovoce.engines.https.batches import PART_BYTES, Part, encode_part
-from sottovoce.engines.https.client import Busy, Client, loopback
+from sottovoce.engines.https.client import Busy, ServiceClient, loopback
 from sottovoce.engines.https.descriptor import Descriptor
 from sottovoce.engines.https.pacing import Pace
 from sottovoce.engines.https.proxy_folder import ProxyFolder
@@ -80,7 +80,7 @@ class Courier:
         self._turn = asyncio.Lock()
         plaintext = not self._introduction.ca
         self._asking, self._handing = (
-            Client(self._introduction.server, self._introduction.ca, plaintext=plaintext)
+            ServiceClient(self._introduction.server, self._introduction.ca, plaintext=plaintext)
             for _ in range(2)
         )
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
@@ -278,8 +278,8 @@ class Courier:
                 held.round, held.tier, held.key, held.devices, number, parts, held.mark, body
             )
             try:
-                answer = await self._handing.post(
-                    "/v1/batches", encode_part(part), token=self._introduction.token
+                answer = await self._handing.hand_over(
+                    "/v1/batches", encode_part(part), self._introduction.token
                 )
             except Unreachable:
                 if not self._overtaken(held):

@@ -21,7 +21,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from sottovoce.engines.https import records, roster, searches
-from sottovoce.engines.https.client import Answer, Client
+from sottovoce.engines.https.client import Answer, ServiceClient
 from sottovoce.engines.https.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
 from sottovoce.engines.https.database import Leader
 from sottovoce.engines.https.masked_wire import (
@@ -108,14 +108,14 @@ class ProxyLine:
     async def _ask(self, question: bytes) -> Answer:
         client = self._client()
         try:
-            return await client.post("/v1/sums", question, token=self._token, limit=self._limit)
+            return await client.hand_over("/v1/sums", question, self._token, limit=self._limit)
         finally:
             await client.rest()
 
-    def _client(self) -> Client:
+    def _client(self) -> ServiceClient:
         link = self._link
         plain = link.url.startswith("http://")
-        return Client(link.url, link.authority, plaintext=plain, timeout=_PATIENCE)
+        return ServiceClient(link.url, link.authority, plaintext=plain, timeout=_PATIENCE)
 
 
 class SummedCoordinator(Coordinator):

@@ -25,7 +25,6 @@ from sottovoce.engines.https.home_wire import ROWS, VECTOR, decode_rows, decode_
 from sottovoce.engines.https.orchestrator_wire import (
     DIRECTORY,
     ENROL,
-    ENROLMENT_BYTES,
     KEY,
     LEAVE,
     MOST_ITEMS,
@@ -205,10 +204,11 @@ class UserAgent:
         if token is None:
             raise KeyTrouble("this store has no invitation; ask the operator for one")
         # Before anything is asked: who takes no part is not even seen to be there.
-        await self._books(lambda: self.door.enrolling(user, ENROLMENT_BYTES))
+        await self._books(lambda: self.door.require_part(user))
         key, public = await self._orchestrator_key(), person.identity.public
         body = Enrolment.of(token, person.identity, self.store.federation, key).encode()
-        answer = await self._client.post(ENROL, body, once=True)
+        leaving = await self._books(lambda: self.door.enrolling(user, body))
+        answer = await self._client.post(ENROL, leaving, once=True)
         if answer.status == 403:
             raise KeyTrouble(
                 "the orchestrator did not accept the invitation, which may have been used before; "
@@ -297,8 +297,8 @@ class UserAgent:
 
     async def _depart(self, user: int) -> None:
         body = await self._question(user, "leave", b"")
-        await self._books(lambda: self.door.departing(user, len(body)))
-        answer = await self._client.post(LEAVE, body, once=True)
+        leaving = await self._books(lambda: self.door.departing(user, body))
+        answer = await self._client.post(LEAVE, leaving, once=True)
         if (answer.status, answer.reason) != (401, "unknown_account"):
             self._good(answer)
         await self._books(lambda: self.store.set_departure(user, "done"))
@@ -317,8 +317,8 @@ class UserAgent:
         async def once() -> Answer:
             # Anew for each attempt: a question is good once.
             body = await self._question(user, "recommend", encode_count(wanted))
-            await self._books(lambda: self.door.asking(user, len(body)))
-            return await self._client.post(RECOMMEND, body, limit=_LARGEST_ANSWER, once=True)
+            leaving = await self._books(lambda: self.door.asking(user, body))
+            return await self._client.post(RECOMMEND, leaving, limit=_LARGEST_ANSWER, once=True)
 
         answer = self._good(await self._patiently(once))
         told = Recommended.decode(answer.body)
@@ -377,10 +377,10 @@ class UserAgent:
     async def _vector(self, user: int, entry: OwnerEntry, size: int) -> NDArray[np.float32] | None:
         """Her own, of one owner. A question is good once, so it is made anew each time."""
         body = await self._question(user, "vector", b"", entry.public)
-        await self._books(lambda: self.door.asking_keeper(user, entry.number, len(body)))
+        leaving = await self._books(lambda: self.door.asking_keeper(user, entry.number, body))
         client = Client(entry.url, entry.authority, plaintext=entry.url.startswith("http://"))
         try:
-            answer = await client.post(VECTOR, body, once=True)
+            answer = await client.post(VECTOR, leaving, once=True)
         finally:
             await client.rest()
         if answer.status != 200:

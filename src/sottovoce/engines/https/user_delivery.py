@@ -1,7 +1,7 @@
 """From users' outboxes to one data owner, over a few connections.
 
 A user's messages go in their order, one request at a time; several users' at once. The door
-(`parties.user`) says what may leave just before it does, and what this module carries is sealed. A
+(`parties.user`) says what may leave just before it does, and lets it go sealed. A
 request is never sent twice as it is: where no answer came, the same messages are sealed anew in
 another session, and the owner knows them by their numbers.
 """
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from sottovoce.engines.https.client import Answer, Busy, Client
@@ -40,6 +41,7 @@ from sottovoce.errors import (
     VersionMismatch,
 )
 from sottovoce.parties.directory import OwnerEntry
+from sottovoce.parties.leaving import Leaving
 from sottovoce.parties.user import UserDoor
 from sottovoce.parties.user_messages import Departure, Settled
 from sottovoce.parties.user_store import UserStore
@@ -244,8 +246,8 @@ class OwnerLine:
         sender, hello, departure = await self._books(leave_home)
         if departure is None:
             return False
-        body = encode_session(made.offer, hello, departure.seal(sender))
-        receipt = await self._receipt(client, SESSIONS_PATH, body, departure)
+        leaving = departure.seal(sender, partial(encode_session, made.offer, hello))
+        receipt = await self._receipt(client, SESSIONS_PATH, leaving, departure)
         if receipt.session is None:
             raise MessageError(f"data owner {self.entry.name} gave the session no name")
         self._sessions[user] = _Session(receipt.session, sender)
@@ -260,8 +262,8 @@ class OwnerLine:
         )
         if departure is None:
             return False
-        body = encode_interactions(session.name, departure.seal(session.sender))
-        receipt = await self._receipt(client, INTERACTIONS_PATH, body, departure)
+        leaving = departure.seal(session.sender, partial(encode_interactions, session.name))
+        receipt = await self._receipt(client, INTERACTIONS_PATH, leaving, departure)
         settled = await self._settle(user, departure, receipt, outcome)
         full = len(departure.messages) == MOST_SEALED
         return full or settled.open > 0 or departure.last_words
@@ -279,9 +281,9 @@ class OwnerLine:
         return settled
 
     async def _receipt(
-        self, client: Client, path: str, body: bytes, departure: Departure
+        self, client: Client, path: str, leaving: Leaving, departure: Departure
     ) -> Receipt:
-        answer = await client.post(path, body, once=True)
+        answer = await client.post(path, leaving, once=True)
         if answer.status == 401:
             await self._books(lambda: self._door.turned_away(departure))
             raise _SessionLost
