@@ -33,6 +33,7 @@ BUILDERS = {
 # asks; who reads; the server's defence; and whom the rest of an experiment is told by.
 RESHAPERS = {
     *("parties/device.py", "privacy/central.py", "privacy/updates.py", "algorithms/uc.py"),
+    "algorithms/fpl.py",  # its settings
     *_READERS,
     *("parties/defence.py", "engines/https/summed_rounds.py", "engines/simulation.py"),
     *("reproduce/poisoning_study.py", "run_scenes.py", "parties/user.py"),

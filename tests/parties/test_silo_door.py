@@ -60,16 +60,16 @@ def test_owners_learn_from_nothing_that_the_door_did_not_let_go():
     """Everybody's events as they are, with somebody's idea of who may be told, or by another door,
     which has them in another ledger."""
     here, config = door(), DRIFTConfig(epochs=1)
-    others = door(Consent.uniform(np.arange(3), Choice(), owners=OWNERS)).let_go(EVERYTHING)
+    others = door(Consent.uniform(np.arange(3), Choice(), owners=OWNERS)).let_out(EVERYTHING)
     for stream in (EVERYTHING, (EVERYTHING, address(EVERYTHING, TABLE)), others, None):
         with pytest.raises(ConsentError, match="learn only from what their users' door has let go"):
             SiloWorld(config, here, stream, ("a", "b", "c"), ROOT)
-    assert SiloWorld(config, here, here.let_go(EVERYTHING), ("a", "b", "c"), ROOT).blocks()
+    assert SiloWorld(config, here, here.let_out(EVERYTHING), ("a", "b", "c"), ROOT).blocks()
 
 
 def test_only_a_door_makes_what_has_departed():
     here = door()
-    left = here.let_go(EVERYTHING)
+    left = here.let_out(EVERYTHING)
     everybody = address(EVERYTHING, TABLE)
     with pytest.raises(ConsentError, match="only a door"):
         Departed(EVERYTHING, everybody, (0, 1), 1, left.read, left.door, object())
@@ -93,9 +93,9 @@ def test_only_a_door_makes_what_has_departed():
 def test_owners_learn_as_often_as_was_let_go():
     here = door()
     with pytest.raises(ConsentError, match="has let go 2 epochs, and owners would learn from 5"):
-        SiloWorld(DRIFTConfig(epochs=5), here, here.let_go(EVERYTHING, 2), ("a", "b", "c"), ROOT)
+        SiloWorld(DRIFTConfig(epochs=5), here, here.let_out(EVERYTHING, 2), ("a", "b", "c"), ROOT)
     with pytest.raises(ConfigError, match="epochs"):
-        here.let_go(EVERYTHING, 0)
+        here.let_out(EVERYTHING, 0)
 
 
 def test_a_user_who_asks_nobody_is_stopped_at_the_door():
@@ -108,10 +108,10 @@ def test_a_user_who_asks_nobody_is_stopped_at_the_door():
 
     config = DRIFTConfig(theta=100)
     SiloSimulation(config, TABLE, range(3), ROOT, "none", watch, door=here).epoch(EVERYTHING)
-    assert heard == sent(door().let_go(EVERYTHING))
+    assert heard == sent(door().let_out(EVERYTHING))
     for user in (CLEO, 77):
-        assert not here.let_go_one(User(user, TABLE).interact(2, True, 9))
-    assert [m.owner for m in here.let_go_one(User(BEA, TABLE).interact(2, True, 9))] == [1]
+        assert not here.let_out_one(User(user, TABLE).interact(2, True, 9))
+    assert [m.owner for m in here.let_out_one(User(BEA, TABLE).interact(2, True, 9))] == [1]
 
 
 # --- what passes ----------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_a_user_who_asks_nobody_is_stopped_at_the_door():
 
 def test_what_passes_is_what_users_permit_and_every_epoch_is_booked():
     here = door()
-    left = here.let_go(EVERYTHING, 3)
+    left = here.let_out(EVERYTHING, 3)
     assert sent(left) == [
         (ADA, 0, 0), (ADA, 1, 1), (BEA, 1, 1), (ADA, 2, 0), (ADA, 2, 1), (BEA, 2, 1),
     ]  # fmt: skip
@@ -134,7 +134,7 @@ def test_what_passes_is_what_users_permit_and_every_epoch_is_booked():
 
 def test_of_what_goes_to_nobody_only_the_turn_is_left():
     """Windows count it, as they count what leaves."""
-    left = door().let_go(events((BEA, 0, True), (CLEO, 2, True), (BEA, 1, True)))
+    left = door().let_out(events((BEA, 0, True), (CLEO, 2, True), (BEA, 1, True)))
     assert left.events.user.tolist() == [BEA, BEA]
     assert left.events.item.tolist() == [0, 1]
     assert left.events.positive.tolist() == [False, True]
@@ -146,31 +146,31 @@ def test_what_would_leave_is_shown_and_not_booked():
     here = door()
     shown, told = here.would_leave(EVERYTHING)
     assert not rows(here)
-    left = here.let_go(EVERYTHING)
+    left = here.let_out(EVERYTHING)
     assert np.array_equal(shown.user, left.events.user)
     assert np.array_equal(told.owner, left.told.owner)
 
 
 def test_the_first_events_of_what_left():
-    left = door().let_go(EVERYTHING)
+    left = door().let_out(EVERYTHING)
     assert sent(left.first(4)) == sent(left)[:3]
     assert sent(left.first(None)) == sent(left.first(99)) == sent(left)
     assert left.first(2).read.user.tolist() == [ADA]
 
 
 def test_a_device_is_a_cohort_of_one():
-    whole = door().let_go(EVERYTHING)
+    whole = door().let_out(EVERYTHING)
     for user in range(3):
         alone = door(CONSENT.take(np.array([user])))
-        assert sent(alone.let_go(EVERYTHING)) == [m for m in sent(whole) if m[0] == user]
+        assert sent(alone.let_out(EVERYTHING)) == [m for m in sent(whole) if m[0] == user]
 
 
 def test_owners_need_not_be_numbered_without_gaps():
     sparse = OwnerTable()
     for place, number in enumerate((7, 1007)):
         sparse.add(number, TABLE.items(place))
-    left = InteractionDoor(CONSENT, OWNERS, sparse).let_go(EVERYTHING)
-    dense = sent(door().let_go(EVERYTHING))
+    left = InteractionDoor(CONSENT, OWNERS, sparse).let_out(EVERYTHING)
+    dense = sent(door().let_out(EVERYTHING))
     assert sent(left) == [(u, i, (7, 1007)[k]) for u, i, k in dense]
     one_by_one = InteractionDoor(CONSENT, OWNERS, sparse).users()[BEA]
     assert [m.owner for m in one_by_one.interact(2, True, 0)] == [1007]
@@ -182,10 +182,10 @@ def test_a_door_knows_all_owners_and_their_items():
     with pytest.raises(DataError, match="must have a name"):
         InteractionDoor(CONSENT, ("red",), TABLE)
     with pytest.raises(DataError, match="no data owner holds"):
-        InteractionDoor(CONSENT, OWNERS, TABLE).let_go(events((ADA, 5, True)))
+        InteractionDoor(CONSENT, OWNERS, TABLE).let_out(events((ADA, 5, True)))
 
 
 def test_what_is_private_stays_out_of_reprs():
     here = door()
     assert "redacted" in repr(here)
-    assert "redacted" in repr(here.let_go(EVERYTHING))
+    assert "redacted" in repr(here.let_out(EVERYTHING))

@@ -49,7 +49,7 @@ class SiloWorld:
         if not self.door.has_let_go(self.departed):
             raise ConsentError(
                 "data owners learn only from what their users' door has let go; see "
-                "InteractionDoor.let_go"
+                "InteractionDoor.let_out"
             )
         if self.departed.epochs != self.config.epochs:
             raise ConsentError(
@@ -67,7 +67,7 @@ class SiloWorld:
         root: Streams,
     ) -> SiloWorld:
         """Of everybody's events; the door lets go what may leave."""
-        return cls(config, door, door.let_go(events, config.epochs), catalogue, root)
+        return cls(config, door, door.let_out(events, config.epochs), catalogue, root)
 
     def __repr__(self) -> str:
         return f"<SiloWorld of {len(self.owners)} owners and {self.n_users:,} users, redacted>"

@@ -1,7 +1,7 @@
 """The one door of simulated DRIFT users. Everything that data owners are given leaves here.
 
 A user computes what could leave (`algorithms.drift.User`). The door reads her consent, books what
-it permits, and lets that go. `let_go_one` is the definition, message by message. `let_go` does the
+it permits, and lets that go. `let_out_one` is the definition, message by message. `let_out` does the
 same for all events of all users at once, and makes a `Departed`: the only thing that data owners
 learn from at full speed, and that nothing else can make.
 
@@ -62,7 +62,7 @@ class Departed:
 
     def __post_init__(self, key: object) -> None:
         if key is not _KEY:
-            raise ConsentError("only a door lets interactions go; see InteractionDoor.let_go")
+            raise ConsentError("only a door lets interactions go; see InteractionDoor.let_out")
 
     def __repr__(self) -> str:
         return f"<Departed: {len(self.told.owner):,} messages, redacted>"
@@ -122,7 +122,7 @@ class InteractionDoor:
         """Those who take part, each with this door between her and the owners."""
         return {u: UserAtDoor(u, self) for u in np.flatnonzero(self._joined).tolist()}
 
-    def let_go_one(self, could: Iterable[Interaction]) -> list[Interaction]:
+    def let_out_one(self, could: Iterable[Interaction]) -> list[Interaction]:
         """Of what could leave, what does. `close` writes it into the ledger."""
         left = [message for message in could if message.owner in self._seen_by(message.user)]
         for message in left:
@@ -145,7 +145,7 @@ class InteractionDoor:
         return events if there.all() else _some(events, there)
 
     def would_leave(self, events: Events) -> tuple[Events, Told]:
-        """What `let_go` would let go of these events. Nothing leaves, and nothing is booked."""
+        """What `let_out` would let go of these events. Nothing leaves, and nothing is booked."""
         events = self.joined(events)
         told = address(events, self.table)
         if self.refused is None:
@@ -156,7 +156,7 @@ class InteractionDoor:
         pointer = np.r_[0, np.cumsum(counts)].astype(np.int64)
         return _blank(events, counts == 0), Told(pointer, told.owner[sent])
 
-    def let_go(self, events: Events, epochs: int = 1) -> Departed:
+    def let_out(self, events: Events, epochs: int = 1) -> Departed:
         """Of all events of all users, those messages that their users permit. Every epoch sends its
         messages anew, and each of them is booked."""
         require_whole("epochs", epochs, 1)
@@ -215,7 +215,7 @@ class UserAtDoor(User):
 
     def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
         """A message to each owner of the item that may see it; each is booked."""
-        return self._door.let_go_one(super().interact(item, positive, time))
+        return self._door.let_out_one(super().interact(item, positive, time))
 
 
 def _read(events: Events, told: Told) -> Read:
