@@ -18,7 +18,7 @@ import re
 import secrets
 import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -370,7 +370,7 @@ def _require_key(field: str, key: bytes) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, DRIFTConfig):
+    if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return list(value) if isinstance(value, tuple) else value
 

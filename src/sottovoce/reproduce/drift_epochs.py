@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.algorithms.base import AlgorithmSettings
 from sottovoce.algorithms.blocks import Events, Model
 from sottovoce.algorithms.drift import DRIFTConfig
 from sottovoce.data.dataset import Dataset
@@ -37,7 +38,7 @@ class EpochStudy(DriftStudy):
     ) -> None:
         super().__init__(settings, systems, dataset, cells, threads, report)
         component = systems[DRIFT].component(settings.positive_from[0])
-        if not isinstance(component, DRIFTConfig):
+        if not isinstance(component, AlgorithmSettings):
             raise ConfigError(f"[systems.{DRIFT}] must be of the kind drift")
         self.settings = replace(component, epochs=settings.epochs)
         train = self.test.train

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import config
+from sottovoce.algorithms.base import AlgorithmSettings
 from sottovoce.algorithms.fmf import FMFConfig
 from sottovoce.baselines import BASELINES, Baseline
 from sottovoce.consent import Choice, Consent
@@ -208,7 +209,9 @@ class FMFStudy:
 
     def cell(self, job: Job) -> Cell:
         component = job.setting.component()
-        if isinstance(component, FMFConfig):  # a server may plan ahead: the length is a setting
+        if isinstance(
+            component, AlgorithmSettings
+        ):  # a server may plan ahead: the length is a setting
             component = replace(component, rounds=self.config.rounds)
         key = [
             job.world.fingerprint, job.hold_out, job.part, job.seed, self.config.negatives,
@@ -270,16 +273,18 @@ class FMFStudy:
     # --- inside -----------------------------------------------------------------------------------
 
     def _stops(self, job: Job, component: FMFConfig | Baseline) -> tuple[int, ...]:
-        if job.stops and (isinstance(component, FMFConfig) or hasattr(component, "fit_steps")):
+        if job.stops and (
+            isinstance(component, AlgorithmSettings) or hasattr(component, "fit_steps")
+        ):
             return job.stops
-        return (self.config.rounds,) if isinstance(component, FMFConfig) else (0,)
+        return (self.config.rounds,) if isinstance(component, AlgorithmSettings) else (0,)
 
     def _train(
         self, job: Job, component: FMFConfig | Baseline, stops: tuple[int, ...]
     ) -> Mapping[str, NDArray[Any]]:
         split, rng = job.world.split(job.hold_out, job.part, job.seed), Streams.from_seed(job.seed)
         try:
-            if isinstance(component, FMFConfig):
+            if isinstance(component, AlgorithmSettings):
                 return self._federated(component, job, split, stops)
             if stops != (0,):
                 scorers = component.fit_steps(split.train, rng, list(stops))  # type: ignore[attr-defined]
