@@ -78,10 +78,10 @@ def tier_costs(table: pa.Table) -> list[TierCost]:
     return found
 
 
-def sum_sections(link: Link, table: pa.Table) -> list[Section]:
+def sum_sections(link: Link | None, table: pa.Table) -> list[Section]:
     """The certificate of noisy sums, from the rows of a run's ledger; nothing where there was no
     noise, or where nothing has left."""
-    if not link.noise or not table.num_rows:
+    if link is None or not link.noise or not table.num_rows:
         return []
     rounds = int(np.bincount(table["user"].to_numpy()).max())
     per_round = np.bincount(table["round"].to_numpy())
