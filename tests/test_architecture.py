@@ -14,7 +14,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Each layer may import from itself and from the layers before it.
 LAYERS = [
     {"errors"},
-    {"chacha", "rng", "resources", "config", "sums", "parallel", "stamps", "registry"},
+    {"chacha", "rng", "resources", "config", "sums", "parallel", "stamps", "registry", "choice"},
     {"messages", "consent", "data", "links", "one_bit", "masking", "shuffling"},
     {"ledger", "recommender", "_ranking"},
     {"privacy", "algorithms", "evaluation", "attacks"},
