@@ -73,7 +73,7 @@ def with_choices(command: Callable[..., None]) -> Callable[..., None]:
         kind = KINDS[field.name]
         if kind.option:
             option = typer.Option(kind.option, help=kind.help, metavar=kind.metavar)
-            hint = Annotated[types[field.name] | None, option]
+            hint: Any = Annotated[types[field.name] | None, option]
             options.append(
                 inspect.Parameter(
                     field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint
