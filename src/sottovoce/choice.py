@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ChoiceField:
     """What a field of a choice is, beside its type and default."""
 
     column: str = ""
@@ -41,7 +41,7 @@ class Kind:
 
 
 def _field(default: Any, column: str = "", **more: Any) -> Any:
-    return field(default=default, metadata={"kind": Kind(column, **more)})
+    return field(default=default, metadata={"kind": ChoiceField(column, **more)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,13 @@ class Choice:
         return [
             each.name
             for each in fields(self)
-            if KINDS[each.name].asks and getattr(self, each.name) != each.default
+            if FIELDS[each.name].asks and getattr(self, each.name) != each.default
         ]
 
     def table(self) -> dict[str, Any]:
         """As stores keep it: the same mind is the same text, whichever release wrote it."""
         plain = {each.name for each in fields(self) if getattr(self, each.name) == each.default}
-        return {k: v for k, v in asdict(self).items() if not (KINDS[k].later and k in plain)}
+        return {k: v for k, v in asdict(self).items() if not (FIELDS[k].later and k in plain)}
 
     def words(self) -> str:
         """The settings as a device owner would read them."""
@@ -133,9 +133,9 @@ class Choice:
         return "takes part: every owner of an item reads what she does with it" + but
 
 
-KINDS: dict[str, Kind] = {each.name: each.metadata["kind"] for each in fields(Choice)}
+FIELDS: dict[str, ChoiceField] = {each.name: each.metadata["kind"] for each in fields(Choice)}
 """By field."""
-COLUMNS = {name: kind.column for name, kind in KINDS.items() if kind.column}
+COLUMN_TYPES = {name: kind.column for name, kind in FIELDS.items() if kind.column}
 """What a record has one value of, and its type."""
 
 
@@ -153,7 +153,7 @@ class Columns:
 
 def _checked(name: str, value: Any, default: object) -> Any:
     """The value, where it is one of its field's."""
-    kind = KINDS[name]
+    kind = FIELDS[name]
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple) or not all(isinstance(a, str) for a in value):
             raise ConfigError(f"{name} must be a list of names")

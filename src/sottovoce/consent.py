@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import config
-from sottovoce.choice import COLUMNS, KINDS, Columns
+from sottovoce.choice import COLUMN_TYPES, FIELDS, Columns
 from sottovoce.choice import Choice as Choice
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import Keys, Streams, words_of
@@ -34,15 +34,15 @@ class Consent(Columns):
 
     def __post_init__(self) -> None:
         n = len(self.users)
-        for name in COLUMNS:
+        for name in COLUMN_TYPES:
             if getattr(self, name).shape != (n,):
                 raise ConsentError(f"{name} must have one value per device")
         if self.hidden_attributes.shape != (n, len(self.attributes)):
             raise ConsentError("hidden_attributes must have one row per device")
         if self.refused_owners.shape != (n, len(self.owners)):
             raise ConsentError("refused_owners must have one row per device")
-        for name in COLUMNS:
-            values, most = getattr(self, name), KINDS[name].most
+        for name in COLUMN_TYPES:
+            values, most = getattr(self, name), FIELDS[name].most
             if n and not bool(np.all((values >= 0) & (values <= most))):
                 within = f"must lie in [0, {most:g}]" if most < np.inf else "must not be below 0"
                 raise ConsentError(f"{name} {within}")
@@ -93,7 +93,7 @@ class Consent(Columns):
         refused = _table([[o in c.refused_owners for o in holders] for c in choices], holders)
         columns: dict[str, Any] = {
             name: np.array([getattr(c, name) for c in choices], dtype=kind)[which]
-            for name, kind in COLUMNS.items()
+            for name, kind in COLUMN_TYPES.items()
         }
         return cls(
             users=np.asarray(users, dtype=np.int64),
@@ -110,7 +110,7 @@ class Consent(Columns):
             users=self.users[rows],
             hidden_attributes=self.hidden_attributes[rows],
             refused_owners=self.refused_owners[rows],
-            **{name: getattr(self, name)[rows] for name in COLUMNS},
+            **{name: getattr(self, name)[rows] for name in COLUMN_TYPES},
         )
 
     def only(self, fields: Sequence[str]) -> Consent:
@@ -126,7 +126,7 @@ class Consent(Columns):
         return Choice(
             hidden_attributes=tuple(a for a, h in zip(self.attributes, hidden, strict=True) if h),
             refused_owners=tuple(o for o, r in zip(self.owners, refused, strict=True) if r),
-            **{name: getattr(self, name)[index].item() for name in COLUMNS},
+            **{name: getattr(self, name)[index].item() for name in COLUMN_TYPES},
         )
 
     def chose(self, choice: Choice) -> NDArray[np.bool_]:
@@ -135,7 +135,7 @@ class Consent(Columns):
         refused = np.array([o in choice.refused_owners for o in self.owners], dtype=bool)
         mine: NDArray[np.bool_] = (self.hidden_attributes == hidden).all(axis=1)
         mine &= (self.refused_owners == refused).all(axis=1)
-        for name, kind in COLUMNS.items():
+        for name, kind in COLUMN_TYPES.items():
             mine &= getattr(self, name) == np.array(getattr(choice, name), dtype=kind)
         return mine
 

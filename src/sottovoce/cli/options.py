@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from sottovoce.choice import KINDS, Choice
+from sottovoce.choice import FIELDS, Choice
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR")]
@@ -70,7 +70,7 @@ def with_choices(command: Callable[..., None]) -> Callable[..., None]:
     parameter. It gets those that were given, as keywords."""
     types, options = get_type_hints(Choice), []
     for field in fields(Choice):
-        kind = KINDS[field.name]
+        kind = FIELDS[field.name]
         if kind.option:
             option = typer.Option(kind.option, help=kind.help, metavar=kind.metavar)
             hint: Any = Annotated[types[field.name] | None, option]
