@@ -33,7 +33,7 @@ BUILDERS = {
 # asks; who reads; the server's defence; and whom the rest of an experiment is told by.
 RESHAPERS = {
     *("parties/device.py", "privacy/central.py", "privacy/updates.py", "algorithms/uc.py"),
-    "algorithms/fpl.py",  # its settings
+    *("algorithms/fpl.py", "links.py"),  # their settings
     *_READERS,
     *("parties/defence.py", "engines/https/summed_rounds.py", "engines/simulation.py"),
     *("reproduce/poisoning_study.py", "run_scenes.py", "parties/user.py"),
@@ -51,7 +51,7 @@ SERVICES = {
 # Each layer may import from itself and from the layers before it.
 LAYERS = [
     {"errors"},
-    {"chacha", "rng", "resources", "config", "sums", "parallel", "stamps", "registry"},
+    {"chacha", "rng", "resources", "config", "sums", "parallel", "stamps", "registry", "choice"},
     {"messages", "consent", "data", "links", "one_bit", "masking", "shuffling"},
     {"ledger", "recommender", "_ranking"},
     {"privacy", "algorithms", "evaluation", "attacks"},

@@ -9,25 +9,12 @@ import pytest
 
 import sottovoce.cli
 from sottovoce import ledger as ledgers
-from sottovoce.links import Direct, SecureSum
+from sottovoce.links import NOISY_SUMS, OPEN_SUMS, SUMMED, Direct, SecureSum
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.privacy.central import noise_for, price
-from sottovoce.privacy.mechanisms import Everything, ShareFraction
-from sottovoce.privacy.updates import Clipped
-from sottovoce.run_privacy import (
-    EVERYTHING,
-    FILTERED,
-    NOISY,
-    NOISY_FILTERS,
-    NOISY_SUMS,
-    OPEN_SUMS,
-    SHARES,
-    SUMMED,
-    SUMMED_FILTERS,
-    budget_sections,
-    honest_notes,
-    sum_sections,
-)
+from sottovoce.privacy.mechanisms import EVERYTHING, SHARES, Everything, ShareFraction
+from sottovoce.privacy.updates import FILTERED, NOISY, NOISY_FILTERS, SUMMED_FILTERS, Clipped
+from sottovoce.run_privacy import budget_sections, honest_notes, sum_sections
 
 OPEN = SecureSum(min_devices=5)
 NOISE = SecureSum(min_devices=5, clip=2.0, noise=3.0)

@@ -6,109 +6,27 @@ for everyone, or a stated mix. The draw of a mix depends on seed and user alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import config
+from sottovoce.choice import COLUMN_TYPES, FIELDS, Columns
+from sottovoce.choice import Choice as Choice
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import Keys, Streams, words_of
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One person's settings. The default takes part and shares no positive item."""
-
-    takes_part: bool = True
-    share_positives: float = 0.0
-    """π: the share of positive-item updates that may leave, in [0, 1]."""
-    epsilon: float = 0.0
-    """Largest privacy cost per report that the user accepts; 0 permits no randomised report."""
-    max_reports: int = 0
-    """k: most randomised reports per round."""
-    total_epsilon: float = math.inf
-    """Most ε that all rounds may cost together, for ever: of randomised reports and noisy updates
-    by plain composition, of updates in noisy sums by `privacy.central.price`. What has left counts,
-    whatever became of it. It limits nothing where no ε bounds what leaves."""
-    hidden_attributes: tuple[str, ...] = ()
-    """Attributes that must not be learnt."""
-    strength: float = 0.5
-    """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
-    refused_owners: tuple[str, ...] = ()
-    """Data owners, by name, that must see nothing of hers."""
-
-    def __post_init__(self) -> None:
-        for name in ("hidden_attributes", "refused_owners"):
-            names: object = getattr(self, name)
-            if not isinstance(names, list | tuple) or not all(isinstance(a, str) for a in names):
-                raise ConfigError(f"{name} must be a list of names")
-            object.__setattr__(self, name, tuple(names))
-        if not isinstance(self.takes_part, bool):
-            raise ConfigError("takes_part must be true or false")
-        _within("share_positives", self.share_positives, 0.0, 1.0)
-        _within("epsilon", self.epsilon, 0.0, math.inf)
-        _within("total_epsilon", self.total_epsilon, 0.0, math.inf)
-        object.__setattr__(self, "total_epsilon", float(self.total_epsilon))
-        _within("strength", self.strength, 0.0, 1.0)
-        if self.strength == 1.0:
-            raise ConfigError("strength must be below 1")
-        if isinstance(self.max_reports, bool) or not isinstance(self.max_reports, int):
-            raise ConfigError("max_reports must be a whole number")
-        _within("max_reports", self.max_reports, 0, 2**31 - 1)
-
-    def words(self) -> str:
-        """The settings as a device owner would read them."""
-        if not self.takes_part:
-            return "does not take part: learns at home, sends nothing"
-        parts = []
-        if self.share_positives or not (self.max_reports or self.epsilon):
-            parts.append(f"shares {100 * self.share_positives:.6g} % of positive-item updates")
-        if self.max_reports:
-            each = f"at ε ≤ {self.epsilon:g} each"
-            parts.append(f"at most {self.max_reports} randomised reports a round {each}")
-        elif self.epsilon:
-            parts.append(f"updates with noise at ε ≤ {self.epsilon:g} each")
-        if math.isfinite(self.total_epsilon):
-            noisy = "" if self.max_reports or self.epsilon else " that have an ε"
-            most = f"no more than ε = {self.total_epsilon:.10g}"
-            parts.append(f"{most} over all rounds{noisy} together")
-        if self.hidden_attributes:
-            names = ", ".join(self.hidden_attributes)
-            parts.append(f"hides {names} with strength {self.strength:g}")
-        if self.refused_owners:
-            parts.append("sends nothing to " + ", ".join(self.refused_owners))
-        return "takes part, " + "; ".join(parts)
-
-    def owner_words(self) -> str:
-        """The same for a system of data owners, who read what they get."""
-        if not self.takes_part:
-            return "does not take part: sends nothing to anybody"
-        but = f"; sends nothing to {', '.join(self.refused_owners)}" if self.refused_owners else ""
-        return "takes part: every owner of an item reads what she does with it" + but
-
-
-_COLUMNS = (
-    *("takes_part", "share_positives", "epsilon", "max_reports", "strength", "total_epsilon"),
-)
-"""What a record has one value of."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Consent:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Consent(Columns):
     """A row per device. Immutable: a change of mind is a new record."""
 
     users: NDArray[np.int64]
-    takes_part: NDArray[np.bool_]
-    share_positives: NDArray[np.float32]
-    epsilon: NDArray[np.float32]
-    max_reports: NDArray[np.int32]
     hidden_attributes: NDArray[np.bool_]
     """[n, attributes], columns named by `attributes`."""
-    strength: NDArray[np.float32]
-    total_epsilon: NDArray[np.float64]
     refused_owners: NDArray[np.bool_]
     """[n, owners], columns named by `owners`."""
     attributes: tuple[str, ...] = ()
@@ -116,19 +34,18 @@ class Consent:
 
     def __post_init__(self) -> None:
         n = len(self.users)
-        for name in _COLUMNS:
+        for name in COLUMN_TYPES:
             if getattr(self, name).shape != (n,):
                 raise ConsentError(f"{name} must have one value per device")
         if self.hidden_attributes.shape != (n, len(self.attributes)):
             raise ConsentError("hidden_attributes must have one row per device")
         if self.refused_owners.shape != (n, len(self.owners)):
             raise ConsentError("refused_owners must have one row per device")
-        share = self.share_positives
-        if n and not bool(np.all((share >= 0.0) & (share <= 1.0))):
-            raise ConsentError("share_positives must lie in [0, 1]")
-        for name in ("epsilon", "total_epsilon"):
-            if n and not bool(np.all(getattr(self, name) >= 0.0)):
-                raise ConsentError(f"{name} must not be below 0")
+        for name in COLUMN_TYPES:
+            values, most = getattr(self, name), FIELDS[name].most
+            if n and not bool(np.all((values >= 0) & (values <= most))):
+                within = f"must lie in [0, {most:g}]" if most < np.inf else "must not be below 0"
+                raise ConsentError(f"{name} {within}")
 
     def __len__(self) -> int:
         return len(self.users)
@@ -174,18 +91,17 @@ class Consent:
                     )
         hidden = _table([[a in c.hidden_attributes for a in known] for c in choices], known)
         refused = _table([[o in c.refused_owners for o in holders] for c in choices], holders)
+        columns: dict[str, Any] = {
+            name: np.array([getattr(c, name) for c in choices], dtype=kind)[which]
+            for name, kind in COLUMN_TYPES.items()
+        }
         return cls(
             users=np.asarray(users, dtype=np.int64),
-            takes_part=np.array([c.takes_part for c in choices], dtype=bool)[which],
-            share_positives=np.array([c.share_positives for c in choices], np.float32)[which],
-            epsilon=np.array([c.epsilon for c in choices], dtype=np.float32)[which],
-            max_reports=np.array([c.max_reports for c in choices], dtype=np.int32)[which],
             hidden_attributes=hidden[which],
-            strength=np.array([c.strength for c in choices], dtype=np.float32)[which],
-            total_epsilon=np.array([c.total_epsilon for c in choices], dtype=np.float64)[which],
             refused_owners=refused[which],
             attributes=known,
             owners=holders,
+            **columns,
         )
 
     def take(self, rows: NDArray[np.int64]) -> Consent:
@@ -194,7 +110,7 @@ class Consent:
             users=self.users[rows],
             hidden_attributes=self.hidden_attributes[rows],
             refused_owners=self.refused_owners[rows],
-            **{name: getattr(self, name)[rows] for name in _COLUMNS},
+            **{name: getattr(self, name)[rows] for name in COLUMN_TYPES},
         )
 
     def only(self, fields: Sequence[str]) -> Consent:
@@ -208,15 +124,20 @@ class Consent:
         """One device's record."""
         hidden, refused = self.hidden_attributes[index], self.refused_owners[index]
         return Choice(
-            takes_part=bool(self.takes_part[index]),
-            share_positives=float(self.share_positives[index]),
-            epsilon=float(self.epsilon[index]),
-            max_reports=int(self.max_reports[index]),
-            total_epsilon=float(self.total_epsilon[index]),
             hidden_attributes=tuple(a for a, h in zip(self.attributes, hidden, strict=True) if h),
-            strength=float(self.strength[index]),
             refused_owners=tuple(o for o, r in zip(self.owners, refused, strict=True) if r),
+            **{name: getattr(self, name)[index].item() for name in COLUMN_TYPES},
         )
+
+    def chose(self, choice: Choice) -> NDArray[np.bool_]:
+        """Who made this choice."""
+        hidden = np.array([a in choice.hidden_attributes for a in self.attributes], dtype=bool)
+        refused = np.array([o in choice.refused_owners for o in self.owners], dtype=bool)
+        mine: NDArray[np.bool_] = (self.hidden_attributes == hidden).all(axis=1)
+        mine &= (self.refused_owners == refused).all(axis=1)
+        for name, kind in COLUMN_TYPES.items():
+            mine &= getattr(self, name) == np.array(getattr(choice, name), dtype=kind)
+        return mine
 
 
 def affords(
@@ -325,10 +246,3 @@ class _Weight:
 
 def _table(rows: list[list[bool]], columns: tuple[str, ...]) -> NDArray[np.bool_]:
     return np.array(rows, dtype=bool).reshape(len(rows), len(columns))
-
-
-def _within(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name} must be a number")
-    if not low <= value <= high:
-        raise ConfigError(f"{name} must lie in [{low:g}, {high:g}], not {value}")

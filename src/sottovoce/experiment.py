@@ -178,7 +178,7 @@ class Experiment:
         release: Release | None = None
         link: Link | None = None
         if algorithm.family == "owners":
-            _check_owned(table, consent.choices)
+            _check_owned(table, consent.choices, algorithm.reads)
             if draws != "fast":
                 raise ConfigError("users of data owners draw nothing; leave draws out")
         else:
@@ -296,7 +296,7 @@ class Experiment:
         return rated
 
 
-def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice]) -> None:
+def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice], reads: Sequence[str]) -> None:
     """Raises where a file wants of data owners what they do not do."""
     for name in ("release", "link", "service", "defence"):
         if name in table:
@@ -305,14 +305,8 @@ def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice]) -> None:
                 "owners of its item; leave it out"
             )
     for choice in choices:
-        wishes = {
-            "share_positives": choice.share_positives,
-            "epsilon": choice.epsilon,
-            "max_reports": choice.max_reports,
-            "total_epsilon": math.isfinite(choice.total_epsilon),
-            "hidden_attributes": choice.hidden_attributes,
-        }
-        kept = [name for name, wish in wishes.items() if wish and choice.takes_part]
+        asked = choice.asked() if choice.takes_part else []
+        kept = [name for name in asked if name not in reads]
         if kept:
             raise ConfigError(
                 f"consent.{kept[0]} is set, but in drift the owners of an item read everything; a "

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,27 @@ MOST_GROUPS = 64
 SEALED_SEED_BYTES = 176
 """Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
 
+SUMMED = (
+    "The server opens the sum over all devices of a round and sees no single update; the proxy "
+    "sees masks, and no update. That holds while the two do not put together what they have: "
+    "together they read everything. Devices that the server has made up hide nobody. Both see who "
+    "takes part in which round."
+)
+OPEN_SUMS = (
+    "The sums themselves are not protected. A row to which one device alone has added is this "
+    "device's row, and who follows the published models sees the sums, too; the more devices draw "
+    "an item in a round, the fewer such rows there are. So there is no ε, and the ledger books an "
+    "unbounded privacy cost for every release. Noise on the sums (link.clip and link.noise) would "
+    "bound it. See docs/privacy.md."
+)
+NOISY_SUMS = (
+    "The proxy adds noise to every sum, and every update was clipped as a whole: what the server "
+    "and everybody else can tell of a user from all sums and models is bounded by the run's "
+    "certificate, and above ε = 10 that protects nothing. Against server and proxy together there "
+    "is no such bound, which is why the ledger books an unbounded privacy cost for every release. "
+    "See docs/privacy.md."
+)
+
 
 class Link(Component, ABC):
     """A way to the server, as a frozen dataclass. What it does not say is as on the direct way."""
@@ -42,6 +63,8 @@ class Link(Component, ABC):
     """Whether it sees sums of what they send."""
     hosts: ClassVar[str] = ""
     """Why an organisation cannot host devices on this way, in a sentence; empty where it can."""
+    deployed: ClassVar[tuple[str, ...]] = ()
+    """Settings that stay empty in simulation, and that a real federation must have."""
 
     @property
     def clip(self) -> float:
@@ -73,10 +96,28 @@ class Link(Component, ABC):
     def check(self, algorithm: Any, release: Any) -> None:
         """Raises where this link cannot carry what these components make together."""
 
+    # --- how it is shown --------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Which way it is, for a report card."""
+        return f"by the link {self.name}"
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What it has of "secure-sum" and "noise", which a report card recommends to others."""
+        return ("secure-sum",) * (self.summing is not None) + ("noise",) * (self.noise > 0)
+
+    def caveats(self, *, bounded: bool = False) -> tuple[str, ...]:
+        """What it does not protect, a paragraph each; nothing where that is the release's to say.
+        `bounded`: an ε of its own bounds each update, whoever sees it."""
+        return ()
+
+    def at(self, **deployed: str) -> Self:
+        """The same with these settings of a real federation."""
+        return replace(self, **deployed)  # type: ignore[type-var]
+
     def table(self) -> dict[str, Any]:
         """Its settings, as terms have them."""
-        from dataclasses import asdict
-
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
 
@@ -96,6 +137,9 @@ class Direct(Link):
             "device": {"ModelView": frozenset({"round", "items"})},
         }
     )
+
+    def describe(self) -> str:
+        return "straight to the server, which reads every update"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +174,11 @@ class Proxied(Link):
     authority: str = ""
     """Certificate authority that vouches for it (PEM)."""
 
+    hosts = (
+        "randomised reports go through a proxy to a server that must not know whose they are, and "
+        "Flower's gateways say who sends; use `sottovoce serve server`"
+    )
+    deployed = ("url", "authority")
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "proxy": {"BitReports": frozenset({"round", "sender", "tier"})},
@@ -141,6 +190,9 @@ class Proxied(Link):
     @property
     def mixing(self) -> Proxied:
         return self
+
+    def describe(self) -> str:
+        return "through a proxy that mixes reports and cannot read them"
 
 
 @LINKS.register("secure-sum")
@@ -172,6 +224,11 @@ class SecureSum(Link):
     """The proxy's public key in hexadecimal, to which devices seal their seeds."""
 
     shows_sums = True
+    hosts = (
+        "in a secure sum every device masks its own update, and Flower's gateways see the updates "
+        "of the devices they host; use `sottovoce serve server`"
+    )
+    deployed = ("url", "authority", "key")
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "server": {
@@ -229,6 +286,15 @@ class SecureSum(Link):
                 f"link.min_devices = {self.min_devices}; ask more (nothing can hide in sFPL and "
                 "sFPL+, which ask one)"
             )
+
+    def describe(self) -> str:
+        noise = f", with noise of {self.noise:g} times {self.clip:g}" if self.noise else ""
+        return f"masked; sums of at least {self.min_devices:,} devices are opened{noise}"
+
+    def caveats(self, *, bounded: bool = False) -> tuple[str, ...]:
+        if bounded:
+            return (SUMMED,)
+        return SUMMED, NOISY_SUMS if self.noise else OPEN_SUMS
 
     def table(self) -> dict[str, Any]:
         """What was agreed to before there were groups has one sum a round, and says nothing of

@@ -103,7 +103,10 @@ def _write(
                 "What this does not protect",
                 [
                     honest_notes(
-                        (run.experiment.release or run.experiment.silo for run in runs.values()),
+                        (
+                            run.experiment.release or run.experiment.algorithm
+                            for run in runs.values()
+                        ),
                         (run.experiment.link for run in runs.values()),
                     )
                 ],

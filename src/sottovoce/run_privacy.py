@@ -5,117 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.base import AlgorithmSettings
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce.links import SecureSum
+from sottovoce.links import Link
 from sottovoce.privacy.accountant import DELTA, Account, Sent, account, rounded_up
+from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import noise_for, price
-from sottovoce.privacy.mechanisms import Everything
-from sottovoce.privacy.reports import KReports
-from sottovoce.privacy.updates import Clipped
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARES = (
-    "The share π decides which rows for positive items are sent. It does not hide the others from "
-    "a server that does the algebra: one negative row gives away the device's vector and, with it, "
-    "the positive item behind the draw. The ledger therefore books an unbounded privacy cost for "
-    "every release. Who must not be read should not take part: such a device sends nothing and is "
-    "still served from the published model. See docs/privacy.md."
-)
-EVERYTHING = (
-    "A device sends rows that are multiples of its vector, for every item or for its positives "
-    "alone: whoever sees one upload reads every positive item from it, and much of the vector. "
-    "Nothing is protected, and the ledger books an unbounded privacy cost for every release. Who "
-    "must not be read should not take part: such a device sends nothing and is still served from "
-    "the published model. See docs/privacy.md."
-)
-REPORTS = (
-    "Each randomised report is protected by its ε alone, and the costs of all reports of all "
-    "rounds add up. Towards whoever knows which reports are a user's own, because proxy and server "
-    "collude or because the proxy is broken into, only the plain sum holds, and above ε = 10 that "
-    "protects nothing. The smaller figure needs a proxy that keeps its word and honest others in "
-    "the batch. That a device takes part, and in which tier, is not hidden from the proxy. See "
-    "docs/privacy.md."
-)
-OWNERS = (
-    "Sealing keeps interactions from the network, and from nobody else. A data owner reads every "
-    "interaction with its items in full: who, what, when, and whether she liked it; an item in "
-    "several categories is read by several owners. The orchestrator gets no interaction and still "
-    "learns who touched what: owners' requests name the users and items of their blocks, and an "
-    "item's gradient is a multiple of the vectors of the users behind it, which it holds, so that "
-    "it can tell who it was and whether she liked it. Waiting for Θ blocks does not prevent that. "
-    "The ledger therefore books an unbounded privacy cost for everything. Who must not be read can "
-    "refuse owners, or take no part. See docs/privacy.md."
-)
-AGGREGATED_OWNERS = (
-    "Sealing keeps interactions from the network. A data owner reads every interaction with its "
-    "items in full: who, what, when, and whether she liked it. The orchestrator gets sums over "
-    "many people, whose vectors it does not hold; our attacks on it do no better than guessing. "
-    "There is no noise in the sums and no ε: they tell about how many touched an item and liked "
-    "it. Who must not be read can refuse owners, or take no part. See docs/privacy.md."
-)
-FILTERED = (
-    "Hiding an attribute keeps its value out of all training, and filters pull her embedding to "
-    "where they can tell nothing. That is no guarantee: other attackers may still guess better "
-    "than chance, because tastes go with attributes. Nothing else is hidden from the server: item "
-    "rows name what she used and are near multiples of her embedding, a filter's update tells her "
-    "class of an attribute that she shares, and its absence that she hides it. Who shares any "
-    "attribute sends her embedding in the update of a filter of moments, as is the default; where "
-    "she alone shares it, everybody reads her class in the published filter. The ledger books an "
-    "unbounded privacy cost for every upload, also where noise is added to each number alone. Who "
-    "must not be read should not take part. See docs/privacy.md."
-)
-NOISY = (
-    "Every upload has the same rows and is protected by its ε as a whole: items, attributes, and "
-    "what is hidden of them. The costs of all rounds add up, and above ε = 10 that protects "
-    "nothing. How much noise a device adds can be seen, so that a limit of one's own is no secret. "
-    "Filters are no guarantee: other attackers may still guess better than chance. See "
-    "docs/privacy.md."
-)
 ASSUMED = (
     "With a proxy: at δ = {delta:g}, by the clone bound of 2021, if the proxy does not collude "
     "with the server and no batch has fewer honest users than the smallest batch. Without: the "
     "plain sum of all reports, δ = 0, which assumes nothing."
-)
-SUMMED = (
-    "The server opens the sum over all devices of a round and sees no single update; the proxy "
-    "sees masks, and no update. That holds while the two do not put together what they have: "
-    "together they read everything. Devices that the server has made up hide nobody. Both see who "
-    "takes part in which round."
-)
-OPEN_SUMS = (
-    "The sums themselves are not protected. A row to which one device alone has added is this "
-    "device's row, and who follows the published models sees the sums, too; the more devices draw "
-    "an item in a round, the fewer such rows there are. So there is no ε, and the ledger books an "
-    "unbounded privacy cost for every release. Noise on the sums (link.clip and link.noise) would "
-    "bound it. See docs/privacy.md."
-)
-NOISY_SUMS = (
-    "The proxy adds noise to every sum, and every update was clipped as a whole: what the server "
-    "and everybody else can tell of a user from all sums and models is bounded by the run's "
-    "certificate, and above ε = 10 that protects nothing. Against server and proxy together there "
-    "is no such bound, which is why the ledger books an unbounded privacy cost for every release. "
-    "See docs/privacy.md."
-)
-SUMMED_FILTERS = (
-    "Filters are no guarantee: other attackers may still guess better than chance, because tastes "
-    "go with attributes; and where she alone of a round shares an attribute, everybody reads her "
-    "class in the published filter."
-)
-NOISY_FILTERS = (
-    "Filters are no guarantee: other attackers may still guess better than chance, because tastes "
-    "go with attributes. The certificate takes the shares of an attribute's classes as public; an "
-    "experiment that does not name them has counted them from the data."
 )
 SUM_ASSUMED = (
     "At δ = {delta:g}, for one user's updates counted or left out, by the exact formula of the "
@@ -126,39 +37,14 @@ SUM_ASSUMED = (
 _PLACES = 12
 
 
-def honest_notes(releases: Iterable[object], links: Iterable[object] = ()) -> TextBlock:
-    """What these releases do not protect, each kind once; for data owners, the settings of DRIFT.
-    `links` are the ways that they went, where they are known."""
-    pairs = zip_longest(releases, links)
-    notes = {note: None for release, link in pairs for note in _notes(release, link)}
+def honest_notes(
+    components: Iterable[Release | AlgorithmSettings], links: Iterable[Link | None] = ()
+) -> TextBlock:
+    """What these releases do not protect, each kind once; for data owners, the settings of their
+    algorithm. `links` are the ways that they went, where they are known."""
+    pairs = zip(components, chain(links, repeat(None)), strict=False)
+    notes = {note: None for one, link in pairs for note in one.caveats(link)}
     return TextBlock("\n\n".join(notes))
-
-
-def owners_note(settings: DRIFTConfig | None) -> str:
-    """What data owners and their orchestrator learn."""
-    summed = settings is not None and settings.release == "aggregated"
-    return AGGREGATED_OWNERS if summed else OWNERS
-
-
-def _notes(release: object, link: object) -> list[str]:
-    if not isinstance(link, SecureSum):
-        return [_note(release)]
-    notes = [SUMMED, NOISY_SUMS if link.noise else OPEN_SUMS]
-    if isinstance(release, Clipped):
-        # Noise of the devices' own bounds each upload by itself, whoever sees it.
-        filters = NOISY_FILTERS if link.noise else SUMMED_FILTERS
-        return [SUMMED, NOISY] if release.dense else [*notes, filters]
-    return notes
-
-
-def _note(release: object) -> str:
-    if release is None or isinstance(release, DRIFTConfig):
-        return owners_note(release)
-    if isinstance(release, KReports):
-        return REPORTS
-    if isinstance(release, Clipped):
-        return NOISY if release.dense else FILTERED
-    return EVERYTHING if isinstance(release, Everything) else SHARES
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +78,10 @@ def tier_costs(table: pa.Table) -> list[TierCost]:
     return found
 
 
-def sum_sections(link: object, table: pa.Table) -> list[Section]:
+def sum_sections(link: Link | None, table: pa.Table) -> list[Section]:
     """The certificate of noisy sums, from the rows of a run's ledger; nothing where there was no
     noise, or where nothing has left."""
-    if not isinstance(link, SecureSum) or not link.noise or not table.num_rows:
+    if link is None or not link.noise or not table.num_rows:
         return []
     rounds = int(np.bincount(table["user"].to_numpy()).max())
     per_round = np.bincount(table["round"].to_numpy())
@@ -225,13 +111,14 @@ def sum_sections(link: object, table: pa.Table) -> list[Section]:
 
 
 def budget_sections(
-    release: object, table: pa.Table, figures: Path, link: object = None
+    release: Release | None, table: pa.Table, figures: Path, link: Link | None = None
 ) -> list[Section]:
     """Both certificates by tier, and how they grow with the rounds, or the one of noisy sums;
     nothing where neither has left."""
-    if isinstance(link, SecureSum):
+    if link is not None and link.summing is not None:
         return sum_sections(link, table)
-    costs = tier_costs(table) if isinstance(release, KReports) else []
+    reports = release is not None and release.reporting is not None
+    costs = tier_costs(table) if reports else []
     if not costs:
         return []
     rows = [

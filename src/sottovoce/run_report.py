@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import AlgorithmSettings, Schedule
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.algorithms.uc_config import UCConfig
+from sottovoce.algorithms.base import Schedule
 from sottovoce.errors import RunError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.metrics import bias_disparity
@@ -31,10 +27,6 @@ from sottovoce.evaluation.report import (
     write_report,
 )
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce.messages import row_bytes
-from sottovoce.privacy.mechanisms import Everything
-from sottovoce.privacy.reports import KReports
-from sottovoce.privacy.updates import Clipped
 from sottovoce.run_privacy import budget_sections, honest_notes
 from sottovoce.run_silo import (
     held_out_table,
@@ -87,7 +79,7 @@ def write_run_report(
                 "What this does not protect",
                 [
                     honest_notes(
-                        [outcome.experiment.release or outcome.experiment.silo],
+                        [outcome.experiment.release or outcome.experiment.algorithm],
                         [outcome.experiment.link],
                     )
                 ],
@@ -144,12 +136,12 @@ def _how(outcome: Outcome) -> tuple[TextBlock, Mapping[str, object]]:
     plan, (algorithm, release, _) = _schedule(outcome), outcome.experiment.cross_device()
     story = (
         f"In each of {plan.rounds:,} rounds {plan.cohort_size:,} of {plan.devices:,} devices that "
-        f"take part {_deed(algorithm).format(plan=plan)}"
+        f"take part {algorithm.describe(plan)}"
     )
     return TextBlock(story), {
-        "learning": _learning(algorithm),
+        "learning": algorithm.learning(),
         "schedule": _rounds(plan),
-        "release": _words(release),
+        "release": release.describe(),
     }
 
 
@@ -159,72 +151,11 @@ def _schedule(outcome: Outcome) -> Schedule:
     return outcome.federation.schedule
 
 
-def _deed(algorithm: AlgorithmSettings) -> str:
-    deed = _DEEDS[type(algorithm)]
-    if isinstance(algorithm, FCFConfig) and algorithm.variant == "fpl":
-        deed = deed.replace("a row for every item", "a row for each of their positive items")
-    return deed
-
-
-_DEEDS: Mapping[type, str] = {
-    FPLConfig: "draw {plan.triples:,} pairs of items each, learn from them at home, and send what "
-    "their owners permit. The server adds up what it gets and publishes the item table. No message "
-    "carries a user's vector.",
-    FCFConfig: "solve for their vectors at home and send a row for every item, from which "
-    "their vectors and all their positives can be read. The server adds up what it gets and "
-    "publishes the item table.",
-    FMFConfig: "solve for their vectors at home and send randomised one-bit reports through a "
-    "proxy that mixes everybody's, as long as their owners' limits have room. The server counts "
-    "the bits of a batch and publishes the item table.",
-    UCConfig: "train for some steps at home and send how the rows of items and networks that they "
-    "used have changed. Filters are trained by those who share an attribute, and pull the "
-    "embeddings of those who hide it. The server takes means and publishes items, networks and "
-    "filters; embeddings of users stay on their devices.",
-}
-
-
-def _learning(algorithm: AlgorithmSettings) -> str:
-    rate = f", learning rate {algorithm.learning_rate:g}"
-    if isinstance(algorithm, FMFConfig) and algorithm.variant == "rotated":
-        rate = ""  # it has no part there
-    return f"embedding size {algorithm.embedding_size}{rate}"
-
-
 def _rounds(plan: Schedule) -> str:
     whole = f"{plan.rounds:,} {'round' if plan.rounds == 1 else 'rounds'}"
     if plan.rounds_per_epoch == 1:
         return f"{whole}, each of them an epoch"
     return f"{plan.rounds_per_epoch:,} rounds an epoch, {whole} in all"
-
-
-def _words(release: object) -> str:
-    if isinstance(release, KReports):
-        tiers = ", ".join(f"{t.epsilon:g} (≥ {t.min_devices:,} devices)" for t in release.tiers)
-        return f"{release.max_reports:,} randomised reports a round at ε = {tiers}"
-    if isinstance(release, Everything):
-        return "everything that is learnt"
-    if isinstance(release, Clipped):
-        return _clipped_words(release)
-    per = getattr(release, "per", None)
-    if per == "item":
-        return "a subset of positives fixed once per device (per item)"
-    if per == "draw":
-        return "a coin for every draw (per draw, as printed in the paper)"
-    return type(release).__name__
-
-
-def _clipped_words(release: Clipped) -> str:
-    if release.norm == "l2":
-        return f"updates of the rows that were used, with an L2 norm of at most {release.clip:g}"
-    own = f" ({release.hiding_epsilon:g} for those who hide something)"
-    cost = f"ε = {release.epsilon:g}{own if release.hiding_epsilon else ''}"
-    if release.norm == "l1":
-        return (
-            f"noisy updates of every row, {cost} an upload, cut to an L1 norm of {release.clip:g}"
-        )
-    return (
-        f"noisy updates of the rows that were used, {cost} for each number, cut to {release.clip:g}"
-    )
 
 
 def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
@@ -326,21 +257,14 @@ def _cost(outcome: Outcome, sums: Sums) -> Block:
     share = float(consent.share_positives[consent.takes_part].mean())
     model = 4 * train.n_items * algorithm.width
     contacts = plan.cohort_size * plan.rounds
-    up = f"{readable_bytes(sums.bytes.sum())} in all"
+    more = algorithm.traffic(plan, train.n_items, share)
+    up = [f"{readable_bytes(sums.bytes.sum())} in all", *([more.pop("up")] if "up" in more else [])]
     facts = {
+        **more,
         "down": f"{readable_bytes(model)} per contact, {readable_bytes(model * contacts)} in "
         "all (the item table, unless a cache carries it)",
-        "up": up,
+        "up": ", ".join(up),
     }
-    if isinstance(algorithm, FPLConfig):
-        facts = {
-            "CCE": f"{plan.communication_cost(train.n_items, share):,.0f} item rows exchanged per "
-            f"epoch (mean π {share:.2f})",
-            "freshness": f"{plan.rounds_per_epoch:,} model versions per epoch "
-            f"(nFRSH {plan.freshness:.4%})",
-            **facts,
-            "up": f"{up}, {row_bytes(algorithm.embedding_size)} bytes a row",
-        }
     return KeyValues(facts)
 
 

@@ -10,15 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.baselines import BASELINES
 from sottovoce.evaluation.base import METRICS
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
-from sottovoce.links import SecureSum
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.run_views import FinishedRun, LedgerLine, Sums, choice_groups
 from sottovoce.running import DeviceOutcome, Outcome
@@ -54,7 +50,8 @@ def hints(outcome: Outcome) -> list[str]:
     popularity, and what to try; that a sum hides less than it seems to."""
     own = outcome.evaluations[outcome.system]
     metric = own_metric(own)
-    advice = _advice(outcome)
+    size = outcome.federation.schedule.cohort_size if isinstance(outcome, DeviceOutcome) else 0
+    advice = outcome.experiment.algorithm.advice(size)
     found = []
     for label, baseline in outcome.experiment.baselines:
         if not baseline.floor:
@@ -77,7 +74,7 @@ def _sum_hints(outcome: Outcome) -> list[str]:
         return []
     link, plan = outcome.experiment.link, outcome.federation.schedule
     n_items = outcome.split.train.n_items
-    if not isinstance(link, SecureSum) or link.noise or not plan.triples:
+    if link is None or link.summing is None or link.noise or not plan.triples:
         return []
     each = plan.cohort_size * plan.triples / n_items
     if each >= DRAWS_PER_ITEM:
@@ -103,31 +100,6 @@ def _silo_hints(outcome: SiloOutcome) -> list[str]:
         listed = ", ".join(facts.empty_owners)
         found.append(f"there is no training item for {listed}, so there is no such data owner")
     return found
-
-
-def _advice(outcome: Outcome) -> str:
-    """What to try, by what the algorithm suffers from."""
-    if not isinstance(outcome, DeviceOutcome):
-        return (
-            "it learns to put what a user liked before what she disliked, and never compares "
-            "either with items that she has not touched, which are most of the catalogue"
-        )
-    algorithm, size = outcome.experiment.algorithm, outcome.federation.schedule.cohort_size
-    if isinstance(algorithm, FMFConfig):
-        least = 'try algorithm.variant="rotated", which gets more out of the same reports'
-        if algorithm.variant == "rotated":
-            least = "more users would help"
-        return (
-            f"the noise of the reports of {size:,} devices may be larger than what they tell: "
-            f"{least}; more reports, a larger ε and more rounds help, too, and cost every user more"
-        )
-    rate = algorithm.learning_rate
-    if isinstance(algorithm, UCConfig):
-        return "try more rounds, or another algorithm.item_rate; noise in updates costs most"
-    if isinstance(algorithm, FCFConfig):
-        return f"try another algorithm.learning_rate than {rate:g}, or more rounds"
-    why = f", since a round adds up the steps of {size:,} devices" if size > 1 else ""
-    return f"try a smaller algorithm.learning_rate, such as {rate / 5:.2g} instead of {rate:g}{why}"
 
 
 def own_metric(evaluation: Evaluation) -> str:

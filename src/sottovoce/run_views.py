@@ -281,19 +281,7 @@ def choice_groups(
     groups: list[tuple[Choice, NDArray[np.bool_]]] = []
     left = np.ones(len(consent), dtype=bool)
     for choice in choices:
-        hidden = np.array([a in choice.hidden_attributes for a in consent.attributes], dtype=bool)
-        refused = np.array([o in choice.refused_owners for o in consent.owners], dtype=bool)
-        mask = (
-            left
-            & (consent.takes_part == choice.takes_part)
-            & (consent.share_positives == np.float32(choice.share_positives))
-            & (consent.epsilon == np.float32(choice.epsilon))
-            & (consent.total_epsilon == choice.total_epsilon)
-            & (consent.max_reports == choice.max_reports)
-            & (consent.strength == np.float32(choice.strength))
-            & (consent.hidden_attributes == hidden).all(axis=1)
-            & (consent.refused_owners == refused).all(axis=1)
-        )
+        mask = left & consent.chose(choice)
         if mask.any():
             groups.append((choice, mask))
             left &= ~mask

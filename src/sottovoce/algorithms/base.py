@@ -213,6 +213,86 @@ class AlgorithmSettings(Component, ABC):
         matters."""
         return self, None
 
+    @property
+    def waits_for(self) -> int | Literal["all"]:
+        """Reports that a round of a real federation waits for: a number, or those of all who are
+        asked."""
+        return "all"
+
+    @property
+    def vector_space(self) -> tuple[object, ...]:
+        """What the numbers of a vector depend on, beside the shape of the model."""
+        return (self.name,)
+
+    # --- how it is shown --------------------------------------------------------------------------
+
+    published: ClassVar[str] = (
+        "Everybody can read the models that are published. Who knows many of your items can tell "
+        "from them, better than by chance, which others were learnt from."
+    )
+    """What everybody can tell from the published models, in sentences."""
+
+    def describe(self, plan: Schedule) -> str:
+        """What the devices of a round do, for a run's report: a sentence whose subject they are,
+        and others."""
+        return (
+            "learn at home and send what their owners permit. The server makes a new model of it "
+            "and publishes that."
+        )
+
+    def learning(self) -> str:
+        """The settings by which it learns, for a run's report."""
+        rate = getattr(self, "learning_rate", None)
+        stepped = "" if rate is None else f", learning rate {rate:g}"
+        return f"embedding size {self.embedding_size}{stepped}"
+
+    def traffic(self, plan: Schedule, n_items: int, share_positives: float) -> dict[str, str]:
+        """What a run's report says of communication beside bytes: words by label. Those for "up"
+        follow the sum of what devices send."""
+        return {}
+
+    def advice(self, cohort_size: int) -> str:
+        """What to try where it ends below popularity."""
+        return "try more rounds, or other settings of the algorithm"
+
+    def rows_named(self, n_items: int) -> str:
+        """For how many items a report has a row, in words for the device's owner."""
+        if self.draws:
+            return f"up to {min(2 * self.draws, n_items):,} of {n_items:,} items"
+        return f"each of {n_items:,} items"
+
+    def server_reads(self, release: Any, n_items: int) -> tuple[str, ...]:
+        """What a server reads of single reports under this release, and what it can compute from
+        them, in sentences for the device's owner."""
+        return (
+            "Whoever runs the server reads every report by itself and knows that it is yours: your "
+            "device's number, the round, the address it came from, and for "
+            f"{self.rows_named(n_items)}, by name, the numbers that your device has learnt.",
+            *release.server_computes(),
+        )
+
+    def how_revealing(self, n_items: int) -> str:
+        """Why a single report that can be read may give a history away."""
+        if self.draws:
+            return (
+                f"with {self.draws:,} draws among {n_items:,} items, as the terms have it, a "
+                "single report may tell the history by leaving it out"
+            )
+        return (
+            f"with an update for each of {n_items:,} items, as the terms have it, a single report "
+            "tells the history"
+        )
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What it has of "aggregated", which a report card recommends to others."""
+        return ()
+
+    def caveats(self, link: Link | None = None) -> tuple[str, ...]:
+        """What it does not protect where there are data owners and no release, a paragraph
+        each."""
+        return ()
+
 
 ALGORITHMS: Registry[type[AlgorithmSettings]] = Registry(
     "algorithm", "sottovoce.algorithms", AlgorithmSettings

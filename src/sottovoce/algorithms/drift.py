@@ -50,6 +50,24 @@ from sottovoce.links import Link
 from sottovoce.recommender import FactorScorer, recommend
 from sottovoce.rng import Streams
 
+OWNERS = (
+    "Sealing keeps interactions from the network, and from nobody else. A data owner reads every "
+    "interaction with its items in full: who, what, when, and whether she liked it; an item in "
+    "several categories is read by several owners. The orchestrator gets no interaction and still "
+    "learns who touched what: owners' requests name the users and items of their blocks, and an "
+    "item's gradient is a multiple of the vectors of the users behind it, which it holds, so that "
+    "it can tell who it was and whether she liked it. Waiting for Θ blocks does not prevent that. "
+    "The ledger therefore books an unbounded privacy cost for everything. Who must not be read can "
+    "refuse owners, or take no part. See docs/privacy.md."
+)
+AGGREGATED_OWNERS = (
+    "Sealing keeps interactions from the network. A data owner reads every interaction with its "
+    "items in full: who, what, when, and whether she liked it. The orchestrator gets sums over "
+    "many people, whose vectors it does not hold; our attacks on it do no better than guessing. "
+    "There is no noise in the sums and no ε: they tell about how many touched an item and liked "
+    "it. Who must not be read can refuse owners, or take no part. See docs/privacy.md."
+)
+
 
 @ALGORITHMS.register("drift")
 @dataclass(frozen=True, slots=True)
@@ -57,6 +75,7 @@ class DRIFTConfig(AlgorithmSettings):
     family: ClassVar[Literal["devices", "owners"]] = "owners"
     releases: ClassVar[tuple[str, ...]] = ()
     links: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[tuple[str, ...]] = ("refused_owners",)
     embedding_size: int = 4
     """Length of a user's or item's vector."""
     learning_rate: float = 0.005
@@ -105,6 +124,19 @@ class DRIFTConfig(AlgorithmSettings):
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
         raise ConfigError("drift has data owners, and no server for devices")
+
+    def advice(self, cohort_size: int) -> str:
+        return (
+            "it learns to put what a user liked before what she disliked, and never compares "
+            "either with items that she has not touched, which are most of the catalogue"
+        )
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        return ("aggregated",) * (self.release == "aggregated")
+
+    def caveats(self, link: Link | None = None) -> tuple[str, ...]:
+        return (AGGREGATED_OWNERS if self.release == "aggregated" else OWNERS,)
 
     def step(self) -> BlockStep:
         return BlockStep(self.learning_rate, self.reg, self.ridge)

@@ -35,6 +35,7 @@ from sottovoce.algorithms.base import (
     Cohort,
     Counts,
     CrossDevice,
+    Schedule,
 )
 from sottovoce.config import require_number, require_whole
 from sottovoce.consent import ShareRule
@@ -91,6 +92,33 @@ class FCFConfig(AlgorithmSettings):
     def build(self, triples: int) -> FCF:
         """Both halves; it draws no pairs."""
         return FCF(self)
+
+    def describe(self, plan: Schedule) -> str:
+        rows = "a row for each of their positive items" if self._plain else "a row for every item"
+        return (
+            f"solve for their vectors at home and send {rows}, from which their vectors and all "
+            "their positives can be read. The server adds up what it gets and publishes the item "
+            "table."
+        )
+
+    def advice(self, cohort_size: int) -> str:
+        return f"try another algorithm.learning_rate than {self.learning_rate:g}, or more rounds"
+
+    def rows_named(self, n_items: int) -> str:
+        return "each of your items" if self._plain else f"each of {n_items:,} items"
+
+    def how_revealing(self, n_items: int) -> str:
+        if self._plain:
+            return (
+                "with an update for each positive item, as the terms have it, a report is the "
+                "history"
+            )
+        return super(FCFConfig, self).how_revealing(n_items)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a row leaves for positives alone."""
+        return self.variant == "fpl"
 
 
 @dataclass(frozen=True, slots=True)

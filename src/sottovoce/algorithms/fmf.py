@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms import closed_form, rotated
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Reporting
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Reporting, Schedule
 from sottovoce.algorithms.fcf import initial_items, solved
 from sottovoce.config import require_number, require_whole
 from sottovoce.errors import ConfigError, MessageError
@@ -42,6 +42,7 @@ from sottovoce.rng import Streams
 class FMFConfig(AlgorithmSettings):
     releases: ClassVar[tuple[str, ...]] = ("k-reports",)
     links: ClassVar[tuple[str, ...]] = ("proxy",)
+    published: ClassVar[str] = ""
     variant: Literal["published", "rotated"] = "published"
     """As published, or with reports about rotated histories, which tell more at the same cost."""
     embedding_size: int = 5
@@ -99,6 +100,28 @@ class FMFConfig(AlgorithmSettings):
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> FMF:
         return self.build(release.epsilons)
+
+    def describe(self, plan: Schedule) -> str:
+        return (
+            "solve for their vectors at home and send randomised one-bit reports through a proxy "
+            "that mixes everybody's, as long as their owners' limits have room. The server counts "
+            "the bits of a batch and publishes the item table."
+        )
+
+    def learning(self) -> str:
+        if self.variant == "rotated":  # the rate has no part there
+            return f"embedding size {self.embedding_size}"
+        return super(FMFConfig, self).learning()
+
+    def advice(self, cohort_size: int) -> str:
+        least = 'try algorithm.variant="rotated", which gets more out of the same reports'
+        if self.variant == "rotated":
+            least = "more users would help"
+        return (
+            f"the noise of the reports of {cohort_size:,} devices may be larger than what they "
+            f"tell: {least}; more reports, a larger ε and more rounds help, too, and cost every "
+            "user more"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,11 +139,43 @@ class FPLConfig(AlgorithmSettings):
         return replace(self, configuration="", triples=triples)
 
     def check_terms(self) -> None:
-        if not self.draws:
-            raise ConfigError(
-                "algorithm.triples must be a number in a real federation, where nobody knows how "
-                "many items the others have"
-            )
+        if self.draws:
+            return
+        # A configuration would set it to the mean again.
+        instead = f"algorithm.configuration= --set algorithm.cohort_size={self.cohort_size}"
+        instead = f"--set {instead} " if self.configuration else ""
+        raise ConfigError(
+            "algorithm.triples must be a number in a real federation, where nobody knows how many "
+            f"items the others have; use {instead}--set algorithm.triples=50, say"
+        )
+
+    @property
+    def waits_for(self) -> int | Literal["all"]:
+        return self.cohort_size
+
+    def describe(self, plan: Schedule) -> str:
+        return (
+            f"draw {plan.triples:,} pairs of items each, learn from them at home, and send what "
+            "their owners permit. The server adds up what it gets and publishes the item table. "
+            "No message carries a user's vector."
+        )
+
+    def traffic(self, plan: Schedule, n_items: int, share_positives: float) -> dict[str, str]:
+        cost = plan.communication_cost(n_items, share_positives)
+        return {
+            "CCE": f"{cost:,.0f} item rows exchanged per epoch (mean π {share_positives:.2f})",
+            "freshness": f"{plan.rounds_per_epoch:,} model versions per epoch "
+            f"(nFRSH {plan.freshness:.4%})",
+            "up": f"{row_bytes(self.embedding_size)} bytes a row",
+        }
+
+    def advice(self, cohort_size: int) -> str:
+        rate, several = self.learning_rate, cohort_size > 1
+        why = f", since a round adds up the steps of {cohort_size:,} devices" if several else ""
+        return (
+            f"try a smaller algorithm.learning_rate, such as {rate / 5:.2g} instead of "
+            f"{rate:g}{why}"
+        )
 
     def step(self) -> factors.PairStep:
         rate = self.learning_rate

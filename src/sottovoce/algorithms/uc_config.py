@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Schedule
 from sottovoce.config import require_number, require_whole
 from sottovoce.consent import Consent
 from sottovoce.data.dataset import Labels
@@ -63,6 +63,7 @@ class FilterConfig:
 class UCConfig(AlgorithmSettings):
     releases: ClassVar[tuple[str, ...]] = ("clipped",)
     reads: ClassVar[tuple[str, ...]] = ("hidden_attributes", "strength")
+    published: ClassVar[str] = ""
     recommender: Literal["mf", "ncf", "neumf", "gnn"] = "mf"
     """What stands on the embeddings: nothing; a tower on each side; NeuMF; towers, of which the
     users' looks at the most similar users, too (in simulation only)."""
@@ -193,6 +194,77 @@ class UCConfig(AlgorithmSettings):
                 "gnn looks at other users' embeddings, which no server here has; in a real "
                 "federation choose mf, ncf or neumf"
             )
+
+    @property
+    def vector_space(self) -> tuple[object, ...]:
+        return self.name, self.recommender
+
+    def describe(self, plan: Schedule) -> str:
+        return (
+            "train for some steps at home and send how the rows of items and networks that they "
+            "used have changed. Filters are trained by those who share an attribute, and pull the "
+            "embeddings of those who hide it. The server takes means and publishes items, networks "
+            "and filters; embeddings of users stay on their devices."
+        )
+
+    def advice(self, cohort_size: int) -> str:
+        return "try more rounds, or another algorithm.item_rate; noise in updates costs most"
+
+    def how_revealing(self, n_items: int) -> str:
+        tells = ", and the value of each attribute that is shared" * bool(self.names)
+        return (
+            "with an update for each item that it learns from, as the terms have it, a single "
+            f"report may tell much of the history{tells}"
+        )
+
+    def server_reads(self, release: Any, n_items: int) -> tuple[str, ...]:
+        reader = "Whoever runs the server reads every report by itself and knows that it is yours"
+        if release.dense:
+            return f"{reader}, but for its noise.", *self._noisy_reports(release)
+        networks = "" if self.recommender == "mf" else "; and of the recommender's networks"
+        return (
+            f"{reader}: your device's number, the round, and the address it came from.",
+            "What leaves in a round: changes of some items' rows, by name, items of the history "
+            f"among them{networks}.",
+            "The server can compute from them which of the items are yours and, nearly, your "
+            "embedding, which holds your tastes.",
+            *self._filter_reports(),
+            f"Each number has noise: its ε = {release.epsilon:g} bounds what one number tells, not "
+            "what a report of thousands does."
+            if release.adds_noise
+            else "No ε bounds what it learns.",
+        )
+
+    def _noisy_reports(self, release: Any) -> list[str]:
+        whose = ", also of the filters of hidden attributes" if self.attributes else ""
+        told = [
+            f"What leaves in a round: a change of every row of the model{whose}, with noise on "
+            f"each number, by which a report costs ε = {release.epsilon:g} in all. What rounds "
+            "cost adds up."
+        ]
+        if release.hiding_epsilon:
+            told.append(
+                "Who hides an attribute adds more noise, so that a report costs ε = "
+                f"{release.hiding_epsilon:g}. How much noise there is can be seen: it tells that "
+                "something is hidden."
+            )
+        return told
+
+    def _filter_reports(self) -> list[str]:
+        if not self.attributes:
+            return []
+        told = [
+            "For each attribute that is shared, the change of its filter leaves, too, in which a "
+            "server can read the value. Filters of which no change comes tell it what is hidden, "
+            "or not known."
+        ]
+        if self.filters == "moments":
+            told.append(
+                "Who shares an attribute sends her embedding with it: all that the model knows of "
+                "her tastes, from which what she hides may be guessed. Who alone shares an "
+                "attribute shows her value to everybody who reads the model."
+            )
+        return told
 
     def on_data(
         self, attributes: Mapping[str, Labels], consent: Consent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, with_choices
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,28 +130,9 @@ def bring(
         )
 
 
+@with_choices
 def consent(
     path: Store,
-    share_positives: Annotated[
-        float | None,
-        typer.Option(help="π in [0, 1]: the share of positive-item updates that may leave."),
-    ] = None,
-    take_part: Annotated[
-        bool | None,
-        typer.Option("--take-part/--no-part", help="Whether anything may leave at all."),
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Largest ε of one report or update with noise.")
-    ] = None,
-    reports: Annotated[
-        int | None, typer.Option(help="k: most randomised reports in a round.")
-    ] = None,
-    total_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            metavar="E", help="Most ε over all rounds together, for ever; inf for no limit."
-        ),
-    ] = None,
     hide: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="An attribute that must not be learnt; repeatable."),
@@ -160,12 +141,9 @@ def consent(
         list[str] | None,
         typer.Option(metavar="NAME", help="An attribute that is not hidden any more; repeatable."),
     ] = None,
-    strength: Annotated[
-        float | None,
-        typer.Option(metavar="B", help="β in [0, 1): weight of hiding against recommending well."),
-    ] = None,
     user: User = None,
     as_json: Json = False,
+    **changes: Any,
 ) -> None:
     """Show what may leave, or change it. A change holds from the next round on.
 
@@ -199,17 +177,8 @@ def consent(
     from sottovoce.parties.hosted import Hosted
     from sottovoce.parties.store import CohortStore
 
-    given = {
-        "takes_part": take_part,
-        "share_positives": share_positives,
-        "epsilon": epsilon,
-        "max_reports": reports,
-        "total_epsilon": total_epsilon,
-        "strength": strength,
-    }
-    if epsilon is not None:
-        spent.require_sane(epsilon)
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if "epsilon" in changes:
+        spent.require_sane(changes["epsilon"])
     changing = bool(changes or hide or reveal)
     with CohortStore.open(path, readonly=not changing) as store:
         number, hosted, gateway = user_number(store, user), Hosted(store), is_gateway(store)
@@ -224,7 +193,7 @@ def consent(
         sums = spent_sums.of_store(store, number, known, choice)
         means = spent.choice_lines(choice, known, cost, sums)
     terms = []
-    if take_part or (choice.takes_part and known is None):
+    if changes.get("takes_part") or (choice.takes_part and known is None):
         terms = terms_in_words(known, path, gateway=gateway, waits=pending is not None)
     elif choice.takes_part and pending is not None:
         terms = waiting(pending, path)
@@ -247,7 +216,7 @@ def consent(
         )
         return
     output.show(f"{name}: {choice.words()}.")
-    if not choice.takes_part and share_positives:
+    if not choice.takes_part and changes.get("share_positives"):
         output.show("The share counts once --take-part is chosen, too.")
     output.show(*terms, *means)
     if not changing and records:

@@ -139,10 +139,7 @@ def standing(store: CohortStore, number: int, terms: Terms | None) -> list[Stand
 
 def filters_of(terms: Terms | None) -> Sequence[FilterConfig]:
     """The attributes for which a federation has filters."""
-    from sottovoce.algorithms.uc_config import UCConfig
-
-    algorithm = None if terms is None else terms.algorithm
-    return algorithm.attributes if isinstance(algorithm, UCConfig) else ()
+    return () if terms is None else terms.algorithm.attributes
 
 
 def hiding(

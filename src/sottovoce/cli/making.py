@@ -32,52 +32,33 @@ def make_federation(
     import secrets
 
     from sottovoce import experiment_files
-    from sottovoce.algorithms.fpl import FPLConfig
     from sottovoce.engines.https.folder import create_folder
     from sottovoce.experiment import Experiment
-    from sottovoce.links import Proxied, SecureSum
     from sottovoce.parties.server import NO_DEFENCE
     from sottovoce.terms import Terms
 
     experiment = Experiment.from_file(experiment_files.find(file), settings)
     algorithm, release, chosen = experiment.cross_device()
-    if gateways and isinstance(chosen, Proxied):
-        raise ConfigError(
-            "randomised reports go through a proxy to a server that must not know whose they are, "
-            "and Flower's gateways say who sends; use `sottovoce serve server`"
-        )
+    if gateways and chosen.hosts:
+        raise ConfigError(chosen.hosts)
     if gateways and experiment.defence != NO_DEFENCE:
         raise ConfigError(
             "[defence] is the server's, and Flower's gateways tell it sums over their devices; use "
             "`sottovoce serve server`"
         )
-    if gateways and isinstance(chosen, SecureSum):
-        raise ConfigError(
-            "in a secure sum every device masks its own update, and Flower's gateways see the "
-            "updates of the devices they host; use `sottovoce serve server`"
-        )
-    drawing = algorithm if isinstance(algorithm, FPLConfig) else None
-    if drawing is not None and not isinstance(drawing.triples, int):
-        # A configuration would set it to the mean again.
-        instead = f"algorithm.configuration= --set algorithm.cohort_size={drawing.cohort_size}"
-        instead = f"--set {instead} " if drawing.configuration else ""
-        raise ConfigError(
-            "algorithm.triples must be a number in a real federation, where nobody knows how many "
-            f"items the others have; use {instead}--set algorithm.triples=50, say"
-        )
+    algorithm.check_terms()
     to_run = algorithm.rounds if rounds is None else rounds
     if not to_run:
         raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
     items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
     federation = f"{experiment.name}-{secrets.token_hex(4)}"
     link = _link(chosen, proxy, proxy_key)
-    triples = drawing.triples if drawing is not None and isinstance(drawing.triples, int) else 0
-    terms = Terms.of(federation, len(items), algorithm, triples, release, link)
+    terms = Terms.of(federation, len(items), algorithm, algorithm.draws, release, link)
     return create_folder(
         folder,
         terms,
         items,
-        cohort_size=drawing.cohort_size if drawing is not None else "all",
+        cohort_size=algorithm.waits_for,
         rounds=to_run,
         rules=experiment.service,
         defence=experiment.defence,
@@ -87,33 +68,31 @@ def make_federation(
 
 def _link(link: Link, proxy: tuple[str, Path] | None, key: Path | None) -> Link:
     """The link of an experiment file, with the proxy of a real federation."""
-    from dataclasses import replace
-
-    from sottovoce.links import Proxied, SecureSum
-
-    summed = isinstance(link, SecureSum)
-    if key is not None and not summed:
+    if key is not None and "key" not in link.deployed:
         raise ConfigError("--proxy-key is for a secure sum; set link.name to secure-sum")
-    if not isinstance(link, Proxied | SecureSum):
+    if not link.deployed:
         if proxy is not None:
             raise ConfigError(
                 "--proxy is for an algorithm whose reports go through one, like fmf, or for a "
                 "secure sum"
             )
         return link
+    found = {name: str(getattr(link, name)) for name in link.deployed}
     if proxy is not None:
-        url, file = proxy
+        found["url"], file = proxy
         try:
-            link = replace(link, url=url, authority=file.read_text("ascii"))
+            found["authority"] = file.read_text("ascii")
         except (OSError, ValueError):
             raise DataNotFound(f"the proxy's certificate authority {file} cannot be read") from None
-    if isinstance(link, SecureSum) and key is not None:
-        link = replace(link, key=_sealing_key(key))
-    if not link.url or not link.authority or (isinstance(link, SecureSum) and not link.key):
-        more = ", --proxy-ca FILE and --proxy-key FILE" if summed else " and --proxy-ca FILE"
+    if key is not None:
+        found["key"] = _sealing_key(key)
+    if not all(found.values()):
+        more = (
+            ", --proxy-ca FILE and --proxy-key FILE" if "key" in found else " and --proxy-ca FILE"
+        )
         raise ConfigError(f"the federation needs a proxy: say where it is with --proxy URL{more}")
-    _require_proxy(link.url, link.authority)
-    return link
+    _require_proxy(found["url"], found["authority"])
+    return link.at(**found)
 
 
 def _require_proxy(url: str, authority: str) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from sottovoce.choice import FIELDS, Choice
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR")]
@@ -57,3 +63,32 @@ IntroductionFile = Annotated[
         help="Make the proxy of this introduction first, a file from the server's operator.",
     ),
 ]
+
+
+def with_choices(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of a choice that has one, behind its first
+    parameter. It gets those that were given, as keywords."""
+    types, options = get_type_hints(Choice), []
+    for field in fields(Choice):
+        kind = FIELDS[field.name]
+        if kind.option:
+            option = typer.Option(kind.option, help=kind.help, metavar=kind.metavar)
+            hint: Any = Annotated[types[field.name] | None, option]
+            options.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint
+                )
+            )
+    first, *rest = (
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in inspect.signature(command, eval_str=True).parameters.values()
+        if one.kind is not inspect.Parameter.VAR_KEYWORD
+    )
+    names = {one.name for one in options}
+
+    @functools.wraps(command)
+    def chosen(**given: Any) -> None:
+        command(**{k: v for k, v in given.items() if v is not None or k not in names})
+
+    chosen.__signature__ = inspect.Signature([first, *options, *rest])  # type: ignore[attr-defined]
+    return chosen

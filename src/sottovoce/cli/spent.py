@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sottovoce.ledger import Totals
     from sottovoce.parties.store import CohortStore
     from sottovoce.privacy.accountant import Account, Sent
-    from sottovoce.privacy.reports import Tier
     from sottovoce.terms import Terms
 
 _METER = 24
@@ -171,53 +170,9 @@ def _budget(
 
 
 def round_cost(choice: Choice, terms: Terms | None) -> float | None:
-    """ε of a round under these terms, k·ε of reports; None where nothing is sent under this choice,
-    or nothing that an ε bounds."""
-    if terms is not None and terms.noisy:
-        return _update_cost(choice, terms)
-    tier = _tier(choice, terms)
-    if terms is None or terms.reporting is None or tier is None:
-        return None
-    return terms.reporting.max_reports * tier.epsilon
-
-
-def _update_cost(choice: Choice, terms: Terms) -> float | None:
-    """The same of an update with noise; the release itself says it."""
-    import numpy as np
-
-    from sottovoce.consent import Consent
-    from sottovoce.data.interactions import Interactions
-    from sottovoce.errors import ConsentError
-    from sottovoce.privacy.updates import Clipped
-    from sottovoce.rng import Streams
-
-    release, user = terms.release, np.zeros(1, np.int64)
-    if not isinstance(release, Clipped) or not choice.takes_part:
-        return None
-    records = Consent.uniform(user, choice, choice.hidden_attributes, choice.refused_owners)
-    nothing = Interactions.from_pairs(user[:0], user[:0], n_users=1, n_items=1)
-    try:
-        bound = release.bind(user, records, nothing, Streams.from_seed(0), bytes(32))
-    except ConsentError:
-        return None
-    cost = float(bound.epsilons[0])
-    return cost if math.isfinite(cost) else None
-
-
-def _tier(choice: Choice, terms: Terms | None) -> Tier | None:
-    """The tier in which this choice has reports sent."""
-    import numpy as np
-
-    from sottovoce.consent import Consent
-
-    release = None if terms is None else terms.reporting
-    if release is None or not choice.takes_part:
-        return None
-    records = Consent.uniform(
-        np.zeros(1, np.int64), choice, choice.hidden_attributes, choice.refused_owners
-    )
-    tier = int(release.tier_of(records)[0])
-    return None if tier < 0 else release.tiers[tier]
+    """ε of a round under these terms; None where nothing is sent under this choice, or nothing that
+    an ε bounds."""
+    return None if terms is None else terms.release.cost(choice)
 
 
 def choice_lines(
@@ -235,33 +190,33 @@ def choice_lines(
             f"The choice hides {', '.join(missing)}, for which this federation has no filter: "
             f"nothing leaves. Choose --reveal {missing[0]} or --no-part."
         ]
-    if terms is not None and terms.reporting is None:
-        return _rows_lines(choice, terms, spent, sums)
-    release = None if terms is None else terms.reporting
-    k, each = choice.max_reports, choice.epsilon
-    if release is not None:
-        k, tier, least = release.max_reports, _tier(choice, terms), release.tiers[0].epsilon
-        if tier is None and choice.share_positives:
-            return [
-                "The federation asks for randomised reports and takes no share of positive-item "
-                "updates: nothing leaves until the share is 0. Choose --share-positives 0."
-            ]
-        if tier is None:
-            return [
-                f"The federation asks for {count_of(k, 'report')} a round at an ε of {least:g} or "
-                f"more each, which this choice does not permit: nothing leaves. Permit it with "
-                f"--reports {k} --epsilon {least:g}."
-            ]
-        each = tier.epsilon
-    elif not k or not each:
-        return []
-    cost = k * each
-    most = "" if release is not None else "at most "
-    told = [
-        f"A round costs {most}{k:,} × ε {each:g} = {bound_text(cost)}, in plain sum; what was "
+    if terms is None:
+        k, cost = choice.max_reports, choice.max_reports * choice.epsilon
+        return _reports_lines(choice, spent, k, cost, "at most ") if cost else []
+    why = terms.release.objection(choice, noisy_sums=sums is not None)
+    if why:
+        return [why]
+    bound = terms.release.cost(choice)
+    if bound is not None and terms.reporting is not None:
+        return _reports_lines(choice, spent, terms.reporting.max_reports, bound)
+    if bound is not None:
+        told = f"A round costs ε = {bound_text(bound)}; what was spent never comes back."
+        return [told, _lasting(choice, spent, bound)]
+    if sums is not None:
+        return sums.lines()
+    if math.isfinite(choice.total_epsilon):
+        most = f"{choice.total_epsilon:.10g}"
+        return [f"No ε bounds what leaves here, so that the limit of {most} in all stops nothing."]
+    return []
+
+
+def _reports_lines(choice: Choice, spent: float, k: int, cost: float, most: str = "") -> list[str]:
+    """What k randomised reports a round cost."""
+    told = (
+        f"A round costs {most}{k:,} × ε {cost / k:g} = {bound_text(cost)}, in plain sum; what was "
         f"spent never comes back."
-    ]
-    return [*told, _lasting(choice, spent, cost)]
+    )
+    return [told, _lasting(choice, spent, cost)]
 
 
 def _lasting(choice: Choice, spent: float, cost: float) -> str:
@@ -276,64 +231,6 @@ def _lasting(choice: Choice, spent: float, cost: float) -> str:
     if left < 1:
         lasts = "has no room for a round: nothing leaves"
     return f"The limit of {choice.total_epsilon:.10g} in all{rest} {lasts}."
-
-
-def _rows_lines(choice: Choice, terms: Terms, spent: float, sums: SumBudget | None) -> list[str]:
-    """The same where item rows leave: without noise on sums, most often no ε bounds what they
-    tell."""
-    from sottovoce.privacy.mechanisms import Everything
-    from sottovoce.privacy.updates import Clipped
-
-    if isinstance(terms.release, Clipped) and terms.release.dense:
-        return _noisy_lines(choice, terms, spent)
-    limited = math.isfinite(choice.total_epsilon)
-    if isinstance(terms.release, Clipped) and limited and sums is None:
-        return [
-            "The federation sends what no ε bounds, so that it cannot keep to a limit: nothing "
-            "leaves. Choose --total-epsilon inf."
-        ]
-    noise = "noise to single numbers alone" if terms.noisy else "no noise"
-    if choice.max_reports or choice.epsilon:
-        return [
-            f"The federation asks for item rows and adds {noise}, so that it cannot keep to an ε: "
-            "nothing leaves. Choose --reports 0 --epsilon 0."
-        ]
-    every = isinstance(terms.release, Everything) or terms.noisy
-    if every and choice.share_positives < 1:
-        return [
-            "The federation asks for the rows of all positive items, which this choice does not "
-            "permit: nothing leaves. Only --share-positives 1 permits it."
-        ]
-    if sums is not None:
-        return sums.lines()
-    if limited:
-        most = f"{choice.total_epsilon:.10g}"
-        return [f"No ε bounds what leaves here, so that the limit of {most} in all stops nothing."]
-    return []
-
-
-def _noisy_lines(choice: Choice, terms: Terms, spent: float) -> list[str]:
-    """The same where a whole update has noise."""
-    from sottovoce.one_bit import LARGEST_EPSILON
-    from sottovoce.privacy.updates import Clipped
-
-    if choice.max_reports:
-        return [
-            "The federation asks for updates of its model, not for randomised reports: nothing "
-            "leaves. Choose --reports 0."
-        ]
-    cost = _update_cost(choice, terms)
-    if cost is None:
-        each = terms.release.epsilon if isinstance(terms.release, Clipped) else 0.0
-        return [
-            f"The federation asks for an update a round at ε = {each:g}, or at what you accept, "
-            "which this choice does not permit: nothing leaves. Permit it with --epsilon "
-            f"{min(each, LARGEST_EPSILON):g}."
-        ]
-    return [
-        f"A round costs ε = {bound_text(cost)}; what was spent never comes back.",
-        _lasting(choice, spent, cost),
-    ]
 
 
 def require_sane(epsilon: float) -> None:

@@ -75,7 +75,6 @@ def run(
     from sottovoce import experiment_files
     from sottovoce.experiment import Experiment
     from sottovoce.recommender import default_threads
-    from sottovoce.run_privacy import owners_note
     from sottovoce.run_report import notes, write_run_report
     from sottovoce.run_tables import hints, results_table
     from sottovoce.running import run_experiment
@@ -83,6 +82,7 @@ def run(
     if processes is not None and engine == "simulation":
         raise UsageError("--processes is for --engine https and --engine flower")
     experiment = Experiment.from_file(experiment_files.find(file), settings or [])
+    unprotected = list(experiment.algorithm.caveats())
     place = out or Path("runs") / experiment.name
     kept = f"go on with the same command and --resume; the run is kept in {place}"
     with output.interruptible(kept), output.progress() as report:
@@ -106,7 +106,7 @@ def run(
     if as_json:
         manifest = outcome.folder.manifest() if outcome.folder is not None else {}
         output.emit(
-            ({} if experiment.silo is None else {"not_protected": owners_note(experiment.silo)})
+            ({"not_protected": "\n\n".join(unprotected)} if unprotected else {})
             | {
                 "run": place,
                 "name": experiment.name,
@@ -124,7 +124,7 @@ def run(
         title = f"{experiment.name}: {outcome.system} on {outcome.dataset.name}"
         output.show(
             results_table(outcome.evaluations, title, notes(outcome)),
-            *([] if experiment.silo is None else [owners_note(experiment.silo)]),
+            *unprotected,
             f"Run:    {place}",
             f"Report: {page}",
         )

@@ -92,7 +92,6 @@ def ledger(
     """
     from sottovoce import ledger as ledgers
     from sottovoce.cli import spent
-    from sottovoce.run_privacy import OWNERS
     from sottovoce.run_tables import ledger_csv, ledger_table
     from sottovoce.run_views import FinishedRun
 
@@ -102,13 +101,13 @@ def ledger(
     number = None if user is None else opened.user(user)
     totals = ledgers.totals_of(opened.ledger(number))
     grouping, lines = (by, opened.ledger_by(by)) if number is None else opened.ledger_of(number)
-    budget = None
+    unprotected, budget = opened.experiment.algorithm.caveats(), None
     if number is not None:
         budget = spent.of_ledger(opened.ledger(number), opened.consent.row(number))
     if as_json:
         head: dict[str, object] = {"run": folder}
-        if opened.experiment.silo is not None:
-            head["not_protected"] = OWNERS
+        if unprotected:
+            head["not_protected"] = "\n\n".join(unprotected)
         if number is not None:
             head |= {"user": user, "choice": opened.words(opened.consent.row(number))}
             head |= {"budget": budget and budget.to_table()}
@@ -126,7 +125,8 @@ def ledger(
         output.show(spent.what_left(who, totals), spent.bound_line(totals, most))
     else:
         who = "all users" if number is None else str(user)
-        output.show(spent.what_owners_read(who, totals), spent.bound_line(totals, most), OWNERS)
+        output.show(spent.what_owners_read(who, totals), spent.bound_line(totals, most))
+    output.show(*unprotected)
     output.show(*(budget.lines() if budget else ()))
     if lines:
         what: Literal["rows", "interactions"] = "interactions" if opened.experiment.silo else "rows"

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.uc_config import UCConfig
+from sottovoce.algorithms.base import AlgorithmSettings, Cohort
 from sottovoce.data.interactions import Vocabulary
 from sottovoce.engines.rounds import RoundRules
 from sottovoce.ledger import COLUMNS, Entries, entries_of
@@ -133,14 +132,14 @@ def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore
     )
     store.set_catalogue(world.catalogue)
     store.add_histories(replace(part.history, item_ids=Vocabulary([i for i, _ in world.catalogue])))
-    if isinstance(world.terms.algorithm, UCConfig):
+    if world.terms.algorithm.attributes:
         _keep_attributes(store, world.terms.algorithm, part)
     store.set_choices(part.consent)
     Hosted(store).agree(world.terms)
     return store
 
 
-def _keep_attributes(store: CohortStore, settings: UCConfig, part: Cohort) -> None:
+def _keep_attributes(store: CohortStore, settings: AlgorithmSettings, part: Cohort) -> None:
     with store.file.transaction():
         for number, codes in zip(part.users.tolist(), part.labels.tolist(), strict=True):
             for attribute, code in zip(settings.attributes, codes, strict=True):

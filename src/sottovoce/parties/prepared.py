@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.uc_config import UCConfig
 from sottovoce.errors import ConsentError, MessageError, UsageError
 from sottovoce.masking import SEED_BYTES
 from sottovoce.messages import (
@@ -108,39 +107,16 @@ def as_bytes(
 def space(terms: Terms) -> tuple[object, ...]:
     """Vectors mean something within one federation, algorithm and size alone."""
     algorithm = terms.algorithm
-    kind = type(algorithm).__name__, getattr(algorithm, "recommender", "")
     shape = terms.n_items, terms.n_rows, terms.width, algorithm.embedding_size
-    return terms.federation, *kind, *shape
+    return terms.federation, *algorithm.vector_space, *shape
 
 
 def how_revealing(terms: Terms) -> str:
     """Why a single round may give a history away under terms that are `revealing`."""
+    why = terms.algorithm.how_revealing(terms.n_items)
     if terms.secure_sum is not None:
-        return f"if the server and the proxy put together what they have, {_in_the_open(terms)}"
-    return _in_the_open(terms)
-
-
-def _in_the_open(terms: Terms) -> str:
-    """Why that is so where a report can be read."""
-    if getattr(terms.algorithm, "variant", "") == "fpl":
-        return (
-            "with an update for each positive item, as the terms have it, a report is the history"
-        )
-    if isinstance(terms.algorithm, UCConfig):
-        tells = ", and the value of each attribute that is shared" * bool(terms.algorithm.names)
-        return (
-            "with an update for each item that it learns from, as the terms have it, a single "
-            f"report may tell much of the history{tells}"
-        )
-    if not terms.triples:
-        return (
-            f"with an update for each of {terms.n_items:,} items, as the terms have it, a single "
-            f"report tells the history"
-        )
-    return (
-        f"with {terms.triples:,} draws among {terms.n_items:,} items, as the terms have it, a "
-        f"single report may tell the history by leaving it out"
-    )
+        return f"if the server and the proxy put together what they have, {why}"
+    return why
 
 
 def check_shape(view: ModelView, terms: Terms) -> None:

@@ -1,9 +1,9 @@
 """The one door of simulated DRIFT users. Everything that data owners are given leaves here.
 
 A user computes what could leave (`algorithms.drift.User`). The door reads her consent, books what
-it permits, and lets that go. `let_out_one` is the definition, message by message. `let_out` does the
-same for all events of all users at once, and makes a `Departed`: the only thing that data owners
-learn from at full speed, and that nothing else can make.
+it permits, and lets that go. `let_out_one` is the definition, message by message. `let_out` does
+the same for all events of all users at once, and makes a `Departed`: the only thing that data
+owners learn from at full speed, and that nothing else can make.
 
 Owners read what they get in full, so that no ε can be vouched for.
 """

@@ -381,9 +381,9 @@ def _value(name: str, hint: Any, found: Any) -> Any:
         str: (str, "text"),
         int: (int, "a whole number"),
         bytes: (str, "hexadecimal"),
-        DRIFTConfig: (dict, "a table"),
     }
-    kind, words = kinds.get(hint, (list, "a list"))
+    other = (dict, "a table") if is_dataclass(hint) else (list, "a list")
+    kind, words = kinds.get(hint, other)
     wrong = UsageError(f"{name} must be {words}")
     if not isinstance(found, kind) or isinstance(found, bool):
         raise wrong

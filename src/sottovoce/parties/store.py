@@ -8,10 +8,9 @@ of them may be the agent.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -444,13 +443,7 @@ def _check_users(users: Sequence[tuple[int, str]]) -> None:
 
 
 def _to_text(choice: Choice) -> str:
-    table = asdict(choice)
-    # As former releases wrote it: the same mind, the same text.
-    if math.isinf(choice.total_epsilon):
-        del table["total_epsilon"]
-    if not choice.refused_owners:
-        del table["refused_owners"]
-    return json.dumps(table, sort_keys=True)
+    return json.dumps(choice.table(), sort_keys=True)
 
 
 def _from_text(text: str) -> Choice:

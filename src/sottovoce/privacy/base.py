@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.consent import Consent, ShareRule
+from sottovoce.consent import Choice, Consent, ShareRule
 from sottovoce.data.interactions import Interactions
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, ConsentError
+from sottovoce.links import Link
 from sottovoce.messages import DeviceReports
 from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 Sends = Literal["rows", "bits"]
 """What leaves: rows of the model, or randomised reports about single coordinates."""
+UNKNOWN = (
+    "This release does not say what it protects. Take it that whoever sees what leaves can read "
+    "the history behind it, unless its author shows otherwise. The ledger has the privacy cost "
+    "that it books for every release. See docs/privacy.md."
+)
 
 
 class Release(Component, ABC):
@@ -44,6 +51,16 @@ class Release(Component, ABC):
     def adds_noise(self) -> bool:
         """Whether devices add noise to updates, from coins that serve once."""
         return False
+
+    @property
+    def dense(self) -> bool:
+        """Whether every row of the model is sent, so that rows say nothing."""
+        return False
+
+    @property
+    def epsilon(self) -> float:
+        """Privacy cost by which noise on updates is measured; 0 where devices add none."""
+        return 0.0
 
     @property
     def noise_bound(self) -> float:
@@ -74,6 +91,73 @@ class Release(Component, ABC):
         """The release under these records; raises where it cannot keep to them. `noise` is the root
         of the devices' private coins, 32 bytes. With `noisy_sums` somebody else adds noise to the
         sums of updates, by which a limit on ε can be kept."""
+
+    # --- what a choice means under it -------------------------------------------------------------
+
+    def cost(self, choice: Choice) -> float | None:
+        """ε of one round under this choice; None where nothing leaves, or nothing that an ε
+        bounds."""
+        if not choice.takes_part:
+            return None
+        try:
+            found = float(self._bound_to(choice).epsilons[0])
+        except ConsentError:
+            return None
+        return found if 0.0 < found < math.inf else None
+
+    def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
+        """Why nothing leaves under this choice of somebody who takes part, and what to choose
+        instead; empty where something may. The words are for a terminal."""
+        try:
+            permitted = self._bound_to(choice, noisy_sums=noisy_sums).permits(np.zeros(1))
+        except ConsentError as error:
+            return f"Nothing leaves under this choice: {error}."
+        return "" if permitted[0] else "This choice permits no release: nothing leaves."
+
+    def _bound_to(self, choice: Choice, *, noisy_sums: bool = False) -> BoundRelease:
+        """Bound to one person who has no history yet."""
+        user = np.zeros(1, np.int64)
+        records = Consent.uniform(user, choice, choice.hidden_attributes, choice.refused_owners)
+        nothing = Interactions.from_pairs(user[:0], user[:0], n_users=1, n_items=1)
+        coins = Streams.from_seed(0)
+        return self.bind(user, records, nothing, coins, bytes(32), noisy_sums=noisy_sums)
+
+    # --- how it is shown --------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """What leaves, for a run's report."""
+        return f"by the release {self.name}"
+
+    def card(self) -> str:
+        """What leaves, for a report card."""
+        return self.describe()
+
+    def relied_on(self, choices: Sequence[Choice]) -> str:
+        """What people relied on who made these choices: the subject of a report card's
+        sentences."""
+        return "That raw data stay on the device"
+
+    def server_computes(self) -> tuple[str, ...]:
+        """What a server that reads single reports can compute from them, in sentences."""
+        if self.adds_noise:
+            return (
+                "Your device adds noise to what it sends, and this release says no more of what "
+                "the server can compute from it. What rounds cost adds up.",
+            )
+        return (
+            "A single report gives every item of yours away: the server can compute all of your "
+            "history from it, and your vector, which holds your tastes. No ε bounds what it "
+            "learns.",
+        )
+
+    @property
+    def unprotected(self) -> str:
+        """What it does not protect from a server that reads what leaves, in a paragraph."""
+        return UNKNOWN
+
+    def caveats(self, link: Link | None = None) -> tuple[str, ...]:
+        """What it does not protect on this way, a paragraph each."""
+        return (link.caveats() if link is not None else ()) or (self.unprotected,)
 
 
 RELEASES: Registry[type[Release]] = Registry("release", "sottovoce.privacy", Release)

@@ -13,6 +13,7 @@ therefore cost infinity in the ledger.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,11 +21,26 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from sottovoce.consent import ALWAYS, Consent, ShareRule, thresholds
+from sottovoce.consent import ALWAYS, Choice, Consent, ShareRule, thresholds
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 from sottovoce.rng import Streams, draw
+
+SHARES = (
+    "The share π decides which rows for positive items are sent. It does not hide the others from "
+    "a server that does the algebra: one negative row gives away the device's vector and, with it, "
+    "the positive item behind the draw. The ledger therefore books an unbounded privacy cost for "
+    "every release. Who must not be read should not take part: such a device sends nothing and is "
+    "still served from the published model. See docs/privacy.md."
+)
+EVERYTHING = (
+    "A device sends rows that are multiples of its vector, for every item or for its positives "
+    "alone: whoever sees one upload reads every positive item from it, and much of the vector. "
+    "Nothing is protected, and the ledger books an unbounded privacy cost for every release. Who "
+    "must not be read should not take part: such a device sends nothing and is still served from "
+    "the published model. See docs/privacy.md."
+)
 
 
 @RELEASES.register("share-fraction")
@@ -61,6 +77,66 @@ class ShareFraction(Release):
             allowed = share_subsets(users, consent, history, rng)
             threshold = np.full(len(users), ALWAYS, dtype=np.uint64)
         return BoundShare(f"share-{self.per}", users, threshold, allowed, rng.child("share"))
+
+    def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
+        return no_epsilon(choice, "no noise")
+
+    def describe(self) -> str:
+        if self.per == "item":
+            return "a subset of positives fixed once per device (per item)"
+        return "a coin for every draw (per draw, as printed in the paper)"
+
+    def card(self) -> str:
+        return f"rows of items, of her positives a share π, drawn by {self.per}"
+
+    def relied_on(self, choices: Sequence[Choice]) -> str:
+        shares = sorted({f"{choice.share_positives:g}" for choice in choices})
+        return "Your setting π = " + " or ".join(shares)
+
+    def server_computes(self) -> tuple[str, ...]:
+        if self.per == "item":
+            decides = (
+                "What you decide by --share-positives is of which share of your items rows are "
+                "sent at all; the share is drawn once, and others are never sent."
+            )
+        else:
+            decides = (
+                "What you decide by --share-positives is how often a row of an item of yours is "
+                "sent when it is drawn; in time nearly every item of yours is."
+            )
+        return (
+            "The server can compute from a single row of it your vector, which holds your tastes, "
+            "and an item that you have, also where no row of an item of yours leaves: "
+            "`--share-positives 0` does not keep your items from a curious server. No ε bounds "
+            "what it learns.",
+            "The other rows are of items that you do not have, so that the items that never come "
+            "are yours. Rows of items of yours show by their sign.",
+            decides,
+        )
+
+    @property
+    def unprotected(self) -> str:
+        return SHARES
+
+
+def no_epsilon(choice: Choice, noise: str) -> str:
+    """The objection of a release of item rows to a choice that limits what a report costs."""
+    if not choice.max_reports and not choice.epsilon:
+        return ""
+    return (
+        f"The federation asks for item rows and adds {noise}, so that it cannot keep to an ε: "
+        "nothing leaves. Choose --reports 0 --epsilon 0."
+    )
+
+
+def every_positive(choice: Choice) -> str:
+    """The objection of a release that needs all positives to a choice that shares fewer."""
+    if choice.share_positives >= 1:
+        return ""
+    return (
+        "The federation asks for the rows of all positive items, which this choice does not "
+        "permit: nothing leaves. Only --share-positives 1 permits it."
+    )
 
 
 def _require_no_more_than_shares(consent: Consent, release: str = "share-fraction") -> None:
@@ -100,6 +176,19 @@ class Everything(Release):
             )
         always = np.full(len(users), ALWAYS, dtype=np.uint64)
         return BoundShare("everything", users, always, np.zeros(0, dtype=bool), rng.child("share"))
+
+    def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
+        return no_epsilon(choice, "no noise") or every_positive(choice)
+
+    def describe(self) -> str:
+        return "everything that is learnt"
+
+    def card(self) -> str:
+        return "everything that was learnt"
+
+    @property
+    def unprotected(self) -> str:
+        return EVERYTHING
 
 
 @dataclass(frozen=True, slots=True, repr=False)

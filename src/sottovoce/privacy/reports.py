@@ -13,13 +13,14 @@ coordinates are sent in the clear to the server, so they need no such care.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.consent import Consent, affords
+from sottovoce.consent import Choice, Consent, affords
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.ledger import Entries
@@ -31,6 +32,14 @@ SEALED_BYTES = 52
 """Of one report on the wire: four, and 48 of its seal."""
 MOST_TIERS = 255
 MOST_REPORTS = 10_000
+REPORTS = (
+    "Each randomised report is protected by its ε alone, and the costs of all reports of all "
+    "rounds add up. Towards whoever knows which reports are a user's own, because proxy and server "
+    "collude or because the proxy is broken into, only the plain sum holds, and above ε = 10 that "
+    "protects nothing. The smaller figure needs a proxy that keeps its word and honest others in "
+    "the batch. That a device takes part, and in which tier, is not hidden from the proxy. See "
+    "docs/privacy.md."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,38 @@ class KReports(Release):
             self, users, self.tier_of(consent), consent.total_epsilon, rng.child("reports"),
             noise_keys(noise, users),
         )  # fmt: skip
+
+    def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
+        if self.cost(choice) is not None:
+            return ""
+        if choice.share_positives:
+            return (
+                "The federation asks for randomised reports and takes no share of positive-item "
+                "updates: nothing leaves until the share is 0. Choose --share-positives 0."
+            )
+        k, least = self.max_reports, self.tiers[0].epsilon
+        return (
+            f"The federation asks for {k:,} report{'s' * (k != 1)} a round at an ε of {least:g} or "
+            "more each, which this choice does not permit: nothing leaves. Permit it with "
+            f"--reports {k} --epsilon {least:g}."
+        )
+
+    def describe(self) -> str:
+        tiers = ", ".join(f"{t.epsilon:g} (≥ {t.min_devices:,} devices)" for t in self.tiers)
+        return f"{self.max_reports:,} randomised reports a round at ε = {tiers}"
+
+    def card(self) -> str:
+        return f"k = {self.max_reports:,} randomised reports a round at ε = {self._tiers()} each"
+
+    def relied_on(self, choices: Sequence[Choice]) -> str:
+        return f"Your setting of k = {self.max_reports} reports a round at ε = {self._tiers()} each"
+
+    def _tiers(self) -> str:
+        return " or ".join(f"{tier.epsilon:g}" for tier in self.tiers)
+
+    @property
+    def unprotected(self) -> str:
+        return REPORTS
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -22,6 +22,7 @@ she hides one. Without `hiding_epsilon` that is hidden, too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
@@ -30,14 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number
-from sottovoce.consent import ALWAYS, Consent, ShareRule, affords
+from sottovoce.consent import ALWAYS, Choice, Consent, ShareRule, affords
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError, DataError
+from sottovoce.links import Link
 from sottovoce.messages import GRID, LIMIT, DeviceReports
-from sottovoce.one_bit import noise_keys
+from sottovoce.one_bit import LARGEST_EPSILON, noise_keys
 from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums
-from sottovoce.privacy.mechanisms import share_subsets
+from sottovoce.privacy.mechanisms import every_positive, no_epsilon, share_subsets
 from sottovoce.rng import Streams
 
 Norm = Literal["l2", "l1", "scalar"]
@@ -48,6 +50,34 @@ _FURTHEST = 512
 none such in e⁵¹², with the eightfold noise of somebody who permits an eighth of their ε, in e⁶⁴."""
 _SPARE = Fraction(1, 1 << 16)
 """How much larger than 2·clip/ε the scale is, to pay for rounding."""
+FILTERED = (
+    "Hiding an attribute keeps its value out of all training, and filters pull her embedding to "
+    "where they can tell nothing. That is no guarantee: other attackers may still guess better "
+    "than chance, because tastes go with attributes. Nothing else is hidden from the server: item "
+    "rows name what she used and are near multiples of her embedding, a filter's update tells her "
+    "class of an attribute that she shares, and its absence that she hides it. Who shares any "
+    "attribute sends her embedding in the update of a filter of moments, as is the default; where "
+    "she alone shares it, everybody reads her class in the published filter. The ledger books an "
+    "unbounded privacy cost for every upload, also where noise is added to each number alone. Who "
+    "must not be read should not take part. See docs/privacy.md."
+)
+NOISY = (
+    "Every upload has the same rows and is protected by its ε as a whole: items, attributes, and "
+    "what is hidden of them. The costs of all rounds add up, and above ε = 10 that protects "
+    "nothing. How much noise a device adds can be seen, so that a limit of one's own is no secret. "
+    "Filters are no guarantee: other attackers may still guess better than chance. See "
+    "docs/privacy.md."
+)
+SUMMED_FILTERS = (
+    "Filters are no guarantee: other attackers may still guess better than chance, because tastes "
+    "go with attributes; and where she alone of a round shares an attribute, everybody reads her "
+    "class in the published filter."
+)
+NOISY_FILTERS = (
+    "Filters are no guarantee: other attackers may still guess better than chance, because tastes "
+    "go with attributes. The certificate takes the shares of an attribute's classes as public; an "
+    "experiment that does not name them has counted them from the data."
+)
 
 
 @RELEASES.register("clipped")
@@ -143,6 +173,65 @@ class Clipped(Release):
             self, users, level, consent.total_epsilon, rng.child("share"),
             noise_keys(noise, users), allowed,
         )  # fmt: skip
+
+    def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
+        if self.dense:
+            return self._noisy_objection(choice)
+        if math.isfinite(choice.total_epsilon) and not noisy_sums:
+            return (
+                "The federation sends what no ε bounds, so that it cannot keep to a limit: nothing "
+                "leaves. Choose --total-epsilon inf."
+            )
+        if self.norm == "l2":
+            return no_epsilon(choice, "no noise")
+        return no_epsilon(choice, "noise to single numbers alone") or every_positive(choice)
+
+    def _noisy_objection(self, choice: Choice) -> str:
+        if choice.max_reports:
+            return (
+                "The federation asks for updates of its model, not for randomised reports: nothing "
+                "leaves. Choose --reports 0."
+            )
+        if self.cost(choice) is not None:
+            return ""
+        return (
+            f"The federation asks for an update a round at ε = {self.epsilon:g}, or at what you "
+            "accept, which this choice does not permit: nothing leaves. Permit it with --epsilon "
+            f"{min(self.epsilon, LARGEST_EPSILON):g}."
+        )
+
+    def describe(self) -> str:
+        if self.norm == "l2":
+            return f"updates of the rows that were used, with an L2 norm of at most {self.clip:g}"
+        own = f" ({self.hiding_epsilon:g} for those who hide something)"
+        cost = f"ε = {self.epsilon:g}{own if self.hiding_epsilon else ''}"
+        if self.norm == "l1":
+            return (
+                f"noisy updates of every row, {cost} an upload, cut to an L1 norm of {self.clip:g}"
+            )
+        return (
+            f"noisy updates of the rows that were used, {cost} for each number, cut to "
+            f"{self.clip:g}"
+        )
+
+    def card(self) -> str:
+        noise = f" with noise at ε = {self.epsilon:g}" if self.epsilon else ", no noise"
+        return f"updates cut to {self.clip:g}{noise}"
+
+    def relied_on(self, choices: Sequence[Choice]) -> str:
+        noise = f" with noise at ε = {self.epsilon:g}" if self.epsilon else ""
+        return f"Hiding attributes{noise}"
+
+    @property
+    def unprotected(self) -> str:
+        return NOISY if self.dense else FILTERED
+
+    def caveats(self, link: Link | None = None) -> tuple[str, ...]:
+        # Noise of the devices' own bounds each upload by itself, whoever sees it.
+        said = link.caveats(bounded=self.dense) if link is not None else ()
+        if link is None or not said:
+            return (self.unprotected,)
+        return *said, NOISY if self.dense else NOISY_FILTERS if link.noise else SUMMED_FILTERS
 
     def _require_fit(self, consent: Consent, noisy_sums: bool) -> None:
         willing = consent.takes_part

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +77,12 @@ class Setting:
     reports: int = 0
     epsilon: float = 0.0
 
+    @property
+    def federated(self) -> bool:
+        return self.kind == FMF
+
     def component(self) -> FMFConfig | Baseline:
-        if self.kind == FMF:
+        if self.federated:
             return config.build(FMFConfig, dict(self.values), FMF)
         if self.kind not in BASELINES:
             raise ConfigError(f"there is no system {self.kind!r}")
@@ -208,8 +212,8 @@ class FMFStudy:
 
     def cell(self, job: Job) -> Cell:
         component = job.setting.component()
-        if isinstance(component, FMFConfig):  # a server may plan ahead: the length is a setting
-            component = replace(component, rounds=self.config.rounds)
+        if job.setting.federated:  # a server may plan ahead: the length is a setting
+            component = replace(cast(FMFConfig, component), rounds=self.config.rounds)
         key = [
             job.world.fingerprint, job.hold_out, job.part, job.seed, self.config.negatives,
             repr(component), job.setting.reports, job.setting.epsilon,
@@ -270,17 +274,19 @@ class FMFStudy:
     # --- inside -----------------------------------------------------------------------------------
 
     def _stops(self, job: Job, component: FMFConfig | Baseline) -> tuple[int, ...]:
-        if job.stops and (isinstance(component, FMFConfig) or hasattr(component, "fit_steps")):
+        federated = job.setting.federated
+        if job.stops and (federated or hasattr(component, "fit_steps")):
             return job.stops
-        return (self.config.rounds,) if isinstance(component, FMFConfig) else (0,)
+        return (self.config.rounds,) if federated else (0,)
 
     def _train(
         self, job: Job, component: FMFConfig | Baseline, stops: tuple[int, ...]
     ) -> Mapping[str, NDArray[Any]]:
         split, rng = job.world.split(job.hold_out, job.part, job.seed), Streams.from_seed(job.seed)
         try:
-            if isinstance(component, FMFConfig):
-                return self._federated(component, job, split, stops)
+            if job.setting.federated:
+                return self._federated(cast(FMFConfig, component), job, split, stops)
+            component = cast(Baseline, component)
             if stops != (0,):
                 scorers = component.fit_steps(split.train, rng, list(stops))  # type: ignore[attr-defined]
                 return {

@@ -24,7 +24,6 @@ from sottovoce.engines.https.proxy_wire import (
 )
 from sottovoce.engines.https.sealing import key_id, seal_reports
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
-from sottovoce.links import Proxied
 from sottovoce.messages import decode_bits
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.leaving import Leaving
@@ -93,8 +92,8 @@ class ProxyLink:
         plaintext: bool = False,
     ) -> None:
         """`aside` runs what needs the store. Plaintext is for a proxy on this machine."""
-        link = terms.link
-        if not isinstance(link, Proxied) or not link.url:
+        link = terms.link.mixing
+        if link is None or not link.url:
             raise Unreachable("the terms of the federation name no proxy; tell the operator")
         self._hosted, self._store = hosted, hosted.store
         self._terms, self._aside = terms, aside
