@@ -113,6 +113,16 @@ class Consent(Columns):
             **{name: getattr(self, name)[rows] for name in COLUMN_TYPES},
         )
 
+    def asked(self) -> list[str]:
+        """The fields by which somebody who takes part asks something of a system."""
+        neutral, willing = Choice(), self.takes_part
+        found = []
+        for name in (name for name, kind in FIELDS.items() if kind.asks):
+            values, default = getattr(self, name)[willing], getattr(neutral, name)
+            if (values if values.ndim > 1 else values != default).any():
+                found.append(name)
+        return found
+
     def only(self, fields: Sequence[str]) -> Consent:
         """The records with these fields alone; the others are as if nobody had chosen anything,
         but for who takes part."""

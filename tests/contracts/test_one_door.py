@@ -226,6 +226,22 @@ def test_an_algorithm_does_not_see_what_was_permitted():
     assert devices.cohort.consent.share_positives[0] == np.float32(0.7)
 
 
+def test_what_nobody_keeps_to_is_refused_and_not_ignored():
+    class Deaf(ShareFraction):
+        """Keeps to nothing, and does not say so."""
+
+        reads = ()
+
+        def bind(self, users, consent, history, rng, noise=b"", *, noisy_sums=False):
+            everything = replace(consent, share_positives=np.ones(len(users), np.float32))
+            return super().bind(users, everything, history, rng)
+
+    algorithm = FPL(FPLConfig(embedding_size=3), 2)
+    with pytest.raises(ConsentError, match="share_positives is set, but neither fpl nor"):
+        behind(Devices, algorithm, Deaf(), Choice(share_positives=0.3))
+    behind(Devices, algorithm, Deaf(), Choice(takes_part=False, share_positives=0.3))
+
+
 def test_an_unregistered_relative_cannot_be_put_together():
     class Mine(FPLConfig):
         pass

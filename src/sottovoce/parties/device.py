@@ -380,6 +380,15 @@ def _bound(
 ) -> BoundRelease:
     """The release under these records; raises where it cannot keep to them."""
     algorithm.device_check(consent)
-    return release.bind(
+    bound = release.bind(
         cohort.users, consent, cohort.history, rng, noise, noisy_sums=has_noise(link)
     )
+    # A limit on all rounds together binds where an ε bounds what leaves, and says so (`Choice`).
+    known = {*release.reads, *algorithm.config.reads, "total_epsilon"}
+    unread = [name for name in consent.asked() if name not in known]
+    if unread:
+        raise ConsentError(
+            f"{unread[0]} is set, but neither {algorithm.config.name} nor the release "
+            f"{release.name} keeps to it; take it out of the consent, or choose others that do"
+        )
+    return bound

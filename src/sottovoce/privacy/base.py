@@ -39,6 +39,9 @@ class Release(Component, ABC):
 
     __slots__ = ()
     sends: ClassVar[Sends] = "rows"
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Fields of the consent records that it keeps to. Whoever has chosen something in another one,
+    which the algorithm does not read either, is refused, not ignored."""
     algorithms: ClassVar[tuple[str, ...]] = ()
     """By name, algorithms it goes with beside those that name it among theirs."""
 

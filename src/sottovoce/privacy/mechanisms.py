@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numba import njit
@@ -48,6 +48,7 @@ EVERYTHING = (
 class ShareFraction(Release):
     """Positives leave by π: per "draw" (a coin each time) or per "item" (a subset fixed once)."""
 
+    reads: ClassVar[tuple[str, ...]] = ("share_positives",)
     per: Literal["draw", "item"] = "item"
 
     def __post_init__(self) -> None:
@@ -157,6 +158,8 @@ def _require_no_more_than_shares(consent: Consent, release: str = "share-fractio
 @dataclass(frozen=True, slots=True)
 class Everything(Release):
     """Every update leaves, as in FCF. It needs the owners' consent to share every positive."""
+
+    reads: ClassVar[tuple[str, ...]] = ("share_positives",)
 
     def bind(
         self,

@@ -70,6 +70,7 @@ class KReports(Release):
     """Randomised reports, in tiers."""
 
     sends: ClassVar[Sends] = "bits"
+    reads: ClassVar[tuple[str, ...]] = ("epsilon", "max_reports", "total_epsilon")
     max_reports: int = 100
     """k: reports of each device and round."""
     tiers: tuple[Tier, ...] = (Tier(2.5),)

@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,7 @@ NOISY_FILTERS = (
 class Clipped(Release):
     """Updates leave clipped; with an ε, also with noise."""
 
+    reads: ClassVar[tuple[str, ...]] = ("share_positives", "epsilon", "total_epsilon")
     clip: float = 8.0
     """The largest norm of an upload; with norm="scalar", of each number."""
     norm: Norm = "l2"
