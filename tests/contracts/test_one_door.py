@@ -226,6 +226,33 @@ def test_an_algorithm_does_not_see_what_was_permitted():
     assert devices.cohort.consent.share_positives[0] == np.float32(0.7)
 
 
+class Uneven(FPL):
+    """Of some devices it has fewer draws than of others."""
+
+    sums = fuses = False
+
+    def device_learn(self, view, cohort, rows, rng):
+        updates = super().device_learn(view, cohort, rows, rng)
+        kept = (np.arange(len(updates)) // 2 % self.triples) <= cohort.users[rows][updates.row] % 3
+        return replace(
+            updates, **{name: getattr(updates, name)[kept] for name in updates.__slots__}
+        )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_devices_may_have_positives_in_any_number(share):
+    algorithm, release = Uneven(FPLConfig(embedding_size=3), 4), ShareFraction("draw")
+    together = behind(Devices, algorithm, release, Choice(share_positives=share))
+    view = model(algorithm)
+    reports = together.report(view, USERS)
+    hers = TRAIN.find(reports.sender, reports.item.astype(np.int64)) >= 0
+    assert hers.any() == (share > 0)
+    for user in (0, 1, 2, 7):
+        alone = behind(Devices, algorithm, release, Choice(share_positives=share))
+        mine = reports.sender == user
+        assert np.array_equal(alone.report(view, USERS[[user]]).values, reports.values[mine])
+
+
 def test_what_nobody_keeps_to_is_refused_and_not_ignored():
     class Deaf(ShareFraction):
         """Keeps to nothing, and does not say so."""
@@ -284,15 +311,19 @@ WAYS = {
 }
 
 
+chain = itertools.chain.from_iterable
+
+
 def combinations():
-    """All that `check_fitting` lets pass of every registered algorithm, release and link."""
+    """All that `check_fitting` lets pass of every registered algorithm, release and link, with the
+    settings above or, where there are none, those by default."""
     for name, kind in ALGORITHMS.items():
         if kind.family != "devices":
             continue
         parts = (
-            SETTINGS[name],
-            itertools.chain.from_iterable(CHOICES[release] for release in RELEASES),
-            itertools.chain.from_iterable(WAYS[link] for link in LINKS),
+            SETTINGS.get(name, [(kind(), 0)]),
+            chain(CHOICES.get(name, [(kind(), 1.0)]) for name, kind in RELEASES.items()),
+            chain(WAYS.get(name, [kind()]) for name, kind in LINKS.items()),
         )
         for (settings, triples), (release, share), link in itertools.product(*parts):
             try:
@@ -315,15 +346,12 @@ def everyone(release: object, share: float, link: Link) -> Consent:
 
 
 def test_every_registered_component_has_its_combinations_here():
-    assert set(SETTINGS) == {n for n, kind in ALGORITHMS.items() if kind.family == "devices"}
-    assert set(CHOICES) == set(RELEASES)
-    assert set(WAYS) == set(LINKS)
     used = {(p.values[0].name, p.values[2].name, p.values[4].name) for p in combinations()}
     wanted = {
         (name, release, link)
         for name, kind in ALGORITHMS.items()
-        for release in kind.releases
-        for link in kind.links
+        for release in [*kind.releases, *(r for r in RELEASES if name in RELEASES[r].algorithms)]
+        for link in [*kind.links, *(way for way in LINKS if name in LINKS[way].algorithms)]
     }
     assert used == wanted
 

@@ -39,7 +39,7 @@ from sottovoce.one_bit import drawn_coordinates, noise_root, randomised
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
 from sottovoce.privacy.reports import BoundReports
-from sottovoce.rng import Streams
+from sottovoce.rng import Streams, words_of
 from sottovoce.sums import sum_groups
 
 _HOME_BATCH = 1024
@@ -320,11 +320,16 @@ def _leaving(updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
     if not len(rule.allowed) and np.all(rule.threshold == ALWAYS):
         return leaves
     positive = updates.positive
-    entry = updates.entry[positive]
-    if np.all(rule.threshold == ALWAYS):
-        leaves[positive] = rule.allowed[entry]
-    else:
-        leaves[positive] = rule.may_leave(entry.reshape(len(rule.keys), -1)).ravel()
+    if len(rule.allowed):
+        leaves[positive] = rule.allowed[updates.entry[positive]]
+    if not np.all(rule.threshold == ALWAYS):
+        # A device's t-th positive has its t-th coin, however many the others have.
+        row = updates.row[positive].astype(np.int64)
+        order, counts = np.argsort(row, kind="stable"), np.bincount(row, minlength=len(rule.keys))
+        turn = np.empty(len(row), dtype=np.int64)
+        turn[order] = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        coins = words_of(rule.keys, int(counts.max(initial=0))) >> np.uint64(32)
+        leaves[positive] &= coins[row, turn] < rule.threshold[row]
     return leaves
 
 
