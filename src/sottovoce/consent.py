@@ -180,11 +180,18 @@ class ShareRule:
     threshold: NDArray[np.uint64]
     allowed: NDArray[np.bool_]
 
-    def may_leave(self, entry: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which positives leave, of draws given as interactions, shape [devices, draws]."""
-        coins = words_of(self.keys, entry.shape[1]) >> np.uint64(32)
-        leaves: NDArray[np.bool_] = coins < self.threshold[:, None]
-        return leaves & self.allowed[entry] if len(self.allowed) else leaves
+    def may_leave(self, row: NDArray[np.int64], entry: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which positives leave, each given by its device's row and its interaction. A device's
+        t-th has its t-th coin, however many the others have."""
+        leaves = self.allowed[entry] if len(self.allowed) else np.ones(len(entry), dtype=bool)
+        if np.all(self.threshold == ALWAYS):
+            return leaves
+        order, counts = np.argsort(row, kind="stable"), np.bincount(row, minlength=len(self.keys))
+        turn = np.empty(len(row), dtype=np.int64)
+        turn[order] = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        coins = words_of(self.keys, int(counts.max(initial=0))) >> np.uint64(32)
+        found: NDArray[np.bool_] = leaves & (coins[row, turn] < self.threshold[row])
+        return found
 
 
 @dataclass(frozen=True, slots=True)

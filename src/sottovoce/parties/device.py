@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort, Counts, CrossDevice, FactorModel, Reporting
-from sottovoce.consent import ALWAYS, Consent, ShareRule
+from sottovoce.consent import Consent, ShareRule
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.ledger import Entries, Ledger
 from sottovoce.links import Direct, Link, has_noise
@@ -39,7 +39,7 @@ from sottovoce.one_bit import drawn_coordinates, noise_root, randomised
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
 from sottovoce.privacy.reports import BoundReports
-from sottovoce.rng import Streams, words_of
+from sottovoce.rng import Streams
 from sottovoce.sums import sum_groups
 
 _HOME_BATCH = 1024
@@ -316,20 +316,9 @@ class Devices:
 
 def _leaving(updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:
     """Which updates may leave."""
-    leaves = np.ones(len(updates), dtype=bool)
-    if not len(rule.allowed) and np.all(rule.threshold == ALWAYS):
-        return leaves
-    positive = updates.positive
-    if len(rule.allowed):
-        leaves[positive] = rule.allowed[updates.entry[positive]]
-    if not np.all(rule.threshold == ALWAYS):
-        # A device's t-th positive has its t-th coin, however many the others have.
-        row = updates.row[positive].astype(np.int64)
-        order, counts = np.argsort(row, kind="stable"), np.bincount(row, minlength=len(rule.keys))
-        turn = np.empty(len(row), dtype=np.int64)
-        turn[order] = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        coins = words_of(rule.keys, int(counts.max(initial=0))) >> np.uint64(32)
-        leaves[positive] &= coins[row, turn] < rule.threshold[row]
+    leaves, positive = np.ones(len(updates), dtype=bool), updates.positive
+    row = updates.row[positive].astype(np.int64)
+    leaves[positive] = rule.may_leave(row, updates.entry[positive])
     return leaves
 
 
