@@ -10,6 +10,7 @@ devices, before its fast way is used.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from sottovoce.ledger import Ledger
 from sottovoce.messages import BitReports, ModelView, SummedReports, add_up
 from sottovoce.parties.device import Devices
 
+D = TypeVar("D", bound=Devices)
 _OURS = "sottovoce.algorithms."
 _HELD = 16
 """Devices on which a stranger's fast way is compared with its definition."""
@@ -121,36 +123,25 @@ class SimulatedDevices(Devices):
         sums, what it books, or what its devices learn."""
         if self._held or type(self.algorithm).__module__.startswith(_OURS):
             return
-        self._held = True
         some = self.willing()[:_HELD]
-        pairs = []
-        for kind in (Devices, SimulatedDevices):
-            part = self.cohort.take(some)
-            made = kind.behind_door(
-                self.algorithm, part, self._offer, Ledger(), self.rng, self._noise, self._link
-            )
-            if kind is SimulatedDevices:
-                made._held = True  # type: ignore[attr-defined]
-            pairs.append(made)
-        plain, fast = pairs
-        rows, items = np.arange(len(some), dtype=np.int64), view.items
-        if not len(rows):
+        if not len(some):
             return
-        same = True
+        self._held = True
+        plain, fast = self._some(Devices, some), self._some(SimulatedDevices, some)
+        fast._held = True
+        rows, later = np.arange(len(some), dtype=np.int64), ModelView(view.round + 1, view.items)
         if self.reports_bits:
-            one = plain.report_bits(view, rows).reports
-            same = np.array_equal(one, fast.report_bits(view, rows).reports)
-        elif self.algorithm.sums:
-            wanted = plain.report_sum(view, rows).dense(len(items))
-            got = fast.report_summed(view, rows).dense(len(items))  # type: ignore[attr-defined]
-            same = np.array_equal(wanted, got)
-        if same and fast.fuses:  # type: ignore[attr-defined]
-            after = fast.report_rounds(items, view.round + 1, rows[:1])  # type: ignore[attr-defined]
-            later = ModelView(view.round + 1, items)
-            total = plain.report_sum(later, rows[:1])
-            memory = self.algorithm.server_memory(len(items))
-            folded = self.algorithm.server_fold(items, memory, total)[0]
-            same = np.array_equal(after, folded)
+            one, other = plain.report_bits(view, rows), fast.report_bits(view, rows)
+            same = np.array_equal(one.reports, other.reports)
+        else:
+            one_sum, other_sum = plain.report_sum(view, rows), fast.report_summed(view, rows)
+            many = len(view.items)
+            same = np.array_equal(one_sum.dense(many), other_sum.dense(many))
+        if same and fast.fuses:
+            memory = self.algorithm.server_memory(len(view.items))
+            told = plain.report_sum(later, rows[:1])
+            after = self.algorithm.server_fold(view.items, memory, told)[0]
+            same = np.array_equal(after, fast.report_rounds(view.items, later.round, rows[:1]))
         same &= np.array_equal(plain.cohort.vectors, fast.cohort.vectors)
         same &= plain.ledger.pending().equals(fast.ledger.pending())
         if not same:
@@ -159,3 +150,10 @@ class SimulatedDevices(Devices):
                 "gives (sums, vectors or ledger differ), so that it is not used; mend it, or leave "
                 "it out (sums = False, fuses = False)"
             )
+
+    def _some(self, kind: type[D], rows: NDArray[np.int64]) -> D:
+        """These devices by themselves, with copies of their state and a ledger of their own."""
+        return kind.behind_door(
+            self.algorithm, self.cohort.take(rows), self._offer, Ledger(), self.rng, self._noise,
+            self._link,
+        )  # fmt: skip
