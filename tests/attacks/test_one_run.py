@@ -199,7 +199,7 @@ def test_published_reports_give_away_no_more_than_certified():
 
 def test_devices_without_coins_are_caught_from_the_servers_view(monkeypatch):
     """They claim ε = 0.1 a report, and send the truth."""
-    rule = BoundReports.rule
+    rule = BoundReports.report_rule
 
     def bare(*args, **named):
         made = rule(*args, **named)
@@ -209,7 +209,7 @@ def test_devices_without_coins_are_caught_from_the_servers_view(monkeypatch):
     run = reports_run(ROTATED, 0.1, 1000)
     honest = audit_run(CANARIES, run, score_reports, claimed, DELTA)
     assert not honest.convicted
-    monkeypatch.setattr(BoundReports, "rule", bare)
+    monkeypatch.setattr(BoundReports, "report_rule", bare)
     caught = audit_run(CANARIES, run, score_reports, claimed, DELTA)
     assert caught.convicted
     assert caught.epsilon > 2 * claimed

@@ -16,6 +16,7 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fmf import FMF, FMFConfig
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
+from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.ledger import Ledger
 from sottovoce.messages import ModelView
@@ -33,7 +34,7 @@ CONFIG = FMFConfig(embedding_size=1, scale=1e6)
 class Extremes:
     """Devices of both inputs behind the door, k reports of each in every round."""
 
-    def __init__(self, epsilon, *, reports=100, trials=ROUND, seed=1):
+    def __init__(self, epsilon, *, reports=100, trials=ROUND, seed=1, kind=Devices):
         half = trials // reports
         users = np.arange(2 * half)
         history = Interactions.from_pairs(users, users % 2, n_users=2 * half, n_items=2)
@@ -41,7 +42,7 @@ class Extremes:
         algorithm, streams = FMF(CONFIG, (epsilon,)), Streams.from_seed(seed)
         cohort = Cohort(users, history, consent, algorithm.device_init(users, streams))
         release = KReports(reports, (Tier(epsilon),))
-        self.devices = Devices.behind_door(algorithm, cohort, release, Ledger(), streams)
+        self.devices = kind.behind_door(algorithm, cohort, release, Ledger(), streams)
 
     def sent(self, round):
         """What the devices of each input send: [devices, k] twice."""
@@ -178,8 +179,8 @@ def test_bits_are_as_frequent_as_they_must_be():
 
 def with_rule(monkeypatch, change):
     """Devices whose rule is not the release's."""
-    rule = BoundReports.rule
-    monkeypatch.setattr(BoundReports, "rule", lambda *a, **k: change(rule(*a, **k)))
+    rule = BoundReports.report_rule
+    monkeypatch.setattr(BoundReports, "report_rule", lambda *a, **k: change(rule(*a, **k)))
 
 
 def test_noise_that_is_off_is_caught(monkeypatch):
@@ -198,7 +199,8 @@ one_kernel = kernels.reporter
 
 
 def biased(monkeypatch, coin):
-    """Devices whose coins pass through `coin`. The kernel runs uncompiled, so that it can."""
+    """Devices whose coins pass through `coin`, by the definition and in a simulation, whose kernel
+    runs uncompiled, so that they can."""
     compiled, words = one_kernel, chacha.chacha_words
 
     def block(key, nonce, counter, out):
@@ -212,16 +214,18 @@ def biased(monkeypatch, coin):
 
         return run
 
+    monkeypatch.setattr(one_bit, "chacha_words", block)
     monkeypatch.setattr(kernels, "chacha_words", block)
     monkeypatch.setattr(kernels, "reporter", open_kernel)
 
 
-def test_a_biased_coin_is_caught(monkeypatch):
-    honest = Extremes(1.0, trials=4000).hits(0)
+@pytest.mark.parametrize("kind", [Devices, SimulatedDevices])
+def test_a_biased_coin_is_caught(monkeypatch, kind):
+    honest = Extremes(1.0, trials=4000, kind=kind).hits(0)
     biased(monkeypatch, lambda coins: coins)
-    assert Extremes(1.0, trials=4000).hits(0) == honest  # uncompiled, the path is the same
+    assert Extremes(1.0, trials=4000, kind=kind).hits(0) == honest  # uncompiled, it is the same
     biased(monkeypatch, lambda coins: coins >> np.uint32(1))  # heads twice as often
-    parties = Extremes(1.0, trials=4000)
+    parties = Extremes(1.0, trials=4000, kind=kind)
     (one, other), n = parties.hits(0)
     assert lower_bound(one, n, other, n) > 1.5
     assert stats.binomtest(one[0], n, 1 / (np.e + 1)).pvalue < 1e-9
