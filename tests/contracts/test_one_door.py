@@ -18,7 +18,7 @@ from sottovoce.errors import ConfigError, ConsentError, Diverged, MessageError
 from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger
 from sottovoce.links import LINKS, Direct, Link, SecureSum
-from sottovoce.messages import ModelView
+from sottovoce.messages import GRID, ModelView
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.base import RELEASES
@@ -97,6 +97,71 @@ def test_a_device_that_comes_twice_is_counted_twice_or_refused():
     limited = behind(SimulatedDevices, FPL(FPLConfig(embedding_size=3), 1), release, choice)
     assert limited._permitted(np.array([5, 6, 5])).all()
     assert limited._permitted(np.array([5, 5, 6, 5])).tolist() == [False, False, True, False]
+
+
+def test_the_links_bound_is_kept_before_anything_is_masked():
+    """The noise on a sum is measured by it: whoever sends more is not hidden."""
+    settings, release = FCFConfig(embedding_size=3), Everything()
+    sizes = {}
+    for clip in (0.0, 0.25):
+        link = SecureSum(20, clip=clip)
+        algorithm = settings.build_under(release, link, 0)
+        devices = behind(Devices, algorithm, release, Choice(share_positives=1.0), link)
+        reports = devices.report(model(algorithm), USERS)
+        squares = np.bincount(reports.sender, ((reports.values / GRID) ** 2).sum(axis=1))
+        sizes[clip] = np.sqrt(squares)
+    assert sizes[0.0].max() > 0.25
+    assert 0.2 < sizes[0.25].max() <= 0.25
+
+
+def test_noise_on_the_sum_is_paid_for_whatever_the_release_is():
+    link = SecureSum(20, clip=0.5, noise=1.0)
+    release = Everything()
+    algorithm = FCFConfig(embedding_size=3).build_under(release, link, 0)
+    choice = Choice(share_positives=1.0)
+    assert behind(Devices, algorithm, release, choice, link).spends
+    assert not behind(Devices, algorithm, release, choice, SecureSum(20)).spends
+
+
+def test_private_coins_come_from_the_root_that_is_given():
+    """A real device's root is its own; that of a simulation follows from its seed."""
+    algorithm = FMF(FMFConfig(embedding_size=3), (1.0,))
+    release, choice = KReports(20, (Tier(1.0, 5),)), Choice(epsilon=1.0, max_reports=20)
+    view = model(algorithm)
+    roots = (None, None, b"a" * 32, b"a" * 32, b"b" * 32)
+    made = [
+        behind(Devices, algorithm, release, choice, noise=root).report_bits(view, USERS).reports
+        for root in roots
+    ]
+    assert np.array_equal(made[0], made[1])
+    assert np.array_equal(made[2], made[3])
+    for one, other in itertools.combinations((made[0], made[2], made[4]), 2):
+        assert np.array_equal(one >> 1, other >> 1), "what reports are about is not private"
+        assert not np.array_equal(one, other)
+
+
+def test_a_change_of_mind_holds_from_the_next_round_on():
+    algorithm = FPL(FPLConfig(embedding_size=3), 4)
+    devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice(share_positives=1.0))
+    view = model(algorithm)
+    devices.report(view, USERS)
+    before = devices.ledger.totals.positive_rows
+    assert before
+    for foreign in (USERS[:-1], USERS + 1):
+        with pytest.raises(ConsentError, match="belong to the cohort's devices"):
+            devices.change_consent(Consent.uniform(foreign, Choice()))
+    cannot = Consent.uniform(USERS, Choice(epsilon=1.0), ("sex",))
+    with pytest.raises(ConsentError, match="cannot keep to"):
+        devices.change_consent(cannot)
+    devices.report(ModelView(1, view.items), USERS)
+    assert devices.ledger.totals.positive_rows > before, "what was refused changed nothing"
+    before = devices.ledger.totals.positive_rows
+    choices = [Choice(), Choice(takes_part=False)]
+    devices.change_consent(Consent.of(USERS, choices, USERS % 2, ("sex",)))
+    assert devices.willing().tolist() == USERS[::2].tolist()
+    devices.report(ModelView(2, view.items), devices.willing())
+    assert devices.ledger.totals.positive_rows == before
+    assert np.array_equal(devices._shown().consent.takes_part, USERS % 2 == 0)
 
 
 class IgnoresRule(FPL):
