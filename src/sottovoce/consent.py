@@ -124,10 +124,10 @@ class Consent:
         if self.refused_owners.shape != (n, len(self.owners)):
             raise ConsentError("refused_owners must have one row per device")
         share = self.share_positives
-        if n and not bool(np.all((share >= 0.0) & (share <= 1.0))):
+        if not np.all((share >= 0.0) & (share <= 1.0)):
             raise ConsentError("share_positives must lie in [0, 1]")
         for name in ("epsilon", "total_epsilon"):
-            if n and not bool(np.all(getattr(self, name) >= 0.0)):
+            if not np.all(getattr(self, name) >= 0.0):
                 raise ConsentError(f"{name} must not be below 0")
 
     def __len__(self) -> int:

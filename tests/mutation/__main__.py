@@ -38,9 +38,12 @@ def main():
     options = arguments()
     config = tomllib.loads((HERE / "targets.toml").read_text())
     listed = tomllib.loads((HERE / "equivalent.toml").read_text())
-    targets = {t["module"]: t for t in config["target"]}
-    names = options.module or list(targets)
-    made = {name: mutants(name, targets[name]["functions"]) for name in names}
+    targets = [t for t in config["target"] if t["module"] in (options.module or t["module"])]
+    names = list(dict.fromkeys(t["module"] for t in targets))
+    made = {name: [] for name in names}
+    for target in targets:
+        files = tuple(f"tests/{file}" for file in target["tests"])
+        made[target["module"]] += mutants(target["module"], target["functions"], files)
     every = [m for name in names for m in made[name] if options.only in m.name]
     known = {name for entries in listed.values() for name in entries}
     run = [m for m in every if options.listed or m.name not in known]
@@ -52,11 +55,8 @@ def main():
         print("equivalent.toml lists what is no longer there:", *sorted(gone), sep="\n  ")
         return 1
     began, out = time.monotonic(), os.fdopen(os.dup(1), "w", buffering=1)
-    chosen = {name: [f"tests/{file}" for file in targets[name]["tests"]] for name in names}
-    files = sorted({file for each in chosen.values() for file in each})
-    runner = Runner(
-        run, chosen, config["left_out"], options.jobs, lambda text: print(text, file=out)
-    )
+    files = sorted({file for mutant in run for file in mutant.tests})
+    runner = Runner(run, config["left_out"], options.jobs, lambda text: print(text, file=out))
     os.chdir(ROOT)
     without = [f"-pno:{plugin}" for plugin in ("xdist", "cacheprovider")]
     code = pytest.main(["-qq", "--assert=plain", "--timeout=0", *without, *files], [runner])

@@ -45,20 +45,22 @@ class Mutant:
     function: str
     change: str
     code: object
+    tests: tuple[str, ...]
+    """Files of which those tests are run that call the function."""
 
     @property
     def name(self):
         return f"{self.module}:{self.function}: {self.change}"
 
 
-def mutants(module, patterns):
+def mutants(module, patterns, tests):
     """Of the functions of a module of ours whose qualified name matches one of the patterns."""
     path = ROOT / "src" / "sottovoce" / f"{module.replace('.', '/')}.py"
     tree = ast.parse(path.read_text())
     found = []
     for name, node in _functions(tree):
         if any(re.fullmatch(pattern, name) for pattern in patterns) and _mutable(node):
-            found += _of_function(module, tree, name, node, str(path))
+            found += _of_function(module, tree, name, node, str(path), tests)
     return found
 
 
@@ -87,7 +89,7 @@ def _mutable(node):
     return made <= {"property", "classmethod", "staticmethod"} and node.name != "__repr__"
 
 
-def _of_function(module, tree, name, node, path):
+def _of_function(module, tree, name, node, path, tests):
     found, seen = [], {}
     for place, before, after in _changes(node):
         # Put in, compiled and taken out again: a tree is not copied for every mutant.
@@ -105,7 +107,7 @@ def _of_function(module, tree, name, node, path):
         seen[change] = seen.get(change, 0) + 1
         if seen[change] > 1:
             change += f" #{seen[change]}"
-        found.append(Mutant(module, name, change, _inner(code, name)))
+        found.append(Mutant(module, name, change, _inner(code, name), tests))
     return found
 
 

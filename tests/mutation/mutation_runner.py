@@ -22,10 +22,10 @@ MEMORY = 8 << 30
 
 
 class Runner:
-    """`chosen` has the tests' files of each module; `left_out` parts of names of tests."""
+    """`left_out` has parts of names of tests."""
 
-    def __init__(self, mutants, chosen, left_out, jobs, told):
-        self.mutants, self.chosen, self.left_out = mutants, chosen, left_out
+    def __init__(self, mutants, left_out, jobs, told):
+        self.mutants, self.left_out = mutants, left_out
         self.jobs, self.told = jobs, told
         self.outcomes = {}
         """Of each mutant, by name: "killed", "survived", "stuck" or "not reached"."""
@@ -52,12 +52,8 @@ class Runner:
         for mutant in self.mutants:
             while len(running) >= self.jobs:
                 self._one_done(running)
-            files = self.chosen[mutant.module]
-            items = [
-                item
-                for item in hits[mutant.module, mutant.function]
-                if any(item.nodeid.startswith(file) for file in files)
-            ]
+            calling = hits[mutant.module, mutant.function]
+            items = [item for item in calling if item.nodeid.startswith(mutant.tests)]
             items.sort(key=lambda item: seconds[item.nodeid])
             if items:
                 running[_fork(mutant, items)] = mutant
