@@ -140,6 +140,19 @@ def test_private_coins_come_from_the_root_that_is_given():
         assert not np.array_equal(one, other)
 
 
+def test_tiers_are_those_of_the_release():
+    algorithm = FMF(FMFConfig(embedding_size=3), (1.0, 2.0))
+    release = KReports(20, (Tier(1.0, 5), Tier(2.0, 5)))
+    choices = [Choice(epsilon=e, max_reports=20) for e in (0.5, 1.0, 2.0)]
+    consent = Consent.of(USERS, choices, USERS % 3, ("sex",))
+    devices = behind(Devices, algorithm, release, None, consent=consent)
+    assert devices.tiers().tolist() == (USERS % 3 - 1).tolist()
+    assert devices.willing().tolist() == USERS[USERS % 3 > 0].tolist()
+    sent = devices.report_bits(model(algorithm), np.array([1, 5]))
+    assert sent.tier.tolist() == [0, 1]
+    assert devices.cohort.spent[[0, 1, 2, 5]].tolist() == [0.0, 20.0, 0.0, 40.0]
+
+
 def test_a_change_of_mind_holds_from_the_next_round_on():
     algorithm = FPL(FPLConfig(embedding_size=3), 4)
     devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice(share_positives=1.0))

@@ -75,6 +75,13 @@ def function_of(mutant):
     return getattr(found, "fget", None) or getattr(found, "__func__", found)
 
 
+def put_in(mutant):
+    """From now on the function has the mutant's code. `super` makes a function a closure, also for
+    code from which it has gone."""
+    function = function_of(mutant)
+    function.__code__ = mutant.code.replace(co_freevars=function.__code__.co_freevars)
+
+
 def _functions(tree, prefix=""):
     for node in tree.body:
         if isinstance(node, ast.ClassDef):

@@ -12,7 +12,7 @@ from collections import defaultdict
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, Phase, settings
-from mutation_makers import function_of
+from mutation_makers import function_of, put_in
 
 LIMIT = 60
 """Seconds of processor time after which a mutant counts as killed: it runs in circles."""
@@ -123,7 +123,7 @@ def _fork(mutant, items):
         with open("/proc/self/statm") as file:
             held = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, resource.RLIM_INFINITY))
-        function_of(mutant).__code__ = mutant.code
+        put_in(mutant)
         for item, after in zip(items, [*items[1:], None], strict=True):
             if any(report.failed for report in runtestprotocol(item, log=False, nextitem=after)):
                 os._exit(1)

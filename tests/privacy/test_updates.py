@@ -327,6 +327,34 @@ def test_an_upload_costs_each_device_what_its_owner_accepts():
     assert per_number.price_per_number(np.array([10]), np.array([1])).tolist() == pytest.approx([3])
 
 
+def test_who_hides_one_of_two_attributes_hides_and_pays_as_all_do_where_all_are_treated_alike():
+    hides = replace(SHARES, hidden_attributes=("age",))
+    consent = people(SHARES, hides, attributes=("age", "sex"))
+    assert bound(SOUND, consent).epsilons.tolist() == [0.5, 0.5]
+    assert bound(replace(SOUND, hiding_epsilon=0.25), consent).epsilons.tolist() == [0.5, 0.25]
+
+
+def test_where_rows_say_nothing_nothing_is_held_back():
+    """Her positives are in the noise; to leave them out as well would spoil the model alone."""
+    rule = bound(SOUND, people(Choice(epsilon=0.2), SHARES)).rule(np.arange(2), np.array([3]))
+    assert rule.may_leave(np.array([[0] * 9, [1] * 9])).all()
+    plain = bound(PLAIN, people(SHARES, Choice(), replace(SHARES, takes_part=False)))
+    rule = plain.rule(np.arange(3), np.array([3]))
+    assert rule.may_leave(np.arange(3)[:, None]).ravel().tolist() == [True, False, True]
+
+
+def test_several_uploads_are_paid_for_before_the_first():
+    consent = people(*[replace(SHARES, total_epsilon=1.0)] * 3)
+    times = np.array([0, 2, 3])
+    assert bound(SOUND, consent).permits(np.zeros(3), times).tolist() == [True, True, False]
+    assert not bound(SOUND, consent).permits(np.ones(3), times).any(), "one is asked for"
+
+
+def test_what_leaves_is_charged():
+    for release in (SOUND, PRINTED, PLAIN):
+        assert bound(release, people(SHARES)).spends
+
+
 def test_a_limit_for_all_time_permits_as_many_uploads_as_it_pays_for():
     consent = people(replace(SHARES, total_epsilon=1.5), replace(SHARES, total_epsilon=0.4), SHARES)
     release, spent, sent = bound(SOUND, consent), np.zeros(3), np.zeros(3, dtype=int)
