@@ -17,7 +17,8 @@ from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, Diverged, MessageError
 from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger
-from sottovoce.links import LINKS, Direct, Link, SecureSum
+from sottovoce.links import LINKS, SEALED_SEED_BYTES, Direct, Link, SecureSum
+from sottovoce.masking import expand, unmasked
 from sottovoce.messages import GRID, ModelView
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
@@ -123,6 +124,86 @@ def test_noise_on_the_sum_is_paid_for_whatever_the_release_is():
     assert not behind(Devices, algorithm, release, choice, SecureSum(20)).spends
 
 
+def test_masked_messages_are_reports_that_their_seeds_alone_open():
+    link, release = SecureSum(20), Everything()
+    algorithm = FCFConfig(embedding_size=3).build_under(release, link, 0)
+    choice = Choice(share_positives=1.0)
+    rows, view = np.array([3, 7, 20]), model(algorithm)
+    plain = behind(Devices, algorithm, release, choice, link).report(view, rows)
+    own = tuple(bytes([n]) * 32 for n in (1, 2, 3))
+    for seeds in (None, own):
+        devices = behind(Devices, algorithm, release, choice, link)
+        hidden, told = devices.report_masked(view, rows, seeds)
+        assert hidden.round == told.round == view.round
+        assert hidden.sender.tolist() == told.sender.tolist() == rows.tolist()
+        assert len(set(told.seeds)) == 3
+        assert seeds is None or told.seeds == own
+        for n, user in enumerate(rows):
+            mine, whole = plain.sender == user, np.zeros(view.items.shape, np.int64)
+            whole[plain.item[mine]] = plain.values[mine]
+            assert not np.array_equal(hidden.masked[n].view(np.int64), whole.ravel())
+            opened = unmasked(hidden.masked[n], expand(told.seeds[n], whole.size), whole.shape[1])
+            assert np.array_equal(opened, whole)
+        booked = devices.ledger.pending().to_pydict()
+        assert booked["user"] == rows.tolist()
+        assert booked["bytes"] == [8 * view.items.size + SEALED_SEED_BYTES] * 3
+    with pytest.raises(ValueError, match="zip"):
+        devices.report_masked(view, rows, own[:2])
+    direct = behind(Devices, algorithm, release, choice)
+    with pytest.raises(ConfigError, match="for a secure sum"):
+        direct.report_masked(view, rows)
+    assert not direct.ledger.totals.releases
+
+
+class SilentFirst(FPL):
+    """The first device of a round has nothing to tell."""
+
+    def device_learn(self, view, cohort, rows, rng):
+        made = super().device_learn(view, cohort, rows, rng)
+        left = made.row > 0
+        names = ("row", "entry", "item", "positive", "values")
+        return replace(made, **{name: getattr(made, name)[left] for name in names})
+
+
+def test_who_sends_nothing_is_counted_and_booked():
+    algorithm = SilentFirst(FPLConfig(embedding_size=3), 4)
+    devices = behind(Devices, algorithm, ShareFraction(), Choice(share_positives=1.0))
+    total = devices.report_sum(model(algorithm), USERS[:5])
+    assert total.devices == 5
+    booked = devices.ledger.pending().to_pydict()
+    assert booked["user"] == USERS[:5].tolist()
+    assert (booked["bytes"][0], booked["negative_rows"][0]) == (0, 0)
+    assert min(booked["bytes"][1:]) > 0
+
+
+def test_where_every_row_is_sent_every_row_is_booked():
+    release = Clipped(norm="l1", epsilon=1.0, clip=100.0)
+    devices = behind(
+        Devices, FPL(FPLConfig(embedding_size=3), 1), release, Choice(share_positives=1.0)
+    )
+    rows = np.array([1, 9])
+    reports = devices.report(model(devices.algorithm), rows)
+    assert len(reports) == 2 * TRAIN.n_items
+    booked, own = devices.ledger.pending().to_pydict(), TRAIN.counts[rows]
+    assert booked["positive_rows"] == own.tolist()
+    assert booked["negative_rows"] == (TRAIN.n_items - own).tolist()
+    assert booked["bytes"] == [TRAIN.n_items * devices.algorithm.row_bytes] * 2
+    assert booked["epsilon"] == [1.0, 1.0]
+    assert booked["kind"] == ["clipped-l1"] * 2
+    assert devices.cohort.spent[[0, 1, 9]].tolist() == [0.0, 1.0, 1.0]
+    assert devices.cohort.sent[[0, 1, 9]].tolist() == [0, 1, 1]
+
+
+def test_an_algorithm_sees_the_vectors_that_the_cohort_has_now():
+    devices = behind(
+        Devices, FPL(FPLConfig(embedding_size=3), 1), ShareFraction(), Choice(share_positives=1.0)
+    )
+    before = devices._shown()
+    assert before is devices._shown()
+    devices.cohort.vectors = devices.cohort.vectors + 1
+    assert devices._shown().vectors is devices.cohort.vectors
+
+
 def test_private_coins_come_from_the_root_that_is_given():
     """A real device's root is its own; that of a simulation follows from its seed."""
     algorithm = FMF(FMFConfig(embedding_size=3), (1.0,))
@@ -149,7 +230,10 @@ def test_tiers_are_those_of_the_release():
     assert devices.tiers().tolist() == (USERS % 3 - 1).tolist()
     assert devices.willing().tolist() == USERS[USERS % 3 > 0].tolist()
     sent = devices.report_bits(model(algorithm), np.array([1, 5]))
-    assert sent.tier.tolist() == [0, 1]
+    assert (sent.round, sent.sender.tolist(), sent.tier.tolist()) == (0, [1, 5], [0, 1])
+    booked = devices.ledger.pending().to_pydict()
+    assert (booked["user"], booked["round"], booked["reports"]) == ([1, 5], [0, 0], [20, 20])
+    assert (booked["epsilon"], booked["report_epsilon"]) == ([20.0, 40.0], [1.0, 2.0])
     assert devices.cohort.spent[[0, 1, 2, 5]].tolist() == [0.0, 20.0, 0.0, 40.0]
 
 

@@ -219,7 +219,7 @@ def _other_calls(node):
             left = [*node.keywords[:at], *node.keywords[at + 1 :]]
             said = f"{_words(name)}(…) → without {keyword.arg or '**'}"
             yield _with(node, keywords=left, said=said)
-    empty = args and isinstance(args[0], ast.Constant) and args[0].value == 0
+    empty = args and ast.unparse(args[0]).startswith(("0", "(0,"))
     if word in NAMES and not (empty and word in ("zeros", "ones")):
         field = "attr" if isinstance(name, ast.Attribute) else "id"
         yield _with(node, func=_with(name, **{field: NAMES[word]}))

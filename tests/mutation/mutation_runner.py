@@ -14,9 +14,10 @@ from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, Phase, settings
 from mutation_makers import function_of, put_in
 
-LIMIT = 60
-"""Seconds of processor time after which a mutant counts as killed: it runs in circles."""
-STUCK = 240
+LIMIT = 10
+"""Seconds of processor time beyond five times its usual time after which a test has found that a
+mutant runs in circles."""
+STUCK = 600
 """Seconds on the clock after which it is given up: what waits for ever was not killed by a test."""
 MEMORY = 8 << 30
 
@@ -56,7 +57,7 @@ class Runner:
             items = [item for item in calling if item.nodeid.startswith(mutant.tests)]
             items.sort(key=lambda item: seconds[item.nodeid])
             if items:
-                running[_fork(mutant, items)] = mutant
+                running[_fork(mutant, items, seconds)] = mutant
             else:
                 self._done(mutant, "not reached")
         while running:
@@ -108,7 +109,7 @@ class Runner:
             self.told(f"{len(self.outcomes)} of {len(self.mutants)}")
 
 
-def _fork(mutant, items):
+def _fork(mutant, items, seconds):
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -118,13 +119,13 @@ def _fork(mutant, items):
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        signal.setitimer(signal.ITIMER_PROF, LIMIT)
         signal.alarm(STUCK)
         with open("/proc/self/statm") as file:
             held = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, resource.RLIM_INFINITY))
         put_in(mutant)
         for item, after in zip(items, [*items[1:], None], strict=True):
+            signal.setitimer(signal.ITIMER_PROF, LIMIT + 5 * seconds[item.nodeid])
             if any(report.failed for report in runtestprotocol(item, log=False, nextitem=after)):
                 os._exit(1)
         os._exit(0)

@@ -4,6 +4,7 @@ true, and consent is kept to."""
 import math
 from dataclasses import replace
 from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -258,6 +259,12 @@ def test_noise_is_never_less_than_two_clips_by_epsilon(clip, epsilon):
     assert 2 * whole / scale + 1e6 * ROUNDING < epsilon < 2.001 * whole / scale
 
 
+@pytest.mark.parametrize("epsilon", [0.3, 0.7, 1.1])
+def test_rounding_elsewhere_is_paid_for_in_full(epsilon):
+    wanted = 2 * ONE / Fraction(epsilon) * (1 + Fraction(1, 1 << 16))
+    assert wanted <= noise_scale(1.0, epsilon) < wanted + 1
+
+
 # --- consent -------------------------------------------------------------------------------------
 
 SOUND = Clipped(clip=1.0, norm="l1", epsilon=0.5)
@@ -341,6 +348,49 @@ def test_where_rows_say_nothing_nothing_is_held_back():
     plain = bound(PLAIN, people(SHARES, Choice(), replace(SHARES, takes_part=False)))
     rule = plain.rule(np.arange(3), np.array([3]))
     assert rule.may_leave(np.arange(3)[:, None]).ravel().tolist() == [True, False, True]
+
+
+def test_so_much_noise_as_the_server_takes_may_be_asked_for():
+    """An eighth of the smallest ε of the terms, to the last digit."""
+    for release, least in ((SOUND, 0.5 / 8), (replace(SOUND, hiding_epsilon=0.25), 0.25 / 8)):
+        bound(release, people(SHARES, Choice(epsilon=least)))
+        with pytest.raises(ConsentError, match="so much noise"):
+            bound(release, people(SHARES, Choice(epsilon=least * 0.999)))
+
+
+def test_noise_on_sums_keeps_a_limit_that_the_release_alone_cannot():
+    consent = people(replace(SHARES, total_epsilon=2.0))
+    history = Interactions.from_pairs([0], [0], n_users=1, n_items=4)
+    with pytest.raises(ConsentError, match="epsilon or total_epsilon is set"):
+        PLAIN.bind(consent.users, consent, history, RNG, ROOT)
+    PLAIN.bind(consent.users, consent, history, RNG, ROOT, noisy_sums=True)
+    own = people(replace(SHARES, epsilon=1.0))
+    with pytest.raises(ConsentError, match="epsilon is set"):
+        PLAIN.bind(own.users, own, history, RNG, ROOT, noisy_sums=True)
+
+
+def test_what_it_says_of_its_noise_is_what_it_adds():
+    hides = replace(SHARES, hidden_attributes=("age",))
+    consent = people(hides, SHARES, hides)
+    expected = [2 / 0.25, 2 / 0.5, 2 / 0.25]
+    for release in (SOUND, PRINTED):
+        assert not replace(release, norm="l2", epsilon=0.0).adds_noise
+        release = bound(replace(release, hiding_epsilon=0.25), consent)
+        assert release.scales() == pytest.approx(expected, rel=1e-4)
+        assert (release.scales() >= expected).all()
+        assert release.per_row == (release.kind == "clipped-scalar")
+    plain = bound(PLAIN, consent)
+    assert (plain.scales().tolist(), plain.per_row) == ([0.0] * 3, False)
+
+
+def test_what_an_upload_costs_does_not_depend_on_its_size_where_it_has_one_price():
+    consent = people(Choice(epsilon=0.2), SHARES)
+    for release, costs in ((SOUND, [0.2, 0.5]), (PLAIN, [math.inf, math.inf])):
+        if release is PLAIN:
+            consent = people(SHARES, SHARES)
+        one = bound(release, consent)
+        assert one.price_per_number(1000).tolist() == pytest.approx(costs)
+        assert one.price_per_number(1000, np.array([1])).tolist() == pytest.approx(costs[1:])
 
 
 def test_several_uploads_are_paid_for_before_the_first():
@@ -497,10 +547,54 @@ def test_a_report_of_strangers_or_of_another_shape_is_refused():
             release.add_noise(*wrong)
 
 
+def test_devices_may_be_asked_in_any_order_or_not_at_all():
+    release = bound(SOUND, people(*[SHARES] * 4))
+    rows = np.array([2, 0, 3])
+    sent = report((0, 1, [5, 0, 0, 0]), (2, 1, [7, 0, 0, 0]))
+    noisy = release.add_noise(sent, rows, N_ROWS, WIDTH)
+    for row, value in ((2, 7), (0, 5), (3, 0)):
+        alone = release.add_noise(report(), np.array([row]), N_ROWS, WIDTH).values
+        added = noisy.values[noisy.sender == row] - alone
+        assert added[1, 0] == value
+        assert np.abs(added).sum() == value
+    with pytest.raises(DataError, match="not asked"):
+        release.add_noise(report((1, 1, [5, 0, 0, 0])), rows, N_ROWS, WIDTH)
+    nobody = np.zeros(0, dtype=np.int64)
+    assert not release.add_noise_to_sums(np.zeros((2, 3), np.int64), nobody, 2).any()
+
+
 def test_a_model_too_large_for_its_epsilon_is_refused():
     release = bound(replace(SOUND, epsilon=1e-4, clip=0.001), people(SHARES))
     with pytest.raises(ConfigError, match="too large"):
         release._scales(np.array([0]), 1 << 20)
+
+
+def test_all_numbers_of_a_model_and_of_a_sum_count():
+    """Rounding is paid for by the number, and the norm is that of every column but the last."""
+    numbers, nothing = N_ROWS * (WIDTH - 1), np.zeros((N_ROWS, WIDTH), dtype=np.int64)
+    for epsilon, fits in ((numbers / 2**32, True), (numbers / 2**32 * 0.999, False)):
+        release = bound(replace(SOUND, epsilon=epsilon, clip=2 / GRID), people(SHARES))
+        ways = (
+            lambda release=release: release.add_noise(
+                report((0, 1, [1, 0, 0, 0])), np.array([0]), N_ROWS, WIDTH
+            ),
+            lambda release=release: release.add_noise_to_sums(nothing, np.array([0]), 2),
+        )
+        for way in ways:
+            if fits:
+                way()
+            else:
+                with pytest.raises(ConfigError, match="too large"):
+                    way()
+    for clip in (0.5, 2.0):
+        release = bound(replace(SOUND, clip=clip), people(SHARES, SHARES, SHARES))
+        for column in range(WIDTH - 1):
+            table = nothing.copy()
+            table[1, column] = round(3 * clip * ONE)
+            release.add_noise_to_sums(table, ASKED, 2)
+            table[0, 0] -= 1
+            with pytest.raises(ConsentError, match="larger"):
+                release.add_noise_to_sums(table, ASKED, 2)
 
 
 # --- the price, audited --------------------------------------------------------------------------
