@@ -204,6 +204,44 @@ def test_an_algorithm_sees_the_vectors_that_the_cohort_has_now():
     assert devices._shown().vectors is devices.cohort.vectors
 
 
+class Shuffles(FPL):
+    def device_learn(self, view, cohort, rows, rng):
+        made = super().device_learn(view, cohort, rows, rng)
+        order = np.argsort(np.arange(len(made)) * 7919 % len(made), kind="stable")
+        names = ("row", "entry", "item", "positive", "values")
+        return replace(made, **{name: getattr(made, name)[order] for name in names})
+
+
+def test_the_order_in_which_an_algorithm_tells_is_not_told():
+    """Nor does it move what is booked from one device to another."""
+    made = []
+    for kind in (FPL, Shuffles):
+        algorithm = kind(FPLConfig(embedding_size=3), 5)
+        devices = behind(Devices, algorithm, ShareFraction(), Choice(share_positives=0.5))
+        reports = devices.report(model(algorithm), USERS[::-1].copy())
+        made.append((reports, devices.ledger.pending()))
+    for name in ("sender", "item", "values"):
+        assert np.array_equal(getattr(made[0][0], name), getattr(made[1][0], name))
+    assert made[0][1].equals(made[1][1])
+
+
+def test_a_door_for_rows_gives_no_bits_and_the_other_way_round():
+    bits = behind(
+        SimulatedDevices, FMF(FMFConfig(embedding_size=3), (1.0,)), KReports(20, (Tier(1.0, 5),)),
+        Choice(epsilon=1.0, max_reports=20),
+    )  # fmt: skip
+    view = model(bits.algorithm)
+    for way in (bits.report, bits.report_summed, bits.report_sum):
+        with pytest.raises(ConfigError, match="not item rows"):
+            way(view, USERS)
+    rows = behind(SimulatedDevices, FPL(FPLConfig(embedding_size=3), 2), ShareFraction(), Choice())
+    for way in (rows.report_bits, super(SimulatedDevices, rows).report_bits):
+        with pytest.raises(ConfigError, match="not randomised reports"):
+            way(model(rows.algorithm), USERS)
+    assert not bits.ledger.totals.releases
+    assert not rows.ledger.totals.releases
+
+
 def test_private_coins_come_from_the_root_that_is_given():
     """A real device's root is its own; that of a simulation follows from its seed."""
     algorithm = FMF(FMFConfig(embedding_size=3), (1.0,))
@@ -354,6 +392,51 @@ def test_an_algorithm_is_believed_nothing(kind, error, words):
     with pytest.raises(error, match=words):
         devices.report(model(devices.algorithm), USERS)
     assert not devices.ledger.totals.releases
+
+
+def first(value):
+    """An array with this at the beginning of it."""
+
+    def change(array):
+        return np.concatenate([np.full_like(array[:1], value), array[1:]])
+
+    return change
+
+
+SPOILT = {
+    "another width": ("values", lambda v: v[:, 1:], "whole numbers"),
+    "fewer values": ("values", lambda v: v[1:], "whole numbers"),
+    "no numbers": ("values", lambda v: v.astype(np.float64), "whole numbers"),
+    "fewer items": ("item", lambda v: v[1:], "rows that the model"),
+    "fewer entries": ("entry", lambda v: v[1:], "rows that the model"),
+    "fewer flags": ("positive", lambda v: v[1:], "rows that the model"),
+    "an item below": ("item", first(-1), "rows that the model"),
+    "an item above": ("item", first(TRAIN.n_items), "rows that the model"),
+    "a device below": ("row", first(-1), "devices that the round has not"),
+    "a device above": ("row", first(3), "devices that the round has not"),
+    "all hers": ("positive", np.ones_like, "the other way round"),
+    "none hers": ("positive", np.zeros_like, "the other way round"),
+    "another entry": ("entry", lambda v: v + 1, "the other way round"),
+    "another's item": ("item", lambda v: v[::-1].copy(), "the other way round"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_whatever_an_algorithm_says_wrongly_nothing_is_sent(how):
+    name, change, words = SPOILT[how]
+
+    class Spoils(FPL):
+        def device_learn(self, view, cohort, rows, rng):
+            made = super().device_learn(view, cohort, rows, rng)
+            return replace(made, **{name: change(getattr(made, name))})
+
+    devices = behind(
+        Devices, Spoils(FPLConfig(embedding_size=3), 4), ShareFraction(), Choice(share_positives=1)
+    )
+    with pytest.raises((MessageError, ConsentError), match=words):
+        devices.report(model(devices.algorithm), np.array([2, 3, 5]))
+    assert not devices.ledger.totals.releases
+    assert not devices.cohort.sent.any()
 
 
 class ReportsNothing(FMF):

@@ -1,6 +1,7 @@
 """Runs tests against mutants: one pytest session collects and warms everything up, then each mutant
 is a fork of it in which one function has other code."""
 
+import faulthandler
 import os
 import resource
 import signal
@@ -119,6 +120,7 @@ def _fork(mutant, items, seconds):
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
+        faulthandler.disable()
         signal.alarm(STUCK)
         with open("/proc/self/statm") as file:
             held = int(file.read().split()[0]) * resource.getpagesize()

@@ -19,7 +19,7 @@ from sottovoce.one_bit import noise_keys, noise_root
 from sottovoce.privacy import laplace
 from sottovoce.privacy.audit import lower_bound
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums
-from sottovoce.privacy.updates import Clipped, noise_scale, steps, within_l1
+from sottovoce.privacy.updates import LIMIT, Clipped, noise_scale, steps, within_l1
 from sottovoce.rng import Streams
 
 ROOT = noise_root(17)
@@ -248,6 +248,26 @@ def test_noise_that_does_not_fit_its_table_is_refused():
 def test_settings_that_promise_what_they_cannot_keep_are_refused(wrong, named):
     with pytest.raises(ConfigError, match=named):
         Clipped(**wrong)
+
+
+def test_the_range_of_settings():
+    for clip in (1.5 / GRID, 2.0**20):
+        assert Clipped(clip).clip == clip
+    for clip in (1 / GRID, 2.0**20 + 1):
+        with pytest.raises(ConfigError, match=r"release\.clip must"):
+            Clipped(clip)
+    assert Clipped(1.0, "l1", 1e6).epsilon == 1e6
+    for name in ("epsilon", "hiding_epsilon"):
+        for value in (-0.1, 1e6 + 1):
+            with pytest.raises(ConfigError, match=rf"release\.{name} must lie"):
+                Clipped(1.0, "l1", **{"epsilon": 1.0, name: value})
+    with pytest.raises(ConfigError, match=r"release\.norm must"):
+        Clipped(norm="l3", epsilon=1.0)
+    most = LIMIT
+    assert Clipped(most, "scalar", 1.0).clip == most
+    with pytest.raises(ConfigError, match="for each number"):
+        Clipped(most * 1.01, "scalar", 1.0)
+    assert Clipped(1.0, "l1", 1.0, 1.0).hiding_epsilon == 1.0
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 8.0])
