@@ -155,6 +155,25 @@ def test_masked_messages_are_reports_that_their_seeds_alone_open():
     assert not direct.ledger.totals.releases
 
 
+class WantsAll(FPL):
+    """Cannot learn without every positive."""
+
+    def device_check(self, consent):
+        if (consent.share_positives < 1).any():
+            raise ConsentError("this algorithm wants everything")
+
+
+def test_an_algorithm_is_asked_whether_it_can_keep_to_what_was_chosen():
+    algorithm = WantsAll(FPLConfig(embedding_size=3), 4)
+    with pytest.raises(ConsentError, match="wants everything"):
+        behind(Devices, algorithm, ShareFraction(), Choice(share_positives=0.9))
+    devices = behind(Devices, algorithm, ShareFraction(), Choice(share_positives=1.0))
+    before = devices.cohort.consent
+    with pytest.raises(ConsentError, match="wants everything"):
+        devices.change_consent(Consent.uniform(USERS, Choice(), ("sex",)))
+    assert devices.cohort.consent is before
+
+
 class SilentFirst(FPL):
     """The first device of a round has nothing to tell."""
 

@@ -28,6 +28,7 @@ def arguments():
     parser = argparse.ArgumentParser(prog="mutation", description=__doc__)
     parser.add_argument("--module", action="append", help="one of several; all where left out")
     parser.add_argument("--only", default="", help="changes whose name has this in it")
+    parser.add_argument("--again", type=Path, help="those that a former run's output names")
     parser.add_argument("--listed", action="store_true", help="run those of the list, too")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--show", action="store_true", help="print the names, run nothing")
@@ -47,6 +48,9 @@ def main():
     every = [m for name in names for m in made[name] if options.only in m.name]
     known = {name for entries in listed.values() for name in entries}
     run = [m for m in every if options.listed or m.name not in known]
+    if options.again:
+        named = {line.partition(": ")[2] for line in options.again.read_text().splitlines()}
+        run = [m for m in run if m.name in named]
     if options.show:
         for mutant in every:
             print(mutant.name)
