@@ -261,6 +261,32 @@ def test_a_door_for_rows_gives_no_bits_and_the_other_way_round():
     assert not rows.ledger.totals.releases
 
 
+class Clips(Direct):
+    clip = 0.5
+
+
+def test_rounds_are_run_at_once_only_where_none_must_be_looked_at_by_itself():
+    choice = Choice(share_positives=1.0)
+    fpl = FPL(FPLConfig(embedding_size=3), 1)
+    assert behind(SimulatedDevices, fpl, ShareFraction(), choice).fuses
+    for link in (SecureSum(20), SecureSum(20, clip=0.5), Clips()):
+        assert not behind(SimulatedDevices, fpl, ShareFraction(), choice, link).fuses
+    fcf = FCFConfig(embedding_size=3).build_under(Everything(), Direct(), 0)
+    assert not behind(SimulatedDevices, fcf, Everything(), choice).fuses
+
+
+def test_an_accelerator_computes_whole_rounds_under_one_consent():
+    """It holds rules of its own, which a change of mind would not reach."""
+    devices = behind(
+        SimulatedDevices, FPL(FPLConfig(embedding_size=3), 1), ShareFraction(), Choice()
+    )
+    devices._accelerator = object()
+    assert not devices.fuses
+    with pytest.raises(ConfigError, match="on --device cpu alone"):
+        devices.change_consent(Consent.uniform(USERS, Choice(share_positives=1.0), ("sex",)))
+    assert not devices.cohort.consent.share_positives.any()
+
+
 def test_private_coins_come_from_the_root_that_is_given():
     """A real device's root is its own; that of a simulation follows from its seed."""
     algorithm = FMF(FMFConfig(embedding_size=3), (1.0,))

@@ -365,6 +365,8 @@ def test_where_rows_say_nothing_nothing_is_held_back():
     """Her positives are in the noise; to leave them out as well would spoil the model alone."""
     rule = bound(SOUND, people(Choice(epsilon=0.2), SHARES)).rule(np.arange(2), np.array([3]))
     assert rule.may_leave(np.array([[0] * 9, [1] * 9])).all()
+    nobody = bound(PLAIN, people(Choice(), Choice())).rule(np.arange(2), np.array([3]))
+    assert not nobody.may_leave(np.arange(2)[:, None]).any()
     plain = bound(PLAIN, people(SHARES, Choice(), replace(SHARES, takes_part=False)))
     rule = plain.rule(np.arange(3), np.array([3]))
     assert rule.may_leave(np.arange(3)[:, None]).ravel().tolist() == [True, False, True]
@@ -562,9 +564,18 @@ def test_a_report_of_strangers_or_of_another_shape_is_refused():
         (SPARSE, np.array([0, 1]), N_ROWS, WIDTH),
         (SPARSE, ASKED, 4, WIDTH),
         (SPARSE, ASKED, N_ROWS, WIDTH + 1),
+        (replace(SPARSE, item=SPARSE.item - SPARSE.item.min() - 1), ASKED, N_ROWS, WIDTH),
+        (replace(SPARSE, values=SPARSE.values[:, :1]), ASKED, N_ROWS, 1),
+        (replace(SPARSE, values=SPARSE.values[:, 0]), ASKED, N_ROWS, WIDTH),
     ):
         with pytest.raises(DataError):
             release.add_noise(*wrong)
+
+
+def test_a_row_of_one_number_and_its_count_is_a_row():
+    narrow = replace(report((0, 1, [5, 0, 0, 0])), values=np.array([[5, ONE]]))
+    noisy = bound(SOUND, people(SHARES)).add_noise(narrow, np.array([0]), N_ROWS, 2)
+    assert noisy.values.shape == (N_ROWS, 2)
 
 
 def test_devices_may_be_asked_in_any_order_or_not_at_all():

@@ -267,7 +267,7 @@ class BoundClipped(BoundRelease):
             raise DataError("a report has a row that the model does not have")
         device = self._devices(reports.sender, rows)
         values = np.ascontiguousarray(reports.values, dtype=np.int64)
-        if values.ndim != 2 or values.shape[1] != width or width < 2:
+        if values.shape != (len(reports), width) or width < 2:
             raise DataError(f"a report needs rows of {width} numbers, the last of which counts")
         self._require_small(values, device, len(rows))
         if self.dense:
