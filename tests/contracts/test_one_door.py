@@ -125,8 +125,8 @@ def test_noise_on_the_sum_is_paid_for_whatever_the_release_is():
 
 
 def test_masked_messages_are_reports_that_their_seeds_alone_open():
-    link, release = SecureSum(20), Everything()
-    algorithm = FCFConfig(embedding_size=3).build_under(release, link, 0)
+    link, release = SecureSum(20), ShareFraction()
+    algorithm = FPL(FPLConfig(embedding_size=3), 2)
     choice = Choice(share_positives=1.0)
     rows, view = np.array([3, 7, 20]), model(algorithm)
     plain = behind(Devices, algorithm, release, choice, link).report(view, rows)
@@ -172,6 +172,91 @@ def test_an_algorithm_is_asked_whether_it_can_keep_to_what_was_chosen():
     with pytest.raises(ConsentError, match="wants everything"):
         devices.change_consent(Consent.uniform(USERS, Choice(), ("sex",)))
     assert devices.cohort.consent is before
+
+
+def test_one_who_has_spent_all_is_enough_to_stop_a_round():
+    release = Clipped(norm="l1", epsilon=1.0, clip=100.0)
+    choices = [Choice(share_positives=1.0, total_epsilon=limit) for limit in (0.5, 9.0)]
+    consent = Consent.of(USERS, choices, USERS % 2, ("sex",))
+    algorithm = FPL(FPLConfig(embedding_size=3), 1)
+    devices = behind(SimulatedDevices, algorithm, release, None, consent=consent)
+    assert devices.willing().tolist() == USERS[1::2].tolist()
+    for way in (devices.report, devices.report_summed):
+        with pytest.raises(ConsentError, match="beyond what its owner permits"):
+            way(model(algorithm), np.array([1, 2, 3]))
+    assert not devices.ledger.totals.releases
+
+
+class LooksAround(FPL):
+    looks_around = True
+
+
+def test_devices_that_look_at_each_other_are_asked_together(monkeypatch):
+    monkeypatch.setattr("sottovoce.parties.device._WRITTEN_AT_ONCE", 1)
+    parts = []
+    for kind in (FPL, LooksAround):
+        algorithm = kind(FPLConfig(embedding_size=3), 2)
+        devices = behind(Devices, algorithm, ShareFraction(), Choice())
+        parts.append(len(list(devices.report_in_parts(model(algorithm), USERS[:5]))))
+    assert parts == [5, 1]
+
+
+class TellsLittle(FPL):
+    """The first update, or none."""
+
+    many = 1
+
+    def device_learn(self, view, cohort, rows, rng):
+        made = super().device_learn(view, cohort, rows, rng)
+        names = ("row", "entry", "item", "positive", "values")
+        return replace(made, **{name: getattr(made, name)[: self.many] for name in names})
+
+
+@pytest.mark.parametrize("many", [0, 1])
+def test_a_round_may_have_little_to_tell(many, monkeypatch):
+    monkeypatch.setattr(TellsLittle, "many", many)
+    algorithm = TellsLittle(FPLConfig(embedding_size=3), 2)
+    devices = behind(Devices, algorithm, ShareFraction(), Choice(share_positives=1.0))
+    assert len(devices.report(model(algorithm), USERS[:2])) == many
+    assert devices.ledger.totals.releases == 2
+
+
+def test_rounds_at_once_are_rounds_one_by_one():
+    """With coins that differ by round and by user, and shares that differ by user."""
+    choices = [Choice(share_positives=share) for share in (0.0, 0.4, 1.0)]
+    consent = Consent.of(USERS, choices, USERS % 3, ("sex",))
+    algorithm = FPL(FPLConfig(embedding_size=3), 1)
+    rows, first = np.array([3, 4, 3, 8, 1, 4]), 5
+    fast, plain = (
+        behind(kind, algorithm, ShareFraction("draw"), None, consent=consent)
+        for kind in (SimulatedDevices, Devices)
+    )
+    items = model(algorithm).items
+    after = fast.report_rounds(items.copy(), first, rows)
+    memory = algorithm.server_memory(len(items))
+    for round, row in enumerate(rows, first):
+        total = plain.report_sum(ModelView(round, items), np.array([row]))
+        items, memory = algorithm.server_fold(items, memory, total)[:2]
+    assert np.array_equal(after, items)
+    assert fast.ledger.pending().to_pydict() == plain.ledger.pending().to_pydict()
+    assert np.array_equal(fast.cohort.sent, plain.cohort.sent)
+
+
+class NoFastWay(FMF):
+    sums = False
+
+    def device_report(self, view, cohort, rows, rule, threads):
+        raise AssertionError("it said that it has none")
+
+
+def test_without_a_fast_way_a_simulation_goes_by_the_definition():
+    release, choice = KReports(20, (Tier(1.0, 5),)), Choice(epsilon=1.0, max_reports=20)
+    algorithm = NoFastWay(FMFConfig(embedding_size=3), (1.0,))
+    made = [
+        behind(kind, algorithm, release, choice).report_bits(model(algorithm), USERS).reports
+        for kind in (SimulatedDevices, Devices)
+    ]
+    assert np.array_equal(*made)
 
 
 class SilentFirst(FPL):
@@ -374,7 +459,7 @@ class ForgetsNoise(FMF):
 
 
 @pytest.mark.parametrize("kind", [IgnoresRule, IgnoresRuleFused, BooksTooLittle])
-def test_a_fast_way_that_is_not_its_definition_is_not_used(kind):
+def test_a_fast_way_that_is_not_its_definition_is_not_used(kind, monkeypatch):
     devices = behind(
         SimulatedDevices, kind(FPLConfig(embedding_size=3), 4), ShareFraction(), Choice()
     )
@@ -382,6 +467,12 @@ def test_a_fast_way_that_is_not_its_definition_is_not_used(kind):
     with pytest.raises(ConfigError, match="fast way of fpl does not give what its definition"):
         devices.report_rounds(view.items, 0, USERS[:5])
     assert not devices.ledger.totals.releases
+    if kind is not IgnoresRuleFused:
+        devices = behind(SimulatedDevices, devices.algorithm, ShareFraction(), Choice())
+        monkeypatch.setattr(kind, "device_few", lambda *_: False)
+        with pytest.raises(ConfigError, match="does not give what its definition"):
+            devices.report_summed(view, USERS)
+        assert not devices.ledger.totals.releases
 
 
 def test_bits_that_were_not_randomised_are_not_sent():
