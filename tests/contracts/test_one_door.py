@@ -475,6 +475,36 @@ def test_a_fast_way_that_is_not_its_definition_is_not_used(kind, monkeypatch):
         assert not devices.ledger.totals.releases
 
 
+class LearnsElsewhere(FPL):
+    """Sums as it should, but its devices learn nothing from it."""
+
+    def device_learn_summed(self, view, cohort, rows, rule, rng, threads):
+        aside = replace(cohort, vectors=cohort.vectors.copy())
+        return super().device_learn_summed(view, aside, rows, rule, rng, threads)
+
+
+def test_a_fast_way_that_learns_something_else_is_not_used(monkeypatch):
+    monkeypatch.setattr(LearnsElsewhere, "device_few", lambda *_: False)
+    algorithm = LearnsElsewhere(FPLConfig(embedding_size=3), 4)
+    devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice())
+    with pytest.raises(ConfigError, match="does not give what its definition"):
+        devices.report_summed(model(algorithm), USERS)
+
+
+@pytest.mark.parametrize("ways", [{}, {"sums": False}, {"fuses": False}])
+def test_a_strangers_fast_way_that_is_its_definition_is_used(ways):
+    honest = type("Honest", (FPL,), {"device_few": lambda *_: False, **ways})
+    algorithm = honest(FPLConfig(embedding_size=3), 4)
+    view = model(algorithm)
+    devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice(share_positives=0.5))
+    devices.report_summed(view, USERS)
+    assert devices.ledger.totals.releases == len(USERS)
+    if devices.fuses:
+        devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice())
+        devices.report_rounds(view.items, 1, USERS[:3])
+        assert devices.ledger.totals.releases == 3
+
+
 def test_bits_that_were_not_randomised_are_not_sent():
     algorithm = ForgetsNoise(FMFConfig(embedding_size=3), (1.0,))
     release, choice = KReports(20, (Tier(1.0, 5),)), Choice(epsilon=1.0, max_reports=20)
