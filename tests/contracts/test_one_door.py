@@ -478,6 +478,8 @@ def test_a_fast_way_that_is_not_its_definition_is_not_used(kind, monkeypatch):
 class LearnsElsewhere(FPL):
     """Sums as it should, but its devices learn nothing from it."""
 
+    fuses = False
+
     def device_learn_summed(self, view, cohort, rows, rule, rng, threads):
         aside = replace(cohort, vectors=cohort.vectors.copy())
         return super().device_learn_summed(view, aside, rows, rule, rng, threads)
@@ -491,7 +493,9 @@ def test_a_fast_way_that_learns_something_else_is_not_used(monkeypatch):
         devices.report_summed(model(algorithm), USERS)
 
 
-@pytest.mark.parametrize("ways", [{}, {"sums": False}, {"fuses": False}])
+@pytest.mark.parametrize(
+    "ways", [{}, {"sums": False, "device_learn_summed": None}, {"fuses": False}]
+)
 def test_a_strangers_fast_way_that_is_its_definition_is_used(ways):
     honest = type("Honest", (FPL,), {"device_few": lambda *_: False, **ways})
     algorithm = honest(FPLConfig(embedding_size=3), 4)

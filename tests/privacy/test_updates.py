@@ -268,6 +268,7 @@ def test_the_range_of_settings():
     with pytest.raises(ConfigError, match="for each number"):
         Clipped(most * 1.01, "scalar", 1.0)
     assert Clipped(1.0, "l1", 1.0, 1.0).hiding_epsilon == 1.0
+    assert Clipped(2 * most, "l1", 1.0).clip == 2 * most
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 8.0])
@@ -588,8 +589,9 @@ def test_devices_may_be_asked_in_any_order_or_not_at_all():
         added = noisy.values[noisy.sender == row] - alone
         assert added[1, 0] == value
         assert np.abs(added).sum() == value
-    with pytest.raises(DataError, match="not asked"):
-        release.add_noise(report((1, 1, [5, 0, 0, 0])), rows, N_ROWS, WIDTH)
+    for sent in (report((1, 1, [5, 0, 0, 0])), report((0, 1, [5, 0, 0, 0]), (1, 1, [5, 0, 0, 0]))):
+        with pytest.raises(DataError, match="not asked"):
+            release.add_noise(sent, rows, N_ROWS, WIDTH)
     nobody = np.zeros(0, dtype=np.int64)
     assert not release.add_noise_to_sums(np.zeros((2, 3), np.int64), nobody, 2).any()
 
