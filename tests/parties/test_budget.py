@@ -119,6 +119,18 @@ def test_stores_report_what_simulation_reports(tmp_path):
             assert store.ledger().to_pylist() == [line for line in mine if line["user"] == number]
 
 
+def test_what_has_left_is_added_up(tmp_path):
+    hosted = phone(tmp_path / "s", math.inf)
+    for round in range(2):
+        send(hosted, round)
+        hosted.arrived(round, 0)
+    (told,), rows = hosted.store.budget(), hosted.store.ledger().to_pydict()
+    assert (told.kind, told.releases, told.reports, told.epsilon) == ("k-reports", 2, 6, 3.0)
+    assert told.bytes == sum(rows["bytes"]) > 0
+    assert (told.positive_rows, told.negative_rows) == (0, 0)
+    hosted.store.close()
+
+
 def test_a_budget_is_told_of_one_or_of_all(tmp_path):
     with CohortStore.create(tmp_path / "s", [(3, ""), (5, "")], root_key=ROOT) as store:
         for number, epsilon, reports in ((5, 0.5, 4), (3, 2.0, 1), (5, 0.25, 2)):
