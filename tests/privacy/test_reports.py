@@ -55,6 +55,11 @@ def test_an_epsilon_that_is_no_number_is_refused(epsilon):
         Tier(epsilon)
 
 
+def test_as_many_reports_as_may_be():
+    assert KReports(MOST_REPORTS).max_reports == MOST_REPORTS
+    assert KReports(1).max_reports == 1
+
+
 def test_tiers_are_tiers():
     with pytest.raises(ConfigError, match="list of tables"):
         KReports(5, (Tier(1.0), 2.0))
