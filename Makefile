@@ -13,7 +13,7 @@ endif
 
 INPUTS ?= 1000000
 
-.PHONY: demo test test-all fuzz check format bench lock clean
+.PHONY: demo test test-all mutation fuzz check format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
@@ -24,6 +24,11 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile searching
+	$(MAKE) mutation
+
+# What no test would notice of what leaves and what is booked. MODULE=privacy.updates for one module.
+mutation: $(VENV)/.dev
+	$(BIN)/python tests/mutation $(addprefix --module ,$(MODULE))
 
 # TARGET=name for one of them, SEED=n for other inputs, REPLAY=file for a finding that was saved.
 fuzz: $(VENV)/.fuzz

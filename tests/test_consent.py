@@ -1,14 +1,15 @@
 """Consent records and the mixes they are drawn from."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce.consent import Choice, Consent, ConsentPolicy, affords
+from sottovoce.consent import ALWAYS, Choice, Consent, ConsentPolicy, ShareRule, affords, thresholds
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.rng import Streams
+from sottovoce.rng import Streams, words_of
 
 USERS = np.arange(20_000)
 
@@ -144,6 +145,20 @@ def test_records_of_the_wrong_shape_or_range_are_refused():
             Consent(**fields)
 
 
+def test_one_record_that_is_off_is_enough():
+    good = Consent.uniform(np.arange(3), Choice(), ("sex",), ("shop",))
+    for name in ("hidden_attributes", "refused_owners"):
+        with pytest.raises(ConsentError, match=name):
+            replace(good, **{name: np.zeros((3, 2), dtype=bool)})
+    for name, values in {
+        "share_positives": [0.5, 1.01, 0.0],
+        "epsilon": [1.0, -0.1, 0.0],
+        "total_epsilon": [1.0, 2.0, math.nan],
+    }.items():
+        with pytest.raises(ConsentError, match=name):
+            replace(good, **{name: np.array(values, np.float32)})
+
+
 def test_words_say_what_leaves():
     assert "sends nothing" in Choice(takes_part=False).words()
     assert "30 %" in Choice(share_positives=0.3).words()
@@ -180,3 +195,19 @@ def test_a_limit_of_so_many_releases_affords_so_many(epsilon):
         assert not affords(spent, np.array([epsilon]), limit).any()
     assert affords(np.array([1e9]), np.array([epsilon]), np.array([math.inf])).all()
     assert not affords(np.zeros(1), np.array([epsilon]), np.zeros(1)).any()
+
+
+def test_a_draw_leaves_below_its_threshold_and_inside_the_subset():
+    keys = Streams.from_seed(5).keys(np.arange(2))
+    coins = words_of(keys, 3) >> np.uint64(32)
+    entry = np.array([[0, 1, 2], [3, 4, 5]])
+    everything = np.zeros(0, dtype=bool)
+    for more, leaves in ((0, False), (1, True)):
+        rule = ShareRule(keys, coins[:, 1] + np.uint64(more), everything)
+        assert (rule.may_leave(entry)[:, 1] == leaves).all()
+    always, never = thresholds(np.array([1.0, 1.0])), thresholds(np.array([0.0, 0.0]))
+    assert (always == ALWAYS).all()
+    allowed = np.array([True, False, True, False, False, True])
+    assert np.array_equal(ShareRule(keys, always, allowed).may_leave(entry), allowed[entry])
+    assert not ShareRule(keys, never, allowed).may_leave(entry).any()
+    assert not ShareRule(keys, never, everything).may_leave(entry).any()

@@ -47,6 +47,15 @@ def test_totals_alone_can_be_kept():
     assert (book.totals.releases, book.totals.bytes, book.pending().num_rows) == (3, 300, 0)
 
 
+def test_totals_go_on_from_where_they_were():
+    former = Ledger()
+    former.record(entries([1, 2, 3], 0))
+    book = Ledger(former.totals)
+    book.record(entries([1, 2], 1))
+    assert (book.totals.releases, book.totals.bytes) == (5, 500)
+    assert ledgers.totals_of(Ledger().pending()) == ledgers.Totals()
+
+
 def test_what_is_no_ledger_is_refused(tmp_path):
     path = tmp_path / "ledger.parquet"
     path.write_bytes(b"junk")
@@ -62,6 +71,7 @@ def test_rows_of_a_table_become_entries_again():
     book = Ledger()
     book.record(entries([4, 7], 0, "b"))
     book.record(entries([5], 1, "a"))
+    book.record(reports([5, 6], 2))
     again = Ledger()
     for part in ledgers.entries_of(book.pending()):
         again.record(part)

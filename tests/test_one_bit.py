@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sottovoce import chacha, one_bit
-from sottovoce.errors import ConfigError
+from sottovoce.errors import ConfigError, Diverged
 from sottovoce.one_bit import COINS, ReportRule
-from sottovoce.rng import Streams
+from sottovoce.rng import Streams, words_of
 
 EPSILONS = st.floats(1e-4, 16.0)
 
@@ -110,6 +110,12 @@ def test_reports_unpack_to_what_was_packed(pairs: list[tuple[int, bool]]) -> Non
 def test_a_coordinate_out_of_range_is_refused(coordinate: int) -> None:
     with pytest.raises(ConfigError):
         one_bit.pack(np.array([coordinate]), np.array([1]))
+
+
+def test_one_coordinate_out_of_range_is_enough() -> None:
+    for row in ([5, -1], [2**31, 5]):
+        with pytest.raises(ConfigError, match="coordinate"):
+            one_bit.pack(np.array(row), np.array([0, 1]))
 
 
 # --- coordinates ---------------------------------------------------------------------------------
@@ -246,3 +252,62 @@ def test_a_rule_does_not_show_its_keys() -> None:
 def test_a_rule_that_would_break_its_promise_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         replace(rule(), **change)  # type: ignore[arg-type]
+
+
+# --- the definition -------------------------------------------------------------------------------
+
+
+def test_coordinates_are_drawn_exactly() -> None:
+    """Of a word of 64 bits: of n coordinates the one at word·n / 2**64; with a table, the item in
+    whose steps the upper half lies, and the place in its row at the lower half."""
+    asked = rule()
+    words = [[int(word) for word in row] for row in words_of(asked.keys, asked.reports)]
+    for n in (7, 2**31, 2**31 - 1):
+        expected = [[word * n >> 64 for word in row] for row in words]
+        assert one_bit.drawn_coordinates(asked, n, 1).tolist() == expected
+    upper = [word >> 32 for row in words for word in row]
+    # A step that begins just where a word lies: it belongs to the item that begins there.
+    edges = np.array([*sorted({upper[0], upper[7], upper[-1]}), COINS], dtype=np.uint64)
+    expected = [
+        [sum(edge <= word >> 32 for edge in edges.tolist()) * 5 + ((word & 0xFFFFFFFF) * 5 >> 32)
+         for word in row] for row in words
+    ]  # fmt: skip
+    drawn = one_bit.drawn_coordinates(replace(asked, cumulative=edges), 20, 5)
+    assert drawn.tolist() == expected
+
+
+def test_what_is_not_one_finite_number_for_each_coordinate_is_not_randomised() -> None:
+    asked = rule()
+    drawn = one_bit.drawn_coordinates(asked, 50, 1)
+    values = np.zeros(drawn.shape)
+    for wrong in (values[:, :1], values[:1], values.astype(np.float32), values.ravel()):
+        with pytest.raises(ConfigError, match="one number for each coordinate"):
+            one_bit.randomised(asked, drawn, wrong)
+    values[1, 3] = np.inf
+    with pytest.raises(Diverged, match="nothing was sent"):
+        one_bit.randomised(asked, drawn, values)
+
+
+def test_a_bit_is_told_by_a_coin_below_its_threshold() -> None:
+    """Coin by coin, with coins of the library and thresholds in whole numbers."""
+    asked = replace(rule(), reports=40, scale=0.5)
+    drawn = one_bit.drawn_coordinates(asked, 50, 1)
+    values = np.linspace(-4.0, 4.0, drawn.size).reshape(drawn.shape)
+    values[0, :4] = (-2.0, 2.0, -1e300, 1e300)
+    reports = one_bit.randomised(asked, drawn, values)
+    assert np.array_equal(one_bit.coordinates(reports), drawn)
+    low = one_bit.lowest(2.5)
+    start = np.array(one_bit.nonce(4), dtype="<u4").tobytes()
+    for device in range(3):
+        key = asked.noise[device].astype("<u4").tobytes()
+        stream = b"".join(block(key, start, counter) for counter in range(3))
+        coins = np.frombuffer(stream, dtype="<u4")[:40].astype(np.int64)
+        y = np.clip(values[device] * 0.5, -1.0, 1.0)
+        limit = low + np.rint((y + 1) / 2 * (COINS - 2 * low)).astype(np.int64)
+        assert np.array_equal(one_bit.bits(reports[device]), coins < limit)
+        # A value whose threshold is the coin itself, or the next number.
+        within = np.clip(coins, low, COINS - low - 1)
+        for more, told in ((0, False), (1, True)):
+            y = 2 * (within + more - low) / (COINS - 2 * low) - 1
+            again = one_bit.randomised(asked, drawn, np.tile(2 * y, (3, 1)))
+            assert (one_bit.bits(again[device])[within == coins] == told).all()

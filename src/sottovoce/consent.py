@@ -43,7 +43,7 @@ class Consent(Columns):
             raise ConsentError("refused_owners must have one row per device")
         for name in COLUMN_TYPES:
             values, most = getattr(self, name), FIELDS[name].most
-            if n and not bool(np.all((values >= 0) & (values <= most))):
+            if not np.all((values >= 0) & (values <= most)):
                 within = f"must lie in [0, {most:g}]" if most < np.inf else "must not be below 0"
                 raise ConsentError(f"{name} {within}")
 

@@ -17,8 +17,9 @@ from sottovoce.engines.simulated import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, Diverged, MessageError
 from sottovoce.federation import Federation
 from sottovoce.ledger import Ledger
-from sottovoce.links import LINKS, Direct, Link, SecureSum
-from sottovoce.messages import ModelView
+from sottovoce.links import LINKS, SEALED_SEED_BYTES, Direct, Link, SecureSum
+from sottovoce.masking import expand, unmasked
+from sottovoce.messages import GRID, ModelView
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.base import RELEASES
@@ -99,6 +100,335 @@ def test_a_device_that_comes_twice_is_counted_twice_or_refused():
     assert limited._permitted(np.array([5, 5, 6, 5])).tolist() == [False, False, True, False]
 
 
+def test_the_links_bound_is_kept_before_anything_is_masked():
+    """The noise on a sum is measured by it: whoever sends more is not hidden."""
+    settings, release = FCFConfig(embedding_size=3), Everything()
+    sizes = {}
+    for clip in (0.0, 0.25):
+        link = SecureSum(20, clip=clip)
+        algorithm = settings.build_under(release, link, 0)
+        devices = behind(Devices, algorithm, release, Choice(share_positives=1.0), link)
+        reports = devices.report(model(algorithm), USERS)
+        squares = np.bincount(reports.sender, ((reports.values / GRID) ** 2).sum(axis=1))
+        sizes[clip] = np.sqrt(squares)
+    assert sizes[0.0].max() > 0.25
+    assert 0.2 < sizes[0.25].max() <= 0.25
+
+
+def test_noise_on_the_sum_is_paid_for_whatever_the_release_is():
+    link = SecureSum(20, clip=0.5, noise=1.0)
+    release = Everything()
+    algorithm = FCFConfig(embedding_size=3).build_under(release, link, 0)
+    choice = Choice(share_positives=1.0)
+    assert behind(Devices, algorithm, release, choice, link).spends
+    assert not behind(Devices, algorithm, release, choice, SecureSum(20)).spends
+
+
+def test_masked_messages_are_reports_that_their_seeds_alone_open():
+    link, release = SecureSum(20), ShareFraction()
+    algorithm = FPL(FPLConfig(embedding_size=3), 2)
+    choice = Choice(share_positives=1.0)
+    rows, view = np.array([3, 7, 20]), model(algorithm)
+    plain = behind(Devices, algorithm, release, choice, link).report(view, rows)
+    own = tuple(bytes([n]) * 32 for n in (1, 2, 3))
+    for seeds in (None, own):
+        devices = behind(Devices, algorithm, release, choice, link)
+        hidden, told = devices.report_masked(view, rows, seeds)
+        assert hidden.round == told.round == view.round
+        assert hidden.sender.tolist() == told.sender.tolist() == rows.tolist()
+        assert len(set(told.seeds)) == 3
+        assert seeds is None or told.seeds == own
+        for n, user in enumerate(rows):
+            mine, whole = plain.sender == user, np.zeros(view.items.shape, np.int64)
+            whole[plain.item[mine]] = plain.values[mine]
+            assert not np.array_equal(hidden.masked[n].view(np.int64), whole.ravel())
+            opened = unmasked(hidden.masked[n], expand(told.seeds[n], whole.size), whole.shape[1])
+            assert np.array_equal(opened, whole)
+        booked = devices.ledger.pending().to_pydict()
+        assert booked["user"] == rows.tolist()
+        assert booked["bytes"] == [8 * view.items.size + SEALED_SEED_BYTES] * 3
+    with pytest.raises(ValueError, match="zip"):
+        devices.report_masked(view, rows, own[:2])
+    direct = behind(Devices, algorithm, release, choice)
+    with pytest.raises(ConfigError, match="for a secure sum"):
+        direct.report_masked(view, rows)
+    assert not direct.ledger.totals.releases
+
+
+class WantsAll(FPL):
+    """Cannot learn without every positive."""
+
+    def device_check(self, consent):
+        if (consent.share_positives < 1).any():
+            raise ConsentError("this algorithm wants everything")
+
+
+def test_an_algorithm_is_asked_whether_it_can_keep_to_what_was_chosen():
+    algorithm = WantsAll(FPLConfig(embedding_size=3), 4)
+    with pytest.raises(ConsentError, match="wants everything"):
+        behind(Devices, algorithm, ShareFraction(), Choice(share_positives=0.9))
+    devices = behind(Devices, algorithm, ShareFraction(), Choice(share_positives=1.0))
+    before = devices.cohort.consent
+    with pytest.raises(ConsentError, match="wants everything"):
+        devices.change_consent(Consent.uniform(USERS, Choice(), ("sex",)))
+    assert devices.cohort.consent is before
+
+
+def test_one_who_has_spent_all_is_enough_to_stop_a_round():
+    release = Clipped(norm="l1", epsilon=1.0, clip=100.0)
+    choices = [Choice(share_positives=1.0, total_epsilon=limit) for limit in (0.5, 9.0)]
+    consent = Consent.of(USERS, choices, USERS % 2, ("sex",))
+    algorithm = FPL(FPLConfig(embedding_size=3), 1)
+    devices = behind(SimulatedDevices, algorithm, release, None, consent=consent)
+    assert devices.willing().tolist() == USERS[1::2].tolist()
+    for way in (devices.report, devices.report_summed):
+        with pytest.raises(ConsentError, match="beyond what its owner permits"):
+            way(model(algorithm), np.array([1, 2, 3]))
+    assert not devices.ledger.totals.releases
+
+
+class LooksAround(FPL):
+    looks_around = True
+
+
+def test_devices_that_look_at_each_other_are_asked_together(monkeypatch):
+    monkeypatch.setattr("sottovoce.parties.device._WRITTEN_AT_ONCE", 1)
+    parts = []
+    for kind in (FPL, LooksAround):
+        algorithm = kind(FPLConfig(embedding_size=3), 2)
+        devices = behind(Devices, algorithm, ShareFraction(), Choice())
+        parts.append(len(list(devices.report_in_parts(model(algorithm), USERS[:5]))))
+    assert parts == [5, 1]
+
+
+class TellsLittle(FPL):
+    """The first update, or none."""
+
+    many = 1
+
+    def device_learn(self, view, cohort, rows, rng):
+        made = super().device_learn(view, cohort, rows, rng)
+        names = ("row", "entry", "item", "positive", "values")
+        return replace(made, **{name: getattr(made, name)[: self.many] for name in names})
+
+
+@pytest.mark.parametrize("many", [0, 1])
+def test_a_round_may_have_little_to_tell(many, monkeypatch):
+    monkeypatch.setattr(TellsLittle, "many", many)
+    algorithm = TellsLittle(FPLConfig(embedding_size=3), 2)
+    devices = behind(Devices, algorithm, ShareFraction(), Choice(share_positives=1.0))
+    assert len(devices.report(model(algorithm), USERS[:2])) == many
+    assert devices.ledger.totals.releases == 2
+
+
+def test_rounds_at_once_are_rounds_one_by_one():
+    """With coins that differ by round and by user, and shares that differ by user."""
+    choices = [Choice(share_positives=share) for share in (0.0, 0.4, 1.0)]
+    consent = Consent.of(USERS, choices, USERS % 3, ("sex",))
+    algorithm = FPL(FPLConfig(embedding_size=3), 1)
+    rows, first = np.array([3, 4, 3, 8, 1, 4]), 5
+    fast, plain = (
+        behind(kind, algorithm, ShareFraction("draw"), None, consent=consent)
+        for kind in (SimulatedDevices, Devices)
+    )
+    items = model(algorithm).items
+    after = fast.report_rounds(items.copy(), first, rows)
+    memory = algorithm.server_memory(len(items))
+    for round, row in enumerate(rows, first):
+        total = plain.report_sum(ModelView(round, items), np.array([row]))
+        items, memory = algorithm.server_fold(items, memory, total)[:2]
+    assert np.array_equal(after, items)
+    assert fast.ledger.pending().to_pydict() == plain.ledger.pending().to_pydict()
+    assert np.array_equal(fast.cohort.sent, plain.cohort.sent)
+
+
+class NoFastWay(FMF):
+    sums = False
+
+    def device_report(self, view, cohort, rows, rule, threads):
+        raise AssertionError("it said that it has none")
+
+
+def test_without_a_fast_way_a_simulation_goes_by_the_definition():
+    release, choice = KReports(20, (Tier(1.0, 5),)), Choice(epsilon=1.0, max_reports=20)
+    algorithm = NoFastWay(FMFConfig(embedding_size=3), (1.0,))
+    made = [
+        behind(kind, algorithm, release, choice).report_bits(model(algorithm), USERS).reports
+        for kind in (SimulatedDevices, Devices)
+    ]
+    assert np.array_equal(*made)
+
+
+class SilentFirst(FPL):
+    """The first device of a round has nothing to tell."""
+
+    def device_learn(self, view, cohort, rows, rng):
+        made = super().device_learn(view, cohort, rows, rng)
+        left = made.row > 0
+        names = ("row", "entry", "item", "positive", "values")
+        return replace(made, **{name: getattr(made, name)[left] for name in names})
+
+
+def test_who_sends_nothing_is_counted_and_booked():
+    algorithm = SilentFirst(FPLConfig(embedding_size=3), 4)
+    devices = behind(Devices, algorithm, ShareFraction(), Choice(share_positives=1.0))
+    total = devices.report_sum(model(algorithm), USERS[:5])
+    assert total.devices == 5
+    booked = devices.ledger.pending().to_pydict()
+    assert booked["user"] == USERS[:5].tolist()
+    assert (booked["bytes"][0], booked["negative_rows"][0]) == (0, 0)
+    assert min(booked["bytes"][1:]) > 0
+
+
+def test_where_every_row_is_sent_every_row_is_booked():
+    release = Clipped(norm="l1", epsilon=1.0, clip=100.0)
+    devices = behind(
+        Devices, FPL(FPLConfig(embedding_size=3), 1), release, Choice(share_positives=1.0)
+    )
+    rows = np.array([1, 9])
+    reports = devices.report(model(devices.algorithm), rows)
+    assert len(reports) == 2 * TRAIN.n_items
+    booked, own = devices.ledger.pending().to_pydict(), TRAIN.counts[rows]
+    assert booked["positive_rows"] == own.tolist()
+    assert booked["negative_rows"] == (TRAIN.n_items - own).tolist()
+    assert booked["bytes"] == [TRAIN.n_items * devices.algorithm.row_bytes] * 2
+    assert booked["epsilon"] == [1.0, 1.0]
+    assert booked["kind"] == ["clipped-l1"] * 2
+    assert devices.cohort.spent[[0, 1, 9]].tolist() == [0.0, 1.0, 1.0]
+    assert devices.cohort.sent[[0, 1, 9]].tolist() == [0, 1, 1]
+
+
+def test_an_algorithm_sees_the_vectors_that_the_cohort_has_now():
+    devices = behind(
+        Devices, FPL(FPLConfig(embedding_size=3), 1), ShareFraction(), Choice(share_positives=1.0)
+    )
+    before = devices._shown()
+    assert before is devices._shown()
+    devices.cohort.vectors = devices.cohort.vectors + 1
+    assert devices._shown().vectors is devices.cohort.vectors
+
+
+class Shuffles(FPL):
+    def device_learn(self, view, cohort, rows, rng):
+        made = super().device_learn(view, cohort, rows, rng)
+        order = np.argsort(np.arange(len(made)) * 7919 % len(made), kind="stable")
+        names = ("row", "entry", "item", "positive", "values")
+        return replace(made, **{name: getattr(made, name)[order] for name in names})
+
+
+def test_the_order_in_which_an_algorithm_tells_is_not_told():
+    """Nor does it move what is booked from one device to another."""
+    made = []
+    for kind in (FPL, Shuffles):
+        algorithm = kind(FPLConfig(embedding_size=3), 5)
+        devices = behind(Devices, algorithm, ShareFraction(), Choice(share_positives=0.5))
+        reports = devices.report(model(algorithm), USERS[::-1].copy())
+        made.append((reports, devices.ledger.pending()))
+    for name in ("sender", "item", "values"):
+        assert np.array_equal(getattr(made[0][0], name), getattr(made[1][0], name))
+    assert made[0][1].equals(made[1][1])
+
+
+def test_a_door_for_rows_gives_no_bits_and_the_other_way_round():
+    bits = behind(
+        SimulatedDevices, FMF(FMFConfig(embedding_size=3), (1.0,)), KReports(20, (Tier(1.0, 5),)),
+        Choice(epsilon=1.0, max_reports=20),
+    )  # fmt: skip
+    view = model(bits.algorithm)
+    for way in (bits.report, bits.report_summed, bits.report_sum):
+        with pytest.raises(ConfigError, match="not item rows"):
+            way(view, USERS)
+    rows = behind(SimulatedDevices, FPL(FPLConfig(embedding_size=3), 2), ShareFraction(), Choice())
+    for way in (rows.report_bits, super(SimulatedDevices, rows).report_bits):
+        with pytest.raises(ConfigError, match="not randomised reports"):
+            way(model(rows.algorithm), USERS)
+    assert not bits.ledger.totals.releases
+    assert not rows.ledger.totals.releases
+
+
+class Clips(Direct):
+    clip = 0.5
+
+
+def test_rounds_are_run_at_once_only_where_none_must_be_looked_at_by_itself():
+    choice = Choice(share_positives=1.0)
+    fpl = FPL(FPLConfig(embedding_size=3), 1)
+    assert behind(SimulatedDevices, fpl, ShareFraction(), choice).fuses
+    for link in (SecureSum(20), SecureSum(20, clip=0.5), Clips()):
+        assert not behind(SimulatedDevices, fpl, ShareFraction(), choice, link).fuses
+    fcf = FCFConfig(embedding_size=3).build_under(Everything(), Direct(), 0)
+    assert not behind(SimulatedDevices, fcf, Everything(), choice).fuses
+
+
+def test_an_accelerator_computes_whole_rounds_under_one_consent():
+    """It holds rules of its own, which a change of mind would not reach."""
+    devices = behind(
+        SimulatedDevices, FPL(FPLConfig(embedding_size=3), 1), ShareFraction(), Choice()
+    )
+    devices._accelerator = object()
+    assert not devices.fuses
+    with pytest.raises(ConfigError, match="on --device cpu alone"):
+        devices.change_consent(Consent.uniform(USERS, Choice(share_positives=1.0), ("sex",)))
+    assert not devices.cohort.consent.share_positives.any()
+
+
+def test_private_coins_come_from_the_root_that_is_given():
+    """A real device's root is its own; that of a simulation follows from its seed."""
+    algorithm = FMF(FMFConfig(embedding_size=3), (1.0,))
+    release, choice = KReports(20, (Tier(1.0, 5),)), Choice(epsilon=1.0, max_reports=20)
+    view = model(algorithm)
+    roots = (None, None, b"a" * 32, b"a" * 32, b"b" * 32)
+    made = [
+        behind(Devices, algorithm, release, choice, noise=root).report_bits(view, USERS).reports
+        for root in roots
+    ]
+    assert np.array_equal(made[0], made[1])
+    assert np.array_equal(made[2], made[3])
+    for one, other in itertools.combinations((made[0], made[2], made[4]), 2):
+        assert np.array_equal(one >> 1, other >> 1), "what reports are about is not private"
+        assert not np.array_equal(one, other)
+
+
+def test_tiers_are_those_of_the_release():
+    algorithm = FMF(FMFConfig(embedding_size=3), (1.0, 2.0))
+    release = KReports(20, (Tier(1.0, 5), Tier(2.0, 5)))
+    choices = [Choice(epsilon=e, max_reports=20) for e in (0.5, 1.0, 2.0)]
+    consent = Consent.of(USERS, choices, USERS % 3, ("sex",))
+    devices = behind(Devices, algorithm, release, None, consent=consent)
+    assert devices.tiers().tolist() == (USERS % 3 - 1).tolist()
+    assert devices.willing().tolist() == USERS[USERS % 3 > 0].tolist()
+    sent = devices.report_bits(model(algorithm), np.array([1, 5]))
+    assert (sent.round, sent.sender.tolist(), sent.tier.tolist()) == (0, [1, 5], [0, 1])
+    booked = devices.ledger.pending().to_pydict()
+    assert (booked["user"], booked["round"], booked["reports"]) == ([1, 5], [0, 0], [20, 20])
+    assert (booked["epsilon"], booked["report_epsilon"]) == ([20.0, 40.0], [1.0, 2.0])
+    assert devices.cohort.spent[[0, 1, 2, 5]].tolist() == [0.0, 20.0, 0.0, 40.0]
+
+
+def test_a_change_of_mind_holds_from_the_next_round_on():
+    algorithm = FPL(FPLConfig(embedding_size=3), 4)
+    devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice(share_positives=1.0))
+    view = model(algorithm)
+    devices.report(view, USERS)
+    before = devices.ledger.totals.positive_rows
+    assert before
+    for foreign in (USERS[:-1], USERS + 1):
+        with pytest.raises(ConsentError, match="belong to the cohort's devices"):
+            devices.change_consent(Consent.uniform(foreign, Choice()))
+    cannot = Consent.uniform(USERS, Choice(epsilon=1.0), ("sex",))
+    with pytest.raises(ConsentError, match="cannot keep to"):
+        devices.change_consent(cannot)
+    devices.report(ModelView(1, view.items), USERS)
+    assert devices.ledger.totals.positive_rows > before, "what was refused changed nothing"
+    before = devices.ledger.totals.positive_rows
+    choices = [Choice(), Choice(takes_part=False)]
+    devices.change_consent(Consent.of(USERS, choices, USERS % 2, ("sex",)))
+    assert devices.willing().tolist() == USERS[::2].tolist()
+    devices.report(ModelView(2, view.items), devices.willing())
+    assert devices.ledger.totals.positive_rows == before
+    assert np.array_equal(devices._shown().consent.takes_part, USERS % 2 == 0)
+
+
 class IgnoresRule(FPL):
     """Lets every positive go on the fast ways, and books none of them."""
 
@@ -129,7 +459,7 @@ class ForgetsNoise(FMF):
 
 
 @pytest.mark.parametrize("kind", [IgnoresRule, IgnoresRuleFused, BooksTooLittle])
-def test_a_fast_way_that_is_not_its_definition_is_not_used(kind):
+def test_a_fast_way_that_is_not_its_definition_is_not_used(kind, monkeypatch):
     devices = behind(
         SimulatedDevices, kind(FPLConfig(embedding_size=3), 4), ShareFraction(), Choice()
     )
@@ -137,6 +467,46 @@ def test_a_fast_way_that_is_not_its_definition_is_not_used(kind):
     with pytest.raises(ConfigError, match="fast way of fpl does not give what its definition"):
         devices.report_rounds(view.items, 0, USERS[:5])
     assert not devices.ledger.totals.releases
+    if kind is not IgnoresRuleFused:
+        devices = behind(SimulatedDevices, devices.algorithm, ShareFraction(), Choice())
+        monkeypatch.setattr(kind, "device_few", lambda *_: False)
+        with pytest.raises(ConfigError, match="does not give what its definition"):
+            devices.report_summed(view, USERS)
+        assert not devices.ledger.totals.releases
+
+
+class LearnsElsewhere(FPL):
+    """Sums as it should, but its devices learn nothing from it."""
+
+    fuses = False
+
+    def device_learn_summed(self, view, cohort, rows, rule, rng, threads):
+        aside = replace(cohort, vectors=cohort.vectors.copy())
+        return super().device_learn_summed(view, aside, rows, rule, rng, threads)
+
+
+def test_a_fast_way_that_learns_something_else_is_not_used(monkeypatch):
+    monkeypatch.setattr(LearnsElsewhere, "device_few", lambda *_: False)
+    algorithm = LearnsElsewhere(FPLConfig(embedding_size=3), 4)
+    devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice())
+    with pytest.raises(ConfigError, match="does not give what its definition"):
+        devices.report_summed(model(algorithm), USERS)
+
+
+@pytest.mark.parametrize(
+    "ways", [{}, {"sums": False, "device_learn_summed": None}, {"fuses": False}]
+)
+def test_a_strangers_fast_way_that_is_its_definition_is_used(ways):
+    honest = type("Honest", (FPL,), {"device_few": lambda *_: False, **ways})
+    algorithm = honest(FPLConfig(embedding_size=3), 4)
+    view = model(algorithm)
+    devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice(share_positives=0.5))
+    devices.report_summed(view, USERS)
+    assert devices.ledger.totals.releases == len(USERS)
+    if devices.fuses:
+        devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice())
+        devices.report_rounds(view.items, 1, USERS[:3])
+        assert devices.ledger.totals.releases == 3
 
 
 def test_bits_that_were_not_randomised_are_not_sent():
@@ -192,6 +562,51 @@ def test_an_algorithm_is_believed_nothing(kind, error, words):
     with pytest.raises(error, match=words):
         devices.report(model(devices.algorithm), USERS)
     assert not devices.ledger.totals.releases
+
+
+def first(value):
+    """An array with this at the beginning of it."""
+
+    def change(array):
+        return np.concatenate([np.full_like(array[:1], value), array[1:]])
+
+    return change
+
+
+SPOILT = {
+    "another width": ("values", lambda v: v[:, 1:], "whole numbers"),
+    "fewer values": ("values", lambda v: v[1:], "whole numbers"),
+    "no numbers": ("values", lambda v: v.astype(np.float64), "whole numbers"),
+    "fewer items": ("item", lambda v: v[1:], "rows that the model"),
+    "fewer entries": ("entry", lambda v: v[1:], "rows that the model"),
+    "fewer flags": ("positive", lambda v: v[1:], "rows that the model"),
+    "an item below": ("item", first(-1), "rows that the model"),
+    "an item above": ("item", first(TRAIN.n_items), "rows that the model"),
+    "a device below": ("row", first(-1), "devices that the round has not"),
+    "a device above": ("row", first(3), "devices that the round has not"),
+    "all hers": ("positive", np.ones_like, "the other way round"),
+    "none hers": ("positive", np.zeros_like, "the other way round"),
+    "another entry": ("entry", lambda v: v + 1, "the other way round"),
+    "another's item": ("item", lambda v: v[::-1].copy(), "the other way round"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_whatever_an_algorithm_says_wrongly_nothing_is_sent(how):
+    name, change, words = SPOILT[how]
+
+    class Spoils(FPL):
+        def device_learn(self, view, cohort, rows, rng):
+            made = super().device_learn(view, cohort, rows, rng)
+            return replace(made, **{name: change(getattr(made, name))})
+
+    devices = behind(
+        Devices, Spoils(FPLConfig(embedding_size=3), 4), ShareFraction(), Choice(share_positives=1)
+    )
+    with pytest.raises((MessageError, ConsentError), match=words):
+        devices.report(model(devices.algorithm), np.array([2, 3, 5]))
+    assert not devices.ledger.totals.releases
+    assert not devices.cohort.sent.any()
 
 
 class ReportsNothing(FMF):

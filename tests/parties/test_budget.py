@@ -119,6 +119,30 @@ def test_stores_report_what_simulation_reports(tmp_path):
             assert store.ledger().to_pylist() == [line for line in mine if line["user"] == number]
 
 
+def test_what_has_left_is_added_up(tmp_path):
+    hosted = phone(tmp_path / "s", math.inf)
+    for round in range(2):
+        send(hosted, round)
+        hosted.arrived(round, 0)
+    (told,), rows = hosted.store.budget(), hosted.store.ledger().to_pydict()
+    assert (told.kind, told.releases, told.reports, told.epsilon) == ("k-reports", 2, 6, 3.0)
+    assert told.bytes == sum(rows["bytes"]) > 0
+    assert (told.positive_rows, told.negative_rows) == (0, 0)
+    hosted.store.close()
+
+
+def test_a_budget_is_told_of_one_or_of_all(tmp_path):
+    with CohortStore.create(tmp_path / "s", [(3, ""), (5, "")], root_key=ROOT) as store:
+        for number, epsilon, reports in ((5, 0.5, 4), (3, 2.0, 1), (5, 0.25, 2)):
+            store.file.write("INSERT INTO spent VALUES (?, ?, 20, ?)", [number, epsilon, reports])
+        store.file.write("INSERT INTO budget VALUES (5, 'k-reports', 2, 0, 0, 9, 2.5, 6)", [])
+        told = [(s.number, s.epsilon, s.reports) for s in store.sent_reports()]
+        assert told == [(3, 2.0, 1), (5, 0.25, 2), (5, 0.5, 4)]
+        assert [s.epsilon for s in store.sent_reports(5)] == [0.25, 0.5]
+        assert ([s.number for s in store.budget(5)], store.budget(3)) == ([5], [])
+        assert store.spent().tolist() == [2.0, 2.5]
+
+
 # --- where it ends --------------------------------------------------------------------------------
 
 

@@ -141,6 +141,24 @@ def test_home_learning_leaves_no_trace_and_helps():
     assert ranks_own_above_others(at_home) > ranks_own_above_others(before) + 0.1
 
 
+@pytest.mark.parametrize("room", [1, 800, 2500, 1 << 22])
+def test_in_parts_everybody_reports_once_and_the_parts_keep_to_the_room(monkeypatch, room):
+    monkeypatch.setattr("sottovoce.parties.device._WRITTEN_AT_ONCE", room)
+    train = random_world(25, 60, 400, seed=7)
+    devices, server = federation(train, shares(25, 0.0, 0.5, 1.0))
+    whole, _ = federation(train, shares(25, 0.0, 0.5, 1.0))
+    view, rows = server.publish(), devices.willing()
+    parts = list(devices.report_in_parts(view, rows))
+    expected = whole.report(view, rows)
+    for name in ("sender", "item", "values"):
+        together = np.concatenate([getattr(part, name) for part in parts])
+        assert np.array_equal(together, getattr(expected, name))
+    assert devices.ledger.totals == whole.ledger.totals
+    one = max(int((expected.sender == user).sum()) for user in range(25)) * (SIZE + 1)
+    assert max(part.values.size for part in parts) <= max(2 * room, one)
+    assert len(parts) <= 2 + 2 * expected.values.size / max(room, one)
+
+
 def test_every_release_is_in_the_ledger_with_what_it_sent():
     train = random_world(25, 60, 400, seed=7)
     devices, server = federation(train, shares(25, 0.0, 0.5, 1.0))

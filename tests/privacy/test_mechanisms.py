@@ -8,8 +8,8 @@ import pytest
 from sottovoce.consent import Choice, Consent
 from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.privacy.mechanisms import ShareFraction, share_subsets
-from sottovoce.rng import Streams
+from sottovoce.privacy.mechanisms import Everything, ShareFraction, share_subsets
+from sottovoce.rng import Streams, words_of
 from sottovoce.testing import random_world
 
 RNG = Streams.from_seed(3)
@@ -68,3 +68,50 @@ def test_what_it_cannot_do_is_refused_not_ignored(wish):
 def test_an_unknown_way_is_refused():
     with pytest.raises(ConfigError, match=r"release\.per"):
         ShareFraction("round")
+
+
+def test_everything_leaves_only_from_those_who_permit_it():
+    history = random_world(5, 20, 30, seed=3)
+    users = np.arange(5)
+
+    def bind(*choices):
+        consent = Consent.of(users, choices, users % len(choices), ("age",))
+        return Everything().bind(users, consent, history, RNG)
+
+    shares = Choice(share_positives=1.0)
+    for wish in ({"hidden_attributes": ("age",)}, {"epsilon": 1.0}, {"max_reports": 3}):
+        with pytest.raises(ConsentError, match=r"but everything (hides|adds)"):
+            bind(shares, Choice(share_positives=1.0, **wish))
+    with pytest.raises(ConsentError, match="does not share them all"):
+        bind(shares, Choice(share_positives=0.99))
+    bound = bind(shares, Choice(takes_part=False))
+    assert bound.kind == "everything"
+    assert np.all(bound.epsilons == np.inf)
+
+
+@pytest.mark.parametrize("per", ["draw", "item"])
+def test_the_ledger_is_told_which_way_it_was(per):
+    history = random_world(5, 20, 30, seed=3)
+    bound = ShareFraction(per).bind(np.arange(5), everyone(5), history, RNG)
+    assert bound.kind == f"share-{per}"
+
+
+def test_coins_differ_by_round_and_by_user_and_a_draw_is_not_one_of_them():
+    """Coins that came again would tell which positives are held back."""
+    history = random_world(6, 20, 40, seed=3)
+    bound = ShareFraction("draw").bind(np.arange(6), everyone(6, share_positives=0.5), history, RNG)
+    rows = np.array([1, 2, 5])
+
+    def coins(round, asked=rows):
+        rule = bound.rule(asked, np.array([round]))
+        return rule.may_leave(np.zeros((len(asked), 200), dtype=np.int64))
+
+    one = coins(1)
+    assert np.array_equal(one, coins(1))
+    assert not np.array_equal(one, coins(2))
+    assert not np.array_equal(one[0], one[1])
+    assert np.array_equal(coins(1, rows[[2]])[0], one[2]), "whoever else is asked"
+    swapped = coins(5, np.array([1])), coins(1, np.array([5]))
+    assert not np.array_equal(*swapped), "user 1 in round 5 is not user 5 in round 1"
+    keys = bound.rng.child(3).keys(rows)  # as an accelerator has them, from `round_key`
+    assert np.array_equal(words_of(bound.rule(rows, np.array([3])).keys, 4), words_of(keys, 4))

@@ -49,9 +49,26 @@ def test_a_number_of_reports_that_cannot_be_is_refused(k):
         KReports(k)
 
 
+@pytest.mark.parametrize("epsilon", [True, "1", None])
+def test_an_epsilon_that_is_no_number_is_refused(epsilon):
+    with pytest.raises(ConfigError, match="must be a number"):
+        Tier(epsilon)
+
+
+def test_as_many_reports_as_may_be():
+    assert KReports(MOST_REPORTS).max_reports == MOST_REPORTS
+    assert KReports(1).max_reports == 1
+
+
+def test_tiers_are_tiers():
+    with pytest.raises(ConfigError, match="list of tables"):
+        KReports(5, (Tier(1.0), 2.0))
+    assert KReports(5, [Tier(1.0, 2)]).tiers == (Tier(1.0, 2),)
+
+
 @pytest.mark.parametrize("n", [1, 0, -5, 2.5, True])
 def test_a_batch_that_hides_nobody_is_refused(n):
-    with pytest.raises(ConfigError, match="min_devices"):
+    with pytest.raises(ConfigError, match=r"min_devices must be (a whole|at least)"):
         Tier(1.0, n)
 
 
@@ -121,6 +138,28 @@ def test_what_is_spent_beyond_the_limit_permits_nothing():
     """A limit that was lowered after the fact."""
     consent = people(Choice(epsilon=0.5, max_reports=10, total_epsilon=5.0))
     assert not bound(TIERS, consent).permits(np.array([50.0])).any()
+
+
+def test_several_rounds_are_paid_for_before_the_first():
+    consent = people(*[Choice(epsilon=0.5, max_reports=10, total_epsilon=10.0)] * 3)
+    times = np.array([0, 2, 3])
+    assert bound(TIERS, consent).permits(np.zeros(3), times).tolist() == [True, True, False]
+    assert not bound(TIERS, consent).permits(np.full(3, 10.0), times).any(), "one is asked for"
+
+
+def test_what_leaves_is_charged():
+    release = bound(TIERS, people(Choice(epsilon=0.5, max_reports=10)))
+    assert release.spends
+    assert np.array_equal(release.epsilons, release.cost())
+
+
+def test_who_has_chosen_what_it_cannot_give_is_in_no_tier():
+    yes = Choice(epsilon=3.0, max_reports=10)
+    consent = people(
+        yes, replace(yes, share_positives=0.1), replace(yes, hidden_attributes=("age",)),
+        attributes=("age",),
+    )  # fmt: skip
+    assert TIERS.tier_of(consent).tolist() == [2, -1, -1]
 
 
 def test_the_ledger_rows_say_all_of_it():

@@ -167,7 +167,7 @@ def test_what_vouches_for_nothing_costs_infinity(tmp_path, release):
     assert hosted.store.spent().tolist() == devices.cohort.spent.tolist() == [0.0]
     hosted.store.close()
     for limited in (replace(SHARING, epsilon=1.0), replace(SHARING, total_epsilon=9.0)):
-        with pytest.raises(ConsentError, match="cannot keep to them"):
+        with pytest.raises(ConsentError, match="cannot keep to it"):
             door(terms, limited)
 
 

@@ -4,6 +4,7 @@ true, and consent is kept to."""
 import math
 from dataclasses import replace
 from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from sottovoce.one_bit import noise_keys, noise_root
 from sottovoce.privacy import laplace
 from sottovoce.privacy.audit import lower_bound
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums
-from sottovoce.privacy.updates import Clipped, noise_scale, steps, within_l1
+from sottovoce.privacy.updates import LIMIT, Clipped, noise_scale, steps, within_l1
 from sottovoce.rng import Streams
 
 ROOT = noise_root(17)
@@ -249,6 +250,27 @@ def test_settings_that_promise_what_they_cannot_keep_are_refused(wrong, named):
         Clipped(**wrong)
 
 
+def test_the_range_of_settings():
+    for clip in (1.5 / GRID, 2.0**20):
+        assert Clipped(clip).clip == clip
+    for clip in (1 / GRID, 2.0**20 + 1):
+        with pytest.raises(ConfigError, match=r"release\.clip must"):
+            Clipped(clip)
+    assert Clipped(1.0, "l1", 1e6).epsilon == 1e6
+    for name in ("epsilon", "hiding_epsilon"):
+        for value in (-0.1, 1e6 + 1):
+            with pytest.raises(ConfigError, match=rf"release\.{name} must lie"):
+                Clipped(1.0, "l1", **{"epsilon": 1.0, name: value})
+    with pytest.raises(ConfigError, match=r"release\.norm must"):
+        Clipped(norm="l3", epsilon=1.0)
+    most = LIMIT
+    assert Clipped(most, "scalar", 1.0).clip == most
+    with pytest.raises(ConfigError, match="for each number"):
+        Clipped(most * 1.01, "scalar", 1.0)
+    assert Clipped(1.0, "l1", 1.0, 1.0).hiding_epsilon == 1.0
+    assert Clipped(2 * most, "l1", 1.0).clip == 2 * most
+
+
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1.0, 8.0])
 @pytest.mark.parametrize("clip", [0.1, 1 / 3, 8.0])
 def test_noise_is_never_less_than_two_clips_by_epsilon(clip, epsilon):
@@ -256,6 +278,12 @@ def test_noise_is_never_less_than_two_clips_by_epsilon(clip, epsilon):
     assert whole <= clip * GRID < whole + 1
     # A million numbers of rounding included.
     assert 2 * whole / scale + 1e6 * ROUNDING < epsilon < 2.001 * whole / scale
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 0.7, 1.1])
+def test_rounding_elsewhere_is_paid_for_in_full(epsilon):
+    wanted = 2 * ONE / Fraction(epsilon) * (1 + Fraction(1, 1 << 16))
+    assert wanted <= noise_scale(1.0, epsilon) < wanted + 1
 
 
 # --- consent -------------------------------------------------------------------------------------
@@ -325,6 +353,79 @@ def test_an_upload_costs_each_device_what_its_owner_accepts():
     assert per_number.epsilons.tolist() == [math.inf, math.inf]
     assert per_number.price_per_number(1000).tolist() == pytest.approx([700.0, 300.0])
     assert per_number.price_per_number(np.array([10]), np.array([1])).tolist() == pytest.approx([3])
+
+
+def test_who_hides_one_of_two_attributes_hides_and_pays_as_all_do_where_all_are_treated_alike():
+    hides = replace(SHARES, hidden_attributes=("age",))
+    consent = people(SHARES, hides, attributes=("age", "sex"))
+    assert bound(SOUND, consent).epsilons.tolist() == [0.5, 0.5]
+    assert bound(replace(SOUND, hiding_epsilon=0.25), consent).epsilons.tolist() == [0.5, 0.25]
+
+
+def test_where_rows_say_nothing_nothing_is_held_back():
+    """Her positives are in the noise; to leave them out as well would spoil the model alone."""
+    rule = bound(SOUND, people(Choice(epsilon=0.2), SHARES)).rule(np.arange(2), np.array([3]))
+    assert rule.may_leave(np.array([[0] * 9, [1] * 9])).all()
+    nobody = bound(PLAIN, people(Choice(), Choice())).rule(np.arange(2), np.array([3]))
+    assert not nobody.may_leave(np.arange(2)[:, None]).any()
+    plain = bound(PLAIN, people(SHARES, Choice(), replace(SHARES, takes_part=False)))
+    rule = plain.rule(np.arange(3), np.array([3]))
+    assert rule.may_leave(np.arange(3)[:, None]).ravel().tolist() == [True, False, True]
+
+
+def test_so_much_noise_as_the_server_takes_may_be_asked_for():
+    """An eighth of the smallest ε of the terms, to the last digit."""
+    for release, least in ((SOUND, 0.5 / 8), (replace(SOUND, hiding_epsilon=0.25), 0.25 / 8)):
+        bound(release, people(SHARES, Choice(epsilon=least)))
+        with pytest.raises(ConsentError, match="so much noise"):
+            bound(release, people(SHARES, Choice(epsilon=least * 0.999)))
+
+
+def test_noise_on_sums_keeps_a_limit_that_the_release_alone_cannot():
+    consent = people(replace(SHARES, total_epsilon=2.0))
+    history = Interactions.from_pairs([0], [0], n_users=1, n_items=4)
+    with pytest.raises(ConsentError, match="epsilon or total_epsilon is set"):
+        PLAIN.bind(consent.users, consent, history, RNG, ROOT)
+    PLAIN.bind(consent.users, consent, history, RNG, ROOT, noisy_sums=True)
+    own = people(replace(SHARES, epsilon=1.0))
+    with pytest.raises(ConsentError, match="epsilon is set"):
+        PLAIN.bind(own.users, own, history, RNG, ROOT, noisy_sums=True)
+
+
+def test_what_it_says_of_its_noise_is_what_it_adds():
+    hides = replace(SHARES, hidden_attributes=("age",))
+    consent = people(hides, SHARES, hides)
+    expected = [2 / 0.25, 2 / 0.5, 2 / 0.25]
+    for release in (SOUND, PRINTED):
+        assert not replace(release, norm="l2", epsilon=0.0).adds_noise
+        release = bound(replace(release, hiding_epsilon=0.25), consent)
+        assert release.scales() == pytest.approx(expected, rel=1e-4)
+        assert (release.scales() >= expected).all()
+        assert release.per_row == (release.kind == "clipped-scalar")
+    plain = bound(PLAIN, consent)
+    assert (plain.scales().tolist(), plain.per_row) == ([0.0] * 3, False)
+
+
+def test_what_an_upload_costs_does_not_depend_on_its_size_where_it_has_one_price():
+    consent = people(Choice(epsilon=0.2), SHARES)
+    for release, costs in ((SOUND, [0.2, 0.5]), (PLAIN, [math.inf, math.inf])):
+        if release is PLAIN:
+            consent = people(SHARES, SHARES)
+        one = bound(release, consent)
+        assert one.price_per_number(1000).tolist() == pytest.approx(costs)
+        assert one.price_per_number(1000, np.array([1])).tolist() == pytest.approx(costs[1:])
+
+
+def test_several_uploads_are_paid_for_before_the_first():
+    consent = people(*[replace(SHARES, total_epsilon=1.0)] * 3)
+    times = np.array([0, 2, 3])
+    assert bound(SOUND, consent).permits(np.zeros(3), times).tolist() == [True, True, False]
+    assert not bound(SOUND, consent).permits(np.ones(3), times).any(), "one is asked for"
+
+
+def test_what_leaves_is_charged():
+    for release in (SOUND, PRINTED, PLAIN):
+        assert bound(release, people(SHARES)).spends
 
 
 def test_a_limit_for_all_time_permits_as_many_uploads_as_it_pays_for():
@@ -464,15 +565,69 @@ def test_a_report_of_strangers_or_of_another_shape_is_refused():
         (SPARSE, np.array([0, 1]), N_ROWS, WIDTH),
         (SPARSE, ASKED, 4, WIDTH),
         (SPARSE, ASKED, N_ROWS, WIDTH + 1),
+        (replace(SPARSE, item=SPARSE.item - SPARSE.item.min() - 1), ASKED, N_ROWS, WIDTH),
+        (replace(SPARSE, values=SPARSE.values[:, :1]), ASKED, N_ROWS, 1),
+        (replace(SPARSE, values=SPARSE.values[:, 0]), ASKED, N_ROWS, WIDTH),
     ):
         with pytest.raises(DataError):
             release.add_noise(*wrong)
+
+
+def test_a_row_of_one_number_and_its_count_is_a_row():
+    narrow = replace(report((0, 1, [5, 0, 0, 0])), values=np.array([[5, ONE]]))
+    noisy = bound(SOUND, people(SHARES)).add_noise(narrow, np.array([0]), N_ROWS, 2)
+    assert noisy.values.shape == (N_ROWS, 2)
+
+
+def test_devices_may_be_asked_in_any_order_or_not_at_all():
+    release = bound(SOUND, people(*[SHARES] * 4))
+    rows = np.array([2, 0, 3])
+    sent = report((0, 1, [5, 0, 0, 0]), (2, 1, [7, 0, 0, 0]))
+    noisy = release.add_noise(sent, rows, N_ROWS, WIDTH)
+    for row, value in ((2, 7), (0, 5), (3, 0)):
+        alone = release.add_noise(report(), np.array([row]), N_ROWS, WIDTH).values
+        added = noisy.values[noisy.sender == row] - alone
+        assert added[1, 0] == value
+        assert np.abs(added).sum() == value
+    for sent in (report((1, 1, [5, 0, 0, 0])), report((0, 1, [5, 0, 0, 0]), (1, 1, [5, 0, 0, 0]))):
+        with pytest.raises(DataError, match="not asked"):
+            release.add_noise(sent, rows, N_ROWS, WIDTH)
+    nobody = np.zeros(0, dtype=np.int64)
+    assert not release.add_noise_to_sums(np.zeros((2, 3), np.int64), nobody, 2).any()
 
 
 def test_a_model_too_large_for_its_epsilon_is_refused():
     release = bound(replace(SOUND, epsilon=1e-4, clip=0.001), people(SHARES))
     with pytest.raises(ConfigError, match="too large"):
         release._scales(np.array([0]), 1 << 20)
+
+
+def test_all_numbers_of_a_model_and_of_a_sum_count():
+    """Rounding is paid for by the number, and the norm is that of every column but the last."""
+    numbers, nothing = N_ROWS * (WIDTH - 1), np.zeros((N_ROWS, WIDTH), dtype=np.int64)
+    for epsilon, fits in ((numbers / 2**32, True), (numbers / 2**32 * 0.999, False)):
+        release = bound(replace(SOUND, epsilon=epsilon, clip=2 / GRID), people(SHARES))
+        ways = (
+            lambda release=release: release.add_noise(
+                report((0, 1, [1, 0, 0, 0])), np.array([0]), N_ROWS, WIDTH
+            ),
+            lambda release=release: release.add_noise_to_sums(nothing, np.array([0]), 2),
+        )
+        for way in ways:
+            if fits:
+                way()
+            else:
+                with pytest.raises(ConfigError, match="too large"):
+                    way()
+    for clip in (0.5, 2.0):
+        release = bound(replace(SOUND, clip=clip), people(SHARES, SHARES, SHARES))
+        for column in range(WIDTH - 1):
+            table = nothing.copy()
+            table[1, column] = round(3 * clip * ONE)
+            release.add_noise_to_sums(table, ASKED, 2)
+            table[0, 0] -= 1
+            with pytest.raises(ConsentError, match="larger"):
+                release.add_noise_to_sums(table, ASKED, 2)
 
 
 # --- the price, audited --------------------------------------------------------------------------

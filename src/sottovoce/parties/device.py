@@ -284,9 +284,10 @@ class Devices:
         return cast(CrossDevice, self.algorithm)
 
     def _reporting(self) -> tuple[Reporting, BoundReports]:
-        if not self.reports_bits or self._release.reporting is None:
+        reporting = self._release.reporting
+        if reporting is None:
             raise ConfigError("this algorithm and release send item rows, not randomised reports")
-        return cast(Reporting, self.algorithm), self._release.reporting
+        return cast(Reporting, self.algorithm), reporting
 
     def _merge(
         self,

@@ -261,11 +261,10 @@ class Clipped(Release):
             return
         beyond = np.isfinite(consent.total_epsilon[willing]).any() and not noisy_sums
         if limited.any() or beyond:
-            why = "adds no noise" if self.norm == "l2" else "adds noise to each number alone"
-            what, it = ("epsilon", "it") if noisy_sums else ("epsilon or total_epsilon", "them")
             raise ConsentError(
-                f"{what} is set, but {self.kind} {why} and cannot keep to {it}; take {it} out of "
-                "the consent, or choose a release that does"
+                f"epsilon{'' if noisy_sums else ' or total_epsilon'} is set, but {self.kind} adds "
+                f"{'no noise' if self.norm == 'l2' else 'noise to each number alone'} and cannot "
+                "keep to it; take it out of the consent, or choose a release that does"
             )
         if self.norm == "scalar" and not shares.all():
             raise ConsentError(
@@ -358,7 +357,7 @@ class BoundClipped(BoundRelease):
             raise DataError("a report has a row that the model does not have")
         device = self._devices(reports.sender, rows)
         values = np.ascontiguousarray(reports.values, dtype=np.int64)
-        if values.ndim != 2 or values.shape[1] != width or width < 2:
+        if values.shape != (len(reports), width) or width < 2:
             raise DataError(f"a report needs rows of {width} numbers, the last of which counts")
         self._require_small(values, device, len(rows))
         if self.dense:
