@@ -209,7 +209,9 @@ class Devices:
         """Raises unless all of these may send: once, or (`rounds`) as often as they stand there."""
         if not self.cohort.consent.takes_part[rows].all():
             raise ConsentError("a device that does not take part was asked to send")
-        if not rounds and len(np.unique(rows)) != len(rows):
+        # In order, as a server asks them, each can be there once only, which is faster to see.
+        once = rounds or np.all(rows[1:] > rows[:-1]) or len(np.unique(rows)) == len(rows)
+        if not once:
             raise ConsentError("a device was asked twice in one round")
         if not self._permitted(rows).all():
             raise ConsentError("a device was asked to report beyond what its owner permits")
