@@ -1,6 +1,8 @@
 """A store's book by itself: what is written when a round is prepared, leaves or is dropped, and who
 has room for it. Two users, of whom one has nothing left."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,15 @@ from sottovoce.consent import Choice
 from sottovoce.ledger import Entries, Ledger
 from sottovoce.links import Direct, SecureSum
 from sottovoce.parties.store import CohortStore
-from sottovoce.parties.store_limits import has_room
+from sottovoce.parties.store_limits import (
+    _noise_then,
+    has_room,
+    plain_releases,
+    rounds_sent,
+    spent_before,
+    spent_on_sums,
+    sum_noise,
+)
 from sottovoce.parties.store_rounds import Round, RoundBook, ledger_rows
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import ShareFraction
@@ -43,18 +53,18 @@ def booked(*users, epsilon=np.inf, reports=0, each=0.0, bytes=100):
     return ledger
 
 
-def entry(store, number, ledger, under, message=b"bytes"):
+def entry(store, number, ledger, under, message=b"bytes", era=0):
     book = RoundBook(store.file)
     with store.file.transaction():
-        if book.latest_terms() is None:
-            book.add_terms(0, under, 1)
-        made = Round(0, number, 0, "prepared", b"", book.latest_choice(), 2, bytes(16), message)
+        if era not in dict(book.all_terms()):
+            book.add_terms(era, under, 1)
+        made = Round(era, number, 0, "prepared", b"", book.latest_choice(), 2, bytes(16), message)
         book.add(made, ledger, "digest", 3)
     return book, made
 
 
-def left(store, number, ledger, under, now=1234):
-    book, made = entry(store, number, ledger, under)
+def left(store, number, ledger, under, now=1234, era=0):
+    book, made = entry(store, number, ledger, under, era=era)
     with store.file.transaction():
         book.mark_left(made, now)
     return book, made
@@ -93,6 +103,7 @@ def test_what_leaves_is_written_with_its_time_and_its_price(store):
     rows = ledger_rows(store.file, POOR).to_pydict()
     assert rows["time"] == [1234] * 4
     assert rows["state"] == ["left"] * 4
+    assert {reason for (reason,) in store.file.rows("SELECT reason FROM rounds")} == {""}
     paid = store.file.rows("SELECT number, epsilon, batch, reports FROM spent ORDER BY epsilon")
     assert [tuple(row) for row in paid] == [(POOR, 0.25, 7, 1), (POOR, 0.5, 7, 1)]
     assert store.spent().tolist() == [0.75, 0.0]
@@ -103,6 +114,8 @@ def test_what_leaves_is_written_with_its_time_and_its_price(store):
 def test_a_round_costs_its_reports_or_its_own_price(store):
     book, reports = entry(store, 0, booked(POOR, epsilon=0.7, reports=2, each=0.5), terms(0.0))
     assert book.costs(reports) == [(POOR, 1.0)]
+    book, single = entry(store, 2, booked(POOR, epsilon=0.7, reports=1, each=0.5), terms(0.0))
+    assert book.costs(single) == [(POOR, 0.5)]
     book, update = entry(store, 1, booked(RICH, POOR, epsilon=0.7), terms(0.0))
     assert book.costs(update) == [(POOR, 0.7), (RICH, 0.7)]
 
@@ -130,3 +143,33 @@ def test_of_a_round_that_is_dropped_nothing_is_left_but_why(store):
     assert (book.latest().state, book.latest().message) == ("prepared", b"other")
     assert book.costs(again) == [(RICH, np.inf)]
     assert store.file.row("SELECT reason FROM rounds")[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "noise"),
+    [
+        ({"protocol": 1}, 0.0),  # before there were links
+        ({"link": {"name": "direct"}}, 0.0),
+        ({"link": {"name": "secure-sum", "noise": 3.5}}, 3.5),
+        ({"link": {"name": "secure-sum", "noise": -1.0}}, 0.0),
+    ],
+)
+def test_former_terms_say_what_noise_there_was(content, noise):
+    assert _noise_then(json.dumps(content)) == noise
+
+
+def test_rounds_are_counted_by_the_noise_that_they_had(store):
+    assert (sum_noise(None), sum_noise(terms(0.0)), sum_noise(terms(NOISE))) == (0.0, 0.0, NOISE)
+    left(store, 0, booked(POOR), terms(NOISE))
+    left(store, 1, booked(POOR), terms(NOISE))
+    assert rounds_sent(store, 0.0).tolist() == [0, 0]
+    assert rounds_sent(store, NOISE).tolist() == [2, 0]
+    assert rounds_sent(store, 2 * NOISE).tolist() == [8, 0], "with less noise they told more"
+    assert plain_releases(store).tolist() == [0, 0]
+    assert spent_on_sums(store)[0] == pytest.approx(price(NOISE, 2))
+    assert spent_before(store, terms(NOISE)).tolist() == [0.0, 0.0]
+    assert spent_before(store, None)[0] == spent_on_sums(store)[0]
+    left(store, 0, booked(RICH), terms(0.0), era=1)
+    assert rounds_sent(store, 0.0).tolist() == [0, 0], "there is no noise to count by"
+    assert rounds_sent(store, NOISE).tolist() == [2, 1], "what nothing bounds counts as a round"
+    assert plain_releases(store).tolist() == [0, 1]
