@@ -111,7 +111,7 @@ class SimulatedDevices(Devices):
     def report_bits(self, view: ModelView, rows: NDArray[np.int64], threads: int = 1) -> BitReports:
         algorithm, release = self._reporting()
         if not algorithm.sums:
-            return super(SimulatedDevices, self).report_bits(view, rows, threads)
+            return super(SimulatedDevices, self).report_bits(view, rows)
         self._hold(view)
         self._admit(rows)
         rule = release.report_rule(rows, view.round, *algorithm.sampling(view.items))

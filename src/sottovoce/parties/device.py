@@ -173,7 +173,7 @@ class Devices:
             hidden[row] = masked(whole, seed)
         return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)
 
-    def report_bits(self, view: ModelView, rows: NDArray[np.int64], threads: int = 1) -> BitReports:
+    def report_bits(self, view: ModelView, rows: NDArray[np.int64]) -> BitReports:
         """One round of these devices as k randomised reports each. Coordinates are drawn here, what
         a device would say of them is asked of the algorithm, and what it says is randomised here.
         Budgets are charged; a device that has too little left is not asked, or this raises."""

@@ -71,14 +71,13 @@ class Hosted(Agreeing):
         self,
         store: CohortStore,
         *,
-        threads: int = 1,
         pack: Pack | None = None,
         foreseen: str = "",
     ) -> None:
         """`pack` makes a message of a masked update and its seed; without it there is no part in a
         secure sum. `foreseen` is as in `Agreeing`."""
         super().__init__(store, foreseen)
-        self._threads, self._pack = threads, pack
+        self._pack = pack
 
     def __repr__(self) -> str:
         return f"<Hosted {self.store.path}, redacted>"
@@ -334,10 +333,7 @@ class Hosted(Agreeing):
                     f"a report for round {view.round} has left already in an earlier attempt; of "
                     f"randomised reports and noisy updates there is one for each round"
                 )
-        message = as_bytes(
-            devices, view, rows, terms, attempt, summed=summed, threads=self._threads,
-            pack=self._pack,
-        )  # fmt: skip
+        message = as_bytes(devices, view, rows, terms, attempt, summed=summed, pack=self._pack)
         learnt = devices.cohort.vectors[rows]
         if not np.isfinite(learnt).all():
             raise Diverged("a user's vector ran off to infinity; nothing was sent")

@@ -81,7 +81,6 @@ def as_bytes(
     attempt: int,
     *,
     summed: bool,
-    threads: int,
     pack: Pack | None,
 ) -> bytes:
     """What leaves these devices in a round, through the door, as one message."""
@@ -94,7 +93,7 @@ def as_bytes(
     if len(rows) > 1:
         raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
     if devices.reports_bits:
-        return encode_bits(devices.report_bits(view, rows, threads))
+        return encode_bits(devices.report_bits(view, rows))
     if terms.secure_sum is None:
         return encode(devices.report(view, rows))
     if pack is None:

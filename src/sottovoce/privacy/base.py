@@ -197,8 +197,9 @@ class BoundRelease(ABC):
 
     @property
     def epsilons(self) -> NDArray[np.float64]:
-        """What one release costs each device, by what we can prove."""
-        return np.full(len(self.users), math.inf)
+        """What one release costs each device, by what we can prove. Not to be written to."""
+        # One number in memory, however many devices there are: rounds of a few ask for it, too.
+        return np.broadcast_to(math.inf, len(self.users))
 
     def permits(
         self, spent: NDArray[np.float64], times: NDArray[np.int64] | int = 1

@@ -310,7 +310,7 @@ class BoundClipped(BoundRelease):
     @property
     def epsilons(self) -> NDArray[np.float64]:
         """What an upload costs each device, by what we can prove."""
-        return self.level.copy() if self.dense else np.full(len(self.users), math.inf)
+        return self.level if self.dense else super(BoundClipped, self).epsilons
 
     def price_per_number(
         self, numbers: NDArray[np.int64] | int, rows: NDArray[np.int64] | None = None
