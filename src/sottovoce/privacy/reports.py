@@ -8,7 +8,9 @@ What k reports in each of T rounds cost in all is the accountant's business (`ac
 towards whoever knows whose reports they are, much less towards a server behind an honest proxy.
 
 The bits are randomised with ChaCha20 under a key of 256 bits that each device has to itself. The
-coordinates are sent in the clear to the server, so they need no such care.
+server reads coordinates in the clear, and from a generator that can be inverted it could tell which
+of them one device drew (attack A13): real devices draw them from ChaCha20, too, a simulation only
+with `draws = "secret"`.
 """
 
 from __future__ import annotations
