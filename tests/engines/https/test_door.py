@@ -17,6 +17,7 @@ import uvloop
 from sottovoce.engines.https.door import reverse_proxies
 from sottovoce.engines.https.keys import authority_pem, device_context, init_keys, server_context
 from sottovoce.engines.https.listening import Listener, listen
+from sottovoce.engines.https.protocol import BoundedProtocol
 from sottovoce.engines.https.refusals import Tally
 from sottovoce.engines.https.service import Limits
 from sottovoce.errors import UsageError
@@ -179,6 +180,34 @@ def test_nobody_is_forgotten_or_counted_twice():
         wait_for(lambda: house.count() == 0)
         door = house.listener.servers[0]
         assert (door._senders, door._sizes, door._greeting) == ({}, [{}], {})
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_one_that_has_to_go_as_it_is_greeted_leaves_no_request_behind(
+    monkeypatch, tmp_path, secure
+):
+    """The newcomer is let in and cut within one turn of the loop, its request under way."""
+    greeted = BoundedProtocol.connection_made
+
+    def made(self, transport):
+        greeted(self, transport)
+        self.door._drop(self.visitor)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", made)
+    if secure:
+        init_keys(tmp_path, ["127.0.0.1"])
+    with House(tmp_path if secure else None) as house:
+        for _ in range(5):
+            link = house.connect()
+            with contextlib.suppress(OSError):
+                if secure:
+                    link = house.trust.wrap_socket(link, server_hostname="127.0.0.1")
+                house.ask(link, more="content-length: 9\r\n")
+                assert status(link) is None
+            link.close()
+        wait_for(lambda: house.count() == 0)
+        state = house.listener.server_state
+        wait_for(lambda: not state.tasks and not state.connections)
 
 
 def test_the_busy_of_an_address_stay_and_its_newcomers_go():

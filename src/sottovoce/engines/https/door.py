@@ -244,15 +244,17 @@ class Door:
     def _drop(self, visitor: Visitor) -> None:
         stage = visitor.stage
         self.gone(visitor)
-        if visitor.task is not None:
+        if stage in (IDLE, BUSY):
+            # Even while its greeting has one step to go: to cancel that would close the transport
+            # without a word to the protocol, whose request would then wait for ever.
+            visitor.protocol.transport.abort()
+        elif visitor.task is not None:
             with contextlib.suppress(OSError):
                 visitor.sock.shutdown(socket.SHUT_RDWR)
             # A task that is cancelled before its first step, or before a transport has taken the
             # socket over, would leave it open.
             visitor.task.add_done_callback(lambda _: _quietly_close(visitor.sock))
             visitor.task.cancel()
-        elif stage in (IDLE, BUSY):
-            visitor.protocol.transport.abort()
         else:
             self._close(visitor.sock)
 
