@@ -22,20 +22,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce import experiment_files
-from sottovoce.algorithms.blocks import Blocks, Events, Model, learn
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
-from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.algorithms.drift_replay import plan, replay
+from sottovoce import experiment as experiment_files
+from sottovoce.algorithms.drift.blocks import Blocks, Events, Model, learn
+from sottovoce.algorithms.drift.messages import OwnerTable
+from sottovoce.algorithms.drift.replay import plan, replay
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
 from sottovoce.baselines.saros import SAROS, thresholds, within_thresholds
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import temporal_holdout
 from sottovoce.errors import DataNotFound
-from sottovoce.privacy.interactions import Identity, Offer, SharedKey, begin
 from sottovoce.rng import Streams
-from sottovoce.runs import environment
+from sottovoce.runs.folder import environment
+from sottovoce.wire.interactions import Identity, Offer, SharedKey, begin
 
 Progress = Callable[[str], None]
 Contestant = Callable[[], object]

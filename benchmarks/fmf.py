@@ -28,20 +28,20 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from sottovoce import experiment_files
-from sottovoce.algorithms import closed_form
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce import experiment as experiment_files
+from sottovoce.algorithms.closed_form import vectors as closed_form
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.baselines import MFNP
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
-from sottovoce.federation import Federation
-from sottovoce.parties.proxy import Proxy
+from sottovoce.parties.shuffler import Proxy
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.runs import environment
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.folder import environment
 
 Progress = Callable[[str], None]
 Seconds = dict[str, float]

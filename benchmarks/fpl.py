@@ -30,16 +30,16 @@ import scipy.sparse as sp
 from numba import float32, int64, njit
 from numpy.typing import NDArray
 
-from sottovoce.algorithms import factors
-from sottovoce.algorithms.factors import PairStep
-from sottovoce.algorithms.lanes import load, load_extended, store, store_first, total
-from sottovoce.consent import ShareRule, thresholds
-from sottovoce.data.interactions import Interactions
+from sottovoce.algorithms.pairwise import factors
+from sottovoce.algorithms.pairwise.factors import PairStep
+from sottovoce.algorithms.simd_rows import load, load_extended, store, store_first, total
+from sottovoce.core.consent import ShareRule, thresholds
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer, top_n
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.errors import UsageError
-from sottovoce.recommender import FactorScorer, top_n
 from sottovoce.rng import Streams
-from sottovoce.runs import environment
+from sottovoce.runs.folder import environment
 
 Progress = Callable[[str], None]
 Contestant = Callable[[], None]

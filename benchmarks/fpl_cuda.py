@@ -23,8 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms import factors, factors_cuda, factors_triton
-from sottovoce.consent import ShareRule, thresholds
+from sottovoce.algorithms.pairwise import cuda as factors_cuda
+from sottovoce.algorithms.pairwise import factors
+from sottovoce.algorithms.pairwise import triton as factors_triton
+from sottovoce.core.consent import ShareRule, thresholds
 from sottovoce.errors import UsageError
 from sottovoce.rng import Streams
 

@@ -36,21 +36,21 @@ import numpy as np
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.engines.https.database import devices
-from sottovoce.engines.https.folder import ServerFolder, create_folder, open_folder
-from sottovoce.engines.https.keys import authority_pem, device_context, server_context
-from sottovoce.engines.https.signing import seal
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.core.messages import encode
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
-from sottovoce.engines.rounds import RoundRules
-from sottovoce.engines.versions import full_size
 from sottovoce.errors import ServiceError
-from sottovoce.messages import encode
 from sottovoce.parties.device import Devices
+from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.runs import environment
-from sottovoce.terms import Terms
+from sottovoce.runs.folder import environment
+from sottovoce.stores.database import devices
+from sottovoce.stores.keys import authority_pem, device_context, server_context
+from sottovoce.stores.server_folder import ServerFolder, create_folder, open_folder
+from sottovoce.wire.signing import seal
+from sottovoce.wire.terms import Terms
+from sottovoce.wire.versions import full_size
 
 Progress = Callable[[str], None]
 
@@ -218,10 +218,10 @@ def _requests(folder: ServerFolder, count: int) -> list[bytes]:
 def _some_report(rng: np.random.Generator) -> bytes:
     """What a device with 30 draws sends, through the door."""
     from sottovoce.algorithms.base import Cohort
-    from sottovoce.consent import Choice, Consent
-    from sottovoce.data.interactions import Interactions
-    from sottovoce.ledger import Ledger
-    from sottovoce.messages import ModelView
+    from sottovoce.core.consent import Choice, Consent
+    from sottovoce.core.interactions import Interactions
+    from sottovoce.core.ledger import Ledger
+    from sottovoce.core.messages import ModelView
 
     items = np.sort(rng.choice(ITEMS, 600, replace=False))
     history = Interactions.from_pairs(np.zeros(600), items, n_users=1, n_items=ITEMS)

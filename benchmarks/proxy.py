@@ -37,20 +37,20 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from sottovoce import shuffling
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.engines.https.admissions import Introduction
-from sottovoce.engines.https.keys import authority_pem, device_context
-from sottovoce.engines.https.proxy_folder import ProxyFolder, create_proxy_folder
-from sottovoce.engines.https.proxy_service import Accounts
-from sottovoce.engines.https.proxy_wire import encode_submission, terms_name
-from sottovoce.engines.https.sealing import SEALED_BYTES, key_id
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.core.links import Proxied
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.errors import ServiceError
-from sottovoce.experiment_files import load_benchmark
-from sottovoce.links import Proxied
+from sottovoce.experiment import load_benchmark
+from sottovoce.parties import shuffler as shuffling
 from sottovoce.privacy.reports import KReports, Tier
-from sottovoce.terms import PROTOCOL, Terms
+from sottovoce.services.shuffler import Accounts
+from sottovoce.stores.keys import authority_pem, device_context
+from sottovoce.stores.server_folder import Introduction
+from sottovoce.stores.shuffler_folder import ProxyFolder, create_proxy_folder
+from sottovoce.wire.sealing import SEALED_BYTES, key_id
+from sottovoce.wire.shuffled import encode_submission, terms_name
+from sottovoce.wire.terms import PROTOCOL, Terms
 
 Progress = Callable[[str], None]
 REPORTS = 100

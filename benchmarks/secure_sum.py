@@ -32,15 +32,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.links import SEALED_SEED_BYTES, SecureSum
+from sottovoce.core.masking import masked
+from sottovoce.core.messages import GRID, MaskedReports, MaskSeeds, row_bytes
 from sottovoce.errors import WrongSum
-from sottovoce.links import SEALED_SEED_BYTES, SecureSum
-from sottovoce.masking import masked
-from sottovoce.messages import GRID, MaskedReports, MaskSeeds, row_bytes
-from sottovoce.parties.masker import Masker
+from sottovoce.parties.helper import Masker
 from sottovoce.parties.secure_sum import MaskedSum
 from sottovoce.privacy.central import gaussian_noise
 from sottovoce.rng import Streams
-from sottovoce.runs import environment
+from sottovoce.runs.folder import environment
 
 Progress = Callable[[str], None]
 THREADS = 2

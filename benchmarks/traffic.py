@@ -28,17 +28,17 @@ import numpy as np
 import pyarrow as pa
 
 from sottovoce.algorithms.base import Cohort
+from sottovoce.core.messages import row_bytes
 from sottovoce.data.sources import available
-from sottovoce.engines.https.agent import Agent
-from sottovoce.engines.https.trial import HttpsTrial
 from sottovoce.engines.trial import World
-from sottovoce.engines.versions import encode_delta, encode_model
 from sottovoce.experiment import Experiment
-from sottovoce.federation import Federation
-from sottovoce.messages import row_bytes
-from sottovoce.parties.store import CohortStore
-from sottovoce.runs import environment
-from sottovoce.trials import world_of
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.folder import environment
+from sottovoce.runs.outcomes import world_of
+from sottovoce.services.agent.agent import Agent
+from sottovoce.services.trial import HttpsTrial
+from sottovoce.stores.device import CohortStore
+from sottovoce.wire.versions import encode_delta, encode_model
 
 Progress = Callable[[str], None]
 DEVICES = 8

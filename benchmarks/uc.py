@@ -26,19 +26,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce import experiment_files
+from sottovoce import experiment as experiment_files
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.uc import UC, one_thread
-from sottovoce.algorithms.uc_local import train
+from sottovoce.algorithms.uc.system import UC, one_thread
+from sottovoce.algorithms.uc.training import train
+from sottovoce.core.messages import ModelView
+from sottovoce.core.recommender import default_threads
 from sottovoce.errors import UsageError
-from sottovoce.federation import Federation
-from sottovoce.messages import ModelView
-from sottovoce.recommender import default_threads
-from sottovoce.reproduce.uc_study import Cell, Job, UCStudy
-from sottovoce.reproduce.uc_training import Snapshot, Trained, Training, federated
-from sottovoce.reproduce.uc_training import run as train_run
 from sottovoce.rng import Streams
-from sottovoce.runs import environment
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.folder import environment
+from sottovoce_papers.uc_study import Cell, Job, UCStudy
+from sottovoce_papers.uc_training import Snapshot, Trained, Training, federated
+from sottovoce_papers.uc_training import run as train_run
 
 Progress = Callable[[str], None]
 fpl: Any = experiment_files.load_benchmark("fpl")

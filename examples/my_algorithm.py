@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, CrossDevice
-from sottovoce.messages import GRID, Updates
+from sottovoce.core.messages import GRID, Updates
 
 
 @ALGORITHMS.register("squares")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.views import ATTACKS, Attack, Claims, View
-from sottovoce.messages import DeviceReports, MaskedReports
+from sottovoce.core.messages import DeviceReports, MaskedReports
 
 ITEMS = 5
 """That are claimed of each user."""

@@ -24,21 +24,21 @@ settings.load_profile("steady")
 
 # The longest modules, which begin first: a worker that gets one of them last works alone.
 LONGEST = (
-    "engines/https/test_chaos.py",
+    "services/test_chaos.py",
     "fuzz/test_fuzz.py",
     "contracts/test_engines.py",
     "contracts/test_drift_engines.py",
     "engines/flower/test_flower_processes.py",
-    "engines/https/test_agent_process.py",
-    "engines/https/test_server_crash.py",
+    "services/test_agent_process.py",
+    "services/test_server_crash.py",
     "attacks/test_item_sets.py",
     "e2e/test_https_fleet.py",
     "e2e/test_demo.py",
     "contracts/test_secure_sum_https.py",
     "contracts/test_uc_contract.py",
-    "engines/https/test_postgres.py",
-    "engines/https/test_server.py",
-    "engines/https/test_owner_process.py",
+    "services/test_postgres.py",
+    "services/test_server.py",
+    "services/test_owner_process.py",
 )
 
 

@@ -17,67 +17,54 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Who builds what leaves a device: the door, and who reads it back (decoder, transcripts, tests).
 # Besides: who opens a sum. Attackers ask no door.
 _READERS = {
-    "messages.py", "testing/algorithms.py", "testing/worlds.py", "engines/transcripts.py",
+    "core/messages.py", "testing/algorithms.py", "testing/worlds.py", "engines/transcripts.py",
 }  # fmt: skip
 BUILDERS = {
     "DeviceReports": {"parties/device.py", *_READERS},
     "BitReports": {"parties/device.py", *_READERS},
-    "MaskedReports": {"parties/device.py", "engines/https/summed_rounds.py", *_READERS},
+    "MaskedReports": {"parties/device.py", "services/server/summed_rounds.py", *_READERS},
     "SummedReports": {
         "parties/device.py", "parties/secure_sum.py", "parties/defence.py", *_READERS,
-        "engines/simulated.py",  # nothing of which leaves
+        "engines/simulation.py",  # nothing of which leaves
     },
-    "Departure": {"parties/user.py", "parties/user_messages.py"},
+    "Departure": {"stores/user_door.py"},
 }  # fmt: skip
 # Who handles reports, and makes some object anew with `replace`: the door and the releases that it
 # asks; who reads; the server's defence; and whom the rest of an experiment is told by.
 RESHAPERS = {
-    *("parties/device.py", "privacy/central.py", "privacy/updates.py", "algorithms/uc.py"),
-    *("algorithms/fpl.py", "links.py"),  # their settings
+    *("parties/device.py", "privacy/central.py", "privacy/updates.py", "algorithms/uc/system.py"),
+    *("algorithms/fpl/system.py", "core/links.py"),  # their settings
     *_READERS,
-    *("parties/defence.py", "engines/https/summed_rounds.py", "engines/simulation.py"),
-    *("reproduce/poisoning_study.py", "run_scenes.py", "parties/user.py"),
+    *("parties/defence.py", "services/server/summed_rounds.py", "engines/simulation.py"),
+    *("../sottovoce_papers/poisoning.py", "runs/threat_views.py", "stores/user_door.py"),
 }
 # The doors in front of stores, which alone make a `Leaving`, and the transports that seal it.
-DOORS = {"parties/leaving.py", "parties/hosted.py", "parties/user.py"}
+DOORS = {"parties/leaving.py", "stores/session.py", "stores/user_door.py"}
 SEALERS = {
-    "parties/leaving.py", "parties/user_messages.py",
-    "engines/https/agent.py", "engines/https/agent_proxy.py",
+    "parties/leaving.py", "stores/user_door.py",
+    "services/agent/agent.py", "services/agent/shuffled.py",
 }  # fmt: skip
 SERVICES = {
-    "engines/https/client.py", "engines/https/proxy_handover.py", "engines/https/summed_rounds.py",
+    "services/agent/client.py", "services/shuffler_handover.py", "services/server/summed_rounds.py",
 }  # fmt: skip
 
 # Each layer may import from itself and from the layers before it.
 LAYERS = [
     {"errors"},
-    {"chacha", "rng", "resources", "config", "sums", "parallel", "stamps", "registry", "choice"},
-    {"messages", "consent", "data", "links", "one_bit", "masking", "shuffling"},
-    {"ledger", "recommender", "_ranking"},
-    {"privacy", "algorithms", "evaluation", "attacks"},
-    {"terms"},
+    {"rng", "config", "registry"},
+    {"core"},
+    {"data"},
+    {"evaluation"},
+    {"privacy", "algorithms"},
+    {"wire", "attacks"},
     {"baselines", "parties"},
+    {"stores"},
     {"engines"},
+    {"services"},
+    {"experiment"},
     {"runs"},
-    {"experiment", "federation"},
     {"testing"},
-    {"trials"},
-    {"outcomes"},
-    {"running", "silo_running"},
-    {
-        "run_views",
-        "run_tables",
-        "run_privacy",
-        "run_silo",
-        "run_facts",
-        "run_scenes",
-        "run_watched",
-        "run_attacks",
-        "run_audit",
-        "attack_card",
-    },
-    {"reproduce", "run_report", "run_comparison", "experiment_files", "demo"},
-    {"cli", "cli_output"},
+    {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
@@ -243,14 +230,14 @@ def test_only_they_make_reports_anew():
 @pytest.mark.parametrize(
     "source",
     [
-        "from sottovoce.messages import DeviceReports\nDeviceReports(0, 1, 2, 3)",
-        "from sottovoce.messages import DeviceReports as D\nD(0, 1, 2, 3)",
+        "from sottovoce.core.messages import DeviceReports\nDeviceReports(0, 1, 2, 3)",
+        "from sottovoce.core.messages import DeviceReports as D\nD(0, 1, 2, 3)",
         "from sottovoce import messages\nmessages.DeviceReports(0, 1, 2, 3)",
-        "import sottovoce.messages\nsottovoce.messages.DeviceReports(0, 1, 2, 3)",
-        "from sottovoce.messages import DeviceReports\nmake = DeviceReports",
-        "from sottovoce.messages import DeviceReports\nlist(map(DeviceReports, rows))",
-        "from sottovoce.messages import DeviceReports\npartial(DeviceReports, 0)",
-        "from sottovoce.messages import DeviceReports\nobject.__new__(DeviceReports)",
+        "import sottovoce.core.messages\nsottovoce.messages.DeviceReports(0, 1, 2, 3)",
+        "from sottovoce.core.messages import DeviceReports\nmake = DeviceReports",
+        "from sottovoce.core.messages import DeviceReports\nlist(map(DeviceReports, rows))",
+        "from sottovoce.core.messages import DeviceReports\npartial(DeviceReports, 0)",
+        "from sottovoce.core.messages import DeviceReports\nobject.__new__(DeviceReports)",
         "from sottovoce import messages\ngetattr(messages, 'DeviceReports')(0, 1, 2, 3)",
         "def f(x: list[int] = [DeviceReports(0, 1, 2, 3)]): ...",
         "table: dict[str, int] = {'a': DeviceReports(0, 1, 2, 3)}",
@@ -283,7 +270,7 @@ def test_whoever_makes_a_report_anew_is_found(line):
 
 def test_who_only_names_a_report_builds_none():
     module = Builds(
-        "from sottovoce.messages import BitReports, DeviceReports as D\n"
+        "from sottovoce.core.messages import BitReports, DeviceReports as D\n"
         "Any = D | BitReports\n"
         "def take(x: D, y: list[D] | None = None) -> BitReports:\n"
         "    z: D = x\n"
@@ -307,10 +294,10 @@ def test_only_doors_let_anything_go():
 
 def test_only_a_door_books_rounds_and_contacts():
     """What `as_bytes` has made enters a store by the door's own way."""
-    door = "parties/hosted.py"
-    assert naming(r"\bas_bytes\b") == {door, "parties/prepared.py"}
-    assert naming(r"\bnote_contacts\b") == {door, "parties/store.py"}
-    books = {"parties/agreeing.py", "parties/store_limits.py", "parties/store_rounds.py"}
+    door = "stores/session.py"
+    assert naming(r"\bas_bytes\b") == {door, "stores/prepared.py"}
+    assert naming(r"\bnote_contacts\b") == {door, "stores/device.py"}
+    books = {"stores/prepared.py", "stores/device_limits.py", "stores/device_rounds.py"}
     assert naming(r"\bRoundBook\b") == books
 
 
@@ -320,13 +307,18 @@ def test_plain_bytes_are_for_services_alone():
 
 def test_a_device_reaches_the_network_by_its_client_alone():
     network = {"aiohttp", "flwr", "http", "httpx", "httpx2", "requests", "socket", "ssl"}
-    at_home = ("parties/", "engines/https/agent", "engines/https/user_", "engines/flower/node.py")
+    at_home = (
+        *("parties/", "services/agent/", "engines/flower/node.py"),
+        *("stores/device", "stores/user", "stores/session", "stores/prepared", "stores/encrypted"),
+    )
     for path in MODULES:
         if str(path.relative_to(ROOT)).startswith(at_home):
             found = {name.split(".")[0] for name in imports(path)}
+            if path.name == "client.py":
+                continue
             assert not found & network, path
             assert "urllib.request" not in imports(path), path
-    assert not naming(r"\._(twice|exchange)\(") & naming(r"https\.client\b")
+    assert not naming(r"\._(twice|exchange)\(") & naming(r"agent\.client\b")
 
 
 def builders(name):
@@ -342,11 +334,15 @@ def builders(name):
 def test_only_the_door_and_who_opens_a_message_give_interactions_to_owners():
     """In simulation as for real. Studies of the algorithm alone plan what nobody sends."""
     assert builders("Departed") == {"parties/silo_door.py"}
-    opening = {"engines/silo_ways.py", "parties/owner_memory.py"}
-    assert builders("Interaction") == {"algorithms/drift.py", "parties/silo_door.py", *opening}
+    opening = {"engines/silo_simulation.py", "stores/owner_memory.py"}
+    assert builders("Interaction") == {
+        "algorithms/drift/system.py",
+        "parties/silo_door.py",
+        *opening,
+    }
     assert not builders("User"), "a user stands at her door"
     studies = {path for path in builders("plan") if path.startswith("reproduce/")}
-    assert builders("plan") == {"algorithms/drift_replay.py", "engines/silo.py", *studies}
+    assert builders("plan") == {"algorithms/drift/replay.py", "engines/silo.py", *studies}
 
 
 def test_no_module_is_too_long():
@@ -371,13 +367,13 @@ def test_the_simulation_core_imports_on_a_bare_machine():
     imports_without(
         absent,
         "import sottovoce.experiment, sottovoce.testing, sottovoce.baselines\n"
-        "import sottovoce.evaluation, sottovoce.data.town, sottovoce.running\n",
+        "import sottovoce.evaluation, sottovoce.data.town, sottovoce.runs.train\n",
     )
 
 
 def test_simulation_and_its_commands_need_no_extra():
     """Every command can be asked for help, and the demo's can run."""
-    imports_without(EXTRAS, "import sottovoce.cli, sottovoce.demo, sottovoce.run_report\n")
+    imports_without(EXTRAS, "import sottovoce.cli, sottovoce.runs.demo, sottovoce.runs.report\n")
 
 
 EXTRAS = [
@@ -397,7 +393,7 @@ def imports_without(absent, code):
 ROOMS = {
     "algorithms": ("algorithms/",),
     "releases": ("privacy/",),
-    "links": ("links.py",),
+    "links": ("core/links.py",),
     "baselines": ("baselines/",),
     "importers": ("data/importers/",),
     "attacks": ("attacks/",),
@@ -405,7 +401,7 @@ ROOMS = {
 }
 """Where questions of type may be asked of a kind of component: in its room. Contracts may, too."""
 
-NO_CLASSES = ("sottovoce.reproduce",)
+NO_CLASSES = ("sottovoce_papers",)
 """Modules whose constants are called like components."""
 
 
@@ -414,9 +410,9 @@ def component_types():
     from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
     from sottovoce.attacks.views import Attack
     from sottovoce.baselines.base import BASELINES, Baseline
+    from sottovoce.core.links import LINKS, Link
     from sottovoce.data.importers.base import IMPORTERS, Importer
-    from sottovoce.evaluation.base import Metric
-    from sottovoce.links import LINKS, Link
+    from sottovoce.evaluation.metrics import Metric
     from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 
     def below(kind):
@@ -425,7 +421,7 @@ def component_types():
             if child.__module__.startswith("sottovoce."):
                 yield from below(child)
 
-    import sottovoce.algorithms.uc  # noqa: F401
+    import sottovoce.algorithms.uc.system  # noqa: F401
 
     for registry in (ALGORITHMS, RELEASES, LINKS, BASELINES, IMPORTERS):
         list(registry)  # which imports them
@@ -499,7 +495,7 @@ def test_questions_of_type_are_seen():
         "issubclass(type(x), SecureSum)",
         "type(x) is FPLConfig",
         "FPLConfig == type(x)",
-        "from sottovoce.algorithms.fpl import FPLConfig\nWORDS = {FPLConfig: 'pairs'}",
+        "from sottovoce.algorithms.fpl.system import FPLConfig\nWORDS = {FPLConfig: 'pairs'}",
         "match x:\n    case SecureSum():\n        pass",
     ]
     for source in asking:

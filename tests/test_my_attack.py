@@ -11,7 +11,7 @@ from sottovoce.attacks.views import ATTACKS
 from sottovoce.errors import ConfigError
 from sottovoce.experiment import Experiment
 from sottovoce.registry import use_file
-from sottovoce.running import run_experiment
+from sottovoce.runs.train import run_experiment
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my_attack.py"
 TABLE = {

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fcf import FCF, FCFConfig
-from sottovoce.algorithms.fpl import FPL, FPLConfig
-from sottovoce.consent import Choice, Consent
-from sottovoce.ledger import Ledger
-from sottovoce.messages import GRID
+from sottovoce.algorithms.fcf.system import FCF, FCFConfig
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.messages import GRID
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything, ShareFraction

@@ -266,7 +266,7 @@ def test_two_files_of_one_stem_are_two(tmp_path, environment):
         ("import nothing_of_this_name\n", "own.py cannot be loaded: ModuleNotFoundError"),
         ("raise SystemExit(0)\n", "own.py cannot be loaded: SystemExit"),
         (baseline("top-pop"), r"own.py cannot be loaded: two baselines are called 'top-pop', "
-         r"sottovoce.baselines.popular.TopPop and .*own.py.Mine; give one"),
+         r"sottovoce.baselines.simple.TopPop and .*own.py.Mine; give one"),
         (baseline("Top Pop"), "own.py cannot be loaded: .*needs a name of small letters"),
         (baseline().replace("def fit", "def fat"), "Mine lacks fit, which a baseline must have"),
         (baseline().replace("Mine(Baseline)", "Mine"), "does not derive from Baseline"),

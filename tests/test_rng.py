@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sottovoce.chacha import chacha_words
 from sottovoce.errors import ConfigError
-from sottovoce.rng import SecretStreams, Streams, draw, streams_of, words_of
+from sottovoce.rng import SecretStreams, Streams, chacha_words, draw, streams_of, words_of
 
 seeds = st.integers(0, 2**40)
 counters = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import AlgorithmSettings, Schedule
-from sottovoce.choice import COLUMN_TYPES, FIELDS, Choice, Columns
-from sottovoce.consent import Consent
+from sottovoce.core.consent import COLUMN_TYPES, FIELDS, Choice, Columns, Consent
+from sottovoce.core.links import Direct, Link, SecureSum
 from sottovoce.errors import ConsentError
-from sottovoce.links import Direct, Link, SecureSum
 from sottovoce.privacy.base import UNKNOWN, BoundRelease, Release
-from sottovoce.run_privacy import honest_notes
+from sottovoce.runs.report import honest_notes
 
 PLAN = Schedule(devices=60, positives=600, cohort_size=20, triples=0, rounds_per_epoch=3, rounds=9)
 

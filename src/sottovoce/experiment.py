@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,11 +21,12 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings
-from sottovoce.algorithms.drift import DRIFTConfig
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.baselines import BASELINES, Baseline
-from sottovoce.consent import Choice, Consent, ConsentPolicy
+from sottovoce.core.consent import Choice, Consent, ConsentPolicy
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import LINKS, Link
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.interactions import Interactions
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import (
     Split,
@@ -35,15 +38,81 @@ from sottovoce.data.splitting import (
     validation_split,
 )
 from sottovoce.data.town import TownConfig, generate_town
-from sottovoce.engines.rounds import RoundRules
 from sottovoce.engines.silo import Sharing, owners_of
-from sottovoce.errors import ConfigError, DataError
+from sottovoce.errors import ConfigError, DataError, UsageError
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled
-from sottovoce.links import LINKS, Link
 from sottovoce.parties.defence import Defence
+from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.rng import SecretStreams, Streams
-from sottovoce.terms import check_fitting, named
+from sottovoce.wire.terms import check_fitting, named
+
+# Where experiment files and benchmarks lie: in the installed package, or in the checkout.
+
+
+def folder(name: str) -> Path:
+    """The folder `name` ("experiments" or "benchmarks") of this installation."""
+    package = Path(__file__).resolve().parent
+    for place in (package / name, package.parents[1] / name):
+        if place.is_dir():
+            return place
+    raise UsageError(f"this installation has no folder of {name}")
+
+
+# Files that come with the package: experiments, also by path, and benchmarks by name.
+
+
+def find(name: str) -> Path:
+    """A path to a TOML file, or the name of an installed one ("demo", "presets/pfpl", "pfpl")."""
+    given = Path(name)
+    if given.is_file():
+        return given
+    if given.is_dir():
+        raise UsageError(f"{name} is a folder, not an experiment file")
+    known = installed()
+    asked = given.as_posix().removesuffix(".toml")
+    matches = [path for path in known if asked in (path, path.rsplit("/", 1)[-1])]
+    if f"presets/{asked}" in matches:
+        return known[f"presets/{asked}"]
+    if len(matches) == 1:
+        return known[matches[0]]
+    if matches:
+        raise UsageError(f"{name} could be {' or '.join(sorted(matches))}; say which")
+    raise UsageError(
+        f"there is no experiment file {name}; those that come with the package are "
+        f"{', '.join(known)}"
+    )
+
+
+def installed() -> dict[str, Path]:
+    """Names of the experiment files of this installation, without suffix, and their paths."""
+    root = folder("experiments")
+    found = sorted(p for p in root.rglob("*.toml") if p.parent.name != "reproduce")
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in found}
+
+
+def load_benchmark(name: str) -> Any:
+    """The benchmark `name` as a module; dashes in the name are underscores in the file's name."""
+    root = folder("benchmarks")
+    known = {
+        path.stem.replace("_", "-"): path
+        for path in sorted(root.glob("*.py"))
+        if not path.name.startswith("_")
+    }
+    path = known.get(name.replace("_", "-"))
+    if path is None:
+        listed = ", ".join(known) or "none in this installation"
+        raise UsageError(f"there is no benchmark {name}; there are: {listed}")
+    spec = importlib.util.spec_from_file_location(f"sottovoce_benchmark_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"the benchmark {name} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    if not hasattr(module, "run"):
+        raise UsageError(f"the benchmark {name} has no function run")
+    return module
+
 
 Draws = Literal["fast", "secret"]
 

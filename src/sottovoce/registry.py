@@ -22,7 +22,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
-import pkgutil
 import re
 import sys
 import threading
@@ -297,13 +296,11 @@ def _own_modules(room: str) -> list[str]:
     if spec is None or not spec.submodule_search_locations:
         return [room]
     found = []
-    for module in pkgutil.iter_modules(spec.submodule_search_locations, f"{room}."):
-        folder = Path(module.module_finder.path)  # type: ignore[union-attr]
-        place = folder / module.name.rpartition(".")[2]
-        source = place / "__init__.py" if module.ispkg else place.with_suffix(".py")
-        lines = source.read_text(encoding="utf-8").splitlines()
-        if any(_ENTERS.match(line) for line in lines):
-            found.append(module.name)
+    for folder in map(Path, spec.submodule_search_locations):
+        for source in folder.rglob("*.py"):
+            if any(_ENTERS.match(line) for line in source.read_text(encoding="utf-8").splitlines()):
+                name = ".".join([room, *source.relative_to(folder).with_suffix("").parts])
+                found.append(name.removesuffix(".__init__"))
     return sorted(found)
 
 

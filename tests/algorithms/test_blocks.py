@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.blocks import (
+from sottovoce.algorithms.drift.blocks import (
     Block,
     Blocks,
     BlockStep,
@@ -19,7 +19,7 @@ from sottovoce.algorithms.blocks import (
     learn_momentum,
     losses,
 )
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
 

@@ -16,12 +16,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
-from sottovoce import one_bit
-from sottovoce.algorithms import closed_form, closed_form_kernels
-from sottovoce.algorithms.closed_form import Confidence
+from sottovoce.algorithms.closed_form import kernels as closed_form_kernels
+from sottovoce.algorithms.closed_form import vectors as closed_form
+from sottovoce.algorithms.closed_form.vectors import Confidence
+from sottovoce.core import one_bit
+from sottovoce.core.messages import GRID, LIMIT
+from sottovoce.core.one_bit import ReportRule
 from sottovoce.errors import ConfigError, DataError, Diverged
-from sottovoce.messages import GRID, LIMIT
-from sottovoce.one_bit import ReportRule
 from sottovoce.rng import GAMMA, Streams
 from sottovoce.testing import random_world
 

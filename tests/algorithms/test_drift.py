@@ -8,13 +8,21 @@ from drift_world import RNG, by_messages, door, membership, parties, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.blocks import Block, BlockStep, Events, Model, first_rows, gradient, learn
-from sottovoce.algorithms.blocks import Blocks as BlockTable
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
-from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
-from sottovoce.algorithms.drift_replay import DRIFT, exchange, plan, replay
+from sottovoce.algorithms.drift.blocks import (
+    Block,
+    BlockStep,
+    Events,
+    Model,
+    first_rows,
+    gradient,
+    learn,
+)
+from sottovoce.algorithms.drift.blocks import Blocks as BlockTable
+from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift.replay import DRIFT, exchange, plan, replay
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.baselines.saros import SAROS
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, MessageError, RunError
 
 SEVERAL = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1]], dtype=bool)

@@ -8,9 +8,7 @@ from drift_world import RNG, by_messages, door, membership, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.blocks import Events
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
-from sottovoce.algorithms.drift_aggregated import (
+from sottovoce.algorithms.drift.aggregated import (
     START,
     AggregatedPlan,
     AggregatingOwner,
@@ -19,9 +17,11 @@ from sottovoce.algorithms.drift_aggregated import (
     owner_of,
     ranked_rows,
 )
-from sottovoce.algorithms.drift_messages import Interaction, OwnerTable, Rows
-from sottovoce.algorithms.drift_replay import exchange
-from sottovoce.data.interactions import Interactions
+from sottovoce.algorithms.drift.blocks import Events
+from sottovoce.algorithms.drift.messages import Interaction, OwnerTable, Rows
+from sottovoce.algorithms.drift.replay import exchange
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, MessageError, RunError
 
 CONFIG = DRIFTConfig(release="aggregated", min_users=2, learning_rate=0.1)

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from numba import njit
 from numpy.typing import NDArray
 
-from sottovoce.algorithms import factors, pair_kernels
-from sottovoce.algorithms.factors import PairStep
-from sottovoce.consent import ShareRule, thresholds
+from sottovoce.algorithms.pairwise import factors
+from sottovoce.algorithms.pairwise import kernels as pair_kernels
+from sottovoce.algorithms.pairwise.factors import PairStep
+from sottovoce.core.consent import ShareRule, thresholds
+from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.errors import DataError
-from sottovoce.messages import GRID, LIMIT
 from sottovoce.rng import GAMMA, Streams
 
 STEP = PairStep(0.05, reg_user=0.02, reg_positive=0.03, reg_negative=0.01, reg_bias=0.005)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sottovoce.algorithms import factors
-from sottovoce.consent import ShareRule, thresholds
+from sottovoce.algorithms.pairwise import factors
+from sottovoce.core.consent import ShareRule, thresholds
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import Streams
 
 torch = pytest.importorskip("torch")
-from sottovoce.algorithms import factors_cuda, factors_triton  # noqa: E402
+from sottovoce.algorithms.pairwise import cuda as factors_cuda  # noqa: E402
+from sottovoce.algorithms.pairwise import triton as factors_triton  # noqa: E402
 
 STEP = factors.PairStep(0.05, 0.0025, 0.002, 0.0003, 0.001)
 GPU = torch.cuda.is_available()

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fcf import FCF, FCFConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fcf.system import FCF, FCFConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.messages import GRID, BitCounts, ModelView, SummedReports
 from sottovoce.engines.observers import AtRounds
-from sottovoce.engines.simulated import SimulatedDevices
+from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, MessageError
-from sottovoce.federation import Federation
-from sottovoce.ledger import Ledger
-from sottovoce.messages import GRID, BitCounts, ModelView, SummedReports
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
-from sottovoce.runs import RunFolder
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.folder import RunFolder
 from sottovoce.testing import random_world
 
 RNG = Streams.from_seed(4)

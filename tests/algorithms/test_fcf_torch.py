@@ -7,16 +7,18 @@ import sys
 import numpy as np
 import pytest
 
-from sottovoce.algorithms import closed_form, fcf_torch, fcf_triton
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fcf import FCF, FCFConfig
-from sottovoce.algorithms.fcf_torch import FCFOnTorch
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.closed_form import vectors as closed_form
+from sottovoce.algorithms.fcf import torch_rounds as fcf_torch
+from sottovoce.algorithms.fcf import triton as fcf_triton
+from sottovoce.algorithms.fcf.system import FCF, FCFConfig
+from sottovoce.algorithms.fcf.torch_rounds import FCFOnTorch
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.messages import GRID, LIMIT, ModelView
 from sottovoce.errors import DataError, Diverged, UsageError
-from sottovoce.federation import Federation
-from sottovoce.messages import GRID, LIMIT, ModelView
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 torch = pytest.importorskip("torch")
@@ -172,6 +174,6 @@ def test_a_missing_device_or_torch_gives_one_sentence(monkeypatch):
 def test_importing_it_does_not_import_torch():
     import subprocess
 
-    code = "import sys; import sottovoce.algorithms.fcf_torch; print('torch' in sys.modules)"
+    code = "import sys; import sottovoce.algorithms.fcf.torch_rounds; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "False\n")

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fmf import FMF, FMFConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fmf.system import FMF, FMFConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.messages import Batch, BitCounts, ModelView, SummedReports
+from sottovoce.core.one_bit import bits, coordinates, item_probabilities
 from sottovoce.engines.observers import AtRounds
-from sottovoce.engines.simulated import SimulatedDevices
+from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, MessageError, Stalled
-from sottovoce.federation import Federation
-from sottovoce.ledger import Ledger
-from sottovoce.messages import Batch, BitCounts, ModelView, SummedReports
-from sottovoce.one_bit import bits, coordinates, item_probabilities
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.runs import RunFolder
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.folder import RunFolder
 from sottovoce.testing import checkerboard, random_world
 
 RNG = Streams.from_seed(6)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fpl import CONFIGURATIONS, FPL, FPLConfig, published_cost, schedule
+from sottovoce.algorithms.fpl.system import CONFIGURATIONS, FPL, FPLConfig, published_cost, schedule
 from sottovoce.baselines.bpr_mf import BPRMF
-from sottovoce.consent import Choice, Consent
+from sottovoce.core.consent import Choice, Consent
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.privacy.mechanisms import ShareFraction
-from sottovoce.reproduce.published import BRAZIL, BRAZIL_COST, BRAZIL_FRESHNESS
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world, small_run
+from sottovoce_papers.fpl_published import BRAZIL, BRAZIL_COST, BRAZIL_FRESHNESS
 
 
 def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():

@@ -5,12 +5,12 @@ The torch path runs here on the CPU; on a machine with a GPU the same test runs 
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fpl import FPL, FPLConfig, schedule
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig, schedule
+from sottovoce.core.consent import Choice, Consent
 from sottovoce.errors import ConfigError, UsageError
-from sottovoce.federation import Federation
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 torch = pytest.importorskip("torch")

@@ -7,11 +7,19 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms import blocks as blocks_module
-from sottovoce.algorithms import plan_kernels as kernels
-from sottovoce.algorithms.blocks import Blocks, BlockStep, Events, Model, gradient, learn, losses
-from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.algorithms.drift_replay import plan
+from sottovoce.algorithms.drift import blocks as blocks_module
+from sottovoce.algorithms.drift import replay as kernels
+from sottovoce.algorithms.drift.blocks import (
+    Blocks,
+    BlockStep,
+    Events,
+    Model,
+    gradient,
+    learn,
+    losses,
+)
+from sottovoce.algorithms.drift.messages import OwnerTable
+from sottovoce.algorithms.drift.replay import plan
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(3)

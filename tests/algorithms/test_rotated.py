@@ -6,16 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from sottovoce.algorithms import rotated
-from sottovoce.algorithms.fmf import FMF, FMFConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fmf.system import FMF, FMFConfig, rotated
+from sottovoce.core.arrays import count_bits
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.messages import BitCounts
+from sottovoce.core.one_bit import ReportRule, bits, coordinates, lowest, noise_keys, noise_root
 from sottovoce.errors import DataError, Diverged
-from sottovoce.federation import Federation
-from sottovoce.messages import BitCounts
-from sottovoce.one_bit import ReportRule, bits, coordinates, lowest, noise_keys, noise_root
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.sums import count_bits
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 TRAIN = random_world(60, 50, 600, seed=1)
@@ -140,7 +139,7 @@ def test_with_little_noise_it_finds_what_users_have_in_common():
     rng = np.random.default_rng(7)
     kind = np.arange(400) % 2
     pairs = [(u, 2 * i + kind[u]) for u in range(400) for i in rng.choice(20, 8, replace=False)]
-    from sottovoce.data.interactions import Interactions
+    from sottovoce.core.interactions import Interactions
 
     train = Interactions.from_pairs(*zip(*pairs, strict=True), n_users=400, n_items=40)
     users = np.arange(400, dtype=np.int64)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import Blocks, BlockStep, Events, Model, learn, losses
+from sottovoce.algorithms.drift.blocks import Blocks, BlockStep, Events, Model, learn, losses
 from sottovoce.baselines.saros import SAROS, single_positives, thresholds, within_thresholds
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sottovoce.consent import Choice, Consent
+from sottovoce.core.consent import Choice, Consent
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, ConsentError, DataError, Diverged
 from sottovoce.rng import Streams
@@ -14,16 +14,16 @@ from sottovoce.testing import Messages, checkerboard
 
 torch = pytest.importorskip("torch")
 
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig  # noqa: E402
-from sottovoce.algorithms.uc_networks import Guesses, guess  # noqa: E402
-from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.networks import Guesses, guess  # noqa: E402
+from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig  # noqa: E402
+from sottovoce.core.links import Direct, SecureSum  # noqa: E402
+from sottovoce.core.messages import GRID, SummedReports  # noqa: E402
+from sottovoce.core.recommender import top_n  # noqa: E402
 from sottovoce.engines.simulation import Simulation  # noqa: E402
-from sottovoce.federation import Federation  # noqa: E402
-from sottovoce.links import Direct, SecureSum  # noqa: E402
-from sottovoce.messages import GRID, SummedReports  # noqa: E402
 from sottovoce.parties import device as door  # noqa: E402
 from sottovoce.privacy.updates import Clipped  # noqa: E402
-from sottovoce.recommender import top_n  # noqa: E402
+from sottovoce.runs.federation import Federation  # noqa: E402
 
 TRAIN = checkerboard(24, 30, hole=2)
 USERS = np.arange(24)

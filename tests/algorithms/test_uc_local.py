@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
 
@@ -26,10 +26,17 @@ from uc_world import (  # noqa: E402
     same,
 )
 
-from sottovoce.algorithms.uc_clipping import clip  # noqa: E402
-from sottovoce.algorithms.uc_draws import Drops, Pairs, user_keys, words  # noqa: E402
-from sottovoce.algorithms.uc_local import Clients, LocalTraining, train  # noqa: E402
-from sottovoce.algorithms.uc_networks import Model, divergence, guess  # noqa: E402
+from sottovoce.algorithms.uc.networks import Model, divergence, guess  # noqa: E402
+from sottovoce.algorithms.uc.training import (  # noqa: E402  # noqa: E402
+    Clients,
+    Drops,
+    LocalTraining,
+    Pairs,
+    clip,
+    train,
+    user_keys,
+    words,
+)
 
 CPU = torch.device("cpu")
 

@@ -22,16 +22,19 @@ from uc_world import (  # noqa: E402
     same,
 )
 
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig  # noqa: E402
-from sottovoce.algorithms.uc_hiding import LIKE  # noqa: E402
-from sottovoce.algorithms.uc_local import LocalTraining, train  # noqa: E402
-from sottovoce.algorithms.uc_networks import (  # noqa: E402
+from sottovoce.algorithms.uc.networks import (  # noqa: E402
     Attribute,
     Guesses,
     Recommender,
     tells,
 )
-from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig  # noqa: E402
+from sottovoce.algorithms.uc.training import (  # noqa: E402
+    LIKE,
+    LocalTraining,
+    train,
+)
 from sottovoce.errors import Diverged  # noqa: E402
 from sottovoce.rng import Streams  # noqa: E402
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from sottovoce.algorithms.uc_networks import (  # noqa: E402
+from sottovoce.algorithms.uc.networks import (  # noqa: E402
     DEEP,
     Attribute,
     Model,
@@ -171,7 +171,7 @@ def test_scores_are_those_that_clients_learn_from(kind, size, monkeypatch):
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7)
     assert model.scores(rows[:0]).shape == (0, 20)
     for slab in (1, 4 * size * 7, 4 * size * 45):
-        monkeypatch.setattr("sottovoce.algorithms.uc_networks._SLAB", slab)
+        monkeypatch.setattr("sottovoce.algorithms.uc.networks._SLAB", slab)
         assert torch.allclose(model.scores(rows), expected, rtol=1e-5, atol=1e-7)
 
 

@@ -10,13 +10,13 @@ from sottovoce.rng import Streams
 
 torch = pytest.importorskip("torch")
 
-from sottovoce.algorithms.uc_networks import (  # noqa: E402
+from sottovoce.algorithms.uc.networks import (  # noqa: E402
     Attribute,
     Model,
     Recommender,
     tells,
 )
-from sottovoce.algorithms.uc_protect import REASONS, Protected, Stopping, protect  # noqa: E402
+from sottovoce.algorithms.uc.protect import REASONS, Protected, Stopping, protect  # noqa: E402
 
 ATTRIBUTES = (Attribute("gender", 2, (8,)), Attribute("age", 4, (8,)))
 MOMENTS = (Attribute("gender", 2, None),)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.baselines.popular import TopPop
-from sottovoce.data.interactions import Interactions
+from sottovoce.baselines.simple import TopPop
+from sottovoce.core.interactions import Interactions
 from sottovoce.data.splitting import leave_one_out
 from sottovoce.errors import (
     ConfigError,

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.pairs import drawn_positives
 from sottovoce.attacks.views import Truth, View
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import SEALED_SEED_BYTES, Direct
 from sottovoce.data.sources import available, load
 from sottovoce.data.splitting import keep_active, temporal_holdout
 from sottovoce.engines.transcripts import Heard, Recorder, network_of, seen_by
-from sottovoce.federation import Federation
-from sottovoce.links import SEALED_SEED_BYTES, Direct
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 
 
 @dataclass

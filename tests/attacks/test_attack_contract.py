@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from sottovoce.attacks.views import ATTACKS, Attack, Claims, Result
+from sottovoce.core.messages import DeviceReports
 from sottovoce.data import Dataset, Interactions, write_prepared
 from sottovoce.experiment import Experiment
-from sottovoce.messages import DeviceReports
-from sottovoce.run_scenes import views_and_truth
+from sottovoce.runs.threat_views import views_and_truth
 from sottovoce.testing import AttackContract, ContractBroken
 
 TOWN = {"residents": 50, "venues": 60, "visits_per_resident": 15.0}

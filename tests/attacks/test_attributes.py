@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from sottovoce.attacks import attributes
-from sottovoce.attacks.attributes import TooLittle, auc, auc_resampled
+from sottovoce.attacks.suite import a08_attributes as attributes
+from sottovoce.attacks.suite.a08_attributes import TooLittle, auc, auc_resampled
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import Streams

@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from open_proxy import Open
 
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.attacks import draws
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.suite import a13_draws
+from sottovoce.attacks.suite import a13_draws as draws
 from sottovoce.attacks.views import Truth, View
-from sottovoce.consent import Choice, Consent
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import Direct, Proxied
+from sottovoce.core.one_bit import coordinates
 from sottovoce.engines.transcripts import Recorder, seen_by
-from sottovoce.federation import Federation
-from sottovoce.links import Direct, Proxied
-from sottovoce.one_bit import coordinates
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import SecretStreams, Streams, mix_array, words_of
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 N_USERS, N_ITEMS, K = 120, 400, 20

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import BlockStep, Events, Model
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import Gradients, OwnerTable, RowRequest
+from sottovoce.algorithms.drift.blocks import BlockStep, Events, Model
+from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import (
     Claim,
     Cosine,
@@ -18,7 +18,7 @@ from sottovoce.attacks.drift import (
     score_pairs,
     wilson,
 )
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo_simulation import SiloSimulation
 from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams

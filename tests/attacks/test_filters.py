@@ -16,11 +16,11 @@ from sottovoce.attacks.filters import (
     who_hides_by_guess,
     who_hides_by_size,
 )
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.messages import GRID, DeviceReports
+from sottovoce.core.one_bit import noise_root
 from sottovoce.errors import DataError
-from sottovoce.messages import GRID, DeviceReports
-from sottovoce.one_bit import noise_root
 from sottovoce.privacy.updates import Clipped, steps
 from sottovoce.rng import Streams
 

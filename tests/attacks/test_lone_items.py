@@ -3,16 +3,16 @@
 import numpy as np
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fcf import FCFConfig
+from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.attacks.suite.a04_lone_items import ATTACK
 from sottovoce.attacks.views import Seen, Truth, View
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.ledger import Ledger
-from sottovoce.links import SecureSum
-from sottovoce.messages import ModelView
-from sottovoce.parties.masker import Masker
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import ModelView
+from sottovoce.engines.simulation import SimulatedDevices
+from sottovoce.parties.helper import Masker
 from sottovoce.parties.secure_sum import summed
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.attacks.suite.a01_lone_rows import ATTACK
 from sottovoce.attacks.views import Seen, Truth, View
-from sottovoce.consent import Choice, Consent
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.engines.simulation import Simulation
-from sottovoce.ledger import Ledger
-from sottovoce.links import SecureSum
-from sottovoce.messages import GRID, LIMIT, ModelView
-from sottovoce.parties.masker import Masker
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import GRID, LIMIT, ModelView
+from sottovoce.engines.simulation import SimulatedDevices, Simulation
+from sottovoce.parties.helper import Masker
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams

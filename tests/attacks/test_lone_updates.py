@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.uc_config import UCConfig
+from sottovoce.algorithms.uc.settings import UCConfig
 from sottovoce.attacks.suite.a01_lone_updates import ATTACK
 from sottovoce.attacks.views import Seen, Truth, View
-from sottovoce.consent import Choice, Consent
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.ledger import Ledger
-from sottovoce.links import SecureSum
-from sottovoce.messages import ModelView
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import ModelView
+from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.parties.secure_sum import summed
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
 from sottovoce.testing import random_world
+from sottovoce.wire.terms import Terms
 
 torch = pytest.importorskip("torch")
 

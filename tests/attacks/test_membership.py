@@ -5,21 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.attacks.membership import Home, Question, against_others, against_same
+from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.suite import a12_membership
+from sottovoce.attacks.suite.a12_membership import Home, Question, against_others, against_same
 from sottovoce.attacks.views import Truth, View
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.errors import DataError
-from sottovoce.federation import Federation
-from sottovoce.links import Direct, Proxied, SecureSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 
 HELD, PART = a12_membership.HELD, a12_membership.PART
 N_USERS, N_ITEMS = 400, 150
@@ -135,7 +135,7 @@ def test_a_filtered_model_is_attacked_as_well(monkeypatch):
         popularity=few.popularity[keep],
     )  # fmt: skip
     monkeypatch.setattr(Question, "held_or_not", lambda *_: few)
-    from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
+    from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
     from sottovoce.privacy.updates import Clipped
 
     gender = FilterConfig("gender", ("f", "m"), (0.5, 0.5))

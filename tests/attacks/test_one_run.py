@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.one_run import (
     Audit,
     Canaries,
@@ -22,20 +22,20 @@ from sottovoce.attacks.one_run import (
     values_before_coins,
 )
 from sottovoce.attacks.views import View
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import Proxied, SecureSum
+from sottovoce.core.messages import BitReports, SummedReports
+from sottovoce.core.one_bit import bits, coordinates
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.federation import Federation
-from sottovoce.links import Proxied, SecureSum
-from sottovoce.messages import BitReports, SummedReports
-from sottovoce.one_bit import bits, coordinates
-from sottovoce.parties.masker import Masker
+from sottovoce.parties.helper import Masker
 from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import BoundReports, KReports, Tier
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 DELTA = 1e-6

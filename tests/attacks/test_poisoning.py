@@ -3,31 +3,32 @@
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.algorithms.rotated import turned_back
-from sottovoce.attacks.poisoners import (
+from sottovoce.algorithms.fmf.rotated import turned_back
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.attacks.poisoning import (
     Allowed,
     Facts,
     FedRecAttack,
     HardUsers,
     Profiles,
     Twin,
+    cold_targets,
+    exposure,
     messages,
     pushing_bits,
 )
-from sottovoce.attacks.poisoning import cold_targets, exposure
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.messages import GRID, Batch, ModelView
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.errors import DataError, MessageError
-from sottovoce.federation import Federation
-from sottovoce.messages import GRID, Batch, ModelView
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 
 TRIPLES, ROUNDS, BAD = 20, 40, 8
 TRAIN = generate_shaped(ShapeConfig(400, 200, 8000, 5, 1.0, 4, seed=3), threads=1)

@@ -5,9 +5,9 @@ difference."""
 
 import numpy as np
 
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator
-from sottovoce.algorithms.drift_aggregated import AggregatingOwner
-from sottovoce.algorithms.drift_messages import Interaction
+from sottovoce.algorithms.drift.aggregated import AggregatingOwner
+from sottovoce.algorithms.drift.messages import Interaction
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
 from sottovoce.rng import Streams
 
 CONFIG = DRIFTConfig(release="aggregated", min_users=25)

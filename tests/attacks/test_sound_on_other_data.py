@@ -3,9 +3,8 @@
 import pytest
 
 from sottovoce.attacks.suite.a01_lone_rows import ATTACK
-from sottovoce.experiment import Experiment
-from sottovoce.experiment_files import find
-from sottovoce.run_attacks import attack_experiment
+from sottovoce.experiment import Experiment, find
+from sottovoce.runs.attack import attack_experiment
 
 SPARSE = ["town.residents=600", "town.venues=2500", "algorithm.epochs=2"]
 """About six draws of an item in a round, where the preset's town has 42."""

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import Events
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_aggregated import AggregatingOwner
-from sottovoce.algorithms.drift_messages import OwnerTable
+from sottovoce.algorithms.drift.aggregated import AggregatingOwner
+from sottovoce.algorithms.drift.blocks import Events
+from sottovoce.algorithms.drift.messages import OwnerTable
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.suite import a06_cosine, a07_requests, owners_refused
 from sottovoce.attacks.views import Truth, View
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.engines.silo_views import silo_views
 from sottovoce.parties.silo_door import InteractionDoor

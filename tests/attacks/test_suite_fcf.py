@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.suite.a04_rank_one import ATTACK, departures
 from sottovoce.attacks.views import Seen
+from sottovoce.core.links import SecureSum
+from sottovoce.core.masking import sum_masks
+from sottovoce.core.messages import MaskSum, ModelView
 from sottovoce.data.splitting import temporal_holdout
 from sottovoce.data.town import TownConfig, generate_town
-from sottovoce.links import SecureSum
-from sottovoce.masking import sum_masks
-from sottovoce.messages import MaskSum, ModelView
 from sottovoce.privacy.mechanisms import Everything
 
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
-from sottovoce.attacks import attributes
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.attacks.suite import a08_attributes, a09_filter_bias, a10_consent
+from sottovoce.attacks.suite import a08_attributes as attributes
 from sottovoce.attacks.views import Truth, View
-from sottovoce.consent import Choice, Consent
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import Direct, SecureSum
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import DataError, WrongSum
-from sottovoce.federation import Federation
-from sottovoce.links import Direct, SecureSum
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 torch = pytest.importorskip("torch")

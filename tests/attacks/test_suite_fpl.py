@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.factors import PairStep
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.algorithms.pairwise.factors import PairStep
 from sottovoce.attacks.pairs import Rows, attacked, drawn_positives, invert, opened
 from sottovoce.attacks.suite import a01_inversion, a02_complement, a03_sign
 from sottovoce.attacks.views import Seen
+from sottovoce.core.links import SecureSum
+from sottovoce.core.masking import sum_masks
+from sottovoce.core.messages import GRID, MaskSum, ModelView
 from sottovoce.data.splitting import temporal_holdout
 from sottovoce.data.town import TownConfig, generate_town
-from sottovoce.links import SecureSum
-from sottovoce.masking import sum_masks
-from sottovoce.messages import GRID, MaskSum, ModelView
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world

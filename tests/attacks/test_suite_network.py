@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.suite.network_sizes import ATTACK, auc
 from sottovoce.attacks.views import Packet, Seen
+from sottovoce.core.links import SecureSum
 from sottovoce.data.splitting import temporal_holdout
 from sottovoce.data.town import TownConfig, generate_town
-from sottovoce.links import SecureSum
 from sottovoce.privacy.mechanisms import Everything
 
 

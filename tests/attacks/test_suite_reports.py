@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from open_proxy import Open
 
-from sottovoce import shuffling
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.suite import a05_linkage, a11_item_sets
 from sottovoce.attacks.views import Truth, View
-from sottovoce.consent import Choice, Consent
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import Proxied
+from sottovoce.core.messages import BitReports
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import DataError
-from sottovoce.federation import Federation
-from sottovoce.links import Proxied
-from sottovoce.messages import BitReports
+from sottovoce.parties import shuffler as shuffling
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 N_USERS, N_ITEMS, K = 1500, 300, 20

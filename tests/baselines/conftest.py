@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sottovoce.baselines import BASELINES, Baseline, ItemKNN, MultVAE, Progress, TopPop, UserKNN
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import top_n
 from sottovoce.errors import ConfigError, SottovoceError
 from sottovoce.experiment import Experiment
-from sottovoce.recommender import top_n
 from sottovoce.rng import Streams
-from sottovoce.running import run_experiment
+from sottovoce.runs.train import run_experiment
 from sottovoce.testing import BaselineContract, ContractBroken
 
 RNG = Streams.from_seed(11)

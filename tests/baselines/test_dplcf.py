@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from sottovoce.baselines import DPLCF, ItemKNN, dplcf
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 

@@ -13,9 +13,10 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from sottovoce.baselines import ItemKNN, UserKNN, neighbors
-from sottovoce.baselines.neighbors import nearest_rows
-from sottovoce.data.interactions import Interactions
+from sottovoce.baselines import ItemKNN, UserKNN
+from sottovoce.baselines import knn as neighbors
+from sottovoce.baselines.knn import nearest_rows
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 

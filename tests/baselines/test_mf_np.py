@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from sottovoce.baselines import MFNP, TopPop
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer, top_n
 from sottovoce.errors import ConfigError
 from sottovoce.evaluation.protocol import Protocol, Sampled, evaluate
-from sottovoce.recommender import FactorScorer, top_n
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sottovoce.baselines import MultVAE
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged, UsageError
 from sottovoce.rng import Streams
 
@@ -26,7 +26,7 @@ TINY: dict[str, Any] = {
 
 
 def test_loss_is_the_printed_one(sparse: Interactions) -> None:
-    from sottovoce.baselines.mult_vae_network import Network, Rows
+    from sottovoce.baselines.mult_vae_training import Network, Rows
 
     users, beta, cpu = np.array([5, 0, 7, 20]), 0.3, torch.device("cpu")
     network = Network.init(sparse.n_items, 6, 3, RNG, cpu)
@@ -57,7 +57,7 @@ def test_loss_is_the_printed_one(sparse: Interactions) -> None:
 
 def test_scores_are_the_decoder_at_the_mean(sparse: Interactions) -> None:
     # A learning rate of 1e-12 leaves the network as it was drawn.
-    from sottovoce.baselines.mult_vae_network import Network, Rows
+    from sottovoce.baselines.mult_vae_training import Network, Rows
 
     config = MultVAE(**TINY, learning_rate=1e-12)
     scores = config.fit(sparse, RNG).scores(np.arange(sparse.n_users))
@@ -96,7 +96,7 @@ def test_dropout_hides_its_share_and_keeps_the_expectation() -> None:
 
 
 def test_every_epoch_draws_anew(sparse: Interactions, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sottovoce.baselines.mult_vae_network import Network
+    from sottovoce.baselines.mult_vae_training import Network
 
     seen: list[tuple[Any, Any]] = []
     loss = Network.loss

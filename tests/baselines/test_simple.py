@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sottovoce.baselines import Random, TopPop
-from sottovoce.data.interactions import Interactions
-from sottovoce.recommender import top_n
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import top_n
 from sottovoce.rng import Streams
 
 RNG = Streams.from_seed(3)

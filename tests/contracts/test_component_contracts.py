@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.consent import Choice
-from sottovoce.links import Direct, Proxied, SecureSum
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.core.consent import Choice
+from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.privacy.mechanisms import BoundShare, Everything, ShareFraction
 from sottovoce.privacy.updates import BoundClipped, Clipped
 from sottovoce.testing import AlgorithmContract, ContractBroken, LinkContract, ReleaseContract

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.blocks import Events, learn
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator
-from sottovoce.algorithms.drift_aggregated import own_vector, owner_of
-from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.algorithms.drift_replay import replay
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.algorithms.drift.aggregated import own_vector, owner_of
+from sottovoce.algorithms.drift.blocks import Events, learn
+from sottovoce.algorithms.drift.messages import OwnerTable
+from sottovoce.algorithms.drift.replay import replay
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.parties.silo_door import SEALED_BYTES, InteractionDoor
 from sottovoce.rng import Streams

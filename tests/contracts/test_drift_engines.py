@@ -7,22 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import Events
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
-from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.algorithms.drift_replay import deliver
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.drift.blocks import Events
+from sottovoce.algorithms.drift.messages import OwnerTable
+from sottovoce.algorithms.drift.replay import deliver
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.data import load
-from sottovoce.data.interactions import Interactions
 from sottovoce.data.splitting import temporal_holdout
-from sottovoce.engines.flower.silo_trial import SiloTrial
 from sottovoce.engines.flower.superlink import SuperLinkPlace, count_unknown_nodes
-from sottovoce.engines.https.owner_folder import create_owner_folder, keep_admission
 from sottovoce.engines.processes import Child, sottovoce_command
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.parties.silo_door import InteractionDoor
-from sottovoce.parties.silo_files import Admission, FederationFile
 from sottovoce.rng import Streams
+from sottovoce.services.silo_trial import SiloTrial
+from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
+from sottovoce.wire.silo_files import Admission, FederationFile
 
 NAMES = ("Drama", "Children's", "Sci-Fi", "Film-Noir")
 
@@ -86,7 +86,7 @@ def addressed(world):
 
 def taken(trial):
     """Interactions that each owner has on its disk as taken."""
-    from sottovoce.engines.https.owner_folder import open_owner_folder
+    from sottovoce.stores.owner_folder import open_owner_folder
 
     found = {}
     for name in NAMES:

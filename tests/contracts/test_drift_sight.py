@@ -11,17 +11,16 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import Events, Model
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift.blocks import Events, Model
+from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import Claim, cosine_claims, request_pairs, score_pairs
-from sottovoce.data.interactions import Interactions
-from sottovoce.engines import silo_bytes
-from sottovoce.engines.silo_simulation import SIGHT, SiloSimulation
-from sottovoce.engines.silo_ways import SEALINGS, SESSION_BYTES
+from sottovoce.core.interactions import Interactions
+from sottovoce.engines.silo_simulation import SEALINGS, SESSION_BYTES, SIGHT, SiloSimulation
 from sottovoce.errors import MessageError
-from sottovoce.privacy.interactions import SEALED_BYTES, SHARED_BYTES, SharedKey
 from sottovoce.rng import Streams
+from sottovoce.wire import silos as silo_bytes
+from sottovoce.wire.interactions import SEALED_BYTES, SHARED_BYTES, SharedKey
 
 N_USERS, N_ITEMS = 60, 40
 DRAW = np.random.default_rng(2)

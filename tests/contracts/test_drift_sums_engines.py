@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from test_drift_engines import small_train, world_of
 
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.engines.flower.silo_trial import SiloTrial
+from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.services.silo_trial import SiloTrial
 
 CONFIG = DRIFTConfig(release="aggregated", min_users=10, epochs=2, learning_rate=0.1)
 

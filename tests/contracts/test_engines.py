@@ -13,7 +13,7 @@ import pytest
 
 from sottovoce.cli import call
 from sottovoce.data.town import TownConfig, generate_town
-from sottovoce.runs import RunFolder
+from sottovoce.runs.folder import RunFolder
 
 EVERY = """
 seed = 3

@@ -3,7 +3,7 @@
 import pytest
 
 from sottovoce.algorithms.base import CrossDevice
-from sottovoce.algorithms.fcf import FCF, FCFConfig
+from sottovoce.algorithms.fcf.system import FCF, FCFConfig
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.mechanisms import Everything, Release
 from sottovoce.testing import CrossDeviceContract

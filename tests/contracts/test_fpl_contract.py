@@ -3,7 +3,7 @@
 import pytest
 
 from sottovoce.algorithms.base import CrossDevice
-from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.errors import ConfigError
 from sottovoce.rng import SecretStreams
 from sottovoce.testing import ContractBroken, CrossDeviceContract

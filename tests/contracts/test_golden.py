@@ -45,7 +45,7 @@ from llvmlite import binding
 from test_engines import EVERY, WORLDS
 
 from sottovoce import Experiment, SottovoceError, run_experiment
-from sottovoce.run_views import FinishedRun
+from sottovoce.runs.read import FinishedRun
 
 FILE = Path(__file__).with_name("golden.json")
 USERS = 8

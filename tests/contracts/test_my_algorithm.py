@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sottovoce.experiment import Experiment
-from sottovoce.runs import RunFolder
+from sottovoce.runs.folder import RunFolder
 
 FILE = Path(__file__).parents[2] / "examples" / "my_algorithm.py"
 EXPERIMENT = """

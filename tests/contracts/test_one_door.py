@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import ALGORITHMS, Cohort
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMF, FMFConfig
-from sottovoce.algorithms.fpl import FPL, FPLConfig
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
-from sottovoce.consent import Choice, Consent
-from sottovoce.engines.simulated import SimulatedDevices
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fmf.system import FMF, FMFConfig
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import LINKS, SEALED_SEED_BYTES, Direct, Link, SecureSum
+from sottovoce.core.masking import expand, unmasked
+from sottovoce.core.messages import GRID, ModelView
+from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, ConsentError, Diverged, MessageError
-from sottovoce.federation import Federation
-from sottovoce.ledger import Ledger
-from sottovoce.links import LINKS, SEALED_SEED_BYTES, Direct, Link, SecureSum
-from sottovoce.masking import expand, unmasked
-from sottovoce.messages import GRID, ModelView
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.base import RELEASES
@@ -27,8 +26,9 @@ from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.terms import check_fitting
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
+from sottovoce.wire.terms import check_fitting
 
 TRAIN = random_world(40, 30, 200, seed=5)
 USERS = np.arange(TRAIN.n_users, dtype=np.int64)

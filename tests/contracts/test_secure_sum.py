@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import SEALED_SEED_BYTES, Direct, SecureSum
+from sottovoce.core.messages import GRID, MaskedReports, MaskSeeds, MaskSum, ModelView, add_up
 from sottovoce.errors import ConfigError, MessageError, WrongSum
-from sottovoce.federation import Federation
-from sottovoce.links import SEALED_SEED_BYTES, Direct, SecureSum
-from sottovoce.messages import GRID, MaskedReports, MaskSeeds, MaskSum, ModelView, add_up
-from sottovoce.parties import masker as maskers
+from sottovoce.parties import helper as maskers
 from sottovoce.parties.device import Devices
-from sottovoce.parties.masker import Masker
+from sottovoce.parties.helper import Masker
 from sottovoce.parties.secure_sum import MaskedSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 N_USERS, N_ITEMS, ROUNDS = 36, 40, 3

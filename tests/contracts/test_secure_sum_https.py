@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce.engines.https import records
-from sottovoce.engines.https.folder import open_folder
-from sottovoce.engines.https.keys import authority_pem, device_context
-from sottovoce.engines.https.masked_wire import RECORD_BYTES, message_bytes
-from sottovoce.engines.https.trial import HttpsTrial
+from sottovoce.core.links import SEALED_SEED_BYTES
+from sottovoce.core.messages import add_up
 from sottovoce.experiment import Experiment
-from sottovoce.federation import Federation
-from sottovoce.links import SEALED_SEED_BYTES
-from sottovoce.messages import add_up
-from sottovoce.trials import world_of
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.outcomes import world_of
+from sottovoce.services.trial import HttpsTrial
+from sottovoce.stores import server as records
+from sottovoce.stores.keys import authority_pem, device_context
+from sottovoce.stores.server_folder import open_folder
+from sottovoce.wire.masked import RECORD_BYTES, message_bytes
 
 pytest.importorskip("torch")
 

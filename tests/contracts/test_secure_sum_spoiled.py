@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import Direct, SecureSum
 from sottovoce.engines.simulation import Simulation
-from sottovoce.federation import Federation
-from sottovoce.links import Direct, SecureSum
 from sottovoce.parties.searching import Search
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 USERS, LIAR = 64, 11

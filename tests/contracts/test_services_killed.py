@@ -2,26 +2,21 @@
 behind a secure sum, and DRIFT with sums over people. The model is the simulation's, bit for bit."""
 
 import itertools
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from forwarder import Forwarder
 from test_drift_sums_engines import CONFIG, world_of_two
 from test_secure_sum_https import UC, nobody, parties
 
-sys.path.append(str(Path(__file__).parents[1] / "engines" / "https"))
-
-from forwarder import Forwarder
-
-from sottovoce.engines.flower.silo_trial import SiloTrial
-from sottovoce.engines.https import records
-from sottovoce.engines.https.folder import open_folder
-from sottovoce.engines.https.operators import Operator
-from sottovoce.engines.https.trial import HttpsTrial
 from sottovoce.engines.processes import wait_for
+from sottovoce.services.server.operator import Operator
+from sottovoce.services.silo_trial import SiloTrial
+from sottovoce.services.trial import HttpsTrial
+from sottovoce.stores import server as records
+from sottovoce.stores.server_folder import open_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPL, FPLConfig
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Vocabulary
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Vocabulary
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import Direct, Gateway, Proxied
+from sottovoce.core.messages import add_up, decode_sum
 from sottovoce.engines.flower.node import answer_task
 from sottovoce.engines.flower.wire import Answer, Task
-from sottovoce.engines.versions import encode_model
-from sottovoce.federation import Federation
-from sottovoce.ledger import Ledger
-from sottovoce.links import Direct, Gateway, Proxied
-from sottovoce.messages import add_up, decode_sum
 from sottovoce.parties.device import Devices
-from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.server import Server
-from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
+from sottovoce.runs.federation import Federation
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world, small_run
+from sottovoce.wire.terms import Terms
+from sottovoce.wire.versions import encode_model
 
 USERS = np.arange(24)
 TRAIN = random_world(24, 60, 250, seed=4)

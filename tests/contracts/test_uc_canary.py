@@ -4,33 +4,30 @@ differ in it alone send the same bytes, and its name is nowhere."""
 import asyncio
 import json
 import secrets
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
-from sottovoce.consent import Choice
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
+from sottovoce.core.consent import Choice
+from sottovoce.core.messages import ModelView, decode
 from sottovoce.errors import ServiceError, SottovoceError
-from sottovoce.messages import ModelView, decode
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.session import Hosted
+from sottovoce.wire.terms import Terms
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines/https"))
 
 from fake_federation import Federation, make_store, refusal
 from fake_server import FakeServer, Reply
 
-from sottovoce.algorithms.uc import UC
-from sottovoce.engines.https import keys
-from sottovoce.engines.https.agent import Agent
-from sottovoce.engines.https.signing import open_envelope
+from sottovoce.algorithms.uc.system import UC
+from sottovoce.services.agent.agent import Agent
+from sottovoce.stores import keys
+from sottovoce.wire.signing import open_envelope
 
 CANARY = "canary-value-7f3a"
 DIARY = "canary-diary-51c0"

@@ -12,12 +12,12 @@ import pytest
 from sottovoce.cli import call
 from sottovoce.engines.simulation import Simulation
 from sottovoce.experiment import Experiment
-from sottovoce.federation import Federation
-from sottovoce.trials import world_of
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.outcomes import world_of
 
 pytest.importorskip("torch")
 
-from sottovoce.engines.https.trial import HttpsTrial
+from sottovoce.services.trial import HttpsTrial
 
 TABLE = {
     "name": "uc",

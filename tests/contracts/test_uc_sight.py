@@ -3,42 +3,39 @@ can read in that (A9, A10), and what it refuses. What is published promises less
 think; it is asserted, so that nobody takes it for protection."""
 
 import struct
-import sys
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.attacks.filters import (
     label_from_bias,
     label_from_moments,
     who_hides,
     who_hides_by_size,
 )
-from sottovoce.consent import Choice, Consent
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import Direct
+from sottovoce.core.messages import GRID, decode, encode, encode_sum
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError, MessageError
-from sottovoce.federation import Federation
-from sottovoce.links import Direct
-from sottovoce.messages import GRID, decode, encode, encode_sum
 from sottovoce.parties.server import Server
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import Messages, checkerboard, random_world
+from sottovoce.wire.terms import Terms
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines/https"))
 
 from server_world import Client, ServerProcess, enrolment, quick_rules  # noqa: E402
 
-from sottovoce.algorithms.uc_draws import Pairs, user_keys  # noqa: E402
-from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
-from sottovoce.engines.https.folder import create_folder, invite  # noqa: E402
-from sottovoce.engines.https.signing import OVERHEAD, seal  # noqa: E402
+from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.training import Pairs, user_keys  # noqa: E402
+from sottovoce.stores.server_folder import create_folder, invite  # noqa: E402
+from sottovoce.wire.signing import OVERHEAD, seal  # noqa: E402
 
 N_USERS, N_ITEMS = 100, 40
 TRAIN = random_world(N_USERS, N_ITEMS, 600, seed=4)
@@ -428,9 +425,9 @@ def test_a_server_that_would_cut_the_count_is_not_set_up(tmp_path):
 def told_by(fleet, values, devices=2):
     """A gateway's sum of two devices, with other values, as a conductor looks at it."""
     pytest.importorskip("flwr")
-    from sottovoce.engines.flower.checkpoint import OpenRound
     from sottovoce.engines.flower.conductor import check_sum
     from sottovoce.engines.flower.wire import Answer
+    from sottovoce.stores.conductor import OpenRound
 
     part = fleet.made.devices.report_summed(fleet.view, np.arange(2))
     body = encode_sum(replace(part, sums=values(part.sums.copy())))

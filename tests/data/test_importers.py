@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sottovoce.data import Dataset, TownConfig, generate_town, import_path, write_prepared
-from sottovoce.data.importers import text
+from sottovoce.data.importers import files as text
 from sottovoce.errors import ConfigError, CorruptData, DataError, DataNotFound
 
 Files = dict[str, str | bytes]

@@ -84,7 +84,7 @@ def test_no_command_is_overlooked():
 def test_the_rules_of_a_round_are_all_explained():
     from dataclasses import fields
 
-    from sottovoce.engines.rounds import RoundRules
+    from sottovoce.parties.server import RoundRules
 
     told = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", PAGE, re.MULTILINE))
     assert {rule.name: rule.default for rule in fields(RoundRules)} == {
@@ -95,7 +95,7 @@ def test_the_rules_of_a_round_are_all_explained():
 def test_every_reason_of_a_refusal_is_explained():
     from typing import get_args
 
-    from sottovoce.engines.https.refusals import Reason
+    from sottovoce.wire.refusals import Reason
 
     section = PAGE.split("## What is refused", 1)[1].split("\n## ", 1)[0]
     told = {name for row in re.findall(r"\|([^|]+)\|$", section, re.MULTILINE)
@@ -935,7 +935,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(path, tmp_path):
 
 @pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
 def test_nginx_accepts_the_load_balancer(tmp_path):
-    from sottovoce.engines.https.keys import init_keys
+    from sottovoce.stores.keys import init_keys
 
     init_keys(tmp_path / "town" / "keys")
     site = (DEPLOY / "nginx-https.conf").read_text()

@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.cli import call, output
-from sottovoce.consent import Choice
-from sottovoce.engines.https.invitations import Invitation, kept_invitation, write_invitation
+from sottovoce.core.consent import Choice
+from sottovoce.core.links import Direct, Proxied
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConsentError
-from sottovoce.links import Direct, Proxied
-from sottovoce.messages import ModelView
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
-from sottovoce.terms import Terms
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.session import Hosted
+from sottovoce.wire.invitations import Invitation, kept_invitation, write_invitation
+from sottovoce.wire.terms import Terms
 
 COMMAND = str(Path(sys.executable).with_name("sottovoce"))
 ITEMS = [(f"venue-{i}", f"Venue number {i}") for i in range(12)]

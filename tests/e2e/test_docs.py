@@ -90,7 +90,7 @@ def test_every_option_of_consent_and_of_the_services_is_documented():
 def test_every_setting_of_a_release_is_documented():
     from dataclasses import fields
 
-    from sottovoce.consent import Choice
+    from sottovoce.core.consent import Choice
     from sottovoce.privacy.reports import KReports, Tier
     from sottovoce.privacy.updates import Clipped
 
@@ -103,7 +103,7 @@ def test_every_setting_of_uc_is_in_its_example_with_its_default():
     import tomllib
     from dataclasses import fields
 
-    from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
+    from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 
     text = (ROOT / "docs" / "cli.md").read_text()
     found = map(tomllib.loads, re.findall(r"```toml\n(.*?)```", text, re.DOTALL))
@@ -134,7 +134,7 @@ def test_the_federation_with_filters_of_the_deployment_can_be_made():
     import tomllib
 
     from sottovoce.experiment import Experiment
-    from sottovoce.terms import Terms
+    from sottovoce.wire.terms import Terms
 
     page = (ROOT / "docs" / "deploy.md").read_text()
     [text] = re.findall(r"`filters.toml`:\n\n```\n(.*?)```", page, re.DOTALL)

@@ -7,14 +7,14 @@ import time
 import numpy as np
 import pytest
 
-from sottovoce.engines.https.folder import open_folder
-from sottovoce.engines.https.trial import HttpsTrial
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.experiment import Experiment
-from sottovoce.federation import Federation
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.store import CohortStore
-from sottovoce.trials import world_of
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.outcomes import world_of
+from sottovoce.services.trial import HttpsTrial
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.server_folder import open_folder
+from sottovoce.stores.session import Hosted
 
 ROUNDS = 10
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce import resources
+from sottovoce import experiment as resources
+from sottovoce.core.links import Proxied, SecureSum
 from sottovoce.experiment import Experiment
-from sottovoce.links import Proxied, SecureSum
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports
-from sottovoce.running import run_experiment
+from sottovoce.runs.train import run_experiment
 
 SOUND = resources.folder("experiments") / "sound"
 MINE = sorted(p for p in SOUND.glob("*.toml") if not p.stem.startswith("drift"))

@@ -6,21 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce import running
-from sottovoce.algorithms.fcf import FCFConfig
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.algorithms.uc_config import UCConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.algorithms.uc.settings import UCConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import SecureSum
 from sottovoce.errors import ConsentError, Stalled
 from sottovoce.experiment import Experiment
-from sottovoce.federation import Federation
-from sottovoce.links import SecureSum
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.running import run_experiment
-from sottovoce.runs import RunFolder
+from sottovoce.runs import train as running
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.folder import RunFolder
+from sottovoce.runs.train import run_experiment
 from sottovoce.testing import random_world
 
 N_USERS, ROUNDS, NOISE = 24, 6, 3.0

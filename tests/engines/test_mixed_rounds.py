@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.consent import Choice, Consent
-from sottovoce.engines.base import Moment
-from sottovoce.engines.observers import AtRounds
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.messages import Batch, BitReports
+from sottovoce.engines.observers import AtRounds, Moment
 from sottovoce.engines.transcripts import Transcript, read_transcript
 from sottovoce.errors import ConfigError, ConsentError, Stalled
-from sottovoce.federation import Federation
-from sottovoce.messages import Batch, BitReports
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import random_world
 
 TRAIN = random_world(40, 30, 200, seed=2)
@@ -94,8 +93,8 @@ def test_what_can_never_work_is_refused_at_once():
 
 def test_interrupted_and_resumed_spends_no_more_and_no_less():
     """Model, memory and budgets come back as they were."""
-    from sottovoce.ledger import Totals
-    from sottovoce.runs import Checkpoint
+    from sottovoce.core.ledger import Totals
+    from sottovoce.runs.folder import Checkpoint
 
     whole = federation([permits(2.0, total=60.0), permits(2.0)], USERS % 2)
     kept = []

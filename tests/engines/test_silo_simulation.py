@@ -5,14 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.blocks import Events
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
-from sottovoce.algorithms.drift_messages import Gradients, OwnerTable, RowRequest, Rows
-from sottovoce.algorithms.drift_replay import replay
-from sottovoce.data.interactions import Interactions
-from sottovoce.engines import silo_bytes
-from sottovoce.engines.silo_simulation import SiloSimulation
-from sottovoce.engines.silo_ways import (
+from sottovoce.algorithms.drift.blocks import Events
+from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift.replay import replay
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
+from sottovoce.core.interactions import Interactions
+from sottovoce.engines.silo_simulation import (
     AGREEMENT_BYTES,
     KINDS,
     PHASES,
@@ -20,10 +18,12 @@ from sottovoce.engines.silo_ways import (
     SECURITY,
     SESSION_BYTES,
     Packet,
+    SiloSimulation,
 )
 from sottovoce.errors import ConfigError, MessageError
-from sottovoce.privacy.interactions import SEALED_BYTES, SHARED_BYTES
 from sottovoce.rng import Streams
+from sottovoce.wire import silos as silo_bytes
+from sottovoce.wire.interactions import SEALED_BYTES, SHARED_BYTES
 
 RNG = Streams.from_seed(3)
 N_USERS, N_ITEMS, N_OWNERS = 12, 20, 4

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import Events, Model, learn
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift.blocks import Events, Model, learn
+from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.views import Packet
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo import SiloWorld
+from sottovoce.engines.silo_simulation import Packet as Wire
 from sottovoce.engines.silo_simulation import SiloSimulation
 from sottovoce.engines.silo_views import silo_views
-from sottovoce.engines.silo_ways import Packet as Wire
 from sottovoce.errors import ConfigError
 from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.rng import Streams

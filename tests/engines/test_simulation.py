@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fpl import FPL, FPLConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
 from sottovoce.engines.observers import AtRounds, Checkpoints, Periodically
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.engines.simulation import Simulation
+from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.errors import ConfigError
-from sottovoce.ledger import Ledger
 from sottovoce.parties import device as door
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import Server

@@ -7,22 +7,12 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.fmf import FMFConfig
-from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.views import Packet
-from sottovoce.consent import Choice, Consent
-from sottovoce.engines.transcripts import (
-    MASKED_KEPT,
-    Recorder,
-    Transcript,
-    network_of,
-    read_transcript,
-    seen_by,
-)
-from sottovoce.errors import CorruptData, RunError
-from sottovoce.federation import Federation
-from sottovoce.links import SecureSum
-from sottovoce.messages import (
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import (
     BitReports,
     DeviceReports,
     MaskedReports,
@@ -32,10 +22,20 @@ from sottovoce.messages import (
     SummedReports,
     encode,
 )
+from sottovoce.engines.transcripts import (
+    MASKED_KEPT,
+    Recorder,
+    Transcript,
+    network_of,
+    read_transcript,
+    seen_by,
+)
+from sottovoce.errors import CorruptData, RunError
 from sottovoce.parties import device as door
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation
 from sottovoce.testing import Messages, random_world
 
 USERS = 90

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.engines.rounds import RoundRules
+from sottovoce.core.ledger import Entries
 from sottovoce.engines.trial import in_order, trial_rules, unequal_parts
-from sottovoce.ledger import Entries
+from sottovoce.parties.server import RoundRules
 
 
 @given(st.integers(1, 300), st.integers(1, 12))

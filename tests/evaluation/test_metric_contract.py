@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import ConfigError, UsageError
 from sottovoce.evaluation import METRICS, Full, Metric, Protocol, Sampled, UserMetric, evaluate
-from sottovoce.evaluation.base import every_metric
-from sottovoce.recommender import FactorScorer
+from sottovoce.evaluation.metrics import every_metric
 from sottovoce.testing import ContractBroken, MetricContract, random_world
 
 

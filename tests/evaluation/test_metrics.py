@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir_measures import AP, P, R, Success, nDCG
 
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError, UsageError
 from sottovoce.evaluation import metrics
-from sottovoce.evaluation.base import Ranked, user_metrics
+from sottovoce.evaluation.metrics import Ranked, user_metrics
 
 CASES = 1000
 

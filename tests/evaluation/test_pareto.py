@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.errors import UsageError
-from sottovoce.evaluation.pareto import pareto_front
+from sottovoce.evaluation.plots import pareto_front
 
 
 @st.composite

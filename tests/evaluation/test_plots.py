@@ -103,7 +103,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
 def test_importing_the_evaluation_is_light():
     """A bare GPU machine has no matplotlib, rich or jinja2."""
     code = (
-        "import sys, sottovoce.evaluation, sottovoce.evaluation.plots, sottovoce.recommender;"
+        "import sys, sottovoce.evaluation, sottovoce.evaluation.plots, sottovoce.core.recommender;"
         "heavy = {'matplotlib', 'rich', 'jinja2', 'markupsafe', 'torch', 'pyarrow', 'pandas'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

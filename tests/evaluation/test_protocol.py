@@ -5,12 +5,12 @@ import pytest
 from numpy.typing import NDArray
 
 from sottovoce.baselines import TopPop
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.data import available, load, published_split
-from sottovoce.data.interactions import Interactions
 from sottovoce.errors import DataError, UsageError
 from sottovoce.evaluation.metrics import hits
 from sottovoce.evaluation.protocol import Full, Given, Protocol, Sampled, evaluate
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from ir_measures import AP, Qrel, ScoredDoc, nDCG
 
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import DataError
 from sottovoce.evaluation import saros_metrics as saros
-from sottovoce.recommender import FactorScorer
 
 
 def scorer_of(scores):

@@ -13,38 +13,33 @@ from orchestrator_world import application
 from secure_sum_world import MODEL, SeedKeeper, summed_terms
 from server_world import terms
 
-from sottovoce import messages
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
-from sottovoce.engines import versions
+from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
+from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.core import messages
+from sottovoce.core.messages import BitReports, DeviceReports, MaskSum, ModelView, SummedReports
 from sottovoce.engines.flower import silo_wire
 from sottovoce.engines.flower import wire as flower_wire
-from sottovoce.engines.https import (
-    batches,
-    home_wire,
-    masked_wire,
-    orchestrator_wire,
-    owner_wire,
-    proxy_wire,
-    sealing,
-    signing,
-)
-from sottovoce.engines.https.admissions import parse_introduction
-from sottovoce.engines.https.descriptor import Descriptor
-from sottovoce.engines.https.invitations import parse_invitation
 from sottovoce.errors import SottovoceError
-from sottovoce.messages import BitReports, DeviceReports, MaskSum, ModelView, SummedReports
-from sottovoce.parties.directory import Directory
-from sottovoce.parties.silo_files import Admission, FederationFile, UserInvitation
-from sottovoce.privacy import passes
-from sottovoce.privacy.interactions import SEALED_BYTES, Identity
-from sottovoce.privacy.passes import Issuer, Pass
-from sottovoce.terms import PROTOCOL, Terms
+from sottovoce.services.server import shuffled_rounds as batches
+from sottovoce.stores.server_folder import parse_introduction
+from sottovoce.wire import interactions as passes
+from sottovoce.wire import masked as masked_wire
+from sottovoce.wire import sealing, signing, versions
+from sottovoce.wire import shuffled as proxy_wire
+from sottovoce.wire import silos as home_wire
+from sottovoce.wire import silos as orchestrator_wire
+from sottovoce.wire import silos as owner_wire
+from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.directory import Directory
+from sottovoce.wire.interactions import SEALED_BYTES, Identity, Issuer, Pass
+from sottovoce.wire.invitations import parse_invitation
+from sottovoce.wire.silo_files import Admission, FederationFile, UserInvitation
+from sottovoce.wire.terms import PROTOCOL, Terms
 
-_HTTPS = "sottovoce.engines.https"
+_HTTPS = "sottovoce.services"
 MODULES = (
-    "sottovoce.messages", "sottovoce.terms", "sottovoce.engines.versions",
-    "sottovoce.privacy.passes", "sottovoce.parties.directory", "sottovoce.parties.silo_files",
+    "sottovoce.core.messages", "sottovoce.wire.terms", "sottovoce.wire.versions",
+    "sottovoce.wire.interactions", "sottovoce.wire.directory", "sottovoce.wire.silo_files",
     "sottovoce.engines.flower.wire", "sottovoce.engines.flower.silo_wire",
     *(f"{_HTTPS}.{name}" for name in (
         "masked_wire", "proxy_wire", "owner_wire", "orchestrator_wire", "home_wire", "batches",
@@ -53,12 +48,12 @@ MODULES = (
 )  # fmt: skip
 _READERS = ("decode", "from_table", "from_content", "parse_", "open_", "read_", "read")
 ELSEWHERE = {
-    "sottovoce.engines.https.masked_wire.open_seed": "by questions for a sum of masks",
-    "sottovoce.engines.https.invitations.read_invitation": "by parse_invitation",
-    "sottovoce.engines.https.admissions.read_introduction": "by parse_introduction",
-    "sottovoce.parties.directory.OwnerEntry.from_table": "by Directory.read",
-    "sottovoce.parties.silo_files.SiloFile.from_table": "by its four kinds",
-    "sottovoce.parties.silo_files.SiloFile.read": "by from_table of its four kinds",
+    "sottovoce.wire.masked.open_seed": "by questions for a sum of masks",
+    "sottovoce.wire.invitations.read_invitation": "by parse_invitation",
+    "sottovoce.stores.server_folder.read_introduction": "by parse_introduction",
+    "sottovoce.wire.directory.OwnerEntry.from_table": "by Directory.read",
+    "sottovoce.wire.silo_files.SiloFile.from_table": "by its four kinds",
+    "sottovoce.wire.silo_files.SiloFile.read": "by from_table of its four kinds",
 }
 """What reads messages and is reached in another way."""
 

@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 
 WATCHED = (
-    "sottovoce.engines.https", "sottovoce.engines.versions", "sottovoce.engines.flower.wire",
-    "sottovoce.engines.flower.silo_wire", "sottovoce.messages", "sottovoce.terms",
-    "sottovoce.config", "sottovoce.parties", "sottovoce.privacy.passes",
-    "sottovoce.privacy.interactions",
+    "sottovoce.services", "sottovoce.wire.versions", "sottovoce.engines.flower.wire",
+    "sottovoce.engines.flower.silo_wire", "sottovoce.core.messages", "sottovoce.wire.terms",
+    "sottovoce.config", "sottovoce.parties", "sottovoce.wire.interactions",
+    "sottovoce.wire.interactions",
 )  # fmt: skip
 _BEGIN = 1000
 

@@ -5,10 +5,10 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 
-from sottovoce.engines.https.door import Sender, Visitor
-from sottovoce.engines.https.listening import Listener
-from sottovoce.engines.https.refusals import Tally
-from sottovoce.engines.https.service import Limits
+from sottovoce.services.kit.connections import Sender, Visitor
+from sottovoce.services.kit.serving import Listener
+from sottovoce.services.server.application import Limits
+from sottovoce.wire.refusals import Tally
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PURGE")
 CLIENT, SERVER = ("127.0.0.1", 50_000), ("127.0.0.1", 8443)

@@ -19,22 +19,20 @@ from proxy_world import App as ProxyApp
 from proxy_world import Device, challenge_of, proxied
 from secure_sum_world import LEAST, MODEL, TOKEN, MaskerApp, SeedKeeper, masker_folder
 
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.engines.https import (
-    home_wire,
-    masked_wire,
-    orchestrator_wire,
-    owner_wire,
-    proxy_wire,
-)
-from sottovoce.engines.https.keys import operator_token
-from sottovoce.engines.https.orchestrator_folder import create_orchestrator_folder, invite
-from sottovoce.engines.https.owner_service import FORGET_PATH, ITEMS_PATH
-from sottovoce.engines.https.proxy_wire import terms_name
-from sottovoce.engines.https.sealing import SEALED_BYTES
-from sottovoce.privacy import interactions, passes
-from sottovoce.privacy.interactions import Identity
-from sottovoce.privacy.passes import Pass
+from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.services.owner import FORGET_PATH, ITEMS_PATH
+from sottovoce.stores.keys import operator_token
+from sottovoce.stores.orchestrator_folder import create_orchestrator_folder, invite
+from sottovoce.wire import interactions
+from sottovoce.wire import interactions as passes
+from sottovoce.wire import masked as masked_wire
+from sottovoce.wire import shuffled as proxy_wire
+from sottovoce.wire import silos as home_wire
+from sottovoce.wire import silos as orchestrator_wire
+from sottovoce.wire import silos as owner_wire
+from sottovoce.wire.interactions import Identity, Pass
+from sottovoce.wire.sealing import SEALED_BYTES
+from sottovoce.wire.shuffled import terms_name
 
 SUMS = DRIFTConfig(release="aggregated", min_users=2)
 _PLAIN = struct.Struct("<IIqBQ")

@@ -21,29 +21,31 @@ from proxy_world import Log
 from secure_sum_world import LEAST, TOKEN, MaskerApp, SeedKeeper
 from server_world import ITEMS, SEED, USERS, enrolment, quick_rules, terms
 
-from sottovoce import messages
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.algorithms.uc_config import UCConfig
-from sottovoce.engines.https import batches, masked_wire, roster, signing
-from sottovoce.engines.https.admissions import ProxySecrets, proxy_token
-from sottovoce.engines.https.board import Board
-from sottovoce.engines.https.client import Answer
-from sottovoce.engines.https.database import rounds
-from sottovoce.engines.https.folder import create_folder, invite
-from sottovoce.engines.https.keys import operator_token
-from sottovoce.engines.https.masker_folder import MaskerIntroduction, create_masker, init_masker
-from sottovoce.engines.https.proxied_rounds import coordinator_of
-from sottovoce.engines.https.refusals import Tally
-from sottovoce.engines.https.serve import RoundsThread
-from sottovoce.engines.https.service import Limits, Service
-from sottovoce.engines.https.summed_rounds import SummedCoordinator
-from sottovoce.links import SecureSum
-from sottovoce.masking import masked
-from sottovoce.messages import GRID, DeviceReports
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.algorithms.uc.settings import UCConfig
+from sottovoce.core import messages
+from sottovoce.core.links import SecureSum
+from sottovoce.core.masking import masked
+from sottovoce.core.messages import GRID, DeviceReports
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
+from sottovoce.services.agent.client import Answer
+from sottovoce.services.server import shuffled_rounds as batches
+from sottovoce.services.server.application import Limits, Service
+from sottovoce.services.server.process import RoundsThread
+from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.services.server.state import Board
+from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.stores import server as roster
+from sottovoce.stores.database import rounds
+from sottovoce.stores.helper_folder import MaskerIntroduction, create_masker, init_masker
+from sottovoce.stores.keys import operator_token
+from sottovoce.stores.server_folder import ProxySecrets, create_folder, invite, proxy_token
+from sottovoce.wire import masked as masked_wire
+from sottovoce.wire import signing
+from sottovoce.wire.refusals import Tally
+from sottovoce.wire.terms import Terms
 
 RULES = {"deadline_seconds": 2.0, "dormant_after": 1000, "min_fraction": 0.3}
 NEWCOMERS = 24

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "engines" / "https"))
 
 import fuzz_runner  # noqa: E402
 from fuzz_choices import Choices, drawn  # noqa: E402

@@ -7,17 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce import reproduce
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import RowRequest
-from sottovoce.algorithms.drift_replay import plan
+import sottovoce_papers as reproduce
+from sottovoce.algorithms.drift.messages import RowRequest
+from sottovoce.algorithms.drift.replay import plan
+from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.core.interactions import Interactions
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.interactions import Interactions
-from sottovoce.engines.silo_ways import PHASES
+from sottovoce.engines.silo_simulation import PHASES
 from sottovoce.errors import DataError
-from sottovoce.reproduce import drift_study, drift_theta
-from sottovoce.reproduce.drift_epochs import EpochStudy
-from sottovoce.reproduce.drift_study import StudyConfig, System
+from sottovoce_papers import drift_study, drift_theta
+from sottovoce_papers.drift_study import EpochStudy, StudyConfig, System
 
 GENRES = ("A", "B", "C")
 KINDS = tuple(GENRES[k % 3 : k % 3 + 1 + (k % 2)] for k in range(40))

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import Model, learn
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_replay import DRIFT
+from sottovoce.algorithms.drift.blocks import Model, learn
+from sottovoce.algorithms.drift.replay import DRIFT
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.baselines.saros import SAROS
+from sottovoce.core.interactions import Interactions
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError
 from sottovoce.evaluation import saros_metrics
-from sottovoce.reproduce import drift_figure61, drift_figure62, drift_study
-from sottovoce.reproduce.drift_study import (
+from sottovoce.rng import Streams
+from sottovoce_papers import drift_figure61, drift_figure62, drift_study
+from sottovoce_papers.drift_study import (
     DriftStudy,
     Job,
     StudyConfig,
@@ -27,7 +28,6 @@ from sottovoce.reproduce.drift_study import (
     interval,
     scorer_of,
 )
-from sottovoce.rng import Streams
 
 SMALL = StudyConfig(source="small", seeds=(0, 1), stops=(1, 2, 4), positive_from=(4.0, 3.0))
 SYSTEMS = {

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce import reproduce
+import sottovoce_papers as reproduce
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.errors import ConfigError
-from sottovoce.reproduce import fmf_figure5, fmf_figures
-from sottovoce.reproduce.fmf_study import (
+from sottovoce_papers import fmf_figure5, fmf_figures
+from sottovoce_papers.fmf_study import (
     FMFStudy,
     Job,
     Setting,
     StudyConfig,
     System,
+    World,
+    WorldConfig,
     hit_ratio,
 )
-from sottovoce.reproduce.fmf_worlds import World, WorldConfig
 
 TOWN = WorldConfig(source="town")
 MADE = WorldConfig(source="generated", users=300)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce import reproduce
+import sottovoce_papers as reproduce
 from sottovoce.errors import UsageError
 from sottovoce.evaluation.metrics import bias_disparity
-from sottovoce.reproduce import fpl_sweep, fpl_table2
-from sottovoce.reproduce.published import ITALY_BIAS
-from sottovoce.reproduce.study import Setting, Study, StudyConfig
+from sottovoce_papers import fpl_sweep, fpl_table2
+from sottovoce_papers.fpl_published import ITALY_BIAS
+from sottovoce_papers.study import Setting, Study, StudyConfig
 
 SMALL = StudyConfig(
     source="town",

@@ -3,8 +3,7 @@
 import pytest
 
 from sottovoce.errors import ConfigError
-from sottovoce.reproduce.poisoning import as_claims, as_rows
-from sottovoce.reproduce.poisoning_study import Case, PoisoningConfig, WorldConfig
+from sottovoce_papers.poisoning import Case, PoisoningConfig, WorldConfig, as_claims, as_rows
 
 
 class FakeWorld:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce import reproduce
-from sottovoce.attack_card import Card
+import sottovoce_papers as reproduce
 from sottovoce.attacks.views import Result
+from sottovoce.core.links import SEALED_SEED_BYTES
 from sottovoce.errors import ConfigError
-from sottovoce.links import SEALED_SEED_BYTES
 from sottovoce.privacy.central import price
-from sottovoce.reproduce import price_claims
-from sottovoce.reproduce.price_cells import Cell, PriceConfig, PriceStudy, Row
-from sottovoce.reproduce.price_list import _broken, price_list
+from sottovoce.runs.card import Card
+from sottovoce_papers import price_list as price_claims
+from sottovoce_papers.price_cells import Cell, PriceConfig, PriceStudy, Row
+from sottovoce_papers.price_list import _broken, price_list
 
 DATA = {"town": {"source": "town"}}
 FPL = {"configuration": "pFPL+", "embedding_size": 4, "rounds": 3}

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.attacks.attributes import auc
+from sottovoce.attacks.suite.a08_attributes import auc
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.errors import Diverged
-from sottovoce.reproduce import uc_figures, uc_sweeps, uc_systems
-from sottovoce.reproduce.uc_attacked import Attack, Attacked
-from sottovoce.reproduce.uc_data import ATTRIBUTES, World
-from sottovoce.reproduce.uc_study import StudyConfig, UCStudy
 from sottovoce.rng import Streams
+from sottovoce_papers import uc_figures, uc_sweeps, uc_systems
+from sottovoce_papers.uc_study import Attack, Attacked, StudyConfig, UCStudy
+from sottovoce_papers.uc_training import ATTRIBUTES, World
 
 ML100K = "movielens-100k"
 TOWN = generate_town(TownConfig(residents=160, venues=90))

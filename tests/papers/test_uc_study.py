@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce import reproduce
+import sottovoce_papers as reproduce
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.data.dataset import Dataset, Labels
-from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, Diverged, UsageError
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
 
 pytest.importorskip("torch")
 
-from sottovoce.attacks.attributes import Inference, Outcome, TooLittle
 from sottovoce.attacks.drift import Interval
-from sottovoce.reproduce import uc_attacked, uc_table3, uc_tables
-from sottovoce.reproduce.uc_data import AGES, ATTRIBUTES, World
-from sottovoce.reproduce.uc_lines import Line, gain_left
-from sottovoce.reproduce.uc_rivals import noisier, perturbed, stopped
-from sottovoce.reproduce.uc_study import Cell, Job, StudyConfig, UCStudy
-from sottovoce.reproduce.uc_training import Snapshot, federated
+from sottovoce.attacks.suite.a08_attributes import Inference, Outcome, TooLittle
+from sottovoce_papers import uc_study as uc_attacked
+from sottovoce_papers import uc_table3, uc_tables
+from sottovoce_papers.uc_rivals import noisier, perturbed, stopped
+from sottovoce_papers.uc_study import Cell, Job, StudyConfig, UCStudy
+from sottovoce_papers.uc_tables import Line, gain_left
+from sottovoce_papers.uc_training import AGES, ATTRIBUTES, Snapshot, World, federated
 
 SOURCE = "movielens-100k"
 SETTINGS = {

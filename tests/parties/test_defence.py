@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.core.messages import GRID, DeviceReports, add_up
 from sottovoce.errors import ConfigError
-from sottovoce.messages import GRID, DeviceReports, add_up
-from sottovoce.parties.allowances import Allowances
-from sottovoce.parties.defence import Defence, defended_groups, row_norms
+from sottovoce.parties.defence import Allowances, Defence, defended_groups, row_norms
 
 WIDTH = 3
 HIGH = Defence(

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fpl import FPL, FPLConfig
-from sottovoce.consent import Choice, Consent
-from sottovoce.engines.simulated import SimulatedDevices
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.messages import DeviceReports, encode, row_bytes
+from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConsentError, DataError, MessageError
-from sottovoce.ledger import Ledger
-from sottovoce.messages import DeviceReports, encode, row_bytes
 from sottovoce.parties.device import _leaving
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction, share_subsets
@@ -196,7 +196,7 @@ def test_any_small_world_passes_the_door(n_users, n_items, events, seed):
 
 
 def test_devices_that_cannot_learn_are_not_asked():
-    from sottovoce.data.interactions import Interactions
+    from sottovoce.core.interactions import Interactions
 
     full = np.arange(5)
     train = Interactions.from_pairs(

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.core.links import SecureSum
+from sottovoce.core.masking import expand, masked, seeds_from
+from sottovoce.core.messages import GRID, MaskedReports, MaskSeeds, MaskSum
 from sottovoce.errors import ConfigError, MessageError, WrongSum
-from sottovoce.links import SecureSum
-from sottovoce.masking import expand, masked, seeds_from
-from sottovoce.messages import GRID, MaskedReports, MaskSeeds, MaskSum
-from sottovoce.parties.masker import (
+from sottovoce.parties.helper import (
     GROUPED_ROUNDS,
     NEVER,
     REGAINED_AFTER,

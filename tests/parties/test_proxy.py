@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from sottovoce.core.messages import BitReports
 from sottovoce.errors import ConfigError, MessageError
-from sottovoce.messages import BitReports
-from sottovoce.parties import proxy as proxies
-from sottovoce.parties.proxy import Proxy, ProxyRules, in_parts
+from sottovoce.parties import shuffler as proxies
+from sottovoce.parties.shuffler import Proxy, ProxyRules, in_parts
 
 
 def bits(tier, reports=3, round=0, sender=None):

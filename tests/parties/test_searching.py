@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import GRID, MaskedReports, MaskSum
 from sottovoce.errors import ConfigError, SpoiledSum
-from sottovoce.links import SecureSum
-from sottovoce.messages import GRID, MaskedReports, MaskSum
 from sottovoce.parties.searching import SURE, Mark, Search, leniency
 from sottovoce.parties.secure_sum import LENIENT, MaskedSum
 from sottovoce.rng import Streams

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import Events
-from sottovoce.algorithms.drift import DRIFTConfig, User
-from sottovoce.algorithms.drift_messages import Interaction, OwnerTable
-from sottovoce.algorithms.drift_replay import address
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.drift.blocks import Events
+from sottovoce.algorithms.drift.messages import Interaction, OwnerTable
+from sottovoce.algorithms.drift.replay import address
+from sottovoce.algorithms.drift.system import DRIFTConfig, User
+from sottovoce.core.consent import Choice, Consent
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.engines.silo_simulation import SiloSimulation
 from sottovoce.errors import ConfigError, ConsentError, DataError

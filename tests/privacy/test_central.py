@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from sottovoce.core.links import LEAST_SIGMA, MOST_SIGMA, SecureSum
+from sottovoce.core.messages import GRID, DeviceReports
 from sottovoce.errors import ConfigError
-from sottovoce.links import LEAST_SIGMA, MOST_SIGMA, SecureSum
-from sottovoce.messages import GRID, DeviceReports
 from sottovoce.privacy import central
 from sottovoce.privacy.central import (
     MOST_ROUNDS,

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.privacy.mechanisms import Everything, ShareFraction, share_subsets
 from sottovoce.rng import Streams, words_of

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.chacha import chacha_words
-from sottovoce.consent import Choice, Consent
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.one_bit import lowest, noise_keys, noise_root, nonce
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.one_bit import lowest, noise_keys, noise_root, nonce
 from sottovoce.privacy.reports import (
     MOST_REPORTS,
     MOST_TIERS,
@@ -17,7 +16,7 @@ from sottovoce.privacy.reports import (
     KReports,
     Tier,
 )
-from sottovoce.rng import Streams
+from sottovoce.rng import Streams, chacha_words
 
 RNG = Streams.from_seed(3)
 ROOT = noise_root(17)

@@ -8,27 +8,26 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Vocabulary
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.engines.simulation import Simulation
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Vocabulary
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.messages import GRID, ModelView, add_up, decode, decode_sum
+from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.errors import ConsentError, Diverged, Stalled
-from sottovoce.ledger import Ledger
-from sottovoce.messages import GRID, ModelView, add_up, decode, decode_sum
-from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.server import Server
-from sottovoce.parties.store import CohortStore
 from sottovoce.privacy.updates import MOST_OWN, Clipped
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world
+from sottovoce.wire.terms import Terms
 
 torch = pytest.importorskip("torch")
 
-from sottovoce.algorithms import uc as algorithm  # noqa: E402
-from sottovoce.algorithms.uc import UC  # noqa: E402
-from sottovoce.algorithms.uc_rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc import system as algorithm  # noqa: E402
+from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.system import UC  # noqa: E402
 
 N_ITEMS = 30
 RNG = Streams.from_seed(4)

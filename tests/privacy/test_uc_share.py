@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.uc_config import FilterConfig, UCConfig
-from sottovoce.consent import Choice, Consent
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.ledger import Ledger
-from sottovoce.links import SecureSum
-from sottovoce.messages import ModelView, add_up
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import ModelView, add_up
+from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.privacy.mechanisms import share_subsets
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
 from sottovoce.testing import random_world
+from sottovoce.wire.terms import Terms
 
 torch = pytest.importorskip("torch")
 

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce.chacha import chacha_words
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.attacks.audit import lower_bound
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.messages import GRID, DeviceReports, add_up, decode, encode
+from sottovoce.core.one_bit import noise_keys, noise_root
 from sottovoce.errors import ConfigError, ConsentError, DataError
-from sottovoce.messages import GRID, DeviceReports, add_up, decode, encode
-from sottovoce.one_bit import noise_keys, noise_root
 from sottovoce.privacy import laplace
-from sottovoce.privacy.audit import lower_bound
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums
 from sottovoce.privacy.updates import LIMIT, Clipped, noise_scale, steps, within_l1
-from sottovoce.rng import Streams
+from sottovoce.rng import Streams, chacha_words
 
 ROOT = noise_root(17)
 RNG = Streams.from_seed(3)

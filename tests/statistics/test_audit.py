@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce import chacha, one_bit
-from sottovoce.algorithms import closed_form_kernels as kernels
+from sottovoce import rng as chacha
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fmf import FMF, FMFConfig
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
-from sottovoce.engines.simulated import SimulatedDevices
+from sottovoce.algorithms.closed_form import kernels
+from sottovoce.algorithms.fmf.system import FMF, FMFConfig
+from sottovoce.attacks.audit import audit, clopper_pearson, lower_bound
+from sottovoce.core import one_bit
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.messages import ModelView
+from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConfigError, DataError, Diverged
-from sottovoce.ledger import Ledger
-from sottovoce.messages import ModelView
 from sottovoce.parties.device import Devices
-from sottovoce.privacy.audit import audit, clopper_pearson, lower_bound
 from sottovoce.privacy.reports import BoundReports, KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from sottovoce import one_bit
-from sottovoce.algorithms import closed_form
-from sottovoce.algorithms.closed_form import Confidence
-from sottovoce.messages import GRID
-from sottovoce.one_bit import ReportRule
+from sottovoce.algorithms.closed_form import vectors as closed_form
+from sottovoce.algorithms.closed_form.vectors import Confidence
+from sottovoce.core import one_bit
+from sottovoce.core.messages import GRID
+from sottovoce.core.one_bit import ReportRule
 from sottovoce.rng import Streams
 
 CONF = Confidence(positive=3.0, other=1.0, reg=0.1)

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.consent import Consent, ShareRule
+from sottovoce.core.consent import Consent, ShareRule
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import Link
+from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
+from sottovoce.core.one_bit import ReportRule
+from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.data.dataset import Labels
-from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, MessageError
-from sottovoce.links import Link
-from sottovoce.messages import GRID, Aggregate, ModelView, SummedReports, Updates
-from sottovoce.one_bit import ReportRule
-from sottovoce.recommender import FactorScorer, Scorer
 from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
 

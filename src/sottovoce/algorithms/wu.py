@@ -46,9 +46,9 @@ from sottovoce.algorithms.wu_graph import (
     require_pairs,
 )
 from sottovoce.config import require_number, require_whole
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import ConfigError, DataError, Diverged, MessageError, UsageError
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
 
 Progress = Callable[[int, int], None]

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError, Diverged, KeyTrouble, MessageError
 from sottovoce.rng import Streams
 

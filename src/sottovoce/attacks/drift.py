@@ -22,8 +22,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.blocks import BlockStep, Model
-from sottovoce.algorithms.drift_messages import Gradients
+from sottovoce.algorithms.drift.blocks import BlockStep, Model
+from sottovoce.algorithms.drift.messages import Gradients
 from sottovoce.attacks.views import Remedy
 from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.wu import Uploads
 from sottovoce.attacks.drift import Outcome
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError
 
 Ints = NDArray[np.int64]

@@ -30,18 +30,19 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from sottovoce.algorithms import closed_form, rotated
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fcf import FCFConfig, solved
-from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.closed_form import vectors as closed_form
+from sottovoce.algorithms.fcf.system import FCFConfig, solved
+from sottovoce.algorithms.fmf import rotated
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.attacks.audit import clopper_pearson
 from sottovoce.attacks.views import View
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.masking import unmasked
+from sottovoce.core.messages import GRID, Batch, MaskedReports, MaskSum, ModelView, SummedReports
+from sottovoce.core.one_bit import bits, contrast, coordinates
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.masking import unmasked
-from sottovoce.messages import GRID, Batch, MaskedReports, MaskSum, ModelView, SummedReports
-from sottovoce.one_bit import bits, contrast, coordinates
-from sottovoce.privacy.audit import clopper_pearson
 from sottovoce.rng import Streams
 
 Floats = NDArray[np.float64]

@@ -15,11 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.factors import PairStep
+from sottovoce.algorithms.pairwise.factors import PairStep
 from sottovoce.attacks.views import Claims, View
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
-from sottovoce.messages import GRID, DeviceReports, MaskedReports, MaskSum, ModelView, SummedReports
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.messages import (
+    GRID,
+    DeviceReports,
+    MaskedReports,
+    MaskSum,
+    ModelView,
+    SummedReports,
+)
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]

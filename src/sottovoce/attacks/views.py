@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConfigError
-from sottovoce.messages import ModelView
 from sottovoce.registry import Registry
 
 Party = Literal["server", "proxy", "orchestrator", "owner", "network", "anyone"]

@@ -12,9 +12,8 @@ from sottovoce.baselines.dplcf import DPLCF
 from sottovoce.baselines.knn import ItemKNN, UserKNN
 from sottovoce.baselines.mf_np import MFNP
 from sottovoce.baselines.mult_vae import MultVAE
-from sottovoce.baselines.popular import TopPop
 from sottovoce.baselines.saros import SAROS
-from sottovoce.baselines.uniform import Random
+from sottovoce.baselines.simple import Random, TopPop
 
 __all__ = [
     "BASELINES",

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
-from sottovoce.data.interactions import Interactions
-from sottovoce.recommender import Scorer
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import Scorer
 from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
 

@@ -1,8 +1,8 @@
 """BPR-MF, central: one triple at a time, the item rows move at once (Rendle et al. 2009).
 
 A user is drawn uniformly, then a positive and a negative of hers; an epoch has X⁺ triples. It takes
-the same steps as FPL (algorithms/factors.py), rounded to the same grid, so that sFPL with π = 1 and
-T = 1 equals it bit for bit when both are given the same random streams.
+the same steps as FPL (algorithms/pairwise/factors.py), rounded to the same grid, so that sFPL with
+π = 1 and T = 1 equals it bit for bit when both are given the same random streams.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sottovoce.algorithms import factors
-from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.algorithms.pairwise import factors
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
-from sottovoce.consent import ALWAYS, ShareRule
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import ALWAYS, ShareRule
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import ConfigError, Diverged
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
 
 _BLOCK = 500_000

@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.baselines.knn import SparseScorer
 from sottovoce.config import require_number, require_whole
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.rng import Streams
 
 BLOCK = 2048

@@ -15,13 +15,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms import closed_form
-from sottovoce.algorithms.fcf import adam_step, initial_items
+from sottovoce.algorithms.closed_form import vectors as closed_form
+from sottovoce.algorithms.fcf.system import adam_step, initial_items
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.config import require_number, require_whole
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer, default_threads
 from sottovoce.errors import ConfigError
-from sottovoce.recommender import FactorScorer, default_threads
 from sottovoce.rng import Streams
 
 Epoch = Callable[[NDArray[np.float32], NDArray[np.float32], int], NDArray[np.float32]]

@@ -17,9 +17,9 @@ from importlib import import_module
 from types import ModuleType
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import ConfigError, UsageError
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
 
 WIDEST = 1 << 16

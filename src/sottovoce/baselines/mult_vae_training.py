@@ -4,18 +4,124 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sottovoce.baselines.base import Progress
 from sottovoce.baselines.mult_vae import MultVAE
-from sottovoce.baselines.mult_vae_network import Network, Rows
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import ConfigError, DataError, Diverged
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
+
+# Mult-VAE's network and loss, in torch. The equations are in `mult_vae`.
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Rows:
+    """A batch of users' items, compressed by user."""
+
+    items: Tensor
+    owners: Tensor
+    """The row of the batch each item belongs to."""
+    starts: Tensor
+    """Where each row begins in `items`."""
+    weights: Tensor
+    """What the encoder sees of each item."""
+
+    @classmethod
+    def of(
+        cls,
+        train: Interactions,
+        users: NDArray[np.int64],
+        device: torch.device,
+        kept: NDArray[np.float64] | None = None,
+    ) -> Rows:
+        """Rows of unit length; `kept` then scales each interaction of the table (dropout)."""
+        counts = train.counts[users]
+        starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+        entries = np.repeat(train.indptr[users] - starts, counts) + np.arange(counts.sum())
+        weights = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts)
+        if kept is not None:
+            weights = weights * kept[entries]
+        columns = (
+            train.items[entries].astype(np.int64),
+            np.repeat(np.arange(len(users)), counts),
+            starts,
+            weights.astype(np.float32),
+        )
+        return cls(*(torch.from_numpy(column).to(device) for column in columns))
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Network:
+    """Weights are [out, in]; the first layer is looked up by item, so it is [items, hidden]."""
+
+    enter: Tensor
+    enter_bias: Tensor
+    latent: Tensor
+    """μ above, log σ² below."""
+    latent_bias: Tensor
+    leave: Tensor
+    leave_bias: Tensor
+    output: Tensor
+    output_bias: Tensor
+
+    @classmethod
+    def init(
+        cls, n_items: int, hidden: int, embedding: int, rng: Streams, device: torch.device
+    ) -> Network:
+        """Xavier's uniform weights and zero biases."""
+
+        def layer(name: str, rows: int, columns: int, fans: int) -> Tensor:
+            draws = rng.child(name).uniform(np.arange(rows), columns)
+            values = (2 * draws - 1) * np.sqrt(6 / fans)
+            return torch.from_numpy(values.astype(np.float32)).to(device).requires_grad_()
+
+        def zeros(size: int) -> Tensor:
+            return torch.zeros(size, device=device, requires_grad=True)
+
+        return cls(
+            layer("enter", n_items, hidden, n_items + hidden),
+            zeros(hidden),
+            layer("latent", 2 * embedding, hidden, embedding + hidden),
+            zeros(2 * embedding),
+            layer("leave", hidden, embedding, embedding + hidden),
+            zeros(hidden),
+            layer("output", n_items, hidden, n_items + hidden),
+            zeros(n_items),
+        )
+
+    def tensors(self) -> list[Tensor]:
+        # dataclasses.astuple would copy them, and the optimiser would train the copies.
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def encode(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """μ and log σ². The input is sparse, so the first layer is a weighted sum of rows."""
+        first = F.embedding_bag(
+            rows.items, self.enter, rows.starts, mode="sum", per_sample_weights=rows.weights
+        )
+        both = F.linear(torch.tanh(first + self.enter_bias), self.latent, self.latent_bias)
+        mean, log_variance = both.chunk(2, dim=1)
+        return mean, log_variance
+
+    def decode(self, z: Tensor) -> Tensor:
+        """The decoder's hidden layer; `output` and `output_bias` turn it into logits."""
+        return torch.tanh(F.linear(z, self.leave, self.leave_bias))
+
+    def loss(self, rows: Rows, noise: NDArray[np.float64], beta: float) -> Tensor:
+        """Mean over the batch of −Σ x log softmax + β KL."""
+        mean, log_variance = self.encode(rows)
+        z = mean + torch.exp(0.5 * log_variance) * torch.from_numpy(noise).to(mean)
+        logits = F.linear(self.decode(z), self.output, self.output_bias)
+        likelihood = F.log_softmax(logits, dim=1)[rows.owners, rows.items].sum()
+        kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum()
+        return (beta * kl - likelihood) / len(logits)
 
 
 def fit(

@@ -1,5 +1,5 @@
 """SAROS, the central reference of DRIFT: it learns from blocks of each user's stream, user by user
-(Burashnikova et al. 2021). Blocks, their loss and their gradient are in algorithms/blocks.py.
+(Burashnikova et al. 2021). Blocks, their loss and their gradient are in algorithms/drift/blocks.py.
 
 Three variants:
 
@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from sottovoce.algorithms.blocks import (
+from sottovoce.algorithms.drift.blocks import (
     Blocks,
     BlockStep,
     Events,
@@ -32,9 +32,9 @@ from sottovoce.algorithms.blocks import (
 )
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.config import require_number, require_whole
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import ConfigError
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import Streams
 
 VARIANTS = ("b", "m", "public")

@@ -24,22 +24,22 @@ from sottovoce.cli import (
     device,
     device_attributes,
     device_export,
-    device_status,
     device_terms,
     keys,
     output,
     published,
     serve_device,
     serve_flower,
-    serve_masker,
     serve_orchestrator,
     serve_owner,
-    serve_proxy,
     serve_server,
     training,
     user,
     views,
 )
+from sottovoce.cli import device as device_status
+from sottovoce.cli import serve_helper as serve_masker
+from sottovoce.cli import serve_shuffler as serve_proxy
 from sottovoce.errors import RunError, SottovoceError, UsageError
 
 typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast

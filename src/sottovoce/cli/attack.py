@@ -79,12 +79,11 @@ def attack(
     """
     from dataclasses import asdict, replace
 
-    from sottovoce.attack_card import JSON, PAGE, write_card
-    from sottovoce.recommender import default_threads
-    from sottovoce.run_attacks import attack_run
-    from sottovoce.run_audit import audit_system
-    from sottovoce.run_views import FinishedRun
-    from sottovoce.runs import check_writable
+    from sottovoce.core.recommender import default_threads
+    from sottovoce.runs.attack import attack_run, audit_system
+    from sottovoce.runs.card import JSON, PAGE, write_card
+    from sottovoce.runs.folder import check_writable
+    from sottovoce.runs.read import FinishedRun
 
     page, content = folder / PAGE, folder / JSON
     if out is not None:

@@ -105,7 +105,7 @@ def backup_store(
     Example:
       sottovoce device backup ~/sottovoce /media/stick/sottovoce-monday
     """
-    from sottovoce.engines.copies.kinds import STORES, kind_of
+    from sottovoce.services.copies.kinds import STORES, kind_of
 
     if kind_of(store).name not in STORES:
         raise UsageError(f"{store} is no store; use `sottovoce serve backup`")
@@ -124,13 +124,13 @@ def restore_store(source: Backup, store: Store, keys: Keys = None, as_json: Json
     Example:
       sottovoce device restore /media/stick/sottovoce-monday ~/sottovoce
     """
-    from sottovoce.engines.copies.kinds import STORES
+    from sottovoce.services.copies.kinds import STORES
 
     _restore(source, store, None, keys, as_json, STORES)
 
 
 def _backup(folder: Path, target: Path, without_keys: bool, as_json: bool) -> None:
-    from sottovoce.engines.copies.backup import make_backup
+    from sottovoce.services.copies.copying import make_backup
 
     with output.interruptible("no backup was made"):
         made = make_backup(folder, target, keys=not without_keys)
@@ -171,7 +171,7 @@ def _restore(
 ) -> None:
     from datetime import UTC, datetime
 
-    from sottovoce.engines.copies.restore import restore_backup
+    from sottovoce.services.copies.copying import restore_backup
 
     with output.interruptible("nothing was changed"):
         done = restore_backup(source, folder, next_round=next_round, keys=keys, kinds=kinds)

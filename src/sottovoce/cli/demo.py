@@ -8,7 +8,7 @@ from sottovoce.cli import output
 from sottovoce.cli.options import Json, Out, Threads
 
 if TYPE_CHECKING:
-    from sottovoce.demo import Introduction, Story
+    from sottovoce.runs.demo import Introduction, Story
 
 
 def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> None:
@@ -23,8 +23,8 @@ def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> Non
       sottovoce demo
       sottovoce demo --out /tmp/town --json
     """
-    from sottovoce import demo as demos
-    from sottovoce.recommender import default_threads
+    from sottovoce.core.recommender import default_threads
+    from sottovoce.runs import demo as demos
 
     place = demos.folder_for(out)
     experiment = demos.load()
@@ -89,9 +89,9 @@ def _introduce(town: Introduction) -> None:
 
 
 def _tell(story: Story) -> None:
-    from sottovoce import demo as demos
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.run_tables import readable_bytes
+    from sottovoce.runs import demo as demos
+    from sottovoce.runs.tables import readable_bytes
 
     resident, sent = story.resident, story.resident.sent
     attributes = ", ".join(f"{key} {value}" for key, value in resident.attributes.items() if value)

@@ -2,18 +2,152 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json, with_choices
-from sottovoce.errors import UsageError
+from sottovoce.errors import DataError, DataNotFound, UsageError
+
+# The files that `sottovoce device` reads: invitations and CSV.
 
 if TYPE_CHECKING:
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.evaluation.tables import Table
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.wire.invitations import Invitation
+
+History = tuple[list[str], list[int] | None]
+
+
+def read_users(path: Path) -> list[tuple[int, str]]:
+    """Numbers and names of a gateway's users."""
+    found = []
+    for line, row in csv_rows(path, "number"):
+        number = whole_number(path, line, "number", row["number"])
+        found.append((number, row.get("name") or str(number)))
+    numbers = {str(number): number for number, _ in found}
+    for number, name in found:
+        if numbers.get(name, number) != number:
+            raise DataError(
+                f"{path}: user {number} is called {name!r}, which is the number of another user; "
+                "nobody could tell them apart"
+            )
+    return found
+
+
+def join(store: CohortStore, card: Invitation) -> None:
+    """Keep an invitation; its device has the number that it names."""
+    from sottovoce.wire.invitations import keep_invitation, kept_invitation
+
+    with store.file.transaction():
+        kept, numbers = kept_invitation(store), store.users.tolist()
+        if kept is not None and (kept.federation, kept.number) != (card.federation, card.number):
+            raise UsageError(
+                f"the store {store.path} is invited to another federation, or as another device; "
+                f"make a new store"
+            )
+        if len(numbers) != 1:
+            raise UsageError(f"{store.path} is a gateway's store; an invitation is for one device")
+        if numbers[0] != card.number:
+            store.renumber(numbers[0], card.number)
+        keep_invitation(store, card)
+
+
+def read_history(path: Path, store: CohortStore, alone: int | None) -> dict[int, History]:
+    """Items and times by user: all of `alone`, or (None) of whom the column `user` names."""
+    items: dict[int, list[str]] = {}
+    times: dict[int, list[int]] = {}
+    for line, row in csv_rows(path, *(["item"] if alone is not None else ["user", "item"])):
+        if not row["item"]:
+            raise DataError(f"{path}, line {line}: the item is missing")
+        number = alone if alone is not None else _number(path, line, store, row["user"])
+        items.setdefault(number, []).append(row["item"])
+        if "timestamp" in row:
+            stamp = whole_number(path, line, "timestamp", row["timestamp"])
+            times.setdefault(number, []).append(stamp)
+    return {number: (own, times.get(number)) for number, own in items.items()}
+
+
+def device_ledger_table(
+    title: str, lines: list[dict[str, Any]], names: dict[int, str] | None
+) -> Table:
+    """Fits a terminal of 80 columns; --csv has the rest. With `names`, says whose report it is."""
+    from sottovoce.evaluation.tables import Column, Table
+
+    bits = any(line["reports"] for line in lines)
+    rows_too = any(not line["reports"] for line in lines)
+    columns = [
+        *([] if names is None else [Column("user")]),
+        *(Column("when"), Column("round"), Column("state")),
+        *([Column("positive_rows", "pos"), Column("negative_rows", "neg")] if rows_too else []),
+        *([Column("reports", format=","), Column("cost", "ε")] if bits else []),
+        Column("bytes"),
+    ]
+    rows = []
+    for line in lines:
+        kept = ("state", "positive_rows", "negative_rows", "bytes", "reports")
+        row = {key: line[key] for key in kept}
+        row |= {"when": line["when"][:16], "round": f"{line['round']}.{line['attempt']}"}
+        row["cost"] = "none" if line["epsilon"] is None else f"{line['epsilon']:g}"
+        if names is not None:
+            row["user"] = "\n".join(wrap(names.get(line["user"], str(line["user"])), 12))
+        rows.append({column.key: row[column.key] for column in columns})
+    notes = ["pos, neg: rows for items in the history, and for others"] if rows_too else []
+    if bits:
+        notes.append("ε: what the reports of a round cost together, in plain sum")
+    return Table(title, columns, rows, notes=notes)
+
+
+def csv_rows(path: Path, *required: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and fields of each row of a CSV file with a header."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as source:
+            reader = csv.DictReader(source, strict=True, restkey="")
+            columns = [name.strip() for name in reader.fieldnames or ()]
+            missing = [name for name in required if name not in columns]
+            if missing:
+                raise DataError(
+                    f"{path} has no column {missing[0]!r}; its header must name "
+                    f"{' and '.join(required)}, and it names {', '.join(columns) or 'nothing'}"
+                )
+            reader.fieldnames = columns
+            for row in reader:
+                if len(row) != len(columns) or None in row.values():
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {len(columns)} fields were expected"
+                    )
+                yield reader.line_num, {name: value.strip() for name, value in row.items()}
+    except FileNotFoundError:
+        raise DataNotFound(f"there is no file {path}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from None
+
+
+def whole_number(path: Path, line: int, what: str, text: str) -> int:
+    try:
+        value = int(text.removesuffix(".0"))
+    except ValueError:
+        value = 2**63
+    if not -(2**63) <= value < 2**63:
+        raise DataError(f"{path}, line {line}: the {what} {text!r} is no whole number")
+    return value
+
+
+def _number(path: Path, line: int, store: CohortStore, user: str) -> int:
+    try:
+        return store.find(user)
+    except DataError as error:
+        raise DataError(f"{path}, line {line}: {error}") from None
+
+
+if TYPE_CHECKING:
+    from sottovoce.stores.device import CohortStore
 
 Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store.")]
 User = Annotated[
@@ -50,15 +184,14 @@ def init(
       sottovoce device init ~/sottovoce --invitation invitation.json
       sottovoce device init gateway --users users.csv
     """
-    from sottovoce.cli.device_files import join, read_users
-    from sottovoce.parties.store import CohortStore
-    from sottovoce.parties.store_file import DATABASE
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.encrypted import DATABASE
 
     if invitation is not None and users is not None:
         raise UsageError("an invitation is for one device; choose one of --invitation and --users")
     card = None
     if invitation is not None:
-        from sottovoce.engines.https.invitations import read_invitation
+        from sottovoce.wire.invitations import read_invitation
 
         card = read_invitation(invitation)
     if card is not None and (path / DATABASE).exists():
@@ -103,8 +236,7 @@ def bring(
     Example:
       sottovoce device import ~/sottovoce visits.csv
     """
-    from sottovoce.cli.device_files import read_history
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
 
     with CohortStore.open(path) as store:
         alone = None if user is None and len(store.users) > 1 else user_number(store, user)
@@ -170,12 +302,11 @@ def consent(
     """
     from dataclasses import replace
 
-    from sottovoce.cli import spent, spent_sums
+    from sottovoce.cli import spent
     from sottovoce.cli.device_attributes import hiding
-    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting
-    from sottovoce.cli.who_reads import who_reads
-    from sottovoce.parties.hosted import Hosted
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.session import Hosted
 
     if "epsilon" in changes:
         spent.require_sane(changes["epsilon"])
@@ -190,7 +321,7 @@ def consent(
             store.set_choice(number, choice)
         name, records = store.name(number), store.records(number)
         cost = spent.spent_so_far(store, number)
-        sums = spent_sums.of_store(store, number, known, choice)
+        sums = spent.sums_of_store(store, number, known, choice)
         means = spent.choice_lines(choice, known, cost, sums)
     terms = []
     if changes.get("takes_part") or (choice.takes_part and known is None):
@@ -238,8 +369,8 @@ def recommend(
       sottovoce device recommend ~/sottovoce -n 5
     """
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.parties.hosted import Hosted
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.session import Hosted
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
@@ -279,12 +410,11 @@ def ledger(
       sottovoce device ledger ~/sottovoce
       sottovoce device ledger ~/sottovoce --csv
     """
-    from sottovoce import ledger as ledgers
     from sottovoce.cli import spent
-    from sottovoce.cli.device_files import device_ledger_table
+    from sottovoce.core import ledger as ledgers
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.parties.hosted import Hosted
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.session import Hosted
 
     if csv and as_json:
         raise UsageError("choose one of --csv and --json")
@@ -349,3 +479,77 @@ def _day(seconds: int) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+# `sottovoce device status`.
+
+
+def status(path: Store, as_json: Json = False) -> None:
+    """Where a store stands: federation, history, choice, who reads what, budget, round, agent.
+
+    \b
+    Example:
+      sottovoce device status ~/sottovoce
+    """
+    from sottovoce.cli import spent
+    from sottovoce.cli.device_attributes import standing, status_words, to_json
+    from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.session import Hosted
+    from sottovoce.wire.invitations import kept_invitation
+
+    with CohortStore.open(path, readonly=True) as store:
+        hosted, invitation = Hosted(store), kept_invitation(store)
+        terms, view, latest = hosted.terms, hosted.model(), hosted.latest()
+        pending, gateway = hosted.pending, is_gateway(store)
+        history, records = store.count_history(), store.choices()
+        content: dict[str, Any] = {
+            "store": path,
+            "users": len(records),
+            "taking_part": int(records.takes_part.sum()),
+            "choice": records.row(0).words() if len(records) == 1 else None,
+            "federation": invitation.federation if invitation else terms and terms.federation,
+            "server": invitation.server if invitation else None,
+            "interactions": history,
+            "unknown_items": len(store.unknown()),
+            "model": view.round if view else None,
+            "latest": latest
+            and {"round": latest.round, "attempt": latest.attempt, "state": latest.state},
+            "terms": terms.digest() if terms else None,
+            "agreed": terms is not None and pending is None,
+            "other_terms_offered": hosted.offered is not None,
+            "agent_running": store.file.served(),
+        }
+        alone = int(store.users[0]) if len(records) == 1 else None
+        budget = None if alone is None else spent.of_store(store, alone, terms)
+        sums = None if alone is None else spent.sums_of_store(store, alone, terms)
+        known = [] if alone is None else standing(store, alone, terms)
+    shown = pending or terms
+    leaves = who_reads(shown, gateway=gateway) if shown else []
+    nothing: str | None = None
+    if not content["taking_part"]:
+        nothing = "Nothing leaves: nobody takes part."
+    elif shown is None:
+        nothing = terms_in_words(None, path)[0]
+    elif pending is not None:
+        nothing = waiting(pending, path)[0]
+    if as_json:
+        content |= {"attributes": to_json(known), "what_leaves": leaves, "nothing_leaves": nothing}
+        costs = {"budget": budget and budget.to_table(), "sums": sums and sums.to_table()}
+        output.emit({**content, **costs})
+        return
+    content["attributes"] = status_words(known)
+    if content["other_terms_offered"]:
+        content["other_terms_offered"] = f"yes, see: sottovoce device agree {path}"
+    width = max(map(len, content))
+    output.show(
+        *(
+            f"{key.replace('_', ' '):<{width}}  {output.words(value)}"
+            for key, value in content.items()
+            if value is not None
+        ),
+        *((nothing,) if nothing else ()),
+        *leaves,
+        *(budget.lines() if budget else ()),
+        *(sums.lines() if sums else ()),
+    )

@@ -14,10 +14,10 @@ from sottovoce.cli.options import Json
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.algorithms.uc_config import FilterConfig
-    from sottovoce.consent import Choice
-    from sottovoce.parties.store import CohortStore
-    from sottovoce.terms import Terms
+    from sottovoce.algorithms.uc.settings import FilterConfig
+    from sottovoce.core.consent import Choice
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.wire.terms import Terms
 
 
 def attributes(
@@ -47,8 +47,8 @@ def attributes(
       sottovoce device attributes ~/sottovoce gender=F age=25-34
       sottovoce device attributes ~/sottovoce --forget age
     """
-    from sottovoce.parties.hosted import Hosted
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.session import Hosted
 
     changes = _read(values or [], forget or [])
     with CohortStore.open(path, readonly=not changes) as store:

@@ -18,7 +18,7 @@ from sottovoce.cli.output import plain
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
 
 
 def export(
@@ -43,7 +43,7 @@ def export(
       sottovoce device export ~/sottovoce everything.jsonl
       sottovoce device export ~/sottovoce - | gpg -e -r me > everything.gpg
     """
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
 
     shown = str(file) == "-"
     if shown and as_json:
@@ -100,7 +100,7 @@ def _write(out: TextIO, store: CohortStore, number: int | None) -> int:
 
 
 def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, Any]]:
-    from sottovoce.parties.hosted import Hosted
+    from sottovoce.stores.session import Hosted
 
     hosted, users = Hosted(store), store.users.tolist()
     terms = hosted.terms

@@ -35,7 +35,7 @@ def init(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = F
       sottovoce keys init federation/keys
       sottovoce keys init federation/keys --host recommender.example.org --host 192.0.2.7
     """
-    from sottovoce.engines.https.keys import init_keys
+    from sottovoce.stores.keys import init_keys
 
     init_keys(folder, host or [], days)
     _show(folder, as_json, f"New keys are in {folder}. Keep everything but ca.crt to yourself.")
@@ -65,7 +65,7 @@ def renew(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = 
       sottovoce keys renew federation/keys
       sottovoce keys renew federation/keys --host new-name.example.org
     """
-    from sottovoce.engines.https.keys import renew_keys
+    from sottovoce.stores.keys import renew_keys
 
     renew_keys(folder, host or [], days)
     words = "The server's certificate is new; restart the server, or send it SIGHUP."
@@ -83,7 +83,7 @@ def rotate(folder: Folder, as_json: Json = False) -> None:
     Example:
       sottovoce keys rotate federation/keys
     """
-    from sottovoce.engines.https.report_keys import ReportKeys
+    from sottovoce.stores.keys import ReportKeys
 
     ring = ReportKeys(folder)
     if not ring.exists:
@@ -112,7 +112,7 @@ def node(
     Example:
       sottovoce keys node federation/keys library-1
     """
-    from sottovoce.engines.https.keys import node_keys
+    from sottovoce.stores.keys import node_keys
 
     private = node_keys(folder, name)
     public = private.with_name(f"{name}.pub")
@@ -123,7 +123,7 @@ def node(
 
 
 def _show(folder: Path, as_json: bool, *notes: str) -> None:
-    from sottovoce.engines.https.keys import show_keys
+    from sottovoce.stores.keys import show_keys
 
     facts = show_keys(folder)
     if as_json:
@@ -165,8 +165,8 @@ def _proxied(folder: Path) -> dict[str, Any]:
     """Names of the keys that only the server of a federation with a proxy has."""
     import hashlib
 
-    from sottovoce.engines.https.admissions import admission_key
-    from sottovoce.engines.https.report_keys import ReportKeys
+    from sottovoce.stores.keys import ReportKeys
+    from sottovoce.stores.server_folder import admission_key
 
     ring = ReportKeys(folder)
     if not ring.exists:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from sottovoce.errors import ConfigError, CorruptData, DataNotFound, KeyTrouble, UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.engines.https.folder import ServerFolder
+    from sottovoce.core.links import Link
     from sottovoce.experiment import Experiment
-    from sottovoce.links import Link
+    from sottovoce.stores.server_folder import ServerFolder
 
 
 def make_federation(
@@ -31,11 +31,11 @@ def make_federation(
     sum. `gateways`: it will run on Flower."""
     import secrets
 
-    from sottovoce import experiment_files
-    from sottovoce.engines.https.folder import create_folder
+    from sottovoce import experiment as experiment_files
     from sottovoce.experiment import Experiment
     from sottovoce.parties.server import NO_DEFENCE
-    from sottovoce.terms import Terms
+    from sottovoce.stores.server_folder import create_folder
+    from sottovoce.wire.terms import Terms
 
     experiment = Experiment.from_file(experiment_files.find(file), settings)
     algorithm, release, chosen = experiment.cross_device()
@@ -97,8 +97,8 @@ def _link(link: Link, proxy: tuple[str, Path] | None, key: Path | None) -> Link:
 
 def _require_proxy(url: str, authority: str) -> None:
     """Raises where nobody could reach a proxy there."""
-    from sottovoce.engines.https.client import loopback
-    from sottovoce.engines.https.folder import require_address
+    from sottovoce.services.agent.client import loopback
+    from sottovoce.stores.server_folder import require_address
 
     require_address(url, "--proxy")
     if url.startswith("http:") and not loopback(url):

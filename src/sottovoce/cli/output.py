@@ -19,9 +19,9 @@ from sottovoce.errors import SottovoceError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sottovoce.core.ledger import Totals
     from sottovoce.evaluation.tables import Table
-    from sottovoce.ledger import Totals
-    from sottovoce.running import Report
+    from sottovoce.runs.train import Report
 
 STAGES = {
     "data": "Preparing the data",

@@ -39,9 +39,9 @@ def reproduce(
       sottovoce reproduce fpl-table2 --quick
       sottovoce reproduce uc-table2 --device cuda
     """
-    from sottovoce import reproduce as published
-    from sottovoce.recommender import default_threads
-    from sottovoce.runs import check_writable
+    import sottovoce_papers as published
+    from sottovoce.core.recommender import default_threads
+    from sottovoce.runs.folder import check_writable
 
     if listing or name is None:
         if as_json:
@@ -90,7 +90,7 @@ def bench(
       sottovoce bench fpl
       sottovoce bench fpl --quick --json
     """
-    from sottovoce import experiment_files
+    from sottovoce import experiment as experiment_files
     from sottovoce.evaluation.tables import Column, Table
 
     module = experiment_files.load_benchmark(name)

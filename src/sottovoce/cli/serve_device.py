@@ -60,7 +60,7 @@ def device(
       sottovoce serve device ~/recommendations
       sottovoce serve device ~/recommendations --once
     """
-    from sottovoce.engines.https.agents import Options, serve_devices
+    from sottovoce.services.agent.process import Options, serve_devices
 
     served = serve_devices(
         stores,

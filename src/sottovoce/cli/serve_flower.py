@@ -48,10 +48,10 @@ def superlink(
       sottovoce serve superlink town --experiment my.toml --catalogue items.csv --name example.org
       sottovoce serve superlink town
     """
-    from sottovoce.engines.flower.private import private_file
     from sottovoce.engines.flower.superlink import SuperLink
     from sottovoce.engines.flower.supernode import told_to_stop
-    from sottovoce.engines.https.folder import open_folder
+    from sottovoce.stores.private import private_file
+    from sottovoce.stores.server_folder import open_folder
 
     if experiment is not None:
         from sottovoce.cli.making import make_federation
@@ -256,10 +256,10 @@ def flower(
       sottovoce serve flower town --rounds 200
       sottovoce serve flower town --status
     """
-    from sottovoce.engines.flower.checkpoint import read_status
     from sottovoce.engines.flower.launch import go_on, run_settings
     from sottovoce.engines.flower.superlink import register_nodes
-    from sottovoce.engines.https.folder import open_folder
+    from sottovoce.stores.conductor import read_status
+    from sottovoce.stores.server_folder import open_folder
 
     plan = open_folder(folder).plan
     if only_status:
@@ -318,10 +318,10 @@ def nginx(
     Example:
       sottovoce serve nginx town > /etc/nginx/conf.d/sottovoce.conf
     """
+    from sottovoce.core.messages import message_limit
     from sottovoce.engines.flower.gateway import Site
-    from sottovoce.engines.https.folder import open_folder
-    from sottovoce.engines.https.keys import show_keys
-    from sottovoce.messages import message_limit
+    from sottovoce.stores.keys import show_keys
+    from sottovoce.stores.server_folder import open_folder
 
     show_keys(folder / "keys")
     terms = open_folder(folder).plan.terms
@@ -336,8 +336,8 @@ def nginx(
 
 def _allot(folder: Path, nodes: list[Path], numbers: list[str]) -> None:
     """Give nodes their devices; all of them or none, and nobody is let in without."""
-    from sottovoce.engines.flower.allotment import identity_of_file, parse_ranges
-    from sottovoce.engines.flower.checkpoint import Checkpoint
+    from sottovoce.stores.allotment import identity_of_file, parse_ranges
+    from sottovoce.stores.conductor import Checkpoint
 
     if numbers and len(numbers) != len(nodes):
         raise UsageError("give one --numbers for each --node, in the same order")
@@ -361,8 +361,8 @@ def _allot(folder: Path, nodes: list[Path], numbers: list[str]) -> None:
 
 
 def _release(folder: Path, nodes: list[Path]) -> None:
-    from sottovoce.engines.flower.allotment import identity_of_file, show_ranges
-    from sottovoce.engines.flower.checkpoint import Checkpoint
+    from sottovoce.stores.allotment import identity_of_file, show_ranges
+    from sottovoce.stores.conductor import Checkpoint
 
     with Checkpoint(folder) as checkpoint:
         known = checkpoint.allotted()
@@ -376,7 +376,7 @@ def _release(folder: Path, nodes: list[Path]) -> None:
 
 
 def _nodes_with_numbers(folder: Path) -> int:
-    from sottovoce.engines.flower.checkpoint import Checkpoint
+    from sottovoce.stores.conductor import Checkpoint
 
     with Checkpoint(folder) as checkpoint:
         count = len(checkpoint.allotted())
@@ -407,8 +407,8 @@ def _running_place(folder: Path) -> SuperLinkPlace:
 
 
 def _show_status(folder: Path, as_json: bool) -> None:
-    from sottovoce.engines.flower.allotment import show_ranges
-    from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
+    from sottovoce.stores.allotment import show_ranges
+    from sottovoce.stores.conductor import Checkpoint, read_status
 
     status = read_status(folder)
     with Checkpoint(folder, readonly=True) as checkpoint:

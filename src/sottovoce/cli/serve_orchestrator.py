@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +16,8 @@ from sottovoce.cli.options import Behind, Json
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.engines.https.orchestrator_folder import OrchestratorFolder
-    from sottovoce.parties.orchestrator_store import OrchestratorStore
+    from sottovoce.stores.orchestrator import OrchestratorStore
+    from sottovoce.stores.orchestrator_folder import OrchestratorFolder
 
 _LONGEST = 30 * 86400.0
 Said = tuple[dict[str, Any], list[str]]
@@ -226,7 +227,7 @@ def orchestrator(
             elif catalogue is not None:
                 said = _extend(found, store, catalogue)
             elif flush:
-                from sottovoce.engines.https.orchestrator_folder import request_flush
+                from sottovoce.stores.orchestrator_folder import request_flush
 
                 request_flush(store)
                 said = {"flush_requested": True}, ["The next round ends all streams."]
@@ -234,10 +235,10 @@ def orchestrator(
                 said = _status(found, store)
         _say(folder, said, as_json)
     else:
-        from sottovoce.engines.https.door import reverse_proxies
-        from sottovoce.engines.https.orchestrator_serve import run_orchestrator
-        from sottovoce.engines.https.orchestrator_service import OrchestratorLimits
-        from sottovoce.engines.https.orchestrator_training import TrainingPlan
+        from sottovoce.engines.flower.training import Training, TrainingPlan
+        from sottovoce.services.kit.connections import reverse_proxies
+        from sottovoce.services.orchestrator import OrchestratorLimits
+        from sottovoce.services.orchestrator_process import run_orchestrator
 
         if users_only and rounds is not None:
             raise UsageError("--users-only goes without --rounds")
@@ -248,7 +249,7 @@ def orchestrator(
             folder,
             host,
             port,
-            plan=None if users_only else plan,
+            rounds=None if users_only else partial(Training, plan=plan),
             plaintext=plaintext,
             limits=OrchestratorLimits(behind=reverse_proxies(behind)),
             ready=None if as_json else lambda url: output.show(f"Users are served at {url}"),
@@ -267,7 +268,7 @@ def _say(folder: Path, said: Said, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _opened(place: Path) -> Iterator[tuple[OrchestratorFolder, OrchestratorStore]]:
-    from sottovoce.engines.https.orchestrator_folder import open_orchestrator_folder
+    from sottovoce.stores.orchestrator_folder import open_orchestrator_folder
 
     folder = open_orchestrator_folder(place)
     with contextlib.closing(folder.store()) as store:
@@ -283,10 +284,10 @@ def _make(
     seed: int | None,
 ) -> Said:
     from sottovoce import config
-    from sottovoce.algorithms.drift import DRIFTConfig
+    from sottovoce.algorithms.drift.system import DRIFTConfig
     from sottovoce.cli.making import read_catalogue
-    from sottovoce.engines.https.orchestrator_folder import create_orchestrator_folder
     from sottovoce.rng import Streams
+    from sottovoce.stores.orchestrator_folder import create_orchestrator_folder
 
     table: dict[str, Any] = {}
     for setting in settings or []:
@@ -322,8 +323,8 @@ def _admit(
     gateway: str | None,
     out: Path,
 ) -> Said:
-    from sottovoce.engines.https.orchestrator_folder import admit
-    from sottovoce.parties.silo_files import Application
+    from sottovoce.stores.orchestrator_folder import admit
+    from sottovoce.wire.silo_files import Application
 
     place = gateway or (folder.running() or {}).get("gateway")
     if not place:
@@ -341,7 +342,7 @@ def _admit(
 
 
 def _remove(store: OrchestratorStore, name: str) -> Said:
-    from sottovoce.engines.https.orchestrator_folder import remove
+    from sottovoce.stores.orchestrator_folder import remove
 
     number = remove(store, name)
     return {"removed": name, "number": number}, [
@@ -352,7 +353,7 @@ def _remove(store: OrchestratorStore, name: str) -> Said:
 def _invite(
     folder: OrchestratorFolder, store: OrchestratorStore, count: int, url: str | None, out: Path
 ) -> Said:
-    from sottovoce.engines.https.orchestrator_folder import invite
+    from sottovoce.stores.orchestrator_folder import invite
 
     address = url or (folder.running() or {}).get("url")
     if not address:
@@ -375,7 +376,7 @@ def _invite(
 
 def _extend(folder: OrchestratorFolder, store: OrchestratorStore, file: Path) -> Said:
     from sottovoce.cli.making import read_catalogue
-    from sottovoce.engines.https.orchestrator_folder import extend_catalogue
+    from sottovoce.stores.orchestrator_folder import extend_catalogue
 
     new = extend_catalogue(folder, store, [item for item, _ in read_catalogue(file)])
     total = store.n_items
@@ -385,7 +386,7 @@ def _extend(folder: OrchestratorFolder, store: OrchestratorStore, file: Path) ->
 
 
 def _status(folder: OrchestratorFolder, store: OrchestratorStore) -> Said:
-    from sottovoce.engines.https.orchestrator_status import figures
+    from sottovoce.services.orchestrator import figures
 
     running = folder.running()
     found = {**figures(store), "running": running is not None}

@@ -12,7 +12,7 @@ from sottovoce.cli.options import Behind, Host, Json, Port
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.engines.https.owner_folder import OwnerFolder
+    from sottovoce.stores.owner_folder import OwnerFolder
 
 
 def owner(
@@ -147,9 +147,13 @@ def owner(
     if chosen:
         _act(folder, admission, add_items, withdraw_items, federation, forget, as_json)
         return
-    from sottovoce.engines.https.door import reverse_proxies
-    from sottovoce.engines.https.owner_serve import run_owner
-    from sottovoce.engines.https.owner_service import OwnerLimits
+    from sottovoce.engines.flower.owner_node import OwnerNode, require_flower
+    from sottovoce.services.kit.connections import reverse_proxies
+    from sottovoce.services.owner import OwnerLimits
+    from sottovoce.services.owner_process import run_owner
+
+    if not users_only:
+        require_flower()
 
     run_owner(
         folder,
@@ -157,7 +161,7 @@ def owner(
         port,
         plaintext=plaintext,
         limits=OwnerLimits(behind=reverse_proxies(behind)),
-        users_only=users_only,
+        join=None if users_only else OwnerNode,
         ready=None if as_json else lambda url: output.show(f"The data owner listens at {url}"),
     )
     if as_json:
@@ -167,12 +171,8 @@ def owner(
 def _make(
     folder: Path, make: Path, name: str, items: Path, url: str, alias: list[str], as_json: bool
 ) -> None:
-    from sottovoce.engines.https.owner_folder import (
-        APPLICATION,
-        create_owner_folder,
-        read_items,
-    )
-    from sottovoce.parties.silo_files import FederationFile
+    from sottovoce.stores.owner_folder import APPLICATION, create_owner_folder, read_items
+    from sottovoce.wire.silo_files import FederationFile
 
     described = FederationFile.read(make)
     numbers = read_items(items, described.catalogue)
@@ -197,7 +197,7 @@ def _act(
     forget: int | None,
     as_json: bool,
 ) -> None:
-    from sottovoce.engines.https.owner_folder import open_owner_folder
+    from sottovoce.stores.owner_folder import open_owner_folder
 
     folder = open_owner_folder(place)
     if admission is not None:
@@ -213,8 +213,8 @@ def _act(
 
 
 def _keep(folder: OwnerFolder, file: Path) -> tuple[dict[str, Any], list[str]]:
-    from sottovoce.engines.https.owner_folder import keep_admission
-    from sottovoce.parties.silo_files import Admission
+    from sottovoce.stores.owner_folder import keep_admission
+    from sottovoce.wire.silo_files import Admission
 
     given = Admission.read(file)
     first = keep_admission(folder, given)
@@ -228,9 +228,9 @@ def _keep(folder: OwnerFolder, file: Path) -> tuple[dict[str, Any], list[str]]:
 def _change(
     folder: OwnerFolder, add: Path | None, withdraw: Path | None, newer: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
-    from sottovoce.engines.https.owner_folder import keep_federation, read_items
-    from sottovoce.engines.https.owner_operator import desk
-    from sottovoce.parties.silo_files import FederationFile
+    from sottovoce.services.owner_process import desk
+    from sottovoce.stores.owner_folder import keep_federation, read_items
+    from sottovoce.wire.silo_files import FederationFile
 
     if newer is not None:
         folder = keep_federation(folder, FederationFile.read(newer))
@@ -244,7 +244,7 @@ def _change(
 
 
 def _ask(folder: OwnerFolder, forget: int | None) -> tuple[dict[str, Any], list[str]]:
-    from sottovoce.engines.https.owner_operator import desk
+    from sottovoce.services.owner_process import desk
 
     with desk(folder) as owner:
         if forget is not None:

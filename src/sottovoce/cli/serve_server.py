@@ -26,7 +26,7 @@ from sottovoce.cli.options import (
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
-    from sottovoce.engines.https.folder import ServerFolder
+    from sottovoce.stores.server_folder import ServerFolder
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the federation's server.")]
 DatabaseUrl = Annotated[
@@ -98,9 +98,9 @@ def server(
       sottovoce serve server town --experiment a.toml --proxy https://p.example --proxy-ca p.crt
       sottovoce serve server town --rounds 200 --database postgresql://sottovoce@db/town
     """
-    from sottovoce.engines.https.door import reverse_proxies
-    from sottovoce.engines.https.serve import run_server
-    from sottovoce.engines.https.service import Limits
+    from sottovoce.services.kit.connections import reverse_proxies
+    from sottovoce.services.server.application import Limits
+    from sottovoce.services.server.process import run_server
 
     if (proxy is None) != (proxy_ca is None):
         raise UsageError("--proxy and --proxy-ca go together")
@@ -159,8 +159,8 @@ def invite(
       sottovoce serve invite town --count 20 --server https://example.org:8443
       sottovoce serve invite town --out /media/usb
     """
-    from sottovoce.engines.https import folder as folders
-    from sottovoce.engines.https.invitations import write_invitation
+    from sottovoce.stores import server_folder as folders
+    from sottovoce.wire.invitations import write_invitation
 
     found = folders.open_folder(folder)
     address = _address(found, server)
@@ -201,8 +201,8 @@ def introduce(
     Example:
       sottovoce serve introduce town --out town.json --server https://example.org:8443
     """
-    from sottovoce.engines.https import folder as folders
-    from sottovoce.engines.https.admissions import write_introduction
+    from sottovoce.stores import server_folder as folders
+    from sottovoce.stores.server_folder import write_introduction
 
     found = folders.open_folder(folder)
     if found.plan.summed:
@@ -218,10 +218,7 @@ def introduce(
 
 def _introduce_masker(folder: ServerFolder, out: Path, as_json: bool) -> None:
     """The proxy of a secure sum is asked by the server and need not know where that is."""
-    from sottovoce.engines.https.masker_folder import (
-        masker_introduction,
-        write_masker_introduction,
-    )
+    from sottovoce.stores.helper_folder import masker_introduction, write_masker_introduction
 
     write_masker_introduction(out, masker_introduction(folder))
     if as_json:
@@ -321,7 +318,7 @@ def target(
     Example:
       sottovoce serve target town --rounds 200
     """
-    from sottovoce.engines.https.folder import open_folder, raise_target
+    from sottovoce.stores.server_folder import open_folder, raise_target
 
     with contextlib.closing(open_folder(folder).database(database)) as store:
         before = raise_target(store, rounds)
@@ -350,7 +347,7 @@ def shut_out(
       sottovoce serve shut-out town 7 12
       sottovoce serve shut-out town 12 --undo
     """
-    from sottovoce.engines.https import folder as folders
+    from sottovoce.stores import server_folder as folders
 
     with contextlib.closing(folders.open_folder(folder).database(database)) as store:
         out = folders.shut_out(store, numbers, undo=undo)
@@ -362,7 +359,7 @@ def shut_out(
 
 def _address(folder: ServerFolder, server: str | None) -> str:
     """Where a server is, or will be, as its operator says or as it runs."""
-    from sottovoce.engines.https.folder import require_address
+    from sottovoce.stores.server_folder import require_address
 
     running = folder.running()
     address = server or (running and str(running["url"]))
@@ -373,7 +370,7 @@ def _address(folder: ServerFolder, server: str | None) -> str:
 
 
 def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, Any]:
-    from sottovoce.engines.https.operators import Operator
+    from sottovoce.services.server.operator import Operator
 
     if token is None:
         raise UsageError(
@@ -384,8 +381,8 @@ def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, An
 
 
 def _status_in(folder: Path, database: str | None) -> Mapping[str, Any]:
-    from sottovoce.engines.https.folder import open_folder
-    from sottovoce.engines.https.status import status as status_of
+    from sottovoce.services.server.operator import status as status_of
+    from sottovoce.stores.server_folder import open_folder
 
     with contextlib.closing(open_folder(folder).database(database)) as store:
         return status_of(store)

@@ -9,15 +9,111 @@ from typing import TYPE_CHECKING, Any
 from sottovoce.cli.budget import NOTHING, bound_text, count_of, odds
 from sottovoce.errors import UsageError
 
+# What rounds of noisy sums have cost one user so far, in words: limit, rounds left.
+
+if TYPE_CHECKING:
+    from sottovoce.core.consent import Choice
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.wire.terms import Terms
+
+
+@dataclass(frozen=True, slots=True)
+class SumBudget:
+    """One user's. `limit` and `rounds_left` are infinite where she has set none."""
+
+    rounds: int
+    """Of noisy sums in which she has sent, in rounds of the noise in force."""
+    cost: float
+    """ε of these."""
+    other: float
+    """ε of all that costs an ε of its own."""
+    after_next: float
+    """ε of both after another round."""
+    limit: float
+    rounds_left: float
+    delta: float
+    plain: int
+    """Releases that nothing bounds."""
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON; null stands for no limit."""
+        left = None if math.isinf(self.rounds_left) else int(self.rounds_left)
+        return {
+            "rounds": self.rounds,
+            "spent": self.cost + self.other,
+            "other_releases": self.other,
+            "after_next_round": self.after_next,
+            "limit": self.limit,
+            "rounds_left": left,
+            "delta": self.delta,
+            "releases_without_noise": self.plain,
+        }
+
+    def lines(self) -> list[str]:
+        """The same for people."""
+        so_far = f"{count_of(self.rounds, 'round')} of noisy sums cost ε = {bound_text(self.cost)}"
+        others = f" and other releases ε = {bound_text(self.other)}" if self.other else ""
+        told = (
+            f"{so_far}{others}, another makes it {bound_text(self.after_next)}"
+            f"{' in all' if self.other else ''}, but for a chance of {self.delta:g} and while the "
+            "proxy does not work with the server."
+        )
+        return [told, self._limit(), *([self._plain()] if self.plain else [])]
+
+    def _limit(self) -> str:
+        if math.isinf(self.limit):
+            return "There is no limit in all: set one with --total-epsilon."
+        limit = f"The limit of {self.limit:.10g} in all"
+        if self.rounds_left < 1:
+            end = "no room for another round: nothing leaves; --total-epsilon raises it."
+            return f"{limit} has {end}"
+        return f"{limit} has room for {count_of(int(self.rounds_left), 'more round')}."
+
+    def _plain(self) -> str:
+        them, each = ("it", "it") if self.plain == 1 else ("them", "each")
+        limit = "" if math.isinf(self.limit) else f"; {each} takes a round of the limit"
+        earlier = count_of(self.plain, "earlier release")
+        return f"{earlier} left without noise on sums, and no ε bounds {them}{limit}."
+
+
+def sums_of_store(
+    store: CohortStore, number: int, terms: Terms | None, choice: Choice | None = None
+) -> SumBudget | None:
+    """The budget of a store's user, under her choice or another; None where she takes no part or
+    sums have no noise under these terms."""
+    from sottovoce.privacy.accountant import DELTA
+    from sottovoce.privacy.central import MOST_ROUNDS, price, rounds_within
+    from sottovoce.stores.device_limits import (
+        plain_releases,
+        rounds_sent,
+        spent_on_sums,
+        sum_noise,
+    )
+
+    noise = sum_noise(terms)
+    choice = choice or store.choice(number)
+    if not noise or not choice.takes_part:
+        return None
+    row = store.users.tolist().index(number)
+    sent, plain = int(rounds_sent(store, noise)[row]), int(plain_releases(store)[row])
+    rounds, other = sent - plain, float(store.spent()[row])
+    limit, left = choice.total_epsilon, math.inf
+    if math.isfinite(limit):
+        left = max(0, (rounds_within(noise, limit - other) if limit >= other else 0) - sent)
+    # `rounds` ends at MOST_ROUNDS, the price does not.
+    cost = max(price(noise, rounds), float(spent_on_sums(store)[row])) if rounds else 0.0
+    after = max(cost, price(noise, min(rounds + 1, MOST_ROUNDS)))
+    return SumBudget(rounds, cost, other, other + after, limit, left, DELTA, plain)
+
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sottovoce.cli.spent_sums import SumBudget
-    from sottovoce.consent import Choice
-    from sottovoce.ledger import Totals
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.core.consent import Choice
+    from sottovoce.core.ledger import Totals
     from sottovoce.privacy.accountant import Account, Sent
-    from sottovoce.terms import Terms
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.wire.terms import Terms
 
 _METER = 24
 
@@ -115,8 +211,8 @@ class Budget:
 
 def of_store(store: CohortStore, number: int, terms: Terms | None) -> Budget | None:
     """The budget of a store's user; None where it does not matter to her."""
-    from sottovoce.parties.store_limits import plain_releases, spent_on_sums
     from sottovoce.privacy.accountant import Sent
+    from sottovoce.stores.device_limits import plain_releases, spent_on_sums
 
     choice, row = store.choice(number), store.users.tolist().index(number)
     sent = [Sent(s.reports, s.epsilon, s.batch) for s in store.sent_reports(number)]
@@ -129,7 +225,7 @@ def of_store(store: CohortStore, number: int, terms: Terms | None) -> Budget | N
 
 def spent_so_far(store: CohortStore, number: int) -> float:
     """All ε that a store's user has spent, on noisy sums, too."""
-    from sottovoce.parties.store_limits import spent_on_sums
+    from sottovoce.stores.device_limits import spent_on_sums
 
     row = store.users.tolist().index(number)
     return float(store.spent()[row] + spent_on_sums(store)[row])
@@ -235,7 +331,7 @@ def _lasting(choice: Choice, spent: float, cost: float) -> str:
 
 def require_sane(epsilon: float) -> None:
     """Raises where this is no limit on what a report may cost."""
-    from sottovoce.one_bit import LARGEST_EPSILON
+    from sottovoce.core.one_bit import LARGEST_EPSILON
 
     if epsilon > LARGEST_EPSILON:
         raise UsageError(
@@ -256,7 +352,7 @@ def meter(spent: float, limit: float) -> str:
 
 def what_left(who: str, totals: Totals) -> str:
     """Sums of a ledger in one sentence."""
-    from sottovoce.run_tables import readable_bytes
+    from sottovoce.runs.tables import readable_bytes
 
     parts = [f"{totals.releases:,} releases"]
     if totals.reports:
@@ -269,7 +365,7 @@ def what_left(who: str, totals: Totals) -> str:
 
 def what_owners_read(who: str, totals: Totals) -> str:
     """The same where interactions went to data owners."""
-    from sottovoce.run_tables import readable_bytes
+    from sottovoce.runs.tables import readable_bytes
 
     return (
         f"What data owners have read of {who}: {totals.positive_rows:,} positive and "

@@ -72,12 +72,12 @@ def run(
       sottovoce run presets/pfpl-plus --set town.residents=8 --engine https
       sottovoce run drift/movielens-100k --set algorithm.theta=8
     """
-    from sottovoce import experiment_files
+    from sottovoce import experiment as experiment_files
+    from sottovoce.core.recommender import default_threads
     from sottovoce.experiment import Experiment
-    from sottovoce.recommender import default_threads
-    from sottovoce.run_report import notes, write_run_report
-    from sottovoce.run_tables import hints, results_table
-    from sottovoce.running import run_experiment
+    from sottovoce.runs.report import notes, write_run_report
+    from sottovoce.runs.tables import hints, results_table
+    from sottovoce.runs.train import run_experiment
 
     if processes is not None and engine == "simulation":
         raise UsageError("--processes is for --engine https and --engine flower")

@@ -31,8 +31,8 @@ def recommend(
       sottovoce recommend runs/demo --user r0003 -n 5
     """
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.run_tables import Row
-    from sottovoce.run_views import FinishedRun
+    from sottovoce.runs.read import FinishedRun
+    from sottovoce.runs.tables import Row
 
     opened = FinishedRun.open(folder)
     found = opened.recommend(user, n)
@@ -90,10 +90,10 @@ def ledger(
       sottovoce ledger runs/demo --user r0003
       sottovoce ledger runs/movielens-100k-drift --by owner
     """
-    from sottovoce import ledger as ledgers
     from sottovoce.cli import spent
-    from sottovoce.run_tables import ledger_csv, ledger_table
-    from sottovoce.run_views import FinishedRun
+    from sottovoce.core import ledger as ledgers
+    from sottovoce.runs.read import FinishedRun
+    from sottovoce.runs.tables import ledger_csv, ledger_table
 
     if csv and as_json:
         raise UsageError("choose one of --csv and --json")
@@ -157,10 +157,10 @@ def report(
       sottovoce report runs/demo
       sottovoce report runs/pfpl-plus runs/sfpl --markdown
     """
-    from sottovoce.recommender import default_threads
-    from sottovoce.run_comparison import compare_runs
-    from sottovoce.run_report import write_run_report
-    from sottovoce.runs import check_writable
+    from sottovoce.core.recommender import default_threads
+    from sottovoce.runs.compare import compare_runs
+    from sottovoce.runs.folder import check_writable
+    from sottovoce.runs.report import write_run_report
 
     if markdown + csv + as_json > 1:
         raise UsageError("choose one of --markdown, --csv and --json")

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sottovoce.core.interactions import Interactions, Vocabulary
     from sottovoce.data.dataset import Dataset, Labels, PublishedSplit
     from sottovoce.data.foursquare_categories import (
         TOP_CATEGORIES,
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
         with_top_categories,
     )
     from sottovoce.data.importers import KINDS, import_path
-    from sottovoce.data.interactions import Interactions, Vocabulary
     from sottovoce.data.prepared import read_prepared, write_prepared
     from sottovoce.data.sources import available, load, prepared_folder, prepared_root
     from sottovoce.data.splitting import (
@@ -97,7 +97,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = "sottovoce.core" if _HOMES[name] == "interactions" else __name__
+    return getattr(import_module(f"{home}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.data.dataset import Dataset, Labels, sorted_names
-from sottovoce.data.interactions import Interactions, Vocabulary
 from sottovoce.errors import CorruptData
 
 Keep = Literal["first", "last"]

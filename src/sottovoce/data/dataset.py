@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.interactions import Interactions, Vocabulary
+from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.errors import CorruptData, DataError
 
 

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.data.assembly import LISTS, RawTables, assemble, rows_of, texts
 from sottovoce.data.dataset import Dataset, PublishedSplit
-from sottovoce.data.interactions import Interactions, Vocabulary
 from sottovoce.errors import CorruptData, DataError, DataNotFound
 
 EVENTS, USERS, ITEMS, CANDIDATES = (

@@ -16,7 +16,7 @@ from numba import njit, uint64
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError
 from sottovoce.rng import GAMMA, Streams, mix
 

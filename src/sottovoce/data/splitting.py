@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.interactions import Interactions
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.rng import Streams, mix_array
 

@@ -20,8 +20,8 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
+from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.data.dataset import Dataset, Labels
-from sottovoce.data.interactions import Interactions, Vocabulary
 from sottovoce.data.town_words import (
     AGE_BANDS,
     GENDERS,

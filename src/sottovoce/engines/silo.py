@@ -10,13 +10,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.blocks import Blocks, Events, Model
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_aggregated import AggregatedPlan, Aggregation
-from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.algorithms.drift_replay import plan
+from sottovoce.algorithms.drift.aggregated import AggregatedPlan, Aggregation
+from sottovoce.algorithms.drift.blocks import Blocks, Events, Model
+from sottovoce.algorithms.drift.messages import OwnerTable
+from sottovoce.algorithms.drift.replay import plan
+from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.core.interactions import Interactions
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.parties.silo_door import Departed, InteractionDoor
 from sottovoce.rng import Streams

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.algorithms.blocks import Events, Ints, Model, first_rows
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
-from sottovoce.algorithms.drift_aggregated import AggregatingOwner, owner_of
-from sottovoce.algorithms.drift_messages import Gradients, Interaction, RowRequest, Rows
-from sottovoce.algorithms.drift_replay import deliver
+from sottovoce.algorithms.drift.aggregated import AggregatingOwner, owner_of
+from sottovoce.algorithms.drift.blocks import Events, Ints, Model, first_rows
+from sottovoce.algorithms.drift.messages import Gradients, Interaction, RowRequest, Rows
+from sottovoce.algorithms.drift.replay import deliver
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.views import Packet, Party, Seen, View
 from sottovoce.config import require_whole
 from sottovoce.engines.silo import SiloWorld
-from sottovoce.engines.silo_bytes import gradients_bytes, request_bytes, rows_bytes
 from sottovoce.parties.silo_door import SEALED_BYTES
+from sottovoce.wire.silos import gradients_bytes, request_bytes, rows_bytes
 
 RECORD_BYTES = 22
 """What TLS adds to a message."""

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.views import Packet, Seen
-from sottovoce.errors import CorruptData, RunError
-from sottovoce.masking import unmasked
-from sottovoce.messages import (
+from sottovoce.core.masking import unmasked
+from sottovoce.core.messages import (
     Batch,
     BitReports,
     DeviceReports,
@@ -35,6 +34,7 @@ from sottovoce.messages import (
     SummedReports,
     encode,
 )
+from sottovoce.errors import CorruptData, RunError
 from sottovoce.parties.secure_sum import summed
 from sottovoce.rng import Streams
 

@@ -17,16 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import AlgorithmSettings, Cohort
-from sottovoce.data.interactions import Vocabulary
-from sottovoce.engines.rounds import RoundRules
-from sottovoce.ledger import COLUMNS, Entries, entries_of
+from sottovoce.core.interactions import Vocabulary
+from sottovoce.core.ledger import COLUMNS, Entries, entries_of
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE
-from sottovoce.terms import Terms
+from sottovoce.parties.server import NO_DEFENCE, RoundRules
+from sottovoce.wire.terms import Terms
 
 if TYPE_CHECKING:
-    from sottovoce.engines.https.folder import ServerFolder
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.server_folder import ServerFolder
 
 Tick = Callable[[int], None]
 """Told how many rounds are done."""
@@ -122,8 +121,8 @@ def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore
     """A new store with what these users have: their histories and choices, and what their devices
     know of them, hidden or not. Whoever starts a trial speaks for them, so the terms are agreed
     to."""
-    from sottovoce.parties.hosted import Hosted  # simulation does without their library
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.session import Hosted  # simulation does without their library
 
     part = world.cohort.take(rows)
     numbers = part.users.tolist()
@@ -149,7 +148,7 @@ def _keep_attributes(store: CohortStore, settings: AlgorithmSettings, part: Coho
 
 def make_server_folder(path: Path, world: World) -> ServerFolder:
     """The server's folder of a new federation that waits for its first target."""
-    from sottovoce.engines.https.folder import create_folder
+    from sottovoce.stores.server_folder import create_folder
 
     return create_folder(
         path,
@@ -166,7 +165,7 @@ def make_server_folder(path: Path, world: World) -> ServerFolder:
 
 def ledger_of(stores: Iterable[Path]) -> list[Entries]:
     """Every row of these stores' ledgers, as a simulation writes them."""
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
 
     tables = []
     for path in stores:

@@ -1,8 +1,7 @@
 """Metrics per user, the protocol they are measured under, significance, tables and plots."""
 
-from sottovoce.evaluation.base import METRICS, Metric, Ranked, UserMetric
-from sottovoce.evaluation.metrics import bias_disparity
-from sottovoce.evaluation.pareto import pareto_front
+from sottovoce.evaluation.metrics import METRICS, Metric, Ranked, UserMetric, bias_disparity
+from sottovoce.evaluation.plots import pareto_front
 from sottovoce.evaluation.protocol import Evaluation, Full, Given, Protocol, Sampled, evaluate
 from sottovoce.evaluation.report import (
     FigureBlock,

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import Scorer, score_items
 from sottovoce.errors import DataError
 from sottovoce.evaluation import metrics
 from sottovoce.evaluation.protocol import Protocol, evaluate
-from sottovoce.recommender import Scorer, score_items
 
 CUTS = (5, 10)
 EXPORTED = 10

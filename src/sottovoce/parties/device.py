@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort, Counts, CrossDevice, FactorModel, Reporting
-from sottovoce.consent import Consent, ShareRule
-from sottovoce.errors import ConfigError, ConsentError, MessageError
-from sottovoce.ledger import Entries, Ledger
-from sottovoce.links import Direct, Link, has_noise
-from sottovoce.masking import masked, seeds_from
-from sottovoce.messages import (
+from sottovoce.core.arrays import sum_groups
+from sottovoce.core.consent import Consent, ShareRule
+from sottovoce.core.ledger import Entries, Ledger
+from sottovoce.core.links import Direct, Link, has_noise
+from sottovoce.core.masking import masked, seeds_from
+from sottovoce.core.messages import (
     BitReports,
     DeviceReports,
     MaskedReports,
@@ -35,12 +35,12 @@ from sottovoce.messages import (
     add_sums,
     add_up,
 )
-from sottovoce.one_bit import drawn_coordinates, noise_root, randomised
+from sottovoce.core.one_bit import drawn_coordinates, noise_root, randomised
+from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
 from sottovoce.privacy.reports import BoundReports
 from sottovoce.rng import Streams
-from sottovoce.sums import sum_groups
 
 _HOME_BATCH = 1024
 _WRITTEN_AT_ONCE = 1 << 22

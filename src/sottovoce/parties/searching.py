@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from sottovoce.links import SecureSum
+from sottovoce.core.links import SecureSum
 
 SURE = 1_000_000
 """An honest device is ever shut out with a chance of at most one in so many."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.arrays import each, equal_spans
+from sottovoce.core.links import SecureSum
+from sottovoce.core.masking import unmasked
+from sottovoce.core.messages import GRID, MaskedReports, MaskSum, SummedReports
 from sottovoce.errors import ConfigError, MessageError, SpoiledSum, WrongSum
-from sottovoce.links import SecureSum
-from sottovoce.masking import unmasked
-from sottovoce.messages import GRID, MaskedReports, MaskSum, SummedReports
-from sottovoce.parallel import each, equal_spans
 
 _FURTHEST = 40
 """Standard deviations of noise beyond which no number is taken for one."""
@@ -92,3 +92,25 @@ def summed(round: int, sums: NDArray[np.int64], devices: int) -> SummedReports:
     """A table of sums as what a server folds: the rows that anybody sent."""
     item = np.flatnonzero(sums.any(axis=1)).astype(np.int32)
     return SummedReports(round, item, sums[item], devices)
+
+
+# Who spoils secure sums: the server cannot see whose garbage is in a sum, but it can see into
+# which sums a device falls when groups are drawn anew in every round. **Rounds.** As long as sums
+# are good there is one for a round. After a spoiled one the next rounds are summed in groups that
+# have no device in common, drawn afresh when all reports are in; spoiled groups are left out and
+# the others count. Where too few devices report for two groups, or the terms permit one sum a
+# round, the sum is over a part of them, half at first, and half of that after each spoiled one.
+# It ends when sums stay good. **Evidence.** Let K of a round's n devices be in its f spoiled
+# groups. Groups are drawn after everybody has reported, and at least f devices sent garbage; so
+# an honest device, whatever the others send, is in a spoiled group with a chance of at most q =
+# (K − f) / (n − f). Against that a bet is kept for every device: a share of it is put on "in a
+# spoiled group again", at odds of 1 / q. What a fair bet has come to is above a million ever, in
+# all time, with a chance of at most one in a million (Ville's inequality), however cunning the
+# others are. That is when a device is shut out. Two bets run side by side, a bold one for those
+# who send garbage always, a patient one for those who do it now and then; what counts is the mean
+# of both. What counts as spoiled must not depend on honest devices: somebody who sends just so
+# much that a sum passes a limit only with *her* update in it could have her shut out with
+# himself. So the limit is drawn anew for every sum, far above all honest ones (`leniency`): one
+# update more or less changes the chance of a sum to be spoiled by less than a hundredth, whatever
+# garbage is in it. It convicts of garbage, that is of numbers that no honest sum has. Who adds
+# little is not found; and a *proxy* that tells wrong sums can have anybody shut out.

@@ -18,14 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.blocks import Events, Ints
-from sottovoce.algorithms.drift import User
-from sottovoce.algorithms.drift_messages import Interaction, OwnerTable
-from sottovoce.algorithms.drift_replay import Told, address
+from sottovoce.algorithms.drift.blocks import Events, Ints
+from sottovoce.algorithms.drift.messages import Interaction, OwnerTable
+from sottovoce.algorithms.drift.replay import Told, address
+from sottovoce.algorithms.drift.system import User
 from sottovoce.config import require_whole
-from sottovoce.consent import Consent
+from sottovoce.core.consent import Consent
+from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.errors import ConsentError, DataError
-from sottovoce.ledger import Entries, Ledger
 
 SEALED_BYTES = 53
 """Of an interaction as `privacy.interactions` seals it; simulation does without that library."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.consent import Choice, Consent, ShareRule
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent, ShareRule
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import Link
+from sottovoce.core.messages import DeviceReports
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.links import Link
-from sottovoce.messages import DeviceReports
 from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
 

@@ -45,13 +45,13 @@ from numba import float64, int64, njit, uint32, uint64
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from sottovoce.chacha import chacha_words
+from sottovoce.core.links import require_sigma
+from sottovoce.core.messages import GRID, DeviceReports
+from sottovoce.core.one_bit import nonce
 from sottovoce.errors import ConfigError
-from sottovoce.links import require_sigma
-from sottovoce.messages import GRID, DeviceReports
-from sottovoce.one_bit import nonce
 from sottovoce.privacy.accountant import DELTA
 from sottovoce.privacy.laplace import _AT_ONCE, _LANES, chacha_lanes
+from sottovoce.rng import chacha_words
 
 ROUNDING = 2.0**-49
 """What sampling may add to the privacy cost of one number."""

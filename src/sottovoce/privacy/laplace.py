@@ -32,10 +32,10 @@ import numpy as np
 from numba import float64, int64, njit, uint32, uint64
 from numpy.typing import NDArray
 
-from sottovoce.chacha import chacha_words, quarter
+from sottovoce.core.arrays import each, equal_spans, read_only
+from sottovoce.core.one_bit import nonce
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.one_bit import nonce
-from sottovoce.parallel import each, equal_spans, read_only
+from sottovoce.rng import chacha_words, quarter
 
 Ints = NDArray[np.int64]
 ROUNDING = 2.0**-49

@@ -21,8 +21,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from sottovoce.consent import ALWAYS, Choice, Consent, ShareRule, thresholds
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import ALWAYS, Choice, Consent, ShareRule, thresholds
+from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 from sottovoce.rng import Streams, draw

@@ -22,11 +22,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.consent import Choice, Consent, affords
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import Choice, Consent, affords
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.ledger import Entries
+from sottovoce.core.one_bit import ReportRule, lowest, noise_keys
 from sottovoce.errors import ConfigError, ConsentError
-from sottovoce.ledger import Entries
-from sottovoce.one_bit import ReportRule, lowest, noise_keys
 from sottovoce.privacy.base import RELEASES, BoundRelease, Release, Sends
 from sottovoce.rng import Streams
 

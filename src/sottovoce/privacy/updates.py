@@ -31,12 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number
-from sottovoce.consent import ALWAYS, Choice, Consent, ShareRule, affords
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.consent import ALWAYS, Choice, Consent, ShareRule, affords
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import Link
+from sottovoce.core.messages import GRID, LIMIT, DeviceReports
+from sottovoce.core.one_bit import LARGEST_EPSILON, noise_keys
 from sottovoce.errors import ConfigError, ConsentError, DataError
-from sottovoce.links import Link
-from sottovoce.messages import GRID, LIMIT, DeviceReports
-from sottovoce.one_bit import LARGEST_EPSILON, noise_keys
 from sottovoce.privacy.base import RELEASES, BoundRelease, Release
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums
 from sottovoce.privacy.mechanisms import every_positive, no_epsilon, share_subsets

@@ -12,20 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import AlgorithmSettings, Cohort, CrossDevice
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.federation import Federation
-from sottovoce.ledger import Ledger
-from sottovoce.links import LINKS, Link
-from sottovoce.messages import DeviceReports
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import LINKS, Link
+from sottovoce.core.messages import DeviceReports
+from sottovoce.core.recommender import FactorScorer
+from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.privacy.mechanisms import ShareFraction
-from sottovoce.recommender import FactorScorer
 from sottovoce.rng import SecretStreams, Streams
-from sottovoce.terms import Terms
+from sottovoce.runs.federation import Federation
 from sottovoce.testing.worlds import (
     Messages,
     Result,
@@ -34,6 +33,7 @@ from sottovoce.testing.worlds import (
     require,
     small_run,
 )
+from sottovoce.wire.terms import Terms
 
 
 class CrossDeviceContract(ABC):

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fpl import FPL, FPLConfig
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.attacks import views
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.engines.simulation import Simulation
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import Direct
+from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.engines.transcripts import Recorder, network_of, seen_by
 from sottovoce.errors import DoesNotApply
-from sottovoce.ledger import Ledger
-from sottovoce.links import Direct
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.baselines.base import BASELINES, Baseline
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import Scorer
 from sottovoce.data.importers import IMPORTERS, Archive, Importer, detect, import_path
-from sottovoce.data.interactions import Interactions
 from sottovoce.errors import SottovoceError
-from sottovoce.evaluation.base import METRICS, Metric, Ranked, UserMetric, every_metric
-from sottovoce.evaluation.metrics import hits
+from sottovoce.evaluation.metrics import METRICS, Metric, Ranked, UserMetric, every_metric, hits
 from sottovoce.evaluation.protocol import Protocol, evaluate_lists
-from sottovoce.recommender import Scorer
 from sottovoce.rng import Streams
 from sottovoce.testing.worlds import (
     ContractBroken,

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fpl import FPL, FPLConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fpl.system import FPL, FPLConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import LINKS, Link
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConsentError
-from sottovoce.ledger import Ledger
-from sottovoce.links import LINKS, Link
-from sottovoce.messages import ModelView
 from sottovoce.parties.device import Devices
 from sottovoce.privacy.base import Release
 from sottovoce.rng import Streams
-from sottovoce.terms import named
 from sottovoce.testing.worlds import (
     random_world,
     require,
 )
+from sottovoce.wire.terms import named
 
 _WORLD, _RNG = random_world(30, 40, 200, seed=9), Streams.from_seed(4)
 

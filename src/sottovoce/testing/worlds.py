@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort, CrossDevice
-from sottovoce.consent import Choice, Consent
-from sottovoce.data.interactions import Interactions
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.engines.simulation import Simulation
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.ledger import Ledger, Totals
+from sottovoce.core.messages import DeviceReports
+from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.errors import SottovoceError
-from sottovoce.ledger import Ledger, Totals
-from sottovoce.messages import DeviceReports
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.privacy.base import Release

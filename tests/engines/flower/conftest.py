@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.base import Cohort
-from sottovoce.algorithms.fpl import FPLConfig
-from sottovoce.consent import Choice, Consent
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
 from sottovoce.engines.flower.gateway import find_nginx
-from sottovoce.engines.https.folder import create_folder
-from sottovoce.engines.rounds import RoundRules
-from sottovoce.engines.simulated import SimulatedDevices
-from sottovoce.ledger import Ledger
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.server import Server
-from sottovoce.parties.store import CohortStore
+from sottovoce.engines.simulation import SimulatedDevices
+from sottovoce.parties.server import RoundRules, Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.terms import Terms
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.server_folder import create_folder
+from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world
+from sottovoce.wire.terms import Terms
 
 KEY = Streams.from_seed(3).key
 COHORTS = {"alba": [4], "bora": [0, 7], "corso": [1, 2, 3, 5, 6]}

@@ -6,27 +6,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.consent import Choice
-from sottovoce.engines.flower.allotment import parse_ranges, ranges_of, show_ranges, within
-from sottovoce.engines.flower.checkpoint import (
+from sottovoce.core.consent import Choice
+from sottovoce.core.messages import GRID, LIMIT, SummedReports, encode_sum
+from sottovoce.engines.flower.conductor import MODELS, Conductor, check_sum
+from sottovoce.engines.flower.members import Reply, Seen
+from sottovoce.engines.flower.node import answer_question, answer_task
+from sottovoce.engines.flower.wire import Answer, Question, Task
+from sottovoce.errors import ConfigError, FolderInUse, MessageError, RunError, UsageError
+from sottovoce.parties.server import RoundRules, Server
+from sottovoce.rng import Streams
+from sottovoce.stores.allotment import parse_ranges, ranges_of, show_ranges, within
+from sottovoce.stores.conductor import (
     Checkpoint,
     OpenRound,
     conducted,
     only_one,
     read_status,
 )
-from sottovoce.engines.flower.conductor import MODELS, Conductor, check_sum
-from sottovoce.engines.flower.members import Reply, Seen
-from sottovoce.engines.flower.node import answer_question, answer_task
-from sottovoce.engines.flower.wire import Answer, Question, Task
-from sottovoce.engines.rounds import RoundRules
-from sottovoce.engines.versions import encode_model
-from sottovoce.errors import ConfigError, FolderInUse, MessageError, RunError, UsageError
-from sottovoce.messages import GRID, LIMIT, SummedReports, encode_sum
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.server import Server
-from sottovoce.parties.store import CohortStore
-from sottovoce.rng import Streams
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.session import Hosted
+from sottovoce.wire.versions import encode_model
 
 RULES = RoundRules(over_selection=0.0, min_fraction=0.2, deadline_seconds=20.0, min_devices=8)
 

@@ -10,7 +10,6 @@ from sottovoce.engines.flower.client_app import app, content_of, record_of
 from sottovoce.engines.flower.node import Outgoing
 from sottovoce.engines.flower.server_app import GridPost, conduct
 from sottovoce.engines.flower.wire import Answer, Question, Task, unpack_numbers
-from sottovoce.engines.versions import encode_model
 from sottovoce.errors import (
     ConfigError,
     MessageError,
@@ -20,9 +19,10 @@ from sottovoce.errors import (
     VersionMismatch,
 )
 from sottovoce.parties.server import Server
-from sottovoce.parties.store import CohortStore
 from sottovoce.rng import Streams
-from sottovoce.terms import PROTOCOL
+from sottovoce.stores.device import CohortStore
+from sottovoce.wire.terms import PROTOCOL
+from sottovoce.wire.versions import encode_model
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_the_post_office_matches_answers_and_errors_by_what_they_answer():
 
 
 def test_a_run_that_cannot_start_leaves_the_reason(town):
-    from sottovoce.engines.flower.checkpoint import read_status
+    from sottovoce.stores.conductor import read_status
 
     town.found()
     run = Context(5, 1, {}, RecordDict(), {"folder": str(town.folder), "rounds": 1.5}, series_id=1)

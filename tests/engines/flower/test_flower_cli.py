@@ -17,14 +17,13 @@ import pytest
 import typer
 
 from sottovoce.cli import serve_flower
-from sottovoce.consent import Choice
+from sottovoce.core.consent import Choice
 from sottovoce.engines.flower import superlink
 from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, start_gateway
 from sottovoce.engines.flower.launch import LocalFlower, Node
 from sottovoce.engines.flower.supernode import Connection
 from sottovoce.engines.flower.trial import FlowerTrial
-from sottovoce.engines.https.keys import init_keys, node_keys
 from sottovoce.engines.processes import Child, free_port
 from sottovoce.errors import (
     CorruptData,
@@ -35,8 +34,9 @@ from sottovoce.errors import (
     StoreError,
     UsageError,
 )
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.store import CohortStore
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.keys import init_keys, node_keys
+from sottovoce.stores.session import Hosted
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ("superlink", "supernode", "cohort", "flower", "nginx")

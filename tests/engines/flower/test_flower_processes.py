@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from sottovoce.engines.flower import superlink
-from sottovoce.engines.flower.checkpoint import Checkpoint, read_status
 from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.launch import LocalFlower, Node
-from sottovoce.engines.https.keys import node_keys
-from sottovoce.engines.rounds import RoundRules
 from sottovoce.errors import ServiceError
+from sottovoce.parties.server import RoundRules
+from sottovoce.stores.conductor import Checkpoint, read_status
+from sottovoce.stores.keys import node_keys
 
 
 def flower(town, tmp_path, security="full"):
@@ -164,7 +164,7 @@ def knock(local, tmp_path, store):
 
 @pytest.fixture
 def intruder_store(tmp_path):
-    from sottovoce.parties.store import CohortStore
+    from sottovoce.stores.device import CohortStore
 
     CohortStore.create(tmp_path / "intruder-store", [(3, "nobody")]).close()
     return tmp_path / "intruder-store"
@@ -220,7 +220,7 @@ def test_a_node_that_is_killed_and_restarted_loses_nothing(town, tmp_path, nginx
 def test_a_node_that_stays_away_is_missing_and_the_others_go_on(town, tmp_path, nginx):
     from dataclasses import replace
 
-    from sottovoce.engines.rounds import RoundRules
+    from sottovoce.parties.server import RoundRules
 
     rules = RoundRules(over_selection=0.0, min_fraction=0.5, deadline_seconds=30.0, min_devices=8)
     town.found(rules=replace(rules, dormant_after=1))

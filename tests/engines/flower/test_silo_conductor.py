@@ -15,22 +15,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.blocks import Events, first_rows
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner, User
-from sottovoce.algorithms.drift_messages import RowRequest
-from sottovoce.algorithms.drift_replay import exchange_together, replay
-from sottovoce.engines.flower.checkpoint import read_status
+from sottovoce.algorithms.drift.blocks import Events, first_rows
+from sottovoce.algorithms.drift.messages import RowRequest
+from sottovoce.algorithms.drift.replay import exchange_together, replay
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
 from sottovoce.engines.flower.members import Reply, Seen
 from sottovoce.engines.flower.silo_conductor import DORMANT_AFTER, SiloConductor
 from sottovoce.engines.flower.silo_node import OwnerNode
 from sottovoce.engines.flower.silo_wire import QueryRows, TaskRows
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.parties.orchestrator_store import OrchestratorStore
-from sottovoce.parties.owner import DataOwner
-from sottovoce.parties.silo_files import Application
-from sottovoce.privacy.interactions import Identity, begin
-from sottovoce.privacy.passes import Issuer
 from sottovoce.rng import Streams
+from sottovoce.stores.conductor import read_status
+from sottovoce.stores.orchestrator import OrchestratorStore
+from sottovoce.stores.owner import DataOwner
+from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.silo_files import Application
 
 ROOT = Streams.from_seed(12)
 ISSUER = Issuer("town")

@@ -9,18 +9,17 @@ import time
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, Owner
-from sottovoce.algorithms.drift_messages import Interaction
-from sottovoce.algorithms.drift_replay import exchange_together
+from sottovoce.algorithms.drift.messages import Interaction
+from sottovoce.algorithms.drift.replay import exchange_together
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.launch import LocalFlower, Node
-from sottovoce.engines.https.keys import init_keys, node_keys
-from sottovoce.parties.orchestrator_store import OrchestratorStore
-from sottovoce.parties.owner import DataOwner
-from sottovoce.parties.silo_files import Application
-from sottovoce.privacy.interactions import Identity, begin
-from sottovoce.privacy.passes import Issuer
 from sottovoce.rng import Streams
+from sottovoce.stores.keys import init_keys, node_keys
+from sottovoce.stores.orchestrator import OrchestratorStore
+from sottovoce.stores.owner import DataOwner
+from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.silo_files import Application
 
 ROOT, ISSUER = Streams.from_seed(2), Issuer("town")
 CONFIG = DRIFTConfig(theta=2, learning_rate=0.1)
@@ -31,8 +30,8 @@ from pathlib import Path
 from sottovoce.engines.flower.silo_node import build_owner_app
 from sottovoce.engines.flower.supernode import Connection, serve_app, told_to_stop
 from sottovoce.errors import SottovoceError
-from sottovoce.parties.owner import DataOwner
-from sottovoce.privacy.interactions import Identity
+from sottovoce.stores.owner import DataOwner
+from sottovoce.wire.interactions import Identity
 
 parser = argparse.ArgumentParser()
 for name in ("folder", "--superlink", "--ca", "--key"):

@@ -23,17 +23,17 @@ from test_silo_conductor import (
     folder,  # noqa: F401
 )
 
-from sottovoce.algorithms.blocks import Model
-from sottovoce.algorithms.drift import DRIFTConfig, Orchestrator, User
-from sottovoce.algorithms.drift_aggregated import AggregatedPlan as Plan
-from sottovoce.algorithms.drift_aggregated import AggregatingOwner, Aggregation, own_vector
-from sottovoce.algorithms.drift_messages import Gradients, RowRequest
-from sottovoce.algorithms.drift_replay import exchange, exchange_together, replay
+from sottovoce.algorithms.drift.aggregated import AggregatedPlan as Plan
+from sottovoce.algorithms.drift.aggregated import AggregatingOwner, Aggregation, own_vector
+from sottovoce.algorithms.drift.blocks import Model
+from sottovoce.algorithms.drift.messages import Gradients, RowRequest
+from sottovoce.algorithms.drift.replay import exchange, exchange_together, replay
+from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, User
 from sottovoce.engines.flower.members import Reply
 from sottovoce.engines.flower.silo_wire import GradientsSent, RowsWanted, TaskRows
 from sottovoce.engines.silo_simulation import SIGHT
 from sottovoce.errors import StoreError, UsageError
-from sottovoce.parties.orchestrator_store import OrchestratorStore
+from sottovoce.stores.orchestrator import OrchestratorStore
 
 CONFIG = DRIFTConfig(release="aggregated", min_users=2, learning_rate=0.1)
 

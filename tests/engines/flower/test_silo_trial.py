@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.blocks import Events
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import OwnerTable
-from sottovoce.consent import Choice, Consent
-from sottovoce.engines.flower.silo_trial import SiloTrial
+from sottovoce.algorithms.drift.blocks import Events
+from sottovoce.algorithms.drift.messages import OwnerTable
+from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.core.consent import Choice, Consent
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.errors import ConfigError, Stalled
 from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.rng import Streams
+from sottovoce.services.silo_trial import SiloTrial
 
 
 def world(**settings):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
+from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.silo_node import build_owner_app
 from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows

@@ -45,7 +45,7 @@ from sottovoce.attacks.views import (
     View,
     judge_claims,
 )
-from sottovoce.messages import GRID, DeviceReports, MaskedReports
+from sottovoce.core.messages import GRID, DeviceReports, MaskedReports
 
 PROMISE = "With π = 0 nobody learns what I liked: only rows of things I have not touched leave."
 MASKED_PROMISE = "My masked update tells the server nothing about me."

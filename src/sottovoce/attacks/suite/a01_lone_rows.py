@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.fpl import FPLConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.pairs import FPL
 from sottovoce.attacks.views import (
     ATTACKS,

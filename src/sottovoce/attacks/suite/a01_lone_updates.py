@@ -23,7 +23,7 @@ from sottovoce.attacks.views import (
     View,
     judge_claims,
 )
-from sottovoce.messages import GRID, SummedReports
+from sottovoce.core.messages import GRID, SummedReports
 
 Floats = NDArray[np.float64]
 PROMISE = "In a sum of many nobody sees what I alone have sent."

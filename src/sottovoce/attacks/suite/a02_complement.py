@@ -29,8 +29,8 @@ from sottovoce.attacks.pairs import (
     why_not_read,
 )
 from sottovoce.attacks.views import ATTACKS, CONFIDENCE_Z, SECURE_SUM, Attack, Result, Truth, View
-from sottovoce.data.interactions import Interactions
-from sottovoce.messages import DeviceReports
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.messages import DeviceReports
 from sottovoce.rng import Streams
 
 PROMISE = "Things I have not touched say nothing about what I liked."

@@ -34,7 +34,7 @@ from sottovoce.attacks.views import (
     View,
     judge_claims,
 )
-from sottovoce.messages import DeviceReports
+from sottovoce.core.messages import DeviceReports
 
 PROMISE = "Nobody can tell which of the rows I send are of things I liked."
 _MOST_ITEMS = 200

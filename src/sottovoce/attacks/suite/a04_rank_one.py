@@ -35,7 +35,7 @@ from sottovoce.attacks.views import (
     View,
     judge_claims,
 )
-from sottovoce.messages import GRID, DeviceReports
+from sottovoce.core.messages import GRID, DeviceReports
 
 PROMISE = "My data stay on my device, so nobody learns what I liked."
 _MOST_ITEMS = 200

@@ -13,15 +13,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.fmf import FMFConfig
+from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.filters import rank
-from sottovoce.attacks.membership import Question, against_chance
 from sottovoce.attacks.one_run import Counted, counted, values_before_coins
+from sottovoce.attacks.suite.a12_membership import Question, against_chance
 from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.messages import Batch, BitReports
+from sottovoce.core.one_bit import bits, coordinates
 from sottovoce.errors import DataError
-from sottovoce.messages import Batch, BitReports
-from sottovoce.one_bit import bits, coordinates
 from sottovoce.rng import Streams
 
 Floats = NDArray[np.float64]

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms import drift_kernels as kernels
-from sottovoce.algorithms.blocks import Model
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_messages import Gradients
+from sottovoce.algorithms.drift import blocks as kernels
+from sottovoce.algorithms.drift.blocks import Model
+from sottovoce.algorithms.drift.messages import Gradients
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import (
     AGGREGATED,
     DRIFT,

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift_messages import Gradients, OwnerTable, RowRequest
+from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest
 from sottovoce.attacks.drift import AGGREGATED, DRIFT, ORCHESTRATOR_ALONE, DriftTruth, request_pairs
 from sottovoce.attacks.views import (
     ATTACKS,
@@ -28,7 +28,7 @@ from sottovoce.attacks.views import (
     clustered,
     judge_claims,
 )
-from sottovoce.data.interactions import Interactions
+from sottovoce.core.interactions import Interactions
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]

@@ -6,16 +6,453 @@ somebody got hold of all of them, and of the attribute of those who share it.
 
 from __future__ import annotations
 
-from typing import Final
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from statistics import NormalDist
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
-from sottovoce.attacks.attributes import Inference, TooLittle, infer
+from sottovoce.attacks.drift import Floats, Interval, Ints, wilson
 from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View
 from sottovoce.data.dataset import Labels
-from sottovoce.errors import DataError
+from sottovoce.errors import DataError, DoesNotApply, UsageError
+from sottovoce.evaluation.significance import paired_t
 from sottovoce.rng import Streams
+
+# What can be guessed of users' attributes from their representations (A8). The attacker holds the
+# whole table of representations and the attribute of those users who share it. It learns from
+# these, chooses its settings by cross-validation among them, and guesses for the others. Three
+# families: logistic regression, a network, boosted trees. Each guesses twice: from the rows as
+# they are, and from rows aligned, column by column, to the mean and spread of the public users'
+# rows, since protection may have moved private users aside without mixing them. The best of these
+# attackers on private users is the strong one. To pick it by its success makes leakage look
+# larger, never smaller; the verdict allows for the number of tries. A guess is held against the
+# best constant guess, and an AUC against 0.5.
+
+Mask = NDArray[np.bool_]
+Table = NDArray[Any]
+SEEDS, FOLDS, RESAMPLES, ERROR = 5, 3, 1_000, 0.05
+LEAST_PUBLIC, LEAST_OF_CLASS, LEAST_ALIGNED = 30, 2 * FOLDS, 30
+"""Public users to learn from, of them in a class that is learnt, and private users to align."""
+TREE_CLASSES, TREES = 32, 300
+"""Every step of boosting grows a tree for each class: of more classes, the most frequent are told
+apart and the others taken as one, and there are no more steps than make so many trees."""
+FURTHEST = 8.0  # standard deviations, beyond which a feature is cut off
+
+
+class TooLittle(DoesNotApply):
+    """There is not enough to learn from, or nobody to guess: such an attribute may be skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One attacker, held against the truth of private users."""
+
+    family: str
+    aligned: bool
+    public_auc: float
+    """By cross-validation among public users: what there is to be learnt without protection."""
+    public_accuracy: float
+    auc: float | None
+    """Of two classes, or the mean of each against the rest; None of a single class."""
+    auc_interval: Interval  # 95 %, from resampled private users
+    auc_ceiling: float
+    """What chance stays below, in 95 % of cases for all attackers together."""
+    right: int
+    tried: int
+    majority: float
+    """The share that the best constant guess gets right."""
+    gain: Interval
+    """Accuracy less that share: 95 % for all attackers together."""
+    seed_aucs: tuple[float, ...]
+    """Of each seed alone; the attacker proper takes the mean of their probabilities."""
+    seed_accuracies: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}, aligned" if self.aligned else self.family
+
+    @property
+    def accuracy(self) -> float:
+        """The share of private users guessed right; micro-F1 is the same number."""
+        return self.right / self.tried
+
+    @property
+    def accuracy_interval(self) -> Interval:
+        """95 %, after Wilson."""
+        return wilson(self.right, self.tried)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the AUC is above 0.5 beyond chance."""
+        above = self.auc is not None and self.auc > self.auc_ceiling
+        return above and self.auc_interval.low > 0.5
+
+    @property
+    def guesses(self) -> bool:
+        """Whether it is right more often than the best constant guess, beyond chance."""
+        return self.gain.low > 0
+
+    def to_table(self) -> dict[str, object]:
+        return asdict(self) | {
+            "attack": f"attribute inference, {self.name}",
+            "party": "whoever holds the representations",
+            "auc_base": 0.5,
+            "micro_f1": self.accuracy,
+            "micro_f1_interval": self.accuracy_interval,
+            "verdict": "guesses" if self.ranks or self.guesses else "no better than chance",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """Every attacker on one attribute. Users without a value (`missing`) are not scored. A value
+    that too few share (`not_learnt`) is always guessed wrong, and AUC leaves it out."""
+
+    attribute: str
+    classes: int
+    """Values that attackers learnt to tell apart."""
+    public: int
+    private: int
+    missing: int
+    not_learnt: int
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def by_auc(self) -> Outcome:
+        return max(self.outcomes, key=lambda o: o.auc or 0.0)
+
+    @property
+    def by_accuracy(self) -> Outcome:
+        return max(self.outcomes, key=lambda o: o.right)
+
+    @property
+    def strong(self) -> Outcome | None:
+        """The best attacker: by AUC where that beats chance, else by its guesses. None where no
+        attacker beats chance, which a constant guess never does."""
+        ranking = [o for o in self.outcomes if o.ranks]
+        guessing = [o for o in self.outcomes if o.guesses]
+        best = max(ranking, key=lambda o: o.auc or 0.0, default=None)
+        return best or max(guessing, key=lambda o: o.right, default=None)
+
+    @property
+    def verdict(self) -> str:
+        auc, guess = self.by_auc, self.by_accuracy
+        ends = "{:.3f} to {:.3f}".format
+        how = "no attacker is better than chance"
+        if any(o.guesses for o in self.outcomes):
+            how = "learnt from the representations"
+        elif self.strong is not None:
+            how = "users are ranked by it, though no guess beats the majority"
+        ranked = "no AUC, as no two private users differ"
+        if auc.auc is not None:
+            ranked = f"AUC {auc.auc:.3f} ({ends(*auc.auc_interval)}; {auc.name}) against 0.5"
+        return (
+            f"{self.attribute}: {how}: {ranked}; {guess.accuracy:.3f} right "
+            f"({ends(*guess.accuracy_interval)}; {guess.name}) against {guess.majority:.3f} for "
+            "the best constant guess"
+        )
+
+    def to_table(self) -> dict[str, object]:
+        return asdict(self) | {
+            "outcomes": [o.to_table() for o in self.outcomes],
+            "strong": None if self.strong is None else self.strong.name,
+            "verdict": self.verdict,
+        }
+
+
+Setting = tuple[float, float]
+"""How strongly a model is held back (of trees, how many leaves), and its balance: a user weighs as
+much as the size of her class to the power of minus this, which guesses undo."""
+NETWORKS = ((1.0, 0.0), (10.0, 0.0), (10.0, 0.5))
+PENALTIES = tuple(itertools.product((1.0, 0.3, 0.1, 0.03, 0.003), (0.0, 0.5)))
+Stops = tuple[int, ...]
+Answers = list[list[Floats]]
+"""For each stop, the probabilities of classes for each table of rows."""
+
+
+class Lesson(NamedTuple):
+    """What a model learns from, after how many steps it is asked, and of which rows."""
+
+    features: Floats
+    codes: Ints
+    weights: Floats
+    strength: float
+    stops: Stops
+    rows: list[Floats]
+    seed: int
+
+
+class Family(NamedTuple):
+    learn: Callable[[Lesson], Answers]
+    settings: tuple[Setting, ...]
+    stops: Stops
+    seeds: int
+
+
+def _logistic(lesson: Lesson) -> Answers:
+    kind = import_module("sklearn.linear_model").LogisticRegression
+    model = kind(C=1 / (lesson.strength * len(lesson.codes)), tol=1e-3, max_iter=200)
+    model.fit(lesson.features, lesson.codes, sample_weight=lesson.weights)
+    return [[model.predict_proba(r) for r in lesson.rows]]
+
+
+def _network(lesson: Lesson) -> Answers:
+    kind = import_module("sklearn.neural_network").MLPClassifier
+    batch = max(16, min(128, len(lesson.codes) // 32))
+    model = kind((128,), alpha=lesson.strength, batch_size=batch, random_state=lesson.seed)
+    narrow, classes = lesson.features.astype(np.float32), np.unique(lesson.codes)
+    found = []
+    for epoch in range(1, lesson.stops[-1] + 1):
+        model.partial_fit(narrow, lesson.codes, sample_weight=lesson.weights, classes=classes)
+        if epoch in lesson.stops:
+            rows = [model.predict_proba(r.astype(np.float32)) for r in lesson.rows]
+            found.append([p.astype(np.float64) for p in rows])
+    return found
+
+
+def _trees(lesson: Lesson) -> Answers:
+    sizes = np.bincount(lesson.codes)
+    place = np.empty(len(sizes), dtype=np.int64)
+    place[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
+    place = np.minimum(place, TREE_CLASSES - 1)
+    share = sizes / np.bincount(place, weights=sizes)[place]
+    model = import_module("sklearn.ensemble").HistGradientBoostingClassifier(
+        learning_rate=0.15, max_leaf_nodes=int(lesson.strength), l2_regularization=5.0, max_bins=31,
+        min_samples_leaf=max(2, min(20, len(lesson.codes) // 10)), early_stopping=False,
+        max_features=min(1.0, max(0.1, 16 / lesson.features.shape[1])), warm_start=True,
+        random_state=lesson.seed,
+    )  # fmt: skip
+    found = []
+    for stop in lesson.stops:
+        model.set_params(max_iter=stop)
+        model.fit(lesson.features, place[lesson.codes])  # weights make it four times slower
+        found.append([model.predict_proba(r)[:, place] * share for r in lesson.rows])
+    return found
+
+
+def _families(classes: int, users: int) -> dict[str, Family]:
+    passes = max(6, 2_500 // users)
+    most = min(160, TREES // (1 if classes == 2 else min(classes, TREE_CLASSES)))
+    return {
+        "boosted trees": Family(_trees, ((10, 0.0),), (most // 4, most // 2, most), SEEDS),
+        "network": Family(_network, NETWORKS, (passes, 2 * passes), SEEDS),
+        "logistic regression": Family(_logistic, PENALTIES, (1,), 1),
+    }
+
+
+def infer(
+    representations: Table, labels: Labels, private: Table, rng: Streams, *, attribute: str
+) -> Inference:
+    """Learn from users who share the attribute, and guess it of those who do not, as `private`
+    says; a user without a value counts as private and is not scored. The order of users does not
+    matter. Private users' values are read only to score. Needs scikit-learn."""
+    table, codes, hidden = _checked(representations, labels, private)
+    sizes = np.bincount(codes[~hidden], minlength=len(labels.values))
+    learnt = np.flatnonzero(sizes >= LEAST_OF_CLASS)
+    _require_enough(attribute, sizes, len(learnt), int((hidden & (codes >= 0)).sum()))
+    # Users in an order that follows from what they are, not from where they stood.
+    order = np.lexsort((codes, *table.T[::-1]))
+    table, codes, hidden = table[order], codes[order], hidden[order]
+    place = np.full(len(labels.values) + 1, -1, dtype=np.int64)
+    place[learnt] = np.arange(len(learnt))
+    public, asked = ~hidden & (place[codes] >= 0), hidden & (codes >= 0)
+    streams = rng.child("attribute inference", attribute)
+    with _one_thread_each():
+        views = _views(table, public, hidden, asked)
+        guesses = _attack(*views, place[codes[public]], streams)
+    truth = codes[asked]
+    usual = truth == np.bincount(truth).argmax()
+    outcomes = _score(guesses, place[truth], usual, streams.child("score"))
+    taught, missing, odd = (int(x.sum()) for x in (sizes, codes < 0, place[truth] < 0))
+    return Inference(attribute, len(learnt), taught, len(truth), missing, odd, outcomes)
+
+
+def _checked(rows: Table, labels: Labels, private: Table) -> tuple[Floats, Ints, Mask]:
+    table, mask = np.asarray(rows), np.asarray(private)
+    if table.ndim != 2 or not table.shape[1] or table.dtype.kind not in "fiu":
+        raise UsageError("representations are a table of numbers: a row for each user")
+    if mask.dtype != np.bool_ or mask.shape != (len(table),) or len(labels) != len(table):
+        raise UsageError(
+            f"{len(table):,} representations need as many labels and as many truth values of who "
+            f"is private, not {len(labels):,} and an array of {mask.dtype} in shape {mask.shape}"
+        )
+    table = table.astype(np.float64) + 0.0  # which makes one zero of two
+    bad = int((~np.isfinite(table)).any(axis=1).sum())
+    if bad:
+        raise DataError(f"the representations of {bad:,} users are not finite numbers")
+    codes = labels.codes.astype(np.int64)
+    return table, codes, mask | (codes < 0)
+
+
+def _require_enough(attribute: str, sizes: Ints, learnt: int, asked: int) -> None:
+    reasons = {
+        "no private user has a known value, so no guess can be scored": not asked,
+        f"only {sizes.sum():,} users share it, too few to learn from": sizes.sum() < LEAST_PUBLIC,
+        "all who share it have the same value, so nothing can be learnt": (sizes > 0).sum() == 1,
+        f"fewer than two values are shared by {LEAST_OF_CLASS} users or more": learnt < 2,
+    }
+    for why in itertools.compress(reasons, reasons.values()):
+        raise TooLittle(f"{attribute}: {why}")
+
+
+def _views(table: Floats, public: Mask, hidden: Mask, asked: Mask) -> tuple[Floats, list[Floats]]:
+    """Standardised features, with the length of rows as one more: of public users, and of those
+    asked, as they are and, where private users are enough, aligned."""
+    table = table / np.maximum(np.abs(table).max(axis=0), np.finfo(float).tiny)
+    table = np.c_[table, np.log(np.maximum(np.linalg.norm(table, axis=1), 1e-12))]
+
+    def standard(users: Mask, like: Mask) -> Floats:
+        spread = table[like].std(axis=0)
+        scaled = (table[users] - table[like].mean(axis=0)) / np.where(spread > 1e-12, spread, 1.0)
+        return np.asarray(np.clip(scaled, -FURTHEST, FURTHEST))
+
+    aligned = [standard(asked, hidden)] if hidden.sum() >= LEAST_ALIGNED else []
+    return standard(public, public), [standard(asked, public), *aligned]
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Models are small: with more threads they are slower, and results would depend on them."""
+    try:
+        limits = import_module("threadpoolctl").threadpool_limits
+        unfinished = import_module("sklearn.exceptions").ConvergenceWarning
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"attribute inference needs {error.name}, which is not installed; install it with: "
+            "pip install 'sottovoce[attacks]'"
+        ) from None
+    with limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", unfinished)
+        yield
+
+
+Guess = tuple[str, bool, float, float, list[Floats], list[Floats]]
+"""Family, aligned, AUC and accuracy by cross-validation; of each seed, the probabilities to rank by
+and those to guess by, [users, classes]."""
+
+
+def _attack(public: Floats, asked: list[Floats], codes: Ints, rng: Streams) -> list[Guess]:
+    sizes = np.bincount(codes).astype(np.float64)
+    families = _families(len(sizes), len(codes))
+    # Folds have the same share of every class.
+    shuffled = rng.child("folds").generator().permutation(len(codes))
+    folds = np.empty(len(codes), dtype=np.int64)
+    folds[shuffled[np.argsort(codes[shuffled], kind="stable")]] = np.arange(len(codes)) % FOLDS
+
+    def learn(name: str, setting: Setting, stops: Stops, seed: int, fold: int = -1) -> Answers:
+        """From all but a fold, of which the model is asked; where there is none, from all."""
+        users = folds != fold
+        weights = sizes[codes[users]] ** -setting[1]
+        taught = (public[users], codes[users], weights / weights.mean(), setting[0], stops)
+        rows = asked if fold < 0 else [public[~users]]
+        key = rng.child("learn", name, seed).key & 0xFFFFFFFF
+        return families[name].learn(Lesson(*taught, rows, key))
+
+    def fair(p: Floats, setting: Setting) -> Floats:
+        p = p * sizes ** setting[1]
+        return np.asarray(p / p.sum(axis=1, keepdims=True))
+
+    truth = np.concatenate([codes[folds == k] for k in range(FOLDS)])
+    found = []
+    for name, family in families.items():
+        marks = []
+        for setting in family.settings:
+            tried = [learn(name, setting, family.stops, SEEDS, k) for k in range(FOLDS)]
+            for i, stop in enumerate(family.stops):
+                p = np.concatenate([stages[i][0] for stages in tried])
+                right = float((fair(p, setting).argmax(axis=1) == truth).mean())
+                marks.append((auc(p, truth) or 0.5, right, setting, stop))
+        ranker, guesser = max(marks, key=lambda m: m[0]), max(marks, key=lambda m: m[1])
+        fitted = {
+            (setting, stop): [learn(name, setting, (stop,), s)[0] for s in range(family.seeds)]
+            for setting, stop in {ranker[2:], guesser[2:]}
+        }
+        for view in range(len(asked)):
+            ranks = [rows[view] for rows in fitted[ranker[2:]]]
+            values = [fair(rows[view], guesser[2]) for rows in fitted[guesser[2:]]]
+            found.append((name, view == 1, ranker[0], guesser[1], ranks, values))
+    return found
+
+
+def _score(guesses: list[Guess], truth: Ints, usual: Mask, rng: Streams) -> tuple[Outcome, ...]:
+    """`truth` is −1 where no attacker learnt the value; `usual`: who has the most frequent."""
+    known = truth >= 0
+    n, tests = int(known.sum()), 2 * len(guesses)
+    draws = rng.generator().multinomial(n, np.full(n, 1 / max(1, n)), RESAMPLES)
+
+    def outcome(guess: Guess) -> Outcome:
+        ranks, values = guess[4:]
+        p = np.mean(ranks, axis=0)[known]
+        right = np.mean(values, axis=0).argmax(axis=1) == truth
+        value, ends = auc(p, truth[known]), [0.0, 1.0]
+        if value is not None:
+            ends = np.nanquantile(auc_resampled(p, truth[known], draws), (0.025, 0.975)).tolist()
+        gain = paired_t(right, usual, 1 - ERROR / tests)
+        aucs = [auc(one[known], truth[known]) for one in ranks]
+        return Outcome(
+            *(*guess[:4], value, Interval(*ends), _ceiling(p, truth[known], tests)),
+            *(int(right.sum()), len(truth), float(usual.mean()), Interval(gain.low, gain.high)),
+            seed_aucs=tuple(one for one in aucs if one is not None),
+            seed_accuracies=tuple(float((v.argmax(1) == truth).mean()) for v in values),
+        )
+
+    return tuple(outcome(g) for g in guesses)
+
+
+def auc(p: Floats, truth: Ints) -> float | None:
+    """Of two classes, or the mean over classes, each against the rest; None of a single class."""
+    found = float(auc_resampled(p, truth, np.ones((1, len(truth)), dtype=np.int64))[0])
+    return None if math.isnan(found) else found
+
+
+def auc_resampled(p: Floats, truth: Ints, draws: Table) -> Floats:
+    """The AUC where each user counts as often as a row of `draws` says; one for each row. Classes
+    that are not there do not count; NaN where there is only one."""
+    weights = np.ascontiguousarray(draws.T, dtype=np.float32)  # whole numbers and halves: exact
+    total, seen = np.zeros(len(draws)), np.zeros(len(draws))
+    for c in _classes_there(truth, p.shape[1]):
+        ours, others = np.flatnonzero(truth == c), np.flatnonzero(truth != c)
+        others = others[np.argsort(p[others, c], kind="stable")]
+        below = np.zeros((len(others) + 1, len(draws)), dtype=np.float32)
+        np.cumsum(weights[others], axis=0, out=below[1:])
+        ends = [np.searchsorted(p[others, c], p[ours, c], side) for side in ("left", "right")]
+        won = weights[ours] * (below[ends[0]] + below[ends[1]]) / 2
+        pairs = weights[ours].sum(axis=0, dtype=np.float64) * below[-1]
+        total += won.sum(axis=0, dtype=np.float64) / np.maximum(pairs, 1.0)
+        seen += pairs > 0
+    return np.where(seen > 0, total / np.maximum(seen, 1.0), np.nan)
+
+
+def _classes_there(truth: Ints, classes: int) -> list[int]:
+    sizes = np.bincount(truth, minlength=classes)
+    there: list[int] = np.flatnonzero((sizes > 0) & (sizes < len(truth))).tolist()
+    return there[-1:] if classes == 2 else there
+
+
+def _ceiling(p: Floats, truth: Ints, tests: int) -> float:
+    """From the spread of the AUC over all orders of `truth`: it is a sum of a value for each user
+    and class, whose variance Hoeffding gives."""
+    n, there = len(truth), _classes_there(truth, p.shape[1])
+    if not there:
+        return 1.0
+    sizes = np.bincount(truth, minlength=p.shape[1])
+    value = np.zeros(p.shape)
+    for c in there:
+        value[:, c] = rankdata(p[:, c]) / (sizes[c] * (n - sizes[c]) * len(there))
+    centred = value - value.mean(axis=0)
+    centred -= (centred @ sizes / n)[:, None]
+    spread = math.sqrt(float((centred**2 @ sizes).sum()) / (n - 1))
+    return 0.5 + NormalDist().inv_cdf(1 - ERROR / 2 / tests) * spread
+
 
 _NAME: Final = "attribute inference"
 _PROMISE: Final = "What I hide of myself cannot be guessed, even from my device's own numbers."

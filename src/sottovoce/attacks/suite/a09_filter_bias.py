@@ -15,7 +15,7 @@ from sottovoce.attacks.drift import wilson
 from sottovoce.attacks.filters import label_from_bias, label_from_moments
 from sottovoce.attacks.one_run import opened
 from sottovoce.attacks.views import ATTACKS, SECURE_SUM, Attack, Result, Truth, View
-from sottovoce.messages import GRID, DeviceReports, MaskedReports
+from sottovoce.core.messages import GRID, DeviceReports, MaskedReports
 
 Ints = NDArray[np.int64]
 _NAME: Final = "filter bias"
@@ -47,7 +47,7 @@ def needs(view: View) -> str:
 
 def read_filters(view: View) -> list[FilterRows]:
     """Every filter, device by device: as sent, or, where that is all there is, masked."""
-    from sottovoce.algorithms.uc_rows import Layout  # needs PyTorch
+    from sottovoce.algorithms.uc.rows import Layout  # needs PyTorch
 
     settings = view.algorithm
     layout, size = Layout.of(settings, view.n_items), settings.embedding_size
@@ -105,7 +105,7 @@ def _sum_needs(view: View) -> str:
 
 def _guess_sum(view: View) -> Guesses:
     """For everybody in them, the class that the opened sums speak for."""
-    from sottovoce.algorithms.uc_rows import Layout
+    from sottovoce.algorithms.uc.rows import Layout
 
     settings = view.algorithm
     layout, size = Layout.of(settings, view.n_items), settings.embedding_size

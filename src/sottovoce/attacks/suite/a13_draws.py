@@ -3,24 +3,179 @@
 Coordinates of reports and items of updates are drawn without looking at private data. They identify
 a device all the same if one draw tells the next. The attacker is told one word of each device that
 he goes for, which is what a search over all words that fit would give him; from it he computes the
-other draws as the fast generator makes them (`attacks/draws.py`), and looks for them.
+other draws as the fast generator makes them (`attacks/suite/a13_draws.py`), and looks for them.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from numba import njit, prange, uint64
 from numpy.typing import NDArray
 
-from sottovoce.attacks.draws import WORDS_PER_SECOND, ToldWord, linked, neighbours
 from sottovoce.attacks.pairs import FPL
 from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View, clustered
-from sottovoce.messages import Batch, DeviceReports
-from sottovoce.one_bit import coordinates
-from sottovoce.rng import LOW32, Streams
+from sottovoce.core.messages import Batch, BitReports, DeviceReports
+from sottovoce.core.one_bit import coordinates, scaled
+from sottovoce.rng import GAMMA, LOW32, Streams, mix, mix_array, words_of
 
+# What a draw that somebody sees tells of the draws that he does not see (A13). The fast generator
+# (rng.py) gives the words mix(s + γ), mix(s + 2γ), …, and `mix` can be inverted. So one word of
+# 64 bits tells the state s and with it every other draw of that device and round. A server sees
+# no whole words, but coordinates. Of the words that give a coordinate among n there are 2**64 /
+# n; whoever tries them all keeps those whose next draws are in the same batch, too. Against
+# ChaCha20 there is nothing to try: a word tells nothing of the next one.
+
+# Kernels carry no types (numba infers them).
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
+
+
+Words = NDArray[np.uint64]
 Ints = NDArray[np.int64]
+_BACK_1 = np.uint64(pow(0xBF58476D1CE4E5B9, -1, 1 << 64))
+_BACK_2 = np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
+TOLD_ROUNDS, TOLD_DEVICES = 2, 50
+"""Of which a draw each is told."""
+CHECKS = 6
+"""Draws after the first that must be in the batch for a state to be kept."""
+ROUGH = 1 << 15
+ROUGH_SHIFT = np.uint64(64 - 15)
+"""Stretches of words in which a search looks first whether a coordinate of the batch is near."""
+WORDS_PER_SECOND = 5e8
+"""That one core tries, about; for saying how long a search takes."""
+
+
+class ToldWord(NamedTuple):
+    """A word that an attacker was told, in place of the search by which he would find it."""
+
+    round: int
+    tier: int
+    """Of the batch; -1 where there is none."""
+    word: int
+
+
+def told_words(
+    rng: Streams, bits: Sequence[BitReports], updates: Mapping[int, Ints]
+) -> tuple[tuple[ToldWord, ...], tuple[int, ...]]:
+    """The first draw of some devices in some rounds, and whose they are. `rng` is the devices'; of
+    `bits` they sent reports, in `updates` (by round, who) item rows of FPL."""
+    told: list[ToldWord] = []
+    senders: list[int] = []
+    for sent in bits[:TOLD_ROUNDS]:
+        rows = slice(0, TOLD_DEVICES)
+        keys = rng.child("reports", sent.round).keys(sent.sender[rows])
+        drawn = words_of(keys, 1)[:, 0].tolist()
+        told += [
+            ToldWord(sent.round, tier, word)
+            for tier, word in zip(sent.tier[rows].tolist(), drawn, strict=True)
+        ]
+        senders += sent.sender[rows].tolist()
+    for round, users in list(updates.items())[:TOLD_ROUNDS]:
+        some = users[:TOLD_DEVICES]
+        drawn = words_of(rng.child("learn", round).keys(some), 1)[:, 0].tolist()
+        told += [ToldWord(round, -1, word) for word in drawn]
+        senders += some.tolist()
+    return tuple(told), tuple(senders)
+
+
+@njit(inline="always")
+def unmix(z):
+    """The word that `mix` turns into z."""
+    z = z ^ (z >> uint64(31)) ^ (z >> uint64(62))
+    z = z * _BACK_2
+    z = z ^ (z >> uint64(27)) ^ (z >> uint64(54))
+    z = z * _BACK_1
+    return z ^ (z >> uint64(30)) ^ (z >> uint64(60))
+
+
+def neighbours(word: int, before: int, after: int) -> Words:
+    """What the fast generator drew before and after this word: from the `before`-th draw before it
+    to the `after`-th after it, itself among them."""
+    with np.errstate(over="ignore"):
+        steps = np.arange(-before, after + 1, dtype=np.int64).astype(np.uint64)
+        return mix_array(unmix.py_func(np.uint64(word)) + steps * GAMMA)
+
+
+def coordinates_of(words: Words, places: int, size: int, cumulative: Words) -> Ints:
+    """The coordinates of reports that are drawn with these words, as devices draw them."""
+    high, low = words >> np.uint64(32), words & LOW32
+    if len(cumulative):
+        item = np.searchsorted(cumulative, high, side="right")
+        return (item * size + ((low * np.uint64(size)) >> np.uint64(32)).astype(np.int64)).astype(
+            np.int64
+        )
+    n = np.uint64(places)
+    return ((high * n + ((low * n) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+
+
+def linked(word: int, most: int, present: NDArray[np.bool_], size: int, cumulative: Words) -> Ints:
+    """The coordinates that the device of this word has drawn beside it, by the fast generator, as
+    far as they are in the batch (`present`, a flag per coordinate) without a gap; `most` is how
+    many reports a device sends."""
+    drawn = coordinates_of(neighbours(word, most, most), len(present), size, cumulative)
+    there = present[drawn]
+    first, last = most, most
+    while first > 0 and there[first - 1]:
+        first -= 1
+    while last < 2 * most and there[last + 1]:
+        last += 1
+    found = np.concatenate([drawn[first:most], drawn[most + 1 : last + 1]])
+    return found if last - first >= min(CHECKS, most - 1) else np.zeros(0, np.int64)
+
+
+def search(
+    coordinate: int, present: NDArray[np.bool_], within: tuple[int, int] | None = None
+) -> list[int]:
+    """The words by which the fast generator may have drawn this coordinate: those after which it
+    draws others of the batch, or, if there are none, before which it does. All words that give the
+    coordinate are tried, or those `within` two numbers, the second one exclusive."""
+    n = len(present)
+    first, end = -(-(coordinate << 64) // n), -(-((coordinate + 1) << 64) // n)
+    if within is not None:
+        first, end = max(first, within[0]), min(end, within[1])
+    parts, flags = 1024, np.packbits(present, bitorder="little")
+    rough = np.zeros(ROUGH, dtype=np.bool_)  # small enough for the processor's nearest cache
+    for place in np.flatnonzero(present).tolist():
+        rough[place * ROUGH // n : -(-(place + 1) * ROUGH // n)] = True
+    edges = [first + (end - first) * part // parts for part in range(parts + 1)]
+    starts = np.array(edges[:-1], dtype=np.uint64)
+    counts = np.array([b - a for a, b in itertools.pairwise(edges)], dtype=np.int64)
+    for step in (int(GAMMA), (1 << 64) - int(GAMMA)):
+        hits, found = _search(starts, counts, np.uint64(step), flags, rough, np.uint64(n))
+        if hits.any():
+            break
+    return [int(word) for word in found[hits]]
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def _search(starts, counts, step, present, rough, n):
+    """Of each stretch of words the last one after which (by `step`) others of the batch are
+    drawn."""
+    hits = np.zeros(len(starts), dtype=np.bool_)
+    found = np.zeros(len(starts), dtype=np.uint64)
+    for part in prange(len(starts)):
+        for k in range(counts[part]):
+            word = starts[part] + uint64(k)
+            state = unmix(word)
+            if rough[mix(state + step) >> ROUGH_SHIFT] and _runs(state, step, present, n):
+                hits[part], found[part] = True, word
+    return hits, found
+
+
+@njit(inline="always")
+def _runs(state, step, present, n):
+    """Whether the next draws are all in the batch."""
+    for _ in range(CHECKS):
+        state = state + step
+        place = scaled(mix(state), n)
+        if not (present[place >> uint64(3)] >> (place & uint64(7))) & 1:
+            return False
+    return True
+
+
 _RNG = Streams.from_seed(13)
 _LINK: Final = "Nobody can tell which of the reports are from the same device as mine."
 _KNOWN: Final = "Nobody recognises my device by the items that it happens to draw."

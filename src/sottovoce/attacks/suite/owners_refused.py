@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sottovoce.algorithms.drift_messages import Interaction
+from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.attacks.drift import DRIFT, DriftTruth
 from sottovoce.attacks.views import ATTACKS, Attack, Claims, Result, Truth, View, judge_claims
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from sottovoce.data.assembly import Keep, RawTables
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.importers.archive import Archive
 from sottovoce.data.importers.base import IMPORTERS, Download, Importer, Request
+from sottovoce.data.importers.files import Archive
 from sottovoce.data.splitting import keep_active, keep_known
 from sottovoce.errors import ConfigError, DataError, DataNotFound
 

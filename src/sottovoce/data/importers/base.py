@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from sottovoce.data.assembly import Keep, RawTables, assemble
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.importers.archive import Archive
+from sottovoce.data.importers.files import Archive
 from sottovoce.errors import DataError
 from sottovoce.registry import Component, Registry
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sottovoce.data.assembly import RawTables
-from sottovoce.data.importers.archive import Archive
 from sottovoce.data.importers.base import IMPORTERS, Download, Request
-from sottovoce.data.importers.text import FLOAT, TEXT, Layout, read_text, split_fields
+from sottovoce.data.importers.files import FLOAT, TEXT, Archive, Layout, read_text, split_fields
 from sottovoce.errors import CorruptData
 
 BOOKS, LOCATIONS = "user_book.dat", "user_location.dat"

@@ -6,9 +6,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sottovoce.data.assembly import RawTables
-from sottovoce.data.importers.archive import Archive
 from sottovoce.data.importers.base import IMPORTERS, Download, Request
-from sottovoce.data.importers.text import INT, TEXT, Layout, read_text, stream_text, time_column
+from sottovoce.data.importers.files import (
+    INT,
+    TEXT,
+    Archive,
+    Layout,
+    read_text,
+    stream_text,
+    time_column,
+)
 from sottovoce.errors import DataError
 
 CHECKINS, POIS, CITIES = (

@@ -6,9 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sottovoce.data.assembly import RawTables
-from sottovoce.data.importers.archive import Archive
 from sottovoce.data.importers.base import IMPORTERS, Download, Request
-from sottovoce.data.importers.text import FLOAT, INT, TEXT, Layout, read_text
+from sottovoce.data.importers.files import FLOAT, INT, TEXT, Archive, Layout, read_text
 
 TERMS = "GroupLens (Harper & Konstan 2015): research use, no redistribution"
 _NO_GENRE = "(no genres listed)"

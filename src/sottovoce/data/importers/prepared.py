@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.importers.archive import Archive
 from sottovoce.data.importers.base import IMPORTERS, Importer, Request
+from sottovoce.data.importers.files import Archive
 from sottovoce.data.prepared import EVENTS, read_prepared
 
 

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 
 from sottovoce.data.assembly import RawTables, assemble, seconds
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.importers.archive import Archive
 from sottovoce.data.importers.base import IMPORTERS, Importer, Request
-from sottovoce.data.importers.text import FLOAT, TEXT, Layout, read_text, split_fields
+from sottovoce.data.importers.files import FLOAT, TEXT, Archive, Layout, read_text, split_fields
 from sottovoce.errors import ConfigError, CorruptData, DataError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".inter", ".parquet")

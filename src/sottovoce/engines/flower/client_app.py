@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 from sottovoce.engines.flower.node import Outgoing, answer_question, answer_task
 from sottovoce.engines.flower.wire import Question, Task
 from sottovoce.errors import MessageError, StoreError
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.store import CohortStore
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.session import Hosted
 
 RECORD = "sottovoce"
 """The one record of every message."""

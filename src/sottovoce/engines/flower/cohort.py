@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.consent import Choice, Consent
+from sottovoce.core.consent import Choice, Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.errors import ConfigError, ConsentError, CorruptData, DataError, DataNotFound
-from sottovoce.parties.store import CohortStore
+from sottovoce.stores.device import CohortStore
 
 Catalogue = Sequence[tuple[str, str]]
 """Id and title of every item, by the number it has in the federation."""

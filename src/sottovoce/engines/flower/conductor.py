@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.engines.flower.allotment import within
-from sottovoce.engines.flower.checkpoint import (
+from sottovoce.core.messages import GRID, SummedReports, cut_sum, decode_sum, message_limit
+from sottovoce.engines.flower.members import Member, Post, Reply
+from sottovoce.engines.flower.wire import Answer, Content, Question, Task
+from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
+from sottovoce.parties.server import Server
+from sottovoce.rng import streams_of
+from sottovoce.stores.allotment import within
+from sottovoce.stores.conductor import (
     Checkpoint,
     OpenRound,
     Outcome,
     RoundRecord,
     write_status,
 )
-from sottovoce.engines.flower.members import Member, Post, Reply
-from sottovoce.engines.flower.wire import Answer, Content, Question, Task
-from sottovoce.engines.https.coordinator import Plan
-from sottovoce.engines.versions import delta_size, encode_delta, encode_model, full_size
-from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
-from sottovoce.messages import GRID, SummedReports, cut_sum, decode_sum, message_limit
-from sottovoce.parties.server import Server
-from sottovoce.rng import streams_of
-from sottovoce.terms import Terms
+from sottovoce.stores.coordinator import Plan
+from sottovoce.wire.terms import Terms
+from sottovoce.wire.versions import delta_size, encode_delta, encode_model, full_size
 
 PULL_SECONDS = 0.2
 """How often replies are fetched."""

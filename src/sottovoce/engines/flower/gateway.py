@@ -13,14 +13,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.engines.flower.private import (
+from sottovoce.engines.processes import Child, require_port, wait_until_listening
+from sottovoce.errors import ServiceError, UsageError
+from sottovoce.stores.private import (
     private_file,
     private_folder,
     private_log,
     privately,
 )
-from sottovoce.engines.processes import Child, require_port, wait_until_listening
-from sottovoce.errors import ServiceError, UsageError
 
 NODE_CALLS = (
     "activate-node",

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sottovoce.engines.flower.allotment import identity_of_file, ranges_of
-from sottovoce.engines.flower.checkpoint import Checkpoint, conducted, read_status
 from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, count_turned_away, find_nginx, start_gateway
-from sottovoce.engines.flower.private import private_file, private_folder, private_log, privately
 from sottovoce.engines.flower.superlink import (
     SuperLink,
     SuperLinkPlace,
@@ -27,8 +24,11 @@ from sottovoce.engines.flower.superlink import (
 )
 from sottovoce.engines.processes import Child, free_port, stop_all
 from sottovoce.errors import RunError, ServiceError
-from sottovoce.parties.orchestrator_store import OrchestratorStore
-from sottovoce.parties.store import CohortStore
+from sottovoce.stores.allotment import identity_of_file, ranges_of
+from sottovoce.stores.conductor import Checkpoint, conducted, read_status
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.orchestrator import OrchestratorStore
+from sottovoce.stores.private import private_file, private_folder, private_log, privately
 
 Security = Literal["full", "plaintext"]
 Progress = Callable[[dict[str, Any]], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sottovoce.core.messages import ModelView
 from sottovoce.engines.flower.wire import (
     NOTHING,
     Answer,
@@ -13,11 +14,10 @@ from sottovoce.engines.flower.wire import (
     Task,
     unpack_numbers,
 )
-from sottovoce.engines.versions import decode_model
 from sottovoce.errors import ConsentError, MessageError, SottovoceError
-from sottovoce.messages import ModelView
-from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.leaving import Leaving, body_of
+from sottovoce.stores.session import Hosted
+from sottovoce.wire.versions import decode_model
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sottovoce.algorithms.drift import DRIFTConfig
-from sottovoce.algorithms.drift_aggregated import LARGEST_NUMBER
-from sottovoce.algorithms.drift_messages import Gradients, Rows
+from sottovoce.algorithms.drift.aggregated import LARGEST_NUMBER
+from sottovoce.algorithms.drift.messages import Gradients, Rows
+from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.errors import MessageError
 
 

@@ -20,16 +20,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift_aggregated import in_turn
-from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
-from sottovoce.engines.flower.checkpoint import write_status
+from sottovoce.algorithms.drift.aggregated import in_turn
+from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.members import Kind, Post, Seen
 from sottovoce.engines.flower.silo_checks import Outcome, Refused, check_values
 from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
 from sottovoce.engines.flower.wire import NOTHING, Content
 from sottovoce.errors import ConfigError, DataError, MessageError, VersionMismatch
-from sottovoce.parties.orchestrator_rounds import OpenRound, SiloRound
-from sottovoce.parties.orchestrator_store import AdmittedOwner, OrchestratorStore
+from sottovoce.stores.conductor import write_status
+from sottovoce.stores.orchestrator import AdmittedOwner, OpenRound, OrchestratorStore, SiloRound
 
 PULL_SECONDS = 0.2
 """How often replies are fetched."""

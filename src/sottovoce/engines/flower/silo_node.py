@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
+from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
 from sottovoce.engines.flower.wire import NOTHING
 from sottovoce.errors import MessageError, SottovoceError

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift_messages import Gradients, RowRequest, Rows
+from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.wire import (
     NOTHING,
     Content,
@@ -25,7 +25,7 @@ from sottovoce.engines.flower.wire import (
     unpack_numbers,
 )
 from sottovoce.errors import MessageError
-from sottovoce.parties.directory import PROTOCOL
+from sottovoce.wire.directory import PROTOCOL
 
 _LARGEST = 2**62
 _WIDEST = 4096

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.engines.flower.environment import flower_environment
-from sottovoce.engines.flower.private import (
+from sottovoce.engines.flower.quiet import superlink_command
+from sottovoce.engines.processes import Child, require_port, wait_until_listening
+from sottovoce.errors import KeyTrouble, ServiceError, UsageError
+from sottovoce.stores.private import (
     UMASK,
     close_to_others,
     private_file,
@@ -26,9 +29,6 @@ from sottovoce.engines.flower.private import (
     private_log,
     privately,
 )
-from sottovoce.engines.flower.quiet import superlink_command
-from sottovoce.engines.processes import Child, require_port, wait_until_listening
-from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 
 HOST = "127.0.0.1"
 CONNECTION = "sottovoce"

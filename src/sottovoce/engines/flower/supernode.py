@@ -24,8 +24,8 @@ from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.quiet import supernode_command
 from sottovoce.engines.processes import Child
 from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, Unreachable, UsageError
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.store import CohortStore
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.session import Hosted
 
 _NODE = "flower-node"
 _KEPT_LINES = 60

@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.engines.flower.checkpoint import Checkpoint
+from sottovoce.core.ledger import Entries
 from sottovoce.engines.flower.launch import LocalFlower, Node
-from sottovoce.engines.flower.private import private_folder
-from sottovoce.engines.https.keys import node_keys
 from sottovoce.engines.trial import (
     Gathered,
     Tick,
@@ -25,9 +23,11 @@ from sottovoce.engines.trial import (
     unequal_parts,
 )
 from sottovoce.errors import RunError, ServiceError
-from sottovoce.ledger import Entries
-from sottovoce.parties.hosted import Hosted
-from sottovoce.parties.store import CohortStore
+from sottovoce.stores.conductor import Checkpoint
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.keys import node_keys
+from sottovoce.stores.private import private_folder
+from sottovoce.stores.session import Hosted
 
 
 @dataclass(slots=True, repr=False)

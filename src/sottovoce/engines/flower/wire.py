@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import MessageError, VersionMismatch
-from sottovoce.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import PROTOCOL, Terms
 
 Content = dict[str, int | str | bytes]
 """The fields of one message, in types that every transport knows."""

@@ -1,0 +1,496 @@
+"""DRIFT: data owners hold items and users' blocks, an orchestrator holds the model (Nommay 2022).
+
+    user ──(interaction)──▶ every data owner that holds the item
+    data owner ──(which rows?)──▶ orchestrator ──(rows)──▶ data owner ──(gradients)──▶ orchestrator
+
+The table of who holds which item is public, so that a user finds the owners alone and the
+orchestrator sees no interaction. An owner asks for rows when it has Θ finished blocks, whoever
+they belong to; the gradients are those of the sum of the blocks' losses (blocks.py), one row for
+each user and item in them. Owners are served at once, or, with a `window`, together after every so
+many interactions, as organisations far apart are.
+
+What each party sees: an owner the interactions with its own items; the orchestrator the users and
+items of each request, and gradients. An item's gradient is a multiple of the vectors of the users
+who touched it, and the orchestrator has those: it can tell who it was, and whether she liked it.
+Θ does not prevent that; `release = "aggregated"` does (drift_aggregated.py).
+
+The loop over events is in drift_replay.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
+from sottovoce.algorithms.drift import blocks as kernels
+from sottovoce.algorithms.drift.blocks import (
+    Block,
+    Blocks,
+    BlockStep,
+    Ints,
+    Model,
+    OpenBlock,
+    Order,
+    Release,
+    Ridge,
+    first_rows,
+    gradient,
+    learn,
+)
+from sottovoce.algorithms.drift.messages import (
+    Gradients,
+    Interaction,
+    KnownRows,
+    OwnerTable,
+    Row,
+    RowRequest,
+    Rows,
+)
+from sottovoce.config import require_number, require_whole
+from sottovoce.core.links import Link
+from sottovoce.core.recommender import FactorScorer, recommend
+from sottovoce.errors import ConfigError, DataError, MessageError, RunError
+from sottovoce.rng import Streams
+
+OWNERS = (
+    "Sealing keeps interactions from the network, and from nobody else. A data owner reads every "
+    "interaction with its items in full: who, what, when, and whether she liked it; an item in "
+    "several categories is read by several owners. The orchestrator gets no interaction and still "
+    "learns who touched what: owners' requests name the users and items of their blocks, and an "
+    "item's gradient is a multiple of the vectors of the users behind it, which it holds, so that "
+    "it can tell who it was and whether she liked it. Waiting for Θ blocks does not prevent that. "
+    "The ledger therefore books an unbounded privacy cost for everything. Who must not be read can "
+    "refuse owners, or take no part. See docs/privacy.md."
+)
+AGGREGATED_OWNERS = (
+    "Sealing keeps interactions from the network. A data owner reads every interaction with its "
+    "items in full: who, what, when, and whether she liked it. The orchestrator gets sums over "
+    "many people, whose vectors it does not hold; our attacks on it do no better than guessing. "
+    "There is no noise in the sums and no ε: they tell about how many touched an item and liked "
+    "it. Who must not be read can refuse owners, or take no part. See docs/privacy.md."
+)
+
+
+@ALGORITHMS.register("drift")
+@dataclass(frozen=True, slots=True)
+class DRIFTConfig(AlgorithmSettings):
+    family: ClassVar[Literal["devices", "owners"]] = "owners"
+    releases: ClassVar[tuple[str, ...]] = ()
+    links: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[tuple[str, ...]] = ("refused_owners",)
+    embedding_size: int = 4
+    """Length of a user's or item's vector."""
+    learning_rate: float = 0.005
+    """Step size."""
+    reg: float = 0.01
+    """Pull of all rows to 0; μ."""
+    ridge: Ridge = "rows"
+    """The pull counts once for every row of a block, or is averaged over its pairs."""
+    theta: int = 2
+    """Finished blocks with which an owner asks for an update; Θ."""
+    epochs: int = 200
+    """Passes over all interactions."""
+    order: Order = "time"
+    """A pass goes through all interactions in the order of time, or user by user."""
+    positive_from: float = 4.0
+    """Interactions with at least this rating are positive, the others negative."""
+    window: int = 0
+    """0: an owner is served as soon as an update is due, as in the thesis. Otherwise all owners
+    with a due update are served together after every so many interactions, from the same rows."""
+    max_age: int = 100
+    """Gradients of rows that are more versions old than this are refused. Updates of one round
+    start from the same rows and do not make each other older."""
+    release: Release = "printed"
+    """As printed, or sums over people; window = 0 is then a whole epoch (drift_aggregated.py)."""
+    min_users: int = 10
+    """"aggregated": how many people are behind every row that an owner sends, at least."""
+
+    def __post_init__(self) -> None:
+        require_whole("embedding_size", self.embedding_size, 1, 4096)
+        require_whole("theta", self.theta, 1)
+        require_whole("epochs", self.epochs, 1, 1_000_000)
+        require_whole("window", self.window, 0)
+        require_whole("max_age", self.max_age, 0)
+        require_whole("min_users", self.min_users, 1, 1_000_000)
+        require_number("positive_from", self.positive_from, -1e9, 1e9)
+        if self.order not in ("user", "time"):
+            raise ConfigError(f'order must be "user" or "time", not {self.order!r}')
+        if self.release not in ("printed", "aggregated"):
+            raise ConfigError(f'release is "printed" or "aggregated", not {self.release!r}')
+        self.step()
+
+    @property
+    def system(self) -> str:
+        """Its name in tables."""
+        return "DRIFT"
+
+    def build_under(self, release: Any, link: Link | None, triples: int) -> FactorModel:
+        raise ConfigError("drift has data owners, and no server for devices")
+
+    def advice(self, cohort_size: int) -> str:
+        return (
+            "it learns to put what a user liked before what she disliked, and never compares "
+            "either with items that she has not touched, which are most of the catalogue"
+        )
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        return ("aggregated",) * (self.release == "aggregated")
+
+    def caveats(self, link: Link | None = None) -> tuple[str, ...]:
+        return (AGGREGATED_OWNERS if self.release == "aggregated" else OWNERS,)
+
+    def step(self) -> BlockStep:
+        return BlockStep(self.learning_rate, self.reg, self.ridge)
+
+    def epoch(self, model: Model, blocks: Blocks) -> None:
+        """One pass over the blocks, in place."""
+        learn(model, blocks, self.step())
+        model.check()
+
+
+# --- the user's half -----------------------------------------------------------------------------
+
+
+class User:
+    """Whoever interacts. Knows the public table, and addresses the owners herself. Which of her
+    messages leave is for her door (parties/silo_door.py)."""
+
+    def __init__(self, number: int, table: OwnerTable) -> None:
+        self.number = number
+        self._table = table
+
+    def __repr__(self) -> str:
+        return "<User, redacted>"
+
+    def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
+        """A message to each owner of the item, in the order of their numbers."""
+        return [
+            Interaction(owner, self.number, item, positive, time)
+            for owner in self._table.owners(item)
+        ]
+
+
+# --- the data owner's half -----------------------------------------------------------------------
+
+
+class Stream(NamedTuple):
+    """What an owner keeps of a user's stream: the time of the last event, and the open block."""
+
+    clock: int
+    negatives: tuple[int, ...]
+    positives: tuple[int, ...]
+
+
+Saved = tuple[int, Block]
+"""A finished block and its user."""
+
+
+class Owner:
+    """One organisation: its items, and the blocks of the users who touched them.
+
+    The blocks of an update are in the order of their users, one user's in the order in which they
+    ended; so an update does not depend on whose message came first.
+    """
+
+    def __init__(self, number: int, items: Iterable[int], config: DRIFTConfig) -> None:
+        self.number = number
+        self._items = set(items)
+        self._config = config
+        self._open: dict[int, OpenBlock] = {}
+        self._clock: dict[int, int] = {}
+        self._saved: list[Saved] = []
+        self._asked: list[Saved] = []
+        self._users: set[int] = set()
+
+    @classmethod
+    def restore(
+        cls,
+        number: int,
+        items: Iterable[int],
+        config: DRIFTConfig,
+        users: Iterable[int],
+        streams: Mapping[int, Stream],
+        saved: Sequence[Saved],
+        asked: Sequence[Saved],
+    ) -> Owner:
+        """An owner as `users`, `stream`, `saved` and `asked` showed it."""
+        owner = cls(number, items, config)
+        owner._users = set(users)
+        owner._clock = {user: stream.clock for user, stream in streams.items()}
+        owner._open = {
+            user: OpenBlock(list(stream.negatives), list(stream.positives))
+            for user, stream in streams.items()
+        }
+        owner._saved, owner._asked = list(saved), list(asked)
+        return owner
+
+    def __repr__(self) -> str:
+        return f"<Owner {self.number}, {len(self._items):,} items, redacted>"
+
+    @property
+    def due(self) -> bool:
+        """Whether there are Θ finished blocks."""
+        return len(self._saved) >= self._config.theta
+
+    @property
+    def users(self) -> frozenset[int]:
+        """Of whom it may hold anything."""
+        return frozenset(self._users)
+
+    @property
+    def items(self) -> frozenset[int]:
+        return frozenset(self._items)
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        """Finished blocks that wait, oldest first."""
+        return tuple(self._saved)
+
+    @property
+    def asked(self) -> tuple[Saved, ...]:
+        """Finished blocks whose rows were asked for, until `settle`."""
+        return tuple(self._asked)
+
+    def stream(self, user: int) -> Stream | None:
+        """What is kept of the user's stream; nothing where there is none."""
+        if user not in self._clock:
+            return None
+        block = self._open[user]
+        return Stream(self._clock[user], tuple(block.negatives), tuple(block.positives))
+
+    def admit(self, user: int) -> None:
+        """From here on this user's interactions are taken."""
+        self._users.add(user)
+
+    def forget(self, user: int) -> None:
+        """The user leaves; nothing of her remains here."""
+        self._users.discard(user)
+        self._open.pop(user, None)
+        self._clock.pop(user, None)
+        self._saved = [(u, b) for u, b in self._saved if u != user]
+        self._asked = [(u, b) for u, b in self._asked if u != user]
+
+    def add_items(self, items: Iterable[int]) -> None:
+        self._items.update(items)
+
+    def withdraw_items(self, items: Iterable[int]) -> None:
+        """These items leave every block; a block that loses a side goes with them."""
+        gone = frozenset(items)
+        self._items -= gone
+        for block in self._open.values():
+            block.remove(gone)
+        self._saved = [(u, left) for u, b in self._saved if (left := b.without(gone))]
+        self._asked = [(u, left) for u, b in self._asked if (left := b.without(gone))]
+
+    def receive(self, interaction: Interaction) -> bool:
+        """Takes one interaction; whether an update is due. Refuses it whole, and changes nothing,
+        where it is not for this owner or comes before the user's last one."""
+        if interaction.owner != self.number:
+            raise MessageError("the interaction is addressed to another data owner")
+        if interaction.user not in self._users:
+            raise MessageError("the interaction comes from a user who has not joined this owner")
+        if interaction.item not in self._items:
+            raise MessageError("the interaction is with an item that this owner does not hold")
+        if interaction.time < self._clock.get(interaction.user, interaction.time):
+            raise MessageError("the interaction is older than one that the user sent before it")
+        self._clock[interaction.user] = interaction.time
+        block = self._open.setdefault(interaction.user, OpenBlock())
+        self._save(interaction.user, block.add(interaction.item, interaction.positive))
+        return self.due
+
+    def end_stream(self, user: int) -> bool:
+        """The user's stream is over, which ends her block; whether an update is due."""
+        self._clock.pop(user, None)
+        block = self._open.pop(user, None)
+        if block is not None:
+            self._save(user, block.end())
+        return self.due
+
+    def request(self) -> RowRequest | None:
+        """Asks for the rows of all finished blocks; nothing where there are none."""
+        if self._asked:
+            raise RunError("the owner waits for the answer to a request; settle that one first")
+        self._asked, self._saved = sorted(self._saved, key=_user_of), []
+        return self.request_again()
+
+    def request_again(self) -> RowRequest | None:
+        """The request that was made last, less whatever has left since; nothing where none is."""
+        return RowRequest(self.number, *_named(self._asked)) if self._asked else None
+
+    def gradients(self, rows: Rows) -> Gradients | None:
+        """From the rows that were asked for. Nothing where everybody concerned has left since."""
+        if not self._asked:
+            return None
+        users, items = _named(self._asked)
+        if not np.isin(users, rows.users).all() or not np.isin(items, rows.items).all():
+            raise MessageError("the answer lacks rows that were asked for")
+        rows.check(self._config.embedding_size)
+        local = Model(
+            rows.user_rows[np.searchsorted(rows.users, users)],
+            rows.item_rows[np.searchsorted(rows.items, items)],
+        )
+        by_users, by_items = gradient(
+            local, _numbered(self._asked, users, items), self._config.step()
+        )
+        return Gradients(
+            self.number,
+            rows.version,
+            users,
+            items,
+            by_users.astype(np.float32),
+            by_items.astype(np.float32),
+        )
+
+    def settle(self, accepted: bool) -> None:
+        """After the orchestrator has answered: the blocks are done with, or wait for the next
+        request."""
+        if not accepted:
+            self._saved = self._asked + self._saved
+        self._asked = []
+
+    def _save(self, user: int, ended: Block | None) -> None:
+        if ended is not None:
+            self._saved.append((user, ended))
+
+
+def _user_of(saved: Saved) -> int:
+    return saved[0]
+
+
+def _named(blocks: list[Saved]) -> tuple[Ints, Ints]:
+    """The users and the items of blocks, ascending, each once."""
+    users = np.unique(np.array([user for user, _ in blocks], dtype=np.int64))
+    items = np.array([i for _, b in blocks for i in b.negatives + b.positives], dtype=np.int64)
+    return users, np.unique(items)
+
+
+def _numbered(blocks: list[Saved], users: Ints, items: Ints) -> Blocks:
+    """The blocks in the numbering of these users and items."""
+    user = np.searchsorted(users, np.array([u for u, _ in blocks]))
+    entries = np.array([i for _, b in blocks for i in b.negatives + b.positives])
+    sizes = np.array([(len(b.negatives), len(b.positives)) for _, b in blocks])
+    stop = np.cumsum(sizes.sum(axis=1))
+    middle = stop - sizes[:, 1]
+    spans = np.stack([middle - sizes[:, 0], middle, middle, stop], axis=1)
+    return Blocks.one_by_one(user, spans, np.searchsorted(items, entries).astype(np.int32))
+
+
+# --- the orchestrator's half ---------------------------------------------------------------------
+
+
+class Orchestrator:
+    """Holds the model and the public table; recommends. Sees no interaction."""
+
+    def __init__(self, config: DRIFTConfig, rng: Streams) -> None:
+        self.table = OwnerTable()
+        self.version = 0
+        self._config = config
+        self._rng = rng
+        self._size = config.embedding_size
+        self._users = KnownRows(self._size)
+        self._items = KnownRows(self._size)
+
+    @classmethod
+    def restore(
+        cls,
+        config: DRIFTConfig,
+        rng: Streams,
+        version: int,
+        table: OwnerTable,
+        users: Mapping[int, Row],
+        items: Mapping[int, Row],
+    ) -> Orchestrator:
+        """An orchestrator as its table and `known_rows` showed it at that version."""
+        orchestrator = cls(config, rng)
+        orchestrator.version, orchestrator.table = version, table
+        for known, rows in ((orchestrator._users, users), (orchestrator._items, items)):
+            for number, row in rows.items():
+                known.put(number, row)
+        return orchestrator
+
+    def __repr__(self) -> str:
+        return f"<Orchestrator version={self.version}, redacted>"
+
+    @property
+    def model(self) -> Model:
+        """A copy; rows of numbers that nobody has are 0."""
+        return Model(self._users.table.copy(), self._items.table.copy())
+
+    def known_rows(self, kind: Literal["users", "items"]) -> Iterator[tuple[int, Row]]:
+        """The number and the row of everybody who has joined, or of every item that ever did."""
+        yield from (self._users if kind == "users" else self._items)
+
+    def join_user(self, user: int) -> None:
+        """A user who comes back starts anew."""
+        if not self._users.has([user]):
+            self._users.put(user, first_rows("users", [user], self._size, self._rng)[0])
+
+    def leave_user(self, user: int) -> None:
+        """The user's row is erased."""
+        self._users.erase(user)
+
+    def add_items(self, owner: int, items: Iterable[int]) -> None:
+        """An owner joins with these items, or brings new ones. An item that was there before has
+        the row it had."""
+        listed = list(items)
+        self.table.add(owner, listed)
+        for item in listed:
+            if not self._items.has([item]):
+                self._items.put(item, first_rows("items", [item], self._size, self._rng)[0])
+
+    def withdraw_items(self, owner: int, items: Iterable[int]) -> None:
+        """What no owner holds any more is not recommended; its row waits for its return."""
+        self.table.withdraw(owner, items)
+
+    def leave_owner(self, owner: int) -> None:
+        self.table.withdraw(owner, self.table.items(owner))
+
+    def answer(self, request: RowRequest) -> Rows:
+        """The rows that an owner asks for."""
+        self._check(request.owner, request.users, request.items)
+        return Rows(
+            self.version,
+            request.users,
+            request.items,
+            self._users.table[request.users],
+            self._items.table[request.items],
+        )
+
+    def fold(self, gradients: Gradients, began: int | None = None) -> None:
+        """One step along the gradients. Refuses them whole where anything is off. `began` is the
+        version before the first fold of the round that they belong to, where they belong to one."""
+        self._check(gradients.owner, gradients.users, gradients.items)
+        gradients.check(self._size)
+        age = (self.version if began is None else began) - gradients.version
+        if not 0 <= age <= self._config.max_age:
+            raise MessageError(
+                f"the gradients belong to rows of version {gradients.version}, the model is at "
+                f"{self.version} and takes them up to {self._config.max_age} later; ask again"
+            )
+        rate = self._config.learning_rate
+        kernels.move_rows(self._users.table, gradients.users, gradients.user_rows, rate)
+        kernels.move_rows(self._items.table, gradients.items, gradients.item_rows, rate)
+        self.version += 1
+
+    def recommend(
+        self, user: int, seen: Iterable[int], n: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The n best items that some owner holds, less those the user names as seen."""
+        if not self._users.has([user]):
+            raise DataError("nobody of that number has joined")
+        bias = np.full(len(self._items.table), -np.inf, dtype=np.float32)
+        bias[list(self.table)] = 0.0
+        scorer = FactorScorer(self._users.table[[user]], self._items.table, bias)
+        return recommend(scorer, 0, np.array(sorted(seen), dtype=np.int32), n)
+
+    def _check(self, owner: int, users: Ints, items: Ints) -> None:
+        if owner not in self.table.all_owners():
+            raise MessageError(f"data owner {owner} has not joined")
+        if not self._users.has(users) or not self.table.holds(owner, items.tolist()):
+            raise MessageError("the message names a user or an item that the owner cannot have")

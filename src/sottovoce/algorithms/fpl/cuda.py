@@ -1,0 +1,88 @@
+"""FPL's rounds on a GPU: the same draws and steps as `FPL.device_learn_summed`, the devices' state
+resident there. Needs torch; needs Triton to be fast.
+
+Sums are whole numbers of the grid here, too, so a run repeats itself bit for bit. Against the CPU
+the order of a score's additions and the exponential differ; models agree to 1e-5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.fpl.system import FPL
+from sottovoce.core.consent import ShareRule
+from sottovoce.core.messages import ModelView
+from sottovoce.errors import UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms.pairwise.cuda import CudaFederation
+
+
+def require(device: str) -> None:
+    """Raises where torch or the device is missing."""
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("--device cuda needs torch: pip install 'sottovoce[torch]'") from None
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU that torch can see; there is none here")
+
+
+@dataclass(slots=True, repr=False)
+class FPLOnGPU:
+    """An `Accelerator` (parties/device.py) for one cohort."""
+
+    algorithm: FPL
+    _resident: CudaFederation
+
+    @classmethod
+    def load(
+        cls,
+        algorithm: FPL,
+        cohort: Cohort,
+        n_items: int,
+        rule: ShareRule,
+        device: str = "cuda",
+    ) -> FPLOnGPU:
+        """Move the cohort to `device`. `rule` is that of all devices; its keys are not used."""
+        require(device)
+        from sottovoce.algorithms.pairwise.cuda import CudaFederation
+
+        resident = CudaFederation.load(
+            algorithm.config.step(),
+            np.zeros((n_items, algorithm.config.embedding_size + 1), dtype=np.float32),
+            cohort.vectors,
+            cohort.history.indptr,
+            cohort.history.items,
+            rule.threshold.astype(np.float64) / float(1 << 32),
+            users=cohort.users,
+            takes_part=cohort.consent.takes_part,
+            allowed=rule.allowed,
+            device=device,
+        )
+        return cls(algorithm, resident)
+
+    def learn_summed(
+        self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
+    ) -> tuple[NDArray[np.int64], Counts]:
+        import torch
+
+        here = self._resident
+        tables, size = here.tables, view.items.shape[1] - 1
+        items = torch.from_numpy(np.ascontiguousarray(view.items)).to(tables.bias.device)
+        tables.factors[:, :size] = items[:, :size]
+        tables.bias.copy_(items[:, size])
+        tables.sums.zero_()
+        tables.bias_sums.zero_()
+        everyone = len(rows) == len(here.cohort.users)
+        chosen = None if everyone else torch.from_numpy(rows).to(tables.bias.device)
+        positive, negative = here.learn(learn_key, share_key, self.algorithm.triples, chosen)
+        return here.sums(), Counts(positive.cpu().numpy(), negative.cpu().numpy())
+
+    def vectors(self) -> NDArray[np.float32]:
+        return self._resident.vectors()

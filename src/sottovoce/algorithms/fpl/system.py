@@ -1,0 +1,347 @@
+"""FPL, federated pair-wise learning (Anelli, Deldjoo, Di Noia, Ferrara, Narducci 2021).
+
+| here              | paper | meaning                                          |
+|-------------------|-------|--------------------------------------------------|
+| items             | Q, b  | item rows, the last column being the bias        |
+| vectors           | P     | user vectors, which never leave their devices    |
+| learning_rate     | α     | step size, on the device and on the server       |
+| triples           | T     | draws (u, i, j) per device and round             |
+| cohort_size       | |U⁻|  | devices per round                                |
+| share_positives   | π     | lives in the consent record, not here            |
+
+Each round: the server publishes `items`; every selected device draws T triples with the item rows
+frozen, moves its vector after each, and sums the changes it would make to item rows; what may leave
+is the release's business; the server adds α times the sum of all reports.
+
+Two errors of the papers that matter here: the sum's σ is over the whole score (not per factor), and
+pFPL+ makes X⁺/N times as many draws per epoch as pFPL although the text calls them equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import (
+    ALGORITHMS,
+    Accelerator,
+    AlgorithmSettings,
+    Cohort,
+    Counts,
+    CrossDevice,
+    Schedule,
+    require_devices,
+)
+from sottovoce.algorithms.pairwise import factors
+from sottovoce.config import require_whole
+from sottovoce.core.consent import ShareRule
+from sottovoce.core.links import Link
+from sottovoce.core.messages import Aggregate, ModelView, SummedReports, Updates, row_bytes
+from sottovoce.errors import ConfigError, MessageError
+from sottovoce.rng import Keys, Streams
+
+CONFIGURATIONS: dict[str, tuple[int | Literal["all"], int | Literal["mean"]]] = {
+    "sFPL": (1, 1),
+    "sFPL+": (1, "mean"),
+    "pFPL": ("all", 1),
+    "pFPL+": ("all", "mean"),
+}
+"""Name → (cohort_size, triples)."""
+_HOME_DRAWS = 500
+_CELLS_PER_DRAW = 200
+"""Numbers of a table that are cleared, added up and folded in the time of one written draw."""
+
+
+@ALGORITHMS.register("fpl")
+@dataclass(frozen=True, slots=True)
+class FPLConfig(AlgorithmSettings):
+    embedding_size: int = 10
+    """Length of a user's or item's vector; F in the paper."""
+    learning_rate: float = 0.05
+    """Step size; α in the paper."""
+    configuration: str = ""
+    """sFPL, sFPL+, pFPL or pFPL+: sets `cohort_size` and `triples` as the paper does."""
+    cohort_size: int | Literal["all"] = "all"
+    """Devices per round; "all" takes every device that takes part."""
+    triples: int | Literal["mean"] = "mean"
+    """Draws per device and round; "mean" is the mean number of positives, rounded down."""
+    epochs: int = 20
+    """An epoch is as many rounds as make |U⁻| · rounds = X⁺ contacts between devices and server."""
+    rounds: int = 0
+    """Total rounds; overrides `epochs` where it is not 0."""
+    reg_user: float | None = None
+    """Pull of the user's vector to 0; α/20 where it is not given."""
+    reg_positive: float | None = None
+    """The same for the positive item's row; α/20."""
+    reg_negative: float | None = None
+    """The same for the negative item's row; α/200."""
+    reg_bias: float = 0.0
+    """The same for biases."""
+    init_scale: float = 0.1
+    """Standard deviation of the initial values."""
+    init_bias: Literal["normal", "zero"] = "normal"
+    """Initial biases: drawn like the factors, or 0."""
+
+    def __post_init__(self) -> None:
+        if self.configuration:
+            if self.configuration not in CONFIGURATIONS:
+                raise ConfigError(
+                    f"algorithm.configuration must be one of {list(CONFIGURATIONS)}, "
+                    f"not {self.configuration!r}"
+                )
+            size, triples = CONFIGURATIONS[self.configuration]
+            object.__setattr__(self, "cohort_size", size)
+            object.__setattr__(self, "triples", triples)
+        require_whole("embedding_size", self.embedding_size, 1, 4096)
+        require_whole("epochs", self.epochs, 1, 1_000_000)
+        require_whole("rounds", self.rounds, 0, 10**12)
+        if self.cohort_size != "all":
+            require_whole("cohort_size", self.cohort_size, 1)
+        if self.triples != "mean":
+            require_whole("triples", self.triples, 1, 1_000_000)
+        if not 0.0 < self.learning_rate <= 10.0:
+            raise ConfigError(f"learning_rate must lie in (0, 10], not {self.learning_rate:g}")
+        for name in ("reg_user", "reg_positive", "reg_negative", "reg_bias", "init_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < 1e3:
+                raise ConfigError(f"{name} must lie in [0, 1000), not {value:g}")
+        if self.init_bias not in ("normal", "zero"):
+            raise ConfigError(f'init_bias must be "normal" or "zero", not {self.init_bias!r}')
+
+    @property
+    def width(self) -> int:
+        """Numbers per item: its vector and its bias."""
+        return self.embedding_size + 1
+
+    @property
+    def draws(self) -> int:
+        return self.triples if isinstance(self.triples, int) else 0
+
+    @property
+    def system(self) -> str:
+        """Its name in tables."""
+        return self.configuration or "FPL"
+
+    def plan(self, devices: int, positives: int) -> Schedule:
+        return schedule(self, devices, positives)
+
+    def build(self, triples: int) -> FPL:
+        """Both halves, for so many draws per device and round."""
+        return FPL(self, triples)
+
+    def build_under(self, release: Any, link: Link | None, triples: int) -> FPL:
+        return self.build(triples)
+
+    def in_terms(self, triples: int) -> FPLConfig:
+        return replace(self, configuration="", triples=triples)
+
+    def check_terms(self) -> None:
+        if self.draws:
+            return
+        # A configuration would set it to the mean again.
+        instead = f"algorithm.configuration= --set algorithm.cohort_size={self.cohort_size}"
+        instead = f"--set {instead} " if self.configuration else ""
+        raise ConfigError(
+            "algorithm.triples must be a number in a real federation, where nobody knows how many "
+            f"items the others have; use {instead}--set algorithm.triples=50, say"
+        )
+
+    @property
+    def waits_for(self) -> int | Literal["all"]:
+        return self.cohort_size
+
+    def describe(self, plan: Schedule) -> str:
+        return (
+            f"draw {plan.triples:,} pairs of items each, learn from them at home, and send what "
+            "their owners permit. The server adds up what it gets and publishes the item table. "
+            "No message carries a user's vector."
+        )
+
+    def traffic(self, plan: Schedule, n_items: int, share_positives: float) -> dict[str, str]:
+        cost = plan.communication_cost(n_items, share_positives)
+        return {
+            "CCE": f"{cost:,.0f} item rows exchanged per epoch (mean π {share_positives:.2f})",
+            "freshness": f"{plan.rounds_per_epoch:,} model versions per epoch "
+            f"(nFRSH {plan.freshness:.4%})",
+            "up": f"{row_bytes(self.embedding_size)} bytes a row",
+        }
+
+    def advice(self, cohort_size: int) -> str:
+        rate, several = self.learning_rate, cohort_size > 1
+        why = f", since a round adds up the steps of {cohort_size:,} devices" if several else ""
+        return (
+            f"try a smaller algorithm.learning_rate, such as {rate / 5:.2g} instead of "
+            f"{rate:g}{why}"
+        )
+
+    def step(self) -> factors.PairStep:
+        rate = self.learning_rate
+        return factors.PairStep(
+            learning_rate=rate,
+            reg_user=rate / 20 if self.reg_user is None else self.reg_user,
+            reg_positive=rate / 20 if self.reg_positive is None else self.reg_positive,
+            reg_negative=rate / 200 if self.reg_negative is None else self.reg_negative,
+            reg_bias=self.reg_bias,
+        )
+
+
+def published_cost(
+    devices: int, n_items: int, positives: int, plus: bool, share_positives: float
+) -> float:
+    """CCE as the paper computes it: ρ = X⁺ contacts; T = X⁺/N not rounded in the "+" columns."""
+    triples = positives / devices if plus else 1.0
+    return positives * (n_items + triples * (1.0 + share_positives))
+
+
+def schedule(config: FPLConfig, devices: int, positives: int) -> Schedule:
+    """The schedule for N devices with X⁺ positives between them."""
+    require_devices(devices)
+    cohort_size = devices if config.cohort_size == "all" else config.cohort_size
+    if cohort_size > devices:
+        raise ConfigError(f"cohort_size is {cohort_size}, but only {devices} devices take part")
+    triples = positives // devices if config.triples == "mean" else config.triples
+    per_epoch = positives // cohort_size
+    if triples < 1 or per_epoch < 1:
+        raise ConfigError("there are fewer positives than devices; set triples and rounds yourself")
+    rounds = config.rounds or config.epochs * per_epoch
+    return Schedule(devices, positives, cohort_size, triples, per_epoch, rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class FPL(CrossDevice):
+    """Both halves of FPL, for a fixed number of triples per device and round."""
+
+    fuses: ClassVar[bool] = True
+    sums: ClassVar[bool] = True
+    config: FPLConfig
+    triples: int
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self.config.embedding_size)
+
+    def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
+        size = self.config.embedding_size
+        numbers = np.arange(n_items, dtype=np.int64)
+        items = self.config.init_scale * rng.child("init-items").normal(numbers, size + 1)
+        if self.config.init_bias == "zero":
+            items[:, size] = 0.0
+        return items.astype(np.float32)
+
+    def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
+        vectors = np.empty((len(users), self.config.embedding_size), dtype=np.float32)
+        stream = rng.child("init-users")
+        for start in range(0, len(users), 65536):
+            part = slice(start, start + 65536)
+            vectors[part] = self.config.init_scale * stream.normal(users[part], vectors.shape[1])
+        return vectors
+
+    def device_learn(
+        self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64], rng: Streams
+    ) -> Updates:
+        history = cohort.history
+        entry, item, values = factors.learn_rows(
+            self.config.step(),
+            factors.padded(view.items),
+            cohort.vectors,
+            rows,
+            history.indptr,
+            history.items,
+            self._keys(cohort, rows, view.round, rng),
+            self.triples,
+        )
+        draws = np.arange(len(rows) * self.triples)
+        return Updates(
+            row=np.repeat(draws // self.triples, 2).astype(np.int32),
+            entry=np.repeat(entry, 2),
+            item=item,
+            positive=np.tile([False, True], len(draws)),
+            values=values,
+        )
+
+    def device_few(self, view: ModelView, devices: int) -> bool:
+        return devices * self.triples * _CELLS_PER_DRAW < view.items.size
+
+    def device_learn_summed(
+        self,
+        view: ModelView,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        rule: ShareRule,
+        rng: Streams,
+        threads: int,
+    ) -> tuple[NDArray[np.int64], Counts]:
+        sums, positives, negatives = factors.learn_summed(
+            self.config.step(),
+            factors.padded(view.items),
+            cohort.vectors,
+            rows,
+            cohort.history.indptr,
+            cohort.history.items,
+            self._keys(cohort, rows, view.round, rng),
+            self.triples,
+            rule,
+            threads,
+        )
+        return sums[:, : view.items.shape[1]], Counts(positives, negatives)
+
+    def device_learn_rounds(
+        self,
+        items: NDArray[np.float32],
+        first_round: int,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        rule: ShareRule,
+        rng: Streams,
+    ) -> tuple[NDArray[np.float32], Counts]:
+        model, history = factors.padded(items), cohort.history
+        if self.triples == 1 and "sieve" not in cohort.scratch:
+            cohort.scratch["sieve"] = factors.make_sieve(history.indptr, history.items)
+        rounds = np.arange(first_round, first_round + len(rows), dtype=np.int64)
+        positives, negatives = factors.learn_rounds(
+            self.config.step(),
+            model,
+            cohort.vectors,
+            rows,
+            history.indptr,
+            history.items,
+            rng.child("learn").paired_keys(rounds, cohort.users[rows]),
+            self.triples,
+            rule,
+            cohort.scratch.get("sieve"),
+        )
+        return model[:, : items.shape[1]].copy(), Counts(positives, negatives)
+
+    def server_fold(
+        self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if not isinstance(aggregate, SummedReports):
+            raise MessageError("FPL folds sums of item rows, not randomised reports")
+        folded = items.copy()
+        factors.fold_rows(self.config.step(), folded, aggregate.item, aggregate.sums)
+        return folded, memory
+
+    def accelerated(
+        self,
+        cohort: Cohort,
+        n_items: int,
+        rule: ShareRule,
+        rng: Streams,
+        scales: NDArray[np.float64],
+        device: str,
+    ) -> Accelerator:
+        from sottovoce.algorithms.fpl.cuda import FPLOnGPU
+
+        return FPLOnGPU.load(self, cohort, n_items, rule, device)
+
+    def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
+        """By the same steps as in a round, on at least so many draws."""
+        everyone = np.arange(len(cohort), dtype=np.int64)
+        for turn in range(-(-_HOME_DRAWS // self.triples)):
+            self.device_learn(view, cohort, everyone, rng.child("home", turn))
+
+    def _keys(self, cohort: Cohort, rows: NDArray[np.int64], round: int, rng: Streams) -> Keys:
+        return rng.child("learn", round).keys(cohort.users[rows])

@@ -1,0 +1,179 @@
+"""Hiding an attribute in a trained model, without training again ("central protection").
+
+Users who make an attribute private move their embedding until the attribute's filter tells nothing
+more of it: steps of plain descent on KL(target ‖ q) through h_u; a step after which the filter
+would tell more is not taken, and the next ones are half as long. Each user stops by herself, by the
+first of three rules: the filter tells almost nothing, the embedding has gone as far as it may, or
+enough steps were tried. Filters, towers, items and other users' embeddings stay as they are.
+
+A step needs the published model and the user's own embedding alone (of a GNN, her neighbours' as
+well), so that whoever holds the embedding can do it: a server, or the user's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.algorithms.uc.networks import Model, tells
+from sottovoce.config import require_number, require_whole
+from sottovoce.errors import DataError, Diverged, UsageError
+
+REASONS = ("the filter tells nothing", "as far as permitted", "all steps taken")
+"""Why a user stopped."""
+HIDDEN, FAR, TIRED = range(3)
+_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """How embeddings move, and when they stop."""
+
+    rate: float = 0.1
+    below: float = 0.01
+    """KL(target ‖ q) at which a filter tells nothing."""
+    furthest: float = 100.0
+    """Longest way from where the embedding was; T in the paper."""
+    steps: int = 100
+
+    def __post_init__(self) -> None:
+        require_number("rate", self.rate, 0.0, 1e6)
+        require_number("below", self.below, 0.0, 1e6, above=False)
+        require_number("furthest", self.furthest, 0.0, 1e12, above=False)
+        require_whole("steps", self.steps, 0, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Protected:
+    """The users' new embeddings, and how each came to hers."""
+
+    users: NDArray[np.int64]
+    embeddings: Tensor
+    """[users, d]"""
+    before: NDArray[np.float32]
+    """KL(target ‖ q) at first."""
+    after: NDArray[np.float32]
+    moved: NDArray[np.float32]
+    """‖e′ − e‖₂"""
+    steps: NDArray[np.int64]
+    reason: NDArray[np.int8]
+    """Places in `REASONS`."""
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __repr__(self) -> str:
+        return f"<Protected, {len(self):,}, redacted>"
+
+    def counts(self) -> dict[str, int]:
+        """How many users each rule has stopped."""
+        found = np.bincount(self.reason, minlength=len(REASONS)).tolist()
+        return dict(zip(REASONS, found, strict=True))
+
+    def applied(self, model: Model) -> Model:
+        """The model with these users' embeddings in place of theirs, and nothing else changed."""
+        table = model.users.clone()
+        table[torch.from_numpy(self.users).to(table.device)] = self.embeddings.to(table.device)
+        return replace(model, users=table)
+
+
+def protect(
+    model: Model,
+    users: NDArray[np.int64],
+    attribute: str,
+    target: Tensor | None = None,
+    how: Stopping | None = None,
+) -> Protected:
+    """Move the embeddings of these users until the filter of `attribute` says `target` (its
+    classes' shares; all alike where there is none) of each. The model stays as it is."""
+    how = how or Stopping()
+    names = [a.name for a in model.attributes]
+    if attribute not in names:
+        raise UsageError(f"there is no filter for {attribute!r}; there are {names}")
+    rows = np.asarray(users, dtype=np.int64)
+    if rows.ndim != 1 or len(np.unique(rows)) != len(rows):
+        raise DataError("users to protect must be distinct")
+    if len(rows) and (rows.min() < 0 or rows.max() >= len(model.users)):
+        raise DataError("a user to protect has no row in the model's table of users")
+    column = names.index(attribute)
+    wanted = _target(model, column, target)
+    parts = [_descend(model, part, column, wanted, how) for part in _parts(rows)]
+    if not parts:
+        none = np.zeros(0, dtype=np.float32)
+        kept = model.users[:0].clone()
+        return Protected(rows, kept, none, none, none, rows.copy(), rows.astype(np.int8))
+    columns = list(zip(*parts, strict=True))
+    arrays = [torch.cat(column).cpu().numpy() for column in columns[1:]]
+    return Protected(rows, torch.cat(columns[0]), *arrays)
+
+
+def _parts(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    return (rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH))
+
+
+def _target(model: Model, column: int, target: Tensor | None) -> Tensor:
+    classes, place = model.attributes[column].classes, model.users.device
+    if target is None:
+        return torch.full((classes,), 1.0 / classes, device=place)
+    if target.shape != (classes,) or not bool((target >= 0).all()) or not float(target.sum()) > 0:
+        raise DataError(f"{model.attributes[column].name}: there must be one share per class")
+    return (target / target.sum()).float().to(place)
+
+
+def _descend(
+    model: Model, rows: NDArray[np.int64], column: int, target: Tensor, how: Stopping
+) -> tuple[Tensor, ...]:
+    """New embeddings of these users, KL before and after, way, steps and reason."""
+    place = model.users.device
+    own = torch.from_numpy(rows).to(place)
+    start = model.users[own]
+    towers = {name: weight[None] for name, weight in model.towers.items()}
+    weights = model.filters[column]
+    others, near = torch.zeros_like(start), 1
+    if model.recommender.looks_around:
+        nearest = model.nearest(own)
+        near = nearest.shape[1]
+        others = model.users[nearest[:, 1:]].sum(dim=1)  # she is the first of her nearest
+
+    def told(embedding: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """KL(target ‖ q) of these embeddings, and its slope."""
+        leaf = embedding.detach().requires_grad_()
+        around = (others[which] + leaf) / near
+        user = model.recommender.user(leaf[None], around[None], towers)
+        found = tells(user, weights, target)[0]
+        (slope,) = torch.autograd.grad(found.sum(), leaf)
+        if not bool(found.isfinite().all()):
+            raise Diverged("what a filter tells of a user is not a number")
+        return found.detach(), slope
+
+    now, n = start.clone(), len(rows)
+    moving = torch.arange(n, device=place)
+    kl, slope = told(now, moving)
+    before, rate = kl.clone(), torch.full((n, 1), how.rate, device=place)
+    steps = torch.zeros(n, dtype=torch.int64, device=place)
+    reason = torch.full((n,), TIRED, dtype=torch.int8, device=place)
+    at_end = torch.full((n,), how.furthest == 0, device=place)
+    for step in range(how.steps + 1):
+        reason[moving[at_end[moving]]] = FAR
+        reason[moving[kl[moving] < how.below]] = HIDDEN
+        moving = moving[~at_end[moving] & (kl[moving] >= how.below)]
+        if step == how.steps or not len(moving):
+            break
+        way = now[moving] - rate[moving] * slope[moving] - start[moving]
+        length = way.norm(dim=1)
+        # Never further than permitted: the last step is cut short.
+        tried = start[moving] + way * (how.furthest / length.clamp(min=how.furthest))[:, None]
+        found, next_slope = told(tried, moving)
+        better = found < kl[moving]
+        went = moving[better]
+        now[went], kl[went], slope[went] = tried[better], found[better], next_slope[better]
+        at_end[went] = length[better] >= how.furthest
+        rate[moving[~better]] /= 2
+        steps[moving] = step + 1
+    moved = (now - start).norm(dim=1)
+    return now, before, kl, moved, steps, reason

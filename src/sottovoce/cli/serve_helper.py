@@ -1,0 +1,108 @@
+"""`sottovoce serve masker`: the proxy of a secure sum."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.options import (
+    Behind,
+    Host,
+    HostNames,
+    IntroductionFile,
+    Json,
+    Plaintext,
+    Port,
+    ProxyDir,
+    Threads,
+)
+from sottovoce.errors import UsageError
+
+
+def masker(
+    folder: ProxyDir,
+    init: Annotated[
+        bool,
+        typer.Option("--init", help="Only make the proxy's keys, which the terms will name."),
+    ] = False,
+    introduction: IntroductionFile = None,
+    names: HostNames = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8447,
+    threads: Threads = None,
+    plaintext: Plaintext = False,
+    behind: Behind = None,
+    as_json: Json = False,
+) -> None:
+    """Serve the proxy of a secure sum: it knows masks, and no update.
+
+    In a federation with link.name = "secure-sum" every device masks its update and seals the seed
+    of the mask to this proxy. The server gets both, can read neither, and asks the proxy for the
+    sum of the masks of a round. The proxy tells it for at least link.min_devices devices, and for
+    one set of them in a round; the noise of the terms, if they have any, is added here. What the
+    server opens is the sum over these devices. While it looks for a device that spoils sums, the
+    set may come in groups that have no device in common, at most link.groups of them, each large
+    enough by itself; the proxy permits few such rounds. Devices never come here.
+
+    First --init makes the keys. Hand DIR/keys/ca.crt and DIR/seal.pub to the server's operator, who
+    makes the federation with --proxy, --proxy-ca and --proxy-key, and gives you an introduction
+    (`sottovoce serve introduce`), with which the first start makes DIR that of the federation:
+    look at the terms in it, they hold for ever. Later starts need DIR only. Whoever runs the proxy
+    must not run the server, nor share what it has with those who do: together they could read every
+    update.
+
+    What it has told survives a crash, in DIR/answered.json: never put an older copy of DIR back but
+    with `sottovoce serve restore`, which has it tell nothing of rounds that it may have forgotten.
+    DIR/masker.json says where a running proxy listens. Logs are JSON lines on standard error and
+    name no device. /health says whether it runs, /metrics counts for Prometheus and needs the token
+    in DIR/keys/operator.token. SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
+
+    \b
+    Examples:
+      sottovoce serve masker masks --init --name proxy.example.net
+      sottovoce serve masker masks --introduction town.json --host 0.0.0.0
+      sottovoce serve masker masks --host 0.0.0.0
+    """
+    from sottovoce.services.helper import MaskerLimits, run_masker
+    from sottovoce.services.kit.connections import reverse_proxies
+    from sottovoce.stores.helper_folder import (
+        PUBLIC_KEY,
+        create_masker,
+        init_masker,
+        read_masker_introduction,
+    )
+
+    if init and introduction is not None:
+        raise UsageError("--init makes the keys before there is an introduction; use one of them")
+    if names and not init:
+        raise UsageError("--name goes with --init, when the keys are made")
+    if init:
+        key, ca = init_masker(folder, names or []), folder / "keys" / "ca.crt"
+        if as_json:
+            output.emit({"folder": folder, "key": key, "key_file": folder / PUBLIC_KEY, "ca": ca})
+        else:
+            output.show(
+                f"{folder} has the keys of a proxy; the server's operator needs {ca} and "
+                f"{folder / PUBLIC_KEY}, which are no secrets"
+            )
+        return
+    if introduction is not None:
+        made = create_masker(folder, read_masker_introduction(introduction))
+        link, terms = made.introduction.link, made.introduction.terms
+        output.note(
+            f"{folder} holds the proxy of the federation {terms.federation}; it tells sums over at "
+            f"least {link.min_devices:,} devices, at most {link.groups:,} in a round"
+        )
+    run_masker(
+        folder,
+        host,
+        port,
+        plaintext=plaintext,
+        limits=MaskerLimits(behind=reverse_proxies(behind)),
+        threads=threads,
+        ready=None if as_json else lambda url: output.show(f"The proxy listens at {url}"),
+    )
+    if as_json:
+        output.emit({"folder": folder, "stopped": True})

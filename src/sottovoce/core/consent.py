@@ -1,0 +1,428 @@
+"""What each user permits. One record per user; the door reads it before anything leaves.
+
+`Consent` holds a row per device of a cohort. Operators choose a `ConsentPolicy`: the same default
+for everyone, or a stated mix. The draw of a mix depends on seed and user alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import config
+from sottovoce.errors import ConfigError, ConsentError
+from sottovoce.rng import Keys, Streams, words_of
+
+# What one person permits, field by field: the only list of them. A field says here what it may
+# be, how a record of many people keeps it and which option of `sottovoce device consent` sets it.
+# Records (`consent`), stores, experiment files and the command follow from that. What keeps to a
+# field, a release or an algorithm, names it, and docs/cli.md has its meaning.
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceField:
+    """What a field of a choice is, beside its type and default."""
+
+    column: str = ""
+    """Type of its values in a record; empty where there is a list of names instead."""
+    most: float = math.inf
+    """A number lies between 0 and this."""
+    below: bool = False
+    """Whether the number must not be `most` itself."""
+    asks: bool = True
+    """Whether a value other than the default asks something of a system by itself."""
+    later: bool = True
+    """Whether stores leave out the default, as those did that were written before the field
+    existed."""
+    option: str = ""
+    """Its option on the command line; empty where there is none."""
+    help: str = ""
+    metavar: str | None = None
+
+
+def _field(default: Any, column: str = "", **more: Any) -> Any:
+    return field(default=default, metadata={"kind": ChoiceField(column, **more)})
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One person's settings. The default takes part and shares no positive item."""
+
+    takes_part: bool = _field(
+        True, "bool", asks=False, later=False, option="--take-part/--no-part",
+        help="Whether anything may leave at all.",
+    )  # fmt: skip
+    share_positives: float = _field(
+        0.0, "float32", most=1.0, later=False, option="--share-positives",
+        help="π in [0, 1]: the share of positive-item updates that may leave.",
+    )  # fmt: skip
+    """π: the share of positive-item updates that may leave, in [0, 1]."""
+    epsilon: float = _field(
+        0.0, "float32", later=False, option="--epsilon",
+        help="Largest ε of one report or update with noise.",
+    )  # fmt: skip
+    """Largest privacy cost per report that the user accepts; 0 permits no randomised report."""
+    max_reports: int = _field(
+        0, "int32", most=2**31 - 1, later=False, option="--reports",
+        help="k: most randomised reports in a round.",
+    )  # fmt: skip
+    """k: most randomised reports per round."""
+    total_epsilon: float = _field(
+        math.inf, "float64", option="--total-epsilon", metavar="E",
+        help="Most ε over all rounds together, for ever; inf for no limit.",
+    )  # fmt: skip
+    """Most ε that all rounds may cost together, for ever: of randomised reports and noisy updates
+    by plain composition, of updates in noisy sums by `privacy.central.price`. What has left counts,
+    whatever became of it. It limits nothing where no ε bounds what leaves."""
+    hidden_attributes: tuple[str, ...] = _field((), later=False)
+    """Attributes that must not be learnt."""
+    strength: float = _field(
+        0.5, "float32", most=1.0, below=True, asks=False, later=False, option="--strength",
+        metavar="B", help="β in [0, 1): weight of hiding against recommending well.",
+    )  # fmt: skip
+    """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
+    refused_owners: tuple[str, ...] = _field(())
+    """Data owners, by name, that must see nothing of hers."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            object.__setattr__(self, each.name, _checked(each.name, value, each.default))
+
+    def asked(self) -> list[str]:
+        """The fields by which somebody who takes part asks something of a system."""
+        return [
+            each.name
+            for each in fields(self)
+            if FIELDS[each.name].asks and getattr(self, each.name) != each.default
+        ]
+
+    def table(self) -> dict[str, Any]:
+        """As stores keep it: the same mind is the same text, whichever release wrote it."""
+        plain = {each.name for each in fields(self) if getattr(self, each.name) == each.default}
+        return {k: v for k, v in asdict(self).items() if not (FIELDS[k].later and k in plain)}
+
+    def words(self) -> str:
+        """The settings as a device owner would read them."""
+        if not self.takes_part:
+            return "does not take part: learns at home, sends nothing"
+        parts = []
+        if self.share_positives or not (self.max_reports or self.epsilon):
+            parts.append(f"shares {100 * self.share_positives:.6g} % of positive-item updates")
+        if self.max_reports:
+            each = f"at ε ≤ {self.epsilon:g} each"
+            parts.append(f"at most {self.max_reports} randomised reports a round {each}")
+        elif self.epsilon:
+            parts.append(f"updates with noise at ε ≤ {self.epsilon:g} each")
+        if math.isfinite(self.total_epsilon):
+            noisy = "" if self.max_reports or self.epsilon else " that have an ε"
+            most = f"no more than ε = {self.total_epsilon:.10g}"
+            parts.append(f"{most} over all rounds{noisy} together")
+        if self.hidden_attributes:
+            names = ", ".join(self.hidden_attributes)
+            parts.append(f"hides {names} with strength {self.strength:g}")
+        if self.refused_owners:
+            parts.append("sends nothing to " + ", ".join(self.refused_owners))
+        return "takes part, " + "; ".join(parts)
+
+    def owner_words(self) -> str:
+        """The same for a system of data owners, who read what they get."""
+        if not self.takes_part:
+            return "does not take part: sends nothing to anybody"
+        but = f"; sends nothing to {', '.join(self.refused_owners)}" if self.refused_owners else ""
+        return "takes part: every owner of an item reads what she does with it" + but
+
+
+FIELDS: dict[str, ChoiceField] = {each.name: each.metadata["kind"] for each in fields(Choice)}
+"""By field."""
+COLUMN_TYPES = {name: kind.column for name, kind in FIELDS.items() if kind.column}
+"""What a record has one value of, and its type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Columns:
+    """The fields of many people's choices that have one value each, a row per person."""
+
+    takes_part: NDArray[np.bool_]
+    share_positives: NDArray[np.float32]
+    epsilon: NDArray[np.float32]
+    max_reports: NDArray[np.int32]
+    total_epsilon: NDArray[np.float64]
+    strength: NDArray[np.float32]
+
+
+def _checked(name: str, value: Any, default: object) -> Any:
+    """The value, where it is one of its field's."""
+    kind = FIELDS[name]
+    if isinstance(default, tuple):
+        if not isinstance(value, list | tuple) or not all(isinstance(a, str) for a in value):
+            raise ConfigError(f"{name} must be a list of names")
+        return tuple(value)
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        what = "a number" if isinstance(default, float) else "a whole number"
+        raise ConfigError(f"{name} must be {what}")
+    if isinstance(default, int) and not isinstance(value, int):
+        raise ConfigError(f"{name} must be a whole number")
+    if not 0 <= value <= kind.most:
+        raise ConfigError(f"{name} must lie in [0, {kind.most:g}], not {value}")
+    if kind.below and value == kind.most:
+        raise ConfigError(f"{name} must be below {kind.most:g}")
+    return float(value) if isinstance(default, float) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Consent(Columns):
+    """A row per device. Immutable: a change of mind is a new record."""
+
+    users: NDArray[np.int64]
+    hidden_attributes: NDArray[np.bool_]
+    """[n, attributes], columns named by `attributes`."""
+    refused_owners: NDArray[np.bool_]
+    """[n, owners], columns named by `owners`."""
+    attributes: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self.users)
+        for name in COLUMN_TYPES:
+            if getattr(self, name).shape != (n,):
+                raise ConsentError(f"{name} must have one value per device")
+        if self.hidden_attributes.shape != (n, len(self.attributes)):
+            raise ConsentError("hidden_attributes must have one row per device")
+        if self.refused_owners.shape != (n, len(self.owners)):
+            raise ConsentError("refused_owners must have one row per device")
+        for name in COLUMN_TYPES:
+            values, most = getattr(self, name), FIELDS[name].most
+            if not np.all((values >= 0) & (values <= most)):
+                within = f"must lie in [0, {most:g}]" if most < np.inf else "must not be below 0"
+                raise ConsentError(f"{name} {within}")
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __repr__(self) -> str:
+        return f"<Consent of {len(self):,}, redacted>"
+
+    @classmethod
+    def uniform(
+        cls,
+        users: NDArray[np.int64],
+        choice: Choice,
+        attributes: Sequence[str] = (),
+        owners: Sequence[str] = (),
+    ) -> Consent:
+        """The same choice for every user."""
+        return cls.of(users, [choice], np.zeros(len(users), dtype=np.int64), attributes, owners)
+
+    @classmethod
+    def of(
+        cls,
+        users: NDArray[np.int64],
+        choices: Sequence[Choice],
+        which: NDArray[np.int64],
+        attributes: Sequence[str] = (),
+        owners: Sequence[str] = (),
+    ) -> Consent:
+        """choices[which[n]] for the n-th user."""
+        known, holders = tuple(attributes), tuple(owners)
+        for choice in choices:
+            for name in choice.hidden_attributes:
+                if name not in known:
+                    raise ConfigError(
+                        f"hidden attribute {name!r} is not among the data's {list(known)}"
+                    )
+            for name in choice.refused_owners:
+                if name not in holders:
+                    raise ConfigError(
+                        f"refused_owners names {name!r}, who is not among the data owners "
+                        f"{list(holders)}"
+                        if holders
+                        else "refused_owners is set, but there are no data owners in this system"
+                    )
+        hidden = _table([[a in c.hidden_attributes for a in known] for c in choices], known)
+        refused = _table([[o in c.refused_owners for o in holders] for c in choices], holders)
+        columns: dict[str, Any] = {
+            name: np.array([getattr(c, name) for c in choices], dtype=kind)[which]
+            for name, kind in COLUMN_TYPES.items()
+        }
+        return cls(
+            users=np.asarray(users, dtype=np.int64),
+            hidden_attributes=hidden[which],
+            refused_owners=refused[which],
+            attributes=known,
+            owners=holders,
+            **columns,
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> Consent:
+        return replace(
+            self,
+            users=self.users[rows],
+            hidden_attributes=self.hidden_attributes[rows],
+            refused_owners=self.refused_owners[rows],
+            **{name: getattr(self, name)[rows] for name in COLUMN_TYPES},
+        )
+
+    def asked(self) -> list[str]:
+        """The fields by which somebody who takes part asks something of a system."""
+        neutral, willing = Choice(), self.takes_part
+        found = []
+        for name in (name for name, kind in FIELDS.items() if kind.asks):
+            values, default = getattr(self, name)[willing], getattr(neutral, name)
+            if (values if values.ndim > 1 else values != default).any():
+                found.append(name)
+        return found
+
+    def only(self, fields: Sequence[str]) -> Consent:
+        """The records with these fields alone; the others are as if nobody had chosen anything,
+        but for who takes part."""
+        neutral = Consent.uniform(self.users, Choice(), self.attributes, self.owners)
+        kept = {name: getattr(self, name) for name in ("takes_part", *fields)}
+        return replace(neutral, **kept)
+
+    def row(self, index: int) -> Choice:
+        """One device's record."""
+        hidden, refused = self.hidden_attributes[index], self.refused_owners[index]
+        return Choice(
+            hidden_attributes=tuple(a for a, h in zip(self.attributes, hidden, strict=True) if h),
+            refused_owners=tuple(o for o, r in zip(self.owners, refused, strict=True) if r),
+            **{name: getattr(self, name)[index].item() for name in COLUMN_TYPES},
+        )
+
+    def chose(self, choice: Choice) -> NDArray[np.bool_]:
+        """Who made this choice."""
+        hidden = np.array([a in choice.hidden_attributes for a in self.attributes], dtype=bool)
+        refused = np.array([o in choice.refused_owners for o in self.owners], dtype=bool)
+        mine: NDArray[np.bool_] = (self.hidden_attributes == hidden).all(axis=1)
+        mine &= (self.refused_owners == refused).all(axis=1)
+        for name, kind in COLUMN_TYPES.items():
+            mine &= getattr(self, name) == np.array(getattr(choice, name), dtype=kind)
+        return mine
+
+
+def affords(
+    spent: NDArray[np.float64], cost: NDArray[np.float64], limit: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Whether one more release of this cost stays within the limit; reaching it is permitted.
+
+    Three times 0.1 is a little more than 0.3 in binary, so the last digits are forgiven.
+    """
+    fits: NDArray[np.bool_] = spent + cost <= limit * (1.0 + 1e-12)
+    return fits
+
+
+ALWAYS = 1 << 32
+"""The threshold of a draw that always leaves."""
+
+
+def thresholds(share: NDArray[np.floating]) -> NDArray[np.uint64]:
+    """A draw leaves where its 32-bit coin lies below this; π = 1 gives `ALWAYS`."""
+    return np.round(np.asarray(share, dtype=np.float64) * float(ALWAYS)).astype(np.uint64)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShareRule:
+    """Which positive updates may leave, in the form the kernels read, a row per device of a round:
+    the draw's coin must fall below `threshold`, and, where `allowed` is not empty, the item must be
+    in the user's subset (a flag per interaction of the cohort's history)."""
+
+    keys: Keys
+    threshold: NDArray[np.uint64]
+    allowed: NDArray[np.bool_]
+
+    def may_leave(self, row: NDArray[np.int64], entry: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which positives leave, each given by its device's row and its interaction. A device's
+        t-th has its t-th coin, however many the others have."""
+        leaves = self.allowed[entry] if len(self.allowed) else np.ones(len(entry), dtype=bool)
+        if np.all(self.threshold == ALWAYS):
+            return leaves
+        order, counts = np.argsort(row, kind="stable"), np.bincount(row, minlength=len(self.keys))
+        turn = np.empty(len(row), dtype=np.int64)
+        turn[order] = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        coins = words_of(self.keys, int(counts.max(initial=0))) >> np.uint64(32)
+        found: NDArray[np.bool_] = leaves & (coins[row, turn] < self.threshold[row])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ConsentPolicy:
+    """How a federation's records come about in simulation: a mix of choices with weights."""
+
+    choices: tuple[Choice, ...] = field(default_factory=lambda: (Choice(),))
+    weights: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "choices", tuple(self.choices))
+        object.__setattr__(self, "weights", tuple(float(w) for w in self.weights))
+        if not self.choices or len(self.choices) != len(self.weights):
+            raise ConfigError("a consent mix needs one weight per choice, and at least one choice")
+        if min(self.weights) < 0 or not 0 < sum(self.weights) < float("inf"):
+            raise ConfigError(
+                "the weights of a consent mix must be finite, non-negative and not all zero"
+            )
+
+    @classmethod
+    def everyone(cls, choice: Choice) -> ConsentPolicy:
+        return cls((choice,), (1.0,))
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> ConsentPolicy:
+        """From an experiment file: one choice's fields, or `mix`, a list of them with `weight`."""
+        if "mix" not in table:
+            return cls.everyone(config.build(Choice, table, "consent"))
+        others = sorted(set(table) - {"mix"})
+        if others:
+            raise ConfigError(f"[consent] has a mix and also {others}; choose one way")
+        mix = table["mix"]
+        if not isinstance(mix, list) or not all(isinstance(entry, dict) for entry in mix):
+            raise ConfigError("consent.mix must be a list of tables")
+        choices, weights = [], []
+        for number, entry in enumerate(mix):
+            where, fields = f"consent.mix[{number}]", dict(entry)
+            weight = {"weight": fields.pop("weight")} if "weight" in fields else {}
+            choices.append(config.build(Choice, fields, where))
+            weights.append(config.build(_Weight, weight, where).weight)
+        return cls(tuple(choices), tuple(weights))
+
+    def draw(
+        self,
+        users: NDArray[np.int64],
+        rng: Streams,
+        attributes: Sequence[str] = (),
+        owners: Sequence[str] = (),
+    ) -> Consent:
+        edges = np.cumsum(self.weights) / sum(self.weights)
+        where = rng.child("consent").uniform(np.asarray(users, dtype=np.int64), 1)[:, 0]
+        which = np.minimum(np.searchsorted(edges, where, side="right"), len(edges) - 1)
+        return Consent.of(users, self.choices, which.astype(np.int64), attributes, owners)
+
+    def words(self, *, owners: bool = False) -> list[str]:
+        """One line per choice: its share of the users and what it means, for data owners or for
+        devices."""
+        total = sum(self.weights)
+        return [
+            f"{100 * weight / total:3.4g}%  {choice.owner_words() if owners else choice.words()}"
+            for choice, weight in zip(self.choices, self.weights, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    weight: float
+
+
+def _table(rows: list[list[bool]], columns: tuple[str, ...]) -> NDArray[np.bool_]:
+    return np.array(rows, dtype=bool).reshape(len(rows), len(columns))

@@ -1,0 +1,319 @@
+"""Links: by which way a report reaches the server, and what each party sees on it.
+
+`sees` is the sight table: for every party, the fields of every message that reaches it. A test
+records what arrives and compares.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.config import require_number, require_whole
+from sottovoce.core.messages import GRID
+from sottovoce.errors import ConfigError
+from sottovoce.registry import Component, Registry
+
+Sight = Mapping[str, Mapping[str, frozenset[str]]]
+"""Party → message → fields."""
+LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
+"""Of the noise on sums, in steps of the grid."""
+MOST_GROUPS = 64
+SEALED_SEED_BYTES = 176
+"""Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
+
+SUMMED = (
+    "The server opens the sum over all devices of a round and sees no single update; the proxy "
+    "sees masks, and no update. That holds while the two do not put together what they have: "
+    "together they read everything. Devices that the server has made up hide nobody. Both see who "
+    "takes part in which round."
+)
+OPEN_SUMS = (
+    "The sums themselves are not protected. A row to which one device alone has added is this "
+    "device's row, and who follows the published models sees the sums, too; the more devices draw "
+    "an item in a round, the fewer such rows there are. So there is no ε, and the ledger books an "
+    "unbounded privacy cost for every release. Noise on the sums (link.clip and link.noise) would "
+    "bound it. See docs/privacy.md."
+)
+NOISY_SUMS = (
+    "The proxy adds noise to every sum, and every update was clipped as a whole: what the server "
+    "and everybody else can tell of a user from all sums and models is bounded by the run's "
+    "certificate, and above ε = 10 that protects nothing. Against server and proxy together there "
+    "is no such bound, which is why the ledger books an unbounded privacy cost for every release. "
+    "See docs/privacy.md."
+)
+
+
+class Link(Component, ABC):
+    """A way to the server, as a frozen dataclass. What it does not say is as on the direct way."""
+
+    __slots__ = ()
+    sees: ClassVar[Sight]
+    algorithms: ClassVar[tuple[str, ...]] = ()
+    """By name, algorithms it goes with beside those that name it among theirs."""
+    shows_devices: ClassVar[bool] = False
+    """Whether the server sees what single devices send."""
+    shows_sums: ClassVar[bool] = False
+    """Whether it sees sums of what they send."""
+    hosts: ClassVar[str] = ""
+    """Why an organisation cannot host devices on this way, in a sentence; empty where it can."""
+    deployed: ClassVar[tuple[str, ...]] = ()
+    """Settings that stay empty in simulation, and that a real federation must have."""
+
+    @property
+    def clip(self) -> float:
+        """The largest L2 norm of an update as a whole; 0 does not limit it."""
+        return 0.0
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise on sums, as a multiple of `clip`; 0 where there is
+        none."""
+        return 0.0
+
+    @property
+    def summing(self) -> SecureSum | None:
+        """Itself, where the server sees sums alone."""
+        return None
+
+    @property
+    def mixing(self) -> Proxied | None:
+        """Itself, where a proxy mixes what leaves."""
+        return None
+
+    def message_bytes(
+        self, rows: NDArray[np.int64], row_bytes: int, numbers: int
+    ) -> NDArray[np.int64]:
+        """Of each device's message: so many rows of the model's `numbers`."""
+        return rows * row_bytes
+
+    def check(self, algorithm: Any, release: Any) -> None:
+        """Raises where this link cannot carry what these components make together."""
+
+    # --- how it is shown --------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Which way it is, for a report card."""
+        return f"by the link {self.name}"
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What it has of "secure-sum" and "noise", which a report card recommends to others."""
+        return ("secure-sum",) * (self.summing is not None) + ("noise",) * (self.noise > 0)
+
+    def caveats(self, *, bounded: bool = False) -> tuple[str, ...]:
+        """What it does not protect, a paragraph each; nothing where that is the release's to say.
+        `bounded`: an ε of its own bounds each update, whoever sees it."""
+        return ()
+
+    def at(self, **deployed: str) -> Self:
+        """The same with these settings of a real federation."""
+        return replace(self, **deployed)  # type: ignore[type-var]
+
+    def table(self) -> dict[str, Any]:
+        """Its settings, as terms have them."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+LINKS: Registry[type[Link]] = Registry("link", "sottovoce.core.links", Link)
+
+
+@LINKS.register("direct")
+@dataclass(frozen=True, slots=True)
+class Direct(Link):
+    """Straight to the server, as in FPL's papers: it sees who sent which rows with which values."""
+
+    shows_devices = True
+    shows_sums = True
+    sees: ClassVar[Sight] = MappingProxyType(
+        {
+            "server": {"DeviceReports": frozenset({"round", "sender", "item", "values"})},
+            "device": {"ModelView": frozenset({"round", "items"})},
+        }
+    )
+
+    def describe(self) -> str:
+        return "straight to the server, which reads every update"
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Through an organisation that hosts the devices, as on Flower: the server sees the sum over
+    those of a cohort that took part, how many they were, and who is willing."""
+
+    sees: ClassVar[Sight] = MappingProxyType(
+        {
+            "server": {
+                "Answer": frozenset(
+                    {"willing", "kept", "round", "attempt", "sum", "devices", "problem"}
+                ),
+                "SummedReports": frozenset({"round", "item", "sums", "devices"}),
+            },
+            "gateway": {"ModelView": frozenset({"round", "items"})},
+        }
+    )
+
+
+@LINKS.register("proxy")
+@dataclass(frozen=True, slots=True)
+class Proxied(Link):
+    """Through a proxy that strips who and when, mixes everybody's reports and cannot read them: the
+    server sees the reports of a tier in an order that says nothing, and how many devices sent them.
+
+    The proxy's address and certificate authority are part of the terms, so that a server cannot put
+    another one in its place; in simulation there is none and both stay empty."""
+
+    url: str = ""
+    """Address of the proxy."""
+    authority: str = ""
+    """Certificate authority that vouches for it (PEM)."""
+
+    hosts = (
+        "randomised reports go through a proxy to a server that must not know whose they are, and "
+        "Flower's gateways say who sends; use `sottovoce serve server`"
+    )
+    deployed = ("url", "authority")
+    sees: ClassVar[Sight] = MappingProxyType(
+        {
+            "proxy": {"BitReports": frozenset({"round", "sender", "tier"})},
+            "server": {"Batch": frozenset({"round", "tier", "devices", "reports"})},
+            "device": {"ModelView": frozenset({"round", "items"})},
+        }
+    )
+
+    @property
+    def mixing(self) -> Proxied:
+        return self
+
+    def describe(self) -> str:
+        return "through a proxy that mixes reports and cannot read them"
+
+
+@LINKS.register("secure-sum")
+@dataclass(frozen=True, slots=True)
+class SecureSum(Link):
+    """No single update is visible to anyone: the server gets it masked, a proxy the seed of the
+    mask, sealed to its key, and only the sum over at least `min_devices` devices is opened.
+
+    It holds while the server and the proxy do not put together what they have. Neither can tell
+    people from devices that the server has made up: where all others are such, there is no sum to
+    hide in. What the sum itself tells is not hidden, but for `noise`."""
+
+    min_devices: int = 20
+    """Devices below which the proxy says nothing."""
+    clip: float = 0.0
+    """The largest L2 norm of an update as a whole; 0 does not limit it."""
+    noise: float = 0.0
+    """Standard deviation of the Gaussian noise on the sum, as a multiple of `clip`; the proxy adds
+    it, so that nobody sees the sum without it. 0 adds none."""
+    groups: int = 8
+    """Most sums of a round, over groups of at least `min_devices` that have no device in common,
+    while the server looks for a device that spoils sums; otherwise there is one. With 1 it is one
+    always. (Terms that say nothing of it were agreed to when it was one.)"""
+    url: str = ""
+    """Address of the proxy, to which the server turns; empty in simulation, like the two below."""
+    authority: str = ""
+    """Certificate authority that vouches for it (PEM)."""
+    key: str = ""
+    """The proxy's public key in hexadecimal, to which devices seal their seeds."""
+
+    shows_sums = True
+    hosts = (
+        "in a secure sum every device masks its own update, and Flower's gateways see the updates "
+        "of the devices they host; use `sottovoce serve server`"
+    )
+    deployed = ("url", "authority", "key")
+    sees: ClassVar[Sight] = MappingProxyType(
+        {
+            "server": {
+                "MaskedReports": frozenset({"round", "sender", "masked"}),
+                "MaskSum": frozenset({"round", "devices", "masks"}),
+            },
+            "proxy": {"MaskSeeds": frozenset({"round", "sender", "seeds"})},
+            "device": {"ModelView": frozenset({"round", "items"})},
+        }
+    )
+
+    def __post_init__(self) -> None:
+        require_whole("link.min_devices", self.min_devices, 2)
+        require_whole("link.groups", self.groups, 1, MOST_GROUPS)
+        require_number("link.clip", self.clip, 0.0, 2.0**20, above=False)
+        require_number("link.noise", self.noise, 0.0, 1e6, above=False)
+        if self.noise and not self.clip:
+            raise ConfigError(
+                "link.noise is measured by link.clip, the largest norm of an update; set both"
+            )
+        if self.noise:
+            require_sigma(self.noise * self.clip * GRID)
+
+    @property
+    def summing(self) -> SecureSum:
+        return self
+
+    def message_bytes(
+        self, rows: NDArray[np.int64], row_bytes: int, numbers: int
+    ) -> NDArray[np.int64]:
+        return np.full(len(rows), 8 * numbers + SEALED_SEED_BYTES, dtype=np.int64)
+
+    def check(self, algorithm: Any, release: Any) -> None:
+        if self.clip and release.clips:
+            if not self.noise:
+                raise ConfigError(
+                    f"in {algorithm.name} link.clip goes with link.noise alone: without noise rows "
+                    "count their senders, which clipping would change; release.clip limits updates "
+                    "there"
+                )
+            if algorithm.looks_around:
+                raise ConfigError(
+                    "link.noise is not for gnn: a device's update there depends on other users' "
+                    "embeddings, which clipping it does not bound; choose mf, ncf or neumf"
+                )
+            if release.adds_noise:
+                raise ConfigError(
+                    f'link.noise is for release.norm = "l2"; under "{release.norm}" devices add '
+                    "noise of their own, and clipping would cut it"
+                )
+        size = algorithm.asks
+        if size is not None and size < self.min_devices:
+            raise ConfigError(
+                f"{size} devices are asked in a round, and a secure sum needs at least "
+                f"link.min_devices = {self.min_devices}; ask more (nothing can hide in sFPL and "
+                "sFPL+, which ask one)"
+            )
+
+    def describe(self) -> str:
+        noise = f", with noise of {self.noise:g} times {self.clip:g}" if self.noise else ""
+        return f"masked; sums of at least {self.min_devices:,} devices are opened{noise}"
+
+    def caveats(self, *, bounded: bool = False) -> tuple[str, ...]:
+        if bounded:
+            return (SUMMED,)
+        return SUMMED, NOISY_SUMS if self.noise else OPEN_SUMS
+
+    def table(self) -> dict[str, Any]:
+        """What was agreed to before there were groups has one sum a round, and says nothing of
+        it."""
+        table = super(SecureSum, self).table()
+        if self.groups == 1:
+            del table["groups"]
+        return table
+
+
+def require_sigma(sigma: float) -> None:
+    """Raises where there is no noise on sums of this standard deviation, in steps of the grid."""
+    if not LEAST_SIGMA <= sigma <= MOST_SIGMA:
+        raise ConfigError(
+            f"the standard deviation of noise must lie in [{LEAST_SIGMA:g}, 2**41] steps of the "
+            f"grid of 2**-24, not at {sigma:g}; change link.noise or link.clip"
+        )
+
+
+def has_noise(link: Link | None) -> bool:
+    """Whether it is a sum to which noise is added."""
+    return link is not None and link.noise > 0

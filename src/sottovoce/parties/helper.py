@@ -1,0 +1,201 @@
+"""The proxy of a secure sum: knows masks, and no update. Simulation and the service (services)
+share its rules.
+
+It answers for one set of devices in a round, whatever it is asked: from the sums over two sets that
+differ in one device this device's update would follow. Where the terms permit it, that set may come
+in groups that have no device in common, each of which could be a set by itself: so a server finds
+out who spoils sums, and every device is still in one sum of a round at most. The same groups in the
+same order get the same answers, noise included, so that a server that was killed can go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.links import SecureSum
+from sottovoce.core.masking import Words, sum_masks
+from sottovoce.core.messages import GRID, MaskSeeds, MaskSum
+from sottovoce.errors import MessageError
+from sottovoce.privacy.central import gaussian_noise
+
+GROUPED_ROUNDS = 64
+"""Rounds in groups for which there is room at first."""
+REGAINED_AFTER = 4
+"""Rounds with one sum after which there is room for another one in groups."""
+
+
+class Answered(NamedTuple):
+    """What the proxy remembers of all that it has told."""
+
+    round: int
+    """The last one of which something was told."""
+    name: bytes
+    """Of its set, or of its groups."""
+    spent: int = 0
+    """Of the room for rounds in groups, in parts of `REGAINED_AFTER`."""
+
+    @property
+    def grouped_rounds_left(self) -> int:
+        """Rounds in groups for which there is room now."""
+        return GROUPED_ROUNDS - -(-self.spent // REGAINED_AFTER)
+
+
+NEVER = Answered(-1, b"")
+
+
+def set_name(sent: Sequence[bytes]) -> bytes:
+    """The name of a set of submissions, whatever their order."""
+    named = hashlib.blake2b(digest_size=32)
+    for one in sorted(sent):
+        named.update(len(one).to_bytes(4, "little") + one)
+    return named.digest()
+
+
+def groups_name(groups: Sequence[Sequence[bytes]]) -> bytes:
+    """The name of several groups in this order, which no set has: each place has its own noise."""
+    named = hashlib.blake2b(digest_size=32, person=b"groups")
+    for group in groups:
+        named.update(set_name(group))
+    return named.digest()
+
+
+def check_set(link: SecureSum, answered: Answered, round: int, sent: Sequence[bytes]) -> bytes:
+    """The name of a set of submissions, each of which says whose it is and has its seed. Raises
+    where the sum over it must not be told."""
+    _check_groups(link, [sent])
+    name = set_name(sent)
+    _check_round(answered, round, name)
+    return name
+
+
+def check_groups(
+    link: SecureSum, answered: Answered, round: int, groups: Sequence[Sequence[bytes]]
+) -> Answered:
+    """What the proxy has to remember before it tells the sums over these groups of submissions.
+    Raises where they must not be told."""
+    if len(groups) == 1:
+        name = check_set(link, answered, round, groups[0])
+    else:
+        if len(groups) > link.groups:
+            raise MessageError(
+                f"{len(groups):,} sums in a round are not told, the terms permit {link.groups:,}"
+            )
+        _check_groups(link, groups)
+        name = groups_name(groups)
+        _check_round(answered, round, name)
+    if round == answered.round:
+        return answered
+    if len(groups) == 1:
+        return Answered(round, name, max(0, answered.spent - 1))
+    if answered.grouped_rounds_left < 1:
+        raise MessageError(
+            f"the sums of {GROUPED_ROUNDS} rounds were told in groups; there is room for another "
+            f"one after {REGAINED_AFTER} rounds with one sum"
+        )
+    return Answered(round, name, answered.spent + REGAINED_AFTER)
+
+
+def _check_groups(link: SecureSum, groups: Sequence[Sequence[bytes]]) -> None:
+    everyone = [one for group in groups for one in group]
+    if len(set(everyone)) != len(everyone):
+        raise MessageError("a device is named twice in one round")
+    least = min(map(len, groups), default=0)
+    if least < link.min_devices:
+        raise MessageError(
+            f"a sum over {least:,} devices is not told, the least is {link.min_devices:,}"
+        )
+
+
+def _check_round(answered: Answered, round: int, name: bytes) -> None:
+    if round < answered.round:
+        raise MessageError(f"round {round} is over")
+    if round == answered.round and name != answered.name:
+        raise MessageError(
+            f"the sum of round {round} was told for other devices or groups; from both answers "
+            "together one device's update could follow"
+        )
+
+
+def sum_told(
+    link: SecureSum,
+    round: int,
+    seeds: Sequence[bytes],
+    numbers: int,
+    noise_key: bytes,
+    threads: int = 1,
+    group: int | None = None,
+) -> Words:
+    """What the server gets for these seeds: their masks, less the noise of the round, or of this
+    group of it, which is thus in what it opens. The noise is a function of key, round and group."""
+    masks = sum_masks(seeds, numbers, threads)
+    noise = noise_of(link, round, numbers, noise_key, group)
+    return masks if noise is None else masks - noise.view(np.uint64)
+
+
+def noise_of(
+    link: SecureSum, round: int, numbers: int, noise_key: bytes, group: int | None = None
+) -> NDArray[np.int64] | None:
+    """The noise on the sum of a round, or of one of its groups, in steps of the grid; none where
+    the terms have none."""
+    if not link.noise:
+        return None
+    if group is not None:  # so that no two sums, of whatever grouping, share their noise
+        person, place = b"noise of a group", group.to_bytes(4, "little")
+        noise_key = hashlib.blake2b(place, digest_size=32, key=noise_key, person=person).digest()
+    return gaussian_noise(noise_key, round, numbers, link.noise * link.clip * GRID)
+
+
+class Masker:
+    """The proxy in memory."""
+
+    def __init__(self, link: SecureSum, numbers: int, noise_key: bytes) -> None:
+        """`numbers` are those of an update; `noise_key` is 32 bytes that nobody else knows."""
+        self.link, self._numbers, self._noise_key = link, numbers, noise_key
+        self._answered = NEVER
+
+    def __repr__(self) -> str:
+        return f"<Masker min_devices={self.link.min_devices}, redacted>"
+
+    @property
+    def grouped_rounds_left(self) -> int:
+        return self._answered.grouped_rounds_left
+
+    def sum_masks(self, seeds: MaskSeeds, threads: int = 1) -> MaskSum:
+        """The sum over these devices, which the server has named."""
+        return self.sum_groups([seeds], threads)[0]
+
+    def sum_groups(self, groups: Sequence[MaskSeeds], threads: int = 1) -> list[MaskSum]:
+        """The sums over these groups of devices, which have none in common."""
+        if any(len(group.seeds) != len(group.sender) for group in groups):
+            raise MessageError("every device needs one seed")
+        senders = np.concatenate([group.sender for group in groups])
+        if len(np.unique(senders)) != len(senders):
+            raise MessageError("a device is named twice in one round")
+        (round,) = {group.round for group in groups}
+        sent = [
+            [
+                int(user).to_bytes(8, "little", signed=True) + seed
+                for user, seed in zip(group.sender, group.seeds, strict=True)
+            ]
+            for group in groups
+        ]
+        self._answered = check_groups(self.link, self._answered, round, sent)
+        link, numbers, key = self.link, self._numbers, self._noise_key
+        places = [None] if len(groups) == 1 else range(len(groups))
+        return [
+            MaskSum(
+                round,
+                len(group),
+                sum_told(link, round, group.seeds, numbers, key, threads, place),
+            )
+            for place, group in zip(places, groups, strict=True)
+        ]
+
+    def noise(self, round: int) -> NDArray[np.int64] | None:
+        """What it would add to a round's sum; for a simulation that writes no messages out."""
+        return noise_of(self.link, round, self._numbers, self._noise_key)

@@ -1,0 +1,173 @@
+"""Attack a run: every attack that applies, and the report card that comes of it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run
+from sottovoce.attacks.views import ATTACKS, Attack, Result, View
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.engines.transcripts import Recorder, seen_by
+from sottovoce.errors import DoesNotApply, SottovoceError, UsageError
+from sottovoce.experiment import Experiment
+from sottovoce.privacy.accountant import DELTA, certify
+from sottovoce.privacy.central import price
+from sottovoce.runs.card import JSON, PAGE, Card, Failed, NotApplicable, write_card
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.outcomes import Report
+from sottovoce.runs.threat_views import Scene as Scene
+from sottovoce.runs.threat_views import views_and_truth as views_and_truth
+from sottovoce.runs.threat_views import views_of as views_of
+
+_FAULTS = (
+    *(SottovoceError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError),
+    *(MemoryError, NameError, OSError, RuntimeError, StopIteration, TypeError, ValueError),
+)
+"""What a bug in an attack raises, or a library that is missing."""
+
+
+def attack_run(
+    folder: Path,
+    *,
+    rounds: int | None = None,
+    only: Sequence[str] = (),
+    threads: int = 1,
+    report: Report | None = None,
+    attacks: Sequence[Attack] | None = None,
+) -> Card:
+    """Every attack that applies to a finished run."""
+    chosen = choose(attacks, only)
+    scene = views_and_truth(folder, rounds=rounds, threads=threads, report=report)
+    return _card(scene, chosen, report)
+
+
+def attack_experiment(
+    experiment: Experiment,
+    *,
+    rounds: int | None = None,
+    threads: int = 1,
+    report: Report | None = None,
+    out: Path | None = None,
+    only: Sequence[str] = (),
+    attacks: Sequence[Attack] | None = None,
+) -> Card:
+    """Train an experiment and attack it; no run folder is needed, and none is left. `out` is a
+    folder for the report card."""
+    chosen = choose(attacks, only)
+    scene = views_and_truth(experiment, rounds=rounds, threads=threads, report=report)
+    card = _card(scene, chosen, report)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_card(card, experiment.name, out / PAGE, out / JSON)
+    return card
+
+
+def choose(attacks: Sequence[Attack] | None, only: Sequence[str] = ()) -> tuple[Attack, ...]:
+    """All that are registered, or those with these codes or names; raises where there is no such
+    attack."""
+    if attacks is None:
+        attacks = tuple(ATTACKS.values())
+    wanted = {code.strip().upper() for code in only if code.strip()}
+    known = {word.upper() for attack in attacks for word in (attack.code, attack.name)}
+    unknown = sorted(wanted - known)
+    if unknown:
+        codes = ", ".join(dict.fromkeys(attack.code for attack in attacks)) or "none"
+        raise UsageError(f"there is no attack {unknown[0]}; there are {codes}")
+    return tuple(a for a in attacks if not wanted or wanted & {a.code.upper(), a.name.upper()})
+
+
+def _card(scene: Scene, attacks: Sequence[Attack], report: Report | None) -> Card:
+    tell = report or (lambda what, done, total: None)
+    found = []
+    for number, attack in enumerate(attacks):
+        tell("attacks", number, len(attacks))
+        found.append(try_attack(attack, scene))
+    tell("attacks", len(attacks), len(attacks))
+    return Card(
+        scene.facts["experiment"],
+        tuple(one for one in found if isinstance(one, Result)),
+        tuple(one for one in found if isinstance(one, NotApplicable)),
+        scene.facts,
+        scene.notes,
+        scene.setting,
+        tuple(one for one in found if isinstance(one, Failed)),
+    )
+
+
+def try_attack(attack: Attack, scene: Scene) -> Result | NotApplicable | Failed:
+    """The result, or why there is none. That there is nothing to attack is for the attack itself to
+    say, by `applies` or `DoesNotApply`; whatever else goes wrong is a failure, which says nothing
+    of the promise."""
+    view = scene.views.get(attack.party)
+    reason = f"there is no {attack.party} here"
+    if view is not None:
+        try:
+            reason = attack.applies(view)
+            if not reason:
+                return attack.run(view, scene.truth)
+        except DoesNotApply as error:
+            reason = str(error)
+        except _FAULTS as error:  # the other attacks go on
+            why = _trouble(error)
+            return Failed(attack.code, attack.name, attack.party, why)
+    return NotApplicable(attack.code, attack.name, attack.party, reason)
+
+
+def _trouble(error: Exception) -> str:
+    """What went wrong, without values, which may be private."""
+    if isinstance(error, SottovoceError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"it needs {error.name}: pip install 'sottovoce[attacks]'"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return f"{type(error).__name__} in {place.name} ({where})"
+
+
+# A one-run audit of the system behind a run: the same algorithm, release and link once more, with
+# planted devices among its users, and what the server saw held against what is claimed.
+
+_NOTHING_CLAIMED = (
+    "--canaries hold a claimed ε against what is given away: that of randomised reports (fmf), or "
+    "of noise on FCF's sums (link.noise); this run claims none, or canaries cannot be scored"
+)
+
+
+def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Audit:
+    """Everybody in it chooses alike: the largest ε of the release, or to share everything."""
+    if experiment.silo is not None:
+        raise UsageError(_NOTHING_CLAIMED)
+    algorithm, release, link = experiment.cross_device()
+    rng, train = experiment.streams().child("audit"), experiment.split(experiment.dataset()).train
+    users = np.arange(canaries + train.n_users, dtype=np.int64)
+    score, reports = SCORES.get(algorithm.name), release.reporting
+    if score is None or (reports is None and not link.noise):
+        raise UsageError(_NOTHING_CLAIMED)
+    if reports is not None:
+        epsilon, k = float(reports.epsilons[-1]), reports.max_reports
+        choice = Choice(epsilon=epsilon, max_reports=k)
+        claimed = certify(epsilon, k, algorithm.rounds, len(users), DELTA).with_proxy
+    else:
+        choice, claimed = Choice(share_positives=1.0), price(link.noise, algorithm.rounds, DELTA)
+    summed = link.summing is not None
+    planted = Canaries.single_items(canaries, train.n_items, rng, summed)
+
+    def run(these: Canaries) -> View:
+        heard = Recorder()
+        made = Federation.build(
+            algorithm,
+            these.histories(train),
+            Consent.uniform(users, choice),
+            release,
+            rng,
+            link=link,
+        )
+        made.run(listeners=[heard], threads=threads)
+        seen = seen_by(heard.heard, "server")
+        return View("server", seen, algorithm, release, link, train.n_items, made.server.items)
+
+    return audit_run(planted, run, score, claimed, DELTA)

@@ -1,0 +1,291 @@
+"""The report card: what attacks on a run's promises came to, in a table, in words, in a plot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sottovoce.attacks.views import ATTACKS, Remedy, Result
+from sottovoce.errors import AttackFailed
+from sottovoce.evaluation import plots
+from sottovoce.evaluation.report import (
+    Block,
+    FigureBlock,
+    KeyValues,
+    Section,
+    TextBlock,
+    write_report,
+)
+from sottovoce.evaluation.tables import Column, Table
+from sottovoce.runs.folder import new_figures, write_text
+
+PAGE, JSON = "report-card.html", "attacks.json"
+READING = (
+    "A promise is broken where even the low end of the 95 % interval lies above what the best "
+    "guess without the attack would reach. That a promise holds says that this attack got nowhere "
+    "on these data, not that none could."
+)
+_PARTIES = {
+    "server": "the server",
+    "proxy": "the proxy",
+    "orchestrator": "the orchestrator",
+    "owner": "a data owner",
+    "network": "whoever watches the network",
+    "anyone": "anyone who knows what is published",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicable:
+    """An attack that was not run, and why."""
+
+    code: str
+    attack: str
+    party: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An attack that fell over, and by what; whether its promise holds is not known."""
+
+    code: str
+    attack: str
+    party: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the people of a run relied on."""
+
+    words: str
+    """As the subject of a sentence: "π = 0", say."""
+    remedies: tuple[str, ...] = ()
+    """What is in force already: "secure-sum", "noise", "aggregated"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What came of all attacks on one run."""
+
+    name: str
+    results: tuple[Result, ...]
+    not_applicable: tuple[NotApplicable, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """System, data, link, release, choices, what was looked at: in words."""
+    notes: tuple[str, ...] = ()
+    setting: Setting = Setting("what was set")
+    failed: tuple[Failed, ...] = ()
+
+    def require_whole(self) -> None:
+        """Raises where an attack fell over."""
+        if self.failed:
+            named = "; ".join(f"{one.code} {one.attack}: {one.error}" for one in self.failed)
+            raise AttackFailed(
+                f"{len(self.failed)} of the attacks fell over, and whether the promises that they "
+                f"test hold is not known: {named}"
+            )
+
+    @property
+    def broken(self) -> tuple[Result, ...]:
+        return tuple(r for r in self.results if r.verdict == "broken")
+
+    def attacks(self) -> list[dict[str, Any]]:
+        """The results for JSON; what is no finite number is null."""
+        return [r.content() for r in self.results]
+
+    def content(self, run: object) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "run": str(run),
+            "attacks": self.attacks(),
+            "not_applicable": [asdict(one) for one in self.not_applicable],
+            "failed": [asdict(one) for one in self.failed],
+            "facts": dict(self.facts),
+            "notes": list(self.notes),
+        }
+
+    def table(self) -> Table:
+        rows: list[Mapping[str, str | int | float]] = [
+            {
+                "promise": r.promise,
+                "attack": f"{r.code} {r.attack}",
+                "party": r.party,
+                "measure": r.measure,
+                "value": r.value if r.claims else math.nan,
+                "interval": _interval(r),
+                "base": r.base_rate if r.claims else math.nan,
+                "recall": r.recall,
+                "verdict": r.verdict,
+            }
+            for r in self.results
+        ]
+        columns = [
+            Column("promise"),
+            Column("attack"),
+            Column("party", "by"),
+            Column("measure"),
+            Column("value", "result", ".3f"),
+            Column("interval", "95 %"),
+            Column("base", "without the attack", ".3f"),
+            Column("recall", "found", ".3f"),
+            Column("verdict"),
+        ]
+        return Table(f"Attacks on {self.name}", columns, rows, notes=[READING])
+
+    def left_out(self) -> Table:
+        rows: list[Mapping[str, str]] = [
+            {"attack": f"{one.code} {one.attack}", "by": one.party, "why": one.reason}
+            for one in self.not_applicable
+        ]
+        return Table(
+            "Attacks that do not apply", [Column("attack"), Column("by"), Column("why")], rows
+        )
+
+    def fallen(self) -> Table:
+        """What fell over."""
+        rows: list[Mapping[str, str]] = [
+            {"attack": f"{one.code} {one.attack}", "by": one.party, "error": one.error}
+            for one in self.failed
+        ]
+        columns = [Column("attack"), Column("by"), Column("error")]
+        return Table("Attacks that fell over: nothing is known of what they test", columns, rows)
+
+    def paragraphs(self) -> list[str]:
+        """A few sentences for each promise, for whom it was made."""
+        if not self.results and self.failed:
+            return ["No attack of the suite came to an end. That is no proof of anything."]
+        if not self.results:
+            return ["No attack of the suite applies to this run. That is no proof of anything."]
+        return [in_words(result, self.setting) for result in self.results]
+
+
+def in_words(result: Result, setting: Setting) -> str:
+    """What a result means to the owner of a device."""
+    head = f"{result.promise.rstrip('.')} ({result.code})."
+    who = _PARTIES[result.party]
+    who = who[0].upper() + who[1:]
+    if result.verdict == "nothing to attack":
+        return f"{head} {who} had nothing to make a guess from."
+    more = f" More: {result.detail.rstrip('.')}." if result.detail else ""
+    found = _found(result, who)
+    if result.verdict == "holds":
+        return f"{head} {found} That is no better than guessing, so this attack failed.{more}"
+    return f"{head} {found} {setting.words} did not prevent that. {_remedy(result, setting)}{more}"
+
+
+def _found(result: Result, who: str) -> str:
+    value, base = _of_hundred(result.value), _of_hundred(result.base_rate)
+    if result.measure == "AUC":
+        return (
+            f"Shown a pair, one that is so and one that is not, {_lower(who)} picks the right one "
+            f"{value} times; a guess without the attack, {base}."
+        )
+    if result.measure == "precision":
+        whole = ""
+        if not math.isnan(result.recall):
+            whole = f" It found {_of_hundred(result.recall)} of what there was to find."
+        return (
+            f"Of the claims of {_lower(who)}, {value} are right; without the attack, {base} would "
+            f"be.{whole}"
+        )
+    if result.measure in ("accuracy", "share", "recall"):
+        return f"{who} is right in {value} cases; the best guess without the attack, in {base}."
+    shown, plain = f"{result.value:.3g}", f"{result.base_rate:.3g}"
+    return f"{who} reaches a {result.measure} of {shown}; without the attack it is {plain}."
+
+
+def _remedy(result: Result, setting: Setting) -> str:
+    stay = "Who must not be read should not take part."
+    alike = [a for a in ATTACKS.values() if (a.code, a.party) == (result.code, result.party)]
+    alike.sort(key=lambda attack: attack.name != result.attack)
+    name, words = alike[0].remedy if alike else Remedy()
+    if not words or name in setting.remedies:
+        return stay
+    return f"What is made for it: {words}. {stay}"
+
+
+def _of_hundred(share: float) -> str:
+    return f"{100 * share:.0f} of 100" if share < 0.995 or share == 1 else "more than 99 of 100"
+
+
+def _lower(who: str) -> str:
+    return who[0].lower() + who[1:]
+
+
+def _interval(result: Result) -> str:
+    return "–" if not result.claims else f"{result.interval[0]:.3f} to {result.interval[1]:.3f}"
+
+
+# --- in files ------------------------------------------------------------------------------------
+
+
+def write_card(card: Card, run: object, page: Path, content: Path) -> Path:
+    """The page, its figure in a folder beside it, and the same as JSON; each replaces an older one
+    whole or not at all."""
+    folder = page.with_name(f"{page.stem}-figures")
+    with new_figures(folder) as figures:
+        sections = [
+            Section("What was attacked", _attacked(card)),
+            Section("Results", _results(card, figures)),
+            Section("In words", [TextBlock("\n\n".join(card.paragraphs()))]),
+        ]
+        if card.failed:
+            sections.insert(1, Section("What fell over", [card.fallen()]))
+        if card.not_applicable:
+            sections.append(Section("What does not apply", [card.left_out()]))
+        write_report(page, f"{card.name}: what its promises are worth", sections)
+    write_text(content, json.dumps(card.content(run), indent=2, allow_nan=False) + "\n")
+    return page
+
+
+def _attacked(card: Card) -> list[Block]:
+    blocks: list[Block] = [KeyValues(card.facts)]
+    return [*blocks, TextBlock("\n\n".join(card.notes))] if card.notes else blocks
+
+
+def _results(card: Card, figures: Path) -> list[Block]:
+    shown = [r for r in card.results if r.claims and math.isfinite(r.value)]
+    blocks: list[Block] = [card.table()]
+    if shown:
+        drawn = draw_results(figures / "attacks", shown)
+        words = "What each attack reached, with its 95 % interval, beside a guess without it"
+        blocks.append(FigureBlock(drawn.png, words, f"{words}."))
+    return blocks
+
+
+def draw_results(path: Path, results: Sequence[Result], title: str = "") -> plots.Figures:
+    """A line for each attack: its result with the interval, and the base rate."""
+    height = 1.6 + 0.42 * len(results)
+    with plots.drawing(path, title, (7.6, height)) as (figure, axes):
+        places = range(len(results))[::-1]
+        for broken, colour, words in (
+            (True, plots.PALETTE[1], "attack, broken"),
+            (False, plots.PALETTE[0], "attack, holds"),
+        ):
+            mine = [(p, r) for p, r in zip(places, results, strict=True)
+                    if (r.verdict == "broken") == broken]  # fmt: skip
+            if not mine:
+                continue
+            low = [max(0.0, r.value - r.interval[0]) for _, r in mine]
+            high = [max(0.0, r.interval[1] - r.value) for _, r in mine]
+            axes.errorbar(
+                [r.value for _, r in mine], [p for p, _ in mine], xerr=[low, high], fmt="o",
+                color=colour, capsize=3, markersize=6, linewidth=1.6, label=words,
+            )  # fmt: skip
+        axes.scatter(
+            [r.base_rate for r in results], list(places), marker="|", s=220, linewidths=2.2,
+            color="#57606a", zorder=3, label="without the attack",
+        )  # fmt: skip
+        axes.set_yticks(list(places), [f"{r.code} {r.attack}\n({r.party}, {r.measure})"
+                                       for r in results], fontsize=8)  # fmt: skip
+        top = max(1.0, *(r.interval[1] for r in results if math.isfinite(r.interval[1])))
+        axes.set(xlim=(-0.03, 1.03 * top), ylim=(-0.7, len(results) - 0.3), xlabel="result")
+        axes.grid(visible=False, axis="y")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return plots.figure_files(path)

@@ -1,0 +1,193 @@
+"""The parties of a cross-device system, put together on one training set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import AlgorithmSettings, Cohort, Schedule
+from sottovoce.core.consent import Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import LINKS, Link
+from sottovoce.core.messages import GRID
+from sottovoce.core.one_bit import noise_root
+from sottovoce.core.recommender import Scorer
+from sottovoce.engines.observers import Listener, Observer
+from sottovoce.engines.simulation import SimulatedDevices, Simulation
+from sottovoce.errors import ConfigError
+from sottovoce.parties.defence import Defence
+from sottovoce.parties.helper import Masker
+from sottovoce.parties.server import NO_DEFENCE, Server
+from sottovoce.parties.shuffler import Proxy
+from sottovoce.privacy.base import Release
+from sottovoce.privacy.reports import KReports
+from sottovoce.rng import SecretStreams, Streams
+from sottovoce.runs.folder import Checkpoint
+from sottovoce.wire.terms import check_fitting, largest_value
+
+
+@dataclass(slots=True)
+class Federation:
+    """The parties of a cross-device system on one training set, ready to run or to resume."""
+
+    schedule: Schedule
+    server: Server
+    devices: SimulatedDevices
+    proxy: Proxy | None = None
+    """Between the devices and the server, where randomised reports are what leaves."""
+    masker: Masker | None = None
+    """Who knows the masks, where the server sees sums alone."""
+    largest_value: float = 0.0
+    """Of a number in one device's update, in steps of the grid."""
+
+    @classmethod
+    def build(
+        cls,
+        settings: AlgorithmSettings,
+        train: Interactions,
+        consent: Consent,
+        release: Release,
+        rng: Streams,
+        labels: NDArray[np.int64] | None = None,
+        link: Link | None = None,
+        defence: Defence = NO_DEFENCE,
+    ) -> Federation:
+        """`labels` are what devices know of their owners, a column per attribute of the algorithm;
+        nothing where it has none. The link is the algorithm's first where it is not given. Raises
+        where the parts do not go together."""
+        way = link or LINKS[settings.links[0]]()
+        check_fitting(settings, release, way)
+        users = np.arange(train.n_users, dtype=np.int64)
+        cohort = Cohort(
+            users,
+            train,
+            consent,
+            np.zeros((train.n_users, settings.embedding_size), np.float32),
+            labels=np.zeros((0, 0), np.int64) if labels is None else labels,
+        )
+        # Who takes part does not depend on how many draws there are, which depends on who does.
+        able = settings.build_under(release, way, 1).device_able(cohort)
+        willing = np.flatnonzero(consent.takes_part & able)
+        plan = settings.plan(len(willing), int(train.counts[willing].sum()))
+        algorithm = settings.build_under(release, way, plan.triples)
+        cohort.vectors = algorithm.device_init(users, rng)
+        devices = SimulatedDevices.behind_door(algorithm, cohort, release, Ledger(), rng, link=way)
+        proxy = None
+        reports = release.reporting
+        if reports is not None:
+            willing = _check_tiers(devices, reports)
+            plan = settings.plan(len(willing), int(train.counts[willing].sum()))
+            proxy = Proxy([tier.min_devices for tier in reports.tiers], reports.max_reports)
+        server, masker = Server.start(algorithm, train.n_items, rng), None
+        server.guard = defence.guard()
+        if way.summing is not None:
+            if plan.cohort_size < way.summing.min_devices:
+                raise ConfigError(
+                    f"a secure sum needs at least link.min_devices = {way.summing.min_devices} "
+                    f"devices in a round, and {plan.cohort_size} are asked"
+                )
+            masker = Masker(way.summing, server.items.size, noise_root(rng.child("masker").root))
+        most = largest_value(release, plan.triples) * GRID
+        return cls(plan, server, devices, proxy, masker, most)
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Put every party where it was after a round."""
+        self.server.round, self.server.items = saved.round, saved.items
+        if len(saved.memory):
+            self.server.memory = saved.memory
+        self.devices.cohort.vectors = saved.vectors
+        if len(saved.spent):
+            self.devices.cohort.spent = saved.spent
+        if len(saved.sent):
+            self.devices.cohort.sent = saved.sent
+        self.devices.ledger.totals = saved.totals
+
+    def check_device(self, device: str) -> None:
+        """Raises where rounds cannot run on `device`."""
+        if device == "cpu":
+            return
+        if self.schedule.cohort_size == 1:
+            raise ConfigError(
+                "one device a round is a sequential computation; leave it on --device cpu"
+            )
+        if isinstance(self.devices.rng, SecretStreams):
+            raise ConfigError('draws = "secret" is for --device cpu')
+        if self.proxy is not None:
+            raise ConfigError("randomised reports are made on the CPU; leave it on --device cpu")
+        if self.server.guard.defence.looks_at_devices:
+            raise ConfigError("[defence] looks at every message; leave it on --device cpu")
+        if self.masker is not None and self.masker.link.clip:
+            raise ConfigError("link.clip looks at every update; leave it on --device cpu")
+        from sottovoce.algorithms.fpl.cuda import require
+
+        require(device)
+
+    def accelerate(self, device: str) -> None:
+        """Move whole rounds to `device` (after a checkpoint was restored, if any)."""
+        self.devices.accelerate(len(self.server.items), device)
+
+    def run(
+        self,
+        observers: Sequence[Observer] = (),
+        listeners: Sequence[Listener] = (),
+        *,
+        threads: int = 1,
+        masked: bool = True,
+    ) -> None:
+        """`masked`: whether listeners hear masked updates, or of each round the sum alone."""
+        plan, link = self.schedule, self.masker and self.masker.link
+        everybody = link is not None and link.noise and plan.cohort_size == plan.devices
+        Simulation(
+            self.server,
+            self.devices,
+            plan.cohort_size,
+            plan.rounds,
+            observers,
+            listeners,
+            threads,
+            proxy=self.proxy,
+            masker=self.masker,
+            largest_value=self.largest_value,
+            masked=masked,
+            least=link.min_devices if link and everybody else 0,
+        ).run()
+
+    def vectors(self) -> NDArray[np.float32]:
+        """Every device's vector by now. Devices that do not take part have learnt theirs at home
+        from the published model; nothing of theirs has left."""
+        return self.devices.vectors_at_home(self.server.publish())
+
+    def representations(self) -> NDArray[np.float32]:
+        """What UC-FedRec's filters, and attackers, read of every user."""
+        found = self.server.algorithm.representations(self.vectors(), self.server.items)
+        if found is None:
+            raise ConfigError("only UC-FedRec has representations beside the vectors")
+        return found
+
+    def scorer(self) -> Scorer:
+        """What every device would recommend by now."""
+        return self.server.algorithm.device_scorer(self.vectors(), self.server.items)
+
+
+def _check_tiers(devices: SimulatedDevices, release: KReports) -> NDArray[np.int64]:
+    """Rows of those who may report. Raises where some tier would never reach its minimum."""
+    willing = devices.willing()
+    if not len(willing):
+        raise ConfigError(
+            f"nobody permits a report: those who take part need consent.epsilon of at least "
+            f"{release.tiers[0].epsilon:g}, max_reports of at least {release.max_reports} and "
+            "total_epsilon of at least their product"
+        )
+    there = np.bincount(devices.tiers()[willing], minlength=len(release.tiers))
+    for tier, count in zip(release.tiers, there.tolist(), strict=True):
+        if 0 < count < tier.min_devices:
+            raise ConfigError(
+                f"{count:,} devices report at ε = {tier.epsilon:g}, where a batch needs "
+                f"{tier.min_devices:,}: nothing of theirs would ever be let go; lower the tier's "
+                "min_devices, or leave the tier out"
+            )
+    return willing

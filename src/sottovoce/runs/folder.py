@@ -1,0 +1,373 @@
+"""A run is a folder. It says what was run, survives a kill, and never mixes two runs.
+
+manifest.json    what was run: experiment, seed, versions, data fingerprint, hardware, status
+metrics.jsonl    one line per evaluation
+model.npz        the published model
+devices.npz      what stayed on the devices; a simulation keeps it so that it can recommend
+ledger.parquet   a row for every release
+report.html      tables and figures (figures/ has them as files)
+checkpoint.npz   while the run is going: where to resume from (with ledger.parts/)
+rounds.jsonl     by real processes: how each round ended, and who was missing
+services/        by real processes: their state, keys and logs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sottovoce
+from sottovoce.core import ledger as ledgers
+from sottovoce.core.ledger import Ledger, Totals
+from sottovoce.errors import CorruptData, FolderInUse, RunError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RUNNING, FINISHED = "running", "finished"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkpoint:
+    round: int
+    items: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    totals: Totals
+    memory: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """What the server keeps to itself."""
+    spent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """Each device's budget so far."""
+    sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """In how many rounds each device has sent. All three are empty where they are not known, but
+    where a run folder has budgets and no counts, these come from its ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    path: Path
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    @classmethod
+    def claim(cls, path: Path, manifest: Mapping[str, Any], *, resume: bool) -> RunFolder:
+        """A new folder for this run, or the one of the same run to resume. Refuses any other."""
+        run = cls(path)
+        check_writable(path)
+        new = not path.exists()
+        try:
+            if new or not any(path.iterdir()):
+                path.mkdir(parents=True, exist_ok=True)
+                run._write_manifest({**manifest, "status": RUNNING, "started": _now()})
+                return run
+        except OSError as error:
+            if new:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            raise RunError(
+                f"{path} cannot be written: {error.strerror or error}; choose another --out"
+            ) from None
+        if not (path / "manifest.json").exists():
+            raise FolderInUse(f"{path} is not empty and holds no run; choose another --out")
+        there = run.manifest()
+        if there.get("identity") != manifest["identity"]:
+            raise FolderInUse(
+                f"{path} holds another run ({there.get('name', 'unnamed')}); choose another --out"
+            )
+        begun, wanted = there.get("engine", "simulation"), manifest.get("engine", "simulation")
+        if begun != wanted:
+            raise FolderInUse(
+                f"{path} holds this run on the {begun} engine; go on with --engine {begun}, or "
+                "choose another --out"
+            )
+        if not resume:
+            raise FolderInUse(
+                f"{path} holds this run already; add --resume, or choose another --out"
+            )
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run, finished or not."""
+        if not (path / "manifest.json").is_file():
+            raise RunError(f"{path} is not a run folder (it has no manifest.json)")
+        return cls(path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps a second process from writing here at the same time. Where the disk is full or
+        gone, the run is left as it was at its last checkpoint."""
+        with open(self.path / ".lock", "w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise FolderInUse(f"{self.path} is being written by another process") from None
+            try:
+                yield
+            except OSError as error:
+                for partial in self.path.rglob("*.partial"):
+                    with contextlib.suppress(OSError):
+                        partial.unlink()
+                raise RunError(
+                    f"{self.path}: {error.strerror or error}; the run has stopped and is kept; "
+                    "once that is mended, go on with --resume"
+                ) from error
+
+    # --- manifest --------------------------------------------------------------------------------
+
+    def manifest(self) -> dict[str, Any]:
+        try:
+            content = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:  # also where it is not UTF-8
+            raise CorruptData(f"{self.path / 'manifest.json'} cannot be read: {error}") from None
+        if not isinstance(content, dict):
+            raise CorruptData(f"{self.path / 'manifest.json'} is not a JSON object")
+        return content
+
+    def update_manifest(self, **fields: Any) -> None:
+        self._write_manifest({**self.manifest(), **fields})
+
+    def _write_manifest(self, content: Mapping[str, Any]) -> None:
+        write_text(
+            self.path / "manifest.json", json.dumps(content, indent=2, sort_keys=True) + "\n"
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self.manifest().get("status") == FINISHED
+
+    # --- while it runs ---------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        round: int,
+        items: NDArray[np.float32],
+        vectors: NDArray[np.float32],
+        ledger: Ledger,
+        memory: NDArray[np.float32] | None = None,
+        spent: NDArray[np.float64] | None = None,
+        sent: NDArray[np.int64] | None = None,
+    ) -> None:
+        """First the ledger's new rows, then, atomically, the state that refers to them."""
+        parts = self.path / "ledger.parts"
+        parts.mkdir(exist_ok=True)
+        part = parts / f"{round:012d}.parquet"
+        if not part.exists():  # saved twice in one round, the second time there is nothing new
+            ledger.flush(part)
+        totals = json.dumps(asdict(ledger.totals))
+        save_arrays(
+            self.path / "checkpoint.npz",
+            round=np.array(round),
+            items=items,
+            vectors=vectors,
+            totals=np.array(totals),
+            memory=np.zeros((0, 0), np.float32) if memory is None else memory,
+            spent=np.zeros(0) if spent is None else spent,
+            sent=np.zeros(0, np.int64) if sent is None else sent,
+        )
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint, with everything later than it swept away."""
+        path = self.path / "checkpoint.npz"
+        round = -1
+        found = None
+        if path.exists():
+            arrays = load_arrays(path)
+            try:
+                round = int(arrays["round"])
+                totals = Totals(**json.loads(str(arrays["totals"])))
+                names = ("memory", "spent", "sent")
+                found = Checkpoint(
+                    round, arrays["items"], arrays["vectors"], totals,
+                    **{name: arrays[name] for name in names if name in arrays},
+                )  # fmt: skip
+            except (KeyError, ValueError, TypeError) as error:
+                raise CorruptData(f"{path} is no checkpoint: {error}") from None
+        for part in self._parts():
+            if int(part.stem) > round:
+                part.unlink()
+        if found is not None and len(found.spent) and not len(found.sent):
+            found = replace(found, sent=self._counted(len(found.spent)))
+        kept = [m for m in self.metrics() if m["round"] <= round and not m.get("final")]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(k) + "\n" for k in kept))
+        return found
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        with open(self.path / "metrics.jsonl", "a") as handle:
+            handle.write(json.dumps(line) + "\n")
+
+    def save_rounds(self, rounds: Iterable[Mapping[str, Any]]) -> None:
+        write_text(self.path / "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in rounds))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = []
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # a line cut short by a kill
+                line = json.loads(text)
+                if isinstance(line, dict) and isinstance(line.get("round"), int):
+                    lines.append(line)
+        return lines
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def finish(
+        self, items: NDArray[np.float32], vectors: NDArray[np.float32], **manifest: Any
+    ) -> None:
+        """Final files, then the status; the checkpoint goes last."""
+        save_arrays(self.path / "model.npz", items=items)
+        save_arrays(self.path / "devices.npz", vectors=vectors)
+        ledgers.merge(self._parts(), self.path / "ledger.parquet")
+        self.update_manifest(status=FINISHED, finished=_now(), **manifest)
+        shutil.rmtree(self.path / "ledger.parts", ignore_errors=True)
+        (self.path / "checkpoint.npz").unlink(missing_ok=True)
+
+    def model(self) -> NDArray[np.float32]:
+        return self._final("model.npz", "items")
+
+    def vectors(self) -> NDArray[np.float32]:
+        return self._final("devices.npz", "vectors")
+
+    def ledger(self, user: int | None = None) -> pa.Table:
+        """Every release, or one user's."""
+        return ledgers.read(self.path / "ledger.parquet", user)
+
+    def _final(self, name: str, array: str) -> NDArray[np.float32]:
+        if not self.finished:
+            raise RunError(f"{self.path} has not finished; go on with `sottovoce run … --resume`")
+        arrays = load_arrays(self.path / name)
+        if array not in arrays or arrays[array].ndim != 2:
+            raise CorruptData(f"{self.path / name} holds no table of {array}")
+        values: NDArray[np.float32] = arrays[array]
+        return values
+
+    def _counted(self, devices: int) -> NDArray[np.int64]:
+        """How many releases of each device the ledger has so far. Former releases of this program
+        did not count them in checkpoints, and a limit must not be forgotten by going on."""
+        counts = np.zeros(devices, dtype=np.int64)
+        for part in self._parts():
+            users = ledgers.read(part)["user"].to_numpy()
+            if len(users) and not 0 <= users.min() <= users.max() < devices:
+                raise CorruptData(f"{part} has releases of users that the run does not have")
+            counts += np.bincount(users, minlength=devices)
+        return counts
+
+    def _parts(self) -> list[Path]:
+        return sorted((self.path / "ledger.parts").glob("*.parquet"))
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware, for the manifest."""
+    import numba
+    import scipy
+
+    return {
+        "versions": {
+            "sottovoce": sottovoce.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+            "numba": numba.__version__,
+        },
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "platform": sys.platform,
+        },
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def save_arrays(path: Path, **arrays: NDArray[Any]) -> None:
+    """An npz file that is either the old one or the new one, never half of it."""
+    with _replacing(path) as partial, open(partial, "wb") as handle:
+        np.savez(handle, **arrays)  # type: ignore[arg-type]
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with open(path, "rb") as handle:  # np.load would leave a broken one open
+            arrays = np.load(handle, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise CorruptData(f"{path} is a single array, not an npz file")
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise CorruptData(f"{path} cannot be read: {error}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    with _replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`; it goes where writing fails."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def new_figures(folder: Path) -> Iterator[Path]:
+    """A fresh folder to draw in, which then takes the place of `folder`; a report that fails, on a
+    full disk say, leaves the old figures as they were."""
+    fresh = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        yield fresh
+        if fresh.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            fresh.replace(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raises where no folder `path` can be: a file is there or above, or writing is not allowed."""
+    try:
+        there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}; choose another --out"
+        ) from None
+    if not there.is_dir():
+        where = f"{path} is" if there == path else f"{path} lies under {there}, which is"
+        raise FolderInUse(f"{where} a file, not a folder; choose another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{there} cannot be written to; choose another --out")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

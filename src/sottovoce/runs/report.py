@@ -1,0 +1,632 @@
+"""A run's report: what was run, what people chose, how well it served them, what left the devices.
+
+`write_run_report` writes report.html and figures/ into the run's folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.base import AlgorithmSettings, Schedule
+from sottovoce.core.links import Link
+from sottovoce.errors import RunError
+from sottovoce.evaluation import plots
+from sottovoce.evaluation.metrics import bias_disparity
+from sottovoce.evaluation.protocol import Evaluation
+from sottovoce.evaluation.report import (
+    Block,
+    FigureBlock,
+    KeyValues,
+    Section,
+    TextBlock,
+    write_report,
+)
+from sottovoce.evaluation.tables import Column, Table
+from sottovoce.parties.silo_door import SEALED_BYTES
+from sottovoce.privacy.accountant import DELTA, Account, Sent, account, rounded_up
+from sottovoce.privacy.base import Release
+from sottovoce.privacy.central import noise_for, price
+from sottovoce.runs.folder import new_figures
+from sottovoce.runs.read import FinishedRun, Sums, item_categories
+from sottovoce.runs.tables import (
+    REFERENCES,
+    Row,
+    consent_table,
+    hints,
+    name_of,
+    readable_bytes,
+    results_table,
+    sent_table,
+    service_table,
+)
+from sottovoce.runs.train import DeviceOutcome, Outcome, SiloOutcome, run_experiment
+
+# What a run's report says of privacy: what is not protected, and what reports and sums cost.
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ASSUMED = (
+    "With a proxy: at δ = {delta:g}, by the clone bound of 2021, if the proxy does not collude "
+    "with the server and no batch has fewer honest users than the smallest batch. Without: the "
+    "plain sum of all reports, δ = 0, which assumes nothing."
+)
+SUM_ASSUMED = (
+    "At δ = {delta:g}, for one user's updates counted or left out, by the exact formula of the "
+    "Gaussian mechanism; toward the server and everybody who sees the models, if the proxy does "
+    "not collude with the server. Against the two together nothing is promised. Who takes part in "
+    "which round is public, so that sampling makes nothing cheaper."
+)
+_PLACES = 12
+
+
+def honest_notes(
+    components: Iterable[Release | AlgorithmSettings], links: Iterable[Link | None] = ()
+) -> TextBlock:
+    """What these releases do not protect, each kind once; for data owners, the settings of their
+    algorithm. `links` are the ways that they went, where they are known."""
+    pairs = zip(components, chain(links, repeat(None)), strict=False)
+    notes = {note: None for one, link in pairs for note in one.caveats(link)}
+    return TextBlock("\n\n".join(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class TierCost:
+    """What the reports of a tier cost the one of its users who sent most."""
+
+    epsilon: float
+    batch: int
+    devices: int
+    """How many sent in this tier."""
+    rounds: int
+    reports: int
+    account: Account
+
+
+def tier_costs(table: pa.Table) -> list[TierCost]:
+    """By ascending ε, from the rows of a run's ledger."""
+    columns = {name: table[name].to_numpy() for name in ("user", "report_epsilon", "batch")}
+    reports = table["reports"].to_numpy().astype(np.int64)
+    keys = {*zip(columns["report_epsilon"].tolist(), columns["batch"].tolist(), strict=True)}
+    found = []
+    for epsilon, batch in sorted(keys):
+        mine = (columns["report_epsilon"] == epsilon) & (columns["batch"] == batch) & (reports > 0)
+        if not mine.any():
+            continue
+        users = columns["user"][mine]
+        most = int(np.bincount(users, reports[mine]).max())
+        sent = Sent(most, float(epsilon), int(batch))
+        devices, rounds = len(np.unique(users)), int(np.bincount(users).max())
+        found.append(TierCost(sent.epsilon, sent.batch, devices, rounds, most, account([sent])))
+    return found
+
+
+def sum_sections(link: Link | None, table: pa.Table) -> list[Section]:
+    """The certificate of noisy sums, from the rows of a run's ledger; nothing where there was no
+    noise, or where nothing has left."""
+    if link is None or not link.noise or not table.num_rows:
+        return []
+    rounds = int(np.bincount(table["user"].to_numpy()).max())
+    per_round = np.bincount(table["round"].to_numpy())
+    row = {
+        "clip": link.clip,
+        "noise": link.noise,
+        "devices": int(per_round[per_round > 0].min()),
+        "rounds": rounds,
+        "epsilon": rounded_up(price(link.noise, rounds)),
+        "needed": rounded_up(noise_for(1.0, rounds)),
+    }
+    columns = [
+        Column("clip", "largest norm of an update", "g"),
+        Column("noise", "noise, as a multiple of it", "g"),
+        Column("devices", "fewest devices in a round", ","),
+        Column("rounds", "rounds of a user", ","),
+        Column("epsilon", "total ε", ",.10g"),
+        Column("needed", "noise for ε = 1", ",.10g"),
+    ]
+    shown = Table(
+        "Certificate of the noisy sums, for the user who took part most often",
+        columns,
+        [row],
+        notes=[SUM_ASSUMED.format(delta=DELTA)],
+    )
+    return [Section("What it costs a user", [shown])]
+
+
+def budget_sections(
+    release: Release | None, table: pa.Table, figures: Path, link: Link | None = None
+) -> list[Section]:
+    """Both certificates by tier, and how they grow with the rounds, or the one of noisy sums;
+    nothing where neither has left."""
+    if link is not None and link.summing is not None:
+        return sum_sections(link, table)
+    reports = release is not None and release.reporting is not None
+    costs = tier_costs(table) if reports else []
+    if not costs:
+        return []
+    rows = [
+        {
+            "epsilon": cost.epsilon,
+            "batch": cost.batch,
+            "devices": cost.devices,
+            "rounds": cost.rounds,
+            "reports": cost.reports,
+            "without": rounded_up(cost.account.without_proxy),
+            "with": rounded_up(cost.account.with_proxy),
+        }
+        for cost in costs
+    ]
+    columns = [
+        Column("epsilon", "ε of a report", "g"),
+        Column("batch", "smallest batch", ","),
+        Column("devices", format=","),
+        Column("rounds", format=","),
+        Column("reports", "reports of a user", ","),
+        Column("without", "total ε without a trusted proxy", ",.10g"),
+        Column("with", "total ε with a proxy", ",.10g"),
+    ]
+    shown = Table(
+        "Certificates by tier, for the user who sent most",
+        columns,
+        rows,
+        notes=[ASSUMED.format(delta=DELTA)],
+    )
+    blocks: list[Block] = [shown]
+    if any(cost.rounds > 1 for cost in costs):
+        words = "Total ε of a user against the rounds in which she has reported, by tier"
+        figure = _draw(figures / "certificate", costs)
+        blocks.append(FigureBlock(figure.png, words, f"{words}; both axes are logarithmic."))
+    return [Section("What it costs a user", blocks)]
+
+
+def _draw(path: Path, costs: list[TierCost]) -> plots.Figures:
+    """Solid with a proxy, dashed without; a colour for each tier."""
+    with plots.drawing(path, "Cost of all reports so far", (6.4, 4.2)) as (figure, axes):
+        for number, cost in enumerate(costs[: len(plots.PALETTE)]):
+            places = _places(cost.rounds)
+            each = cost.reports / cost.rounds
+            sent = [Sent(round(each * t), cost.epsilon, cost.batch) for t in places]
+            found = [account([one]) for one in sent]
+            colour, marker = plots.PALETTE[number], plots.MARKERS[number]
+            tier = f"ε = {cost.epsilon:g}"
+            for values, style, how in (
+                ([one.without_proxy for one in found], "--", "without a trusted proxy"),
+                (
+                    [one.with_proxy for one in found],
+                    "-",
+                    f"with a proxy, batches of {cost.batch:,}",
+                ),
+            ):
+                positive = [value if value > 0 else math.nan for value in values]
+                axes.plot(places, positive, color=colour, linestyle=style, linewidth=1.6,
+                          marker=marker, markersize=4, label=f"{tier}, {how}")  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel=f"total ε, δ = {DELTA:g}")
+        most = max(cost.rounds for cost in costs)
+        ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000) if t <= most]
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:,g}")
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return plots.figure_files(path)
+
+
+def _places(most: int) -> list[int]:
+    """Numbers of rounds, evenly spread on a logarithmic axis."""
+    return sorted({round(most ** (step / _PLACES)) for step in range(_PLACES + 1)} | {1, most})
+
+
+# What a report says of a run with data owners: who reads what, what it costs, how it learns.
+
+NUMBER_BYTES = 4
+"""Of a user's or an item's number, and of one number of a row."""
+
+
+def silo_story(outcome: SiloOutcome) -> TextBlock:
+    """How it went about, in a few sentences."""
+    world, facts = outcome.world, outcome.facts
+    if world.config.release == "aggregated":
+        return TextBlock(
+            f"{facts.members:,} users send what they do with an item, sealed, to each of "
+            f"{len(world.owners):,} data owners that holds it. Owners keep users' vectors, fetch "
+            "the rows of all their items and send one row back for each: a sum over at least "
+            f"{world.config.min_users:,} people, or zeros; {facts.withheld:,} rows never leave. "
+            f"Users rank at home. This is gone through {world.config.epochs:,} times, with "
+            f"{facts.blocks:,} blocks in {facts.updates:,} updates each time."
+        )
+    served = (
+        f"asks the orchestrator for the vectors concerned as soon as it has {world.config.theta:,} "
+        "of them"
+        if not world.config.window
+        else f"asks the orchestrator, after every {world.config.window:,} interactions, for the "
+        f"vectors concerned where it has {world.config.theta:,} of them"
+    )
+    return TextBlock(
+        f"{facts.members:,} users send what they do with an item, sealed, to each of "
+        f"{len(world.owners):,} data owners that holds it. An owner gathers a user's dislikes and "
+        f"the likes behind them into blocks, {served}, and sends gradients back. The orchestrator "
+        "holds all vectors and recommends. This is gone through "
+        f"{world.config.epochs:,} times, with {facts.blocks:,} blocks in {facts.updates:,} updates "
+        "each time."
+    )
+
+
+def silo_facts(outcome: SiloOutcome) -> dict[str, object]:
+    """The rows of the table of facts that other systems have otherwise."""
+    config, facts = outcome.world.config, outcome.facts
+    rounds = f", {facts.rounds:,} rounds" if facts.rounds else ""
+    by = {"user": "user by user", "time": "in the order of time"}[config.order]
+    when = f"Θ = {config.theta:,}"
+    if config.release == "aggregated":
+        when = f"sums over at least {config.min_users:,} people"
+    return {
+        "learning": f"embedding size {config.embedding_size}, learning rate "
+        f"{config.learning_rate:g}, {when}, {by}",
+        "schedule": f"{config.epochs:,} epochs of {facts.updates:,} updates{rounds}",
+        "positive": f"rated {config.positive_from:g} or better",
+        "owners": ", ".join(outcome.world.owners),
+        "users without any block": f"{facts.without_blocks:,} of {facts.members:,}",
+    }
+
+
+def owners_table(outcome: SiloOutcome) -> Table:
+    """What each owner reads in an epoch."""
+    read, world = outcome.read, outcome.world
+    rows: list[Row] = []
+    for number, name in enumerate(world.owners):
+        mine = read.owner == number
+        positive, negative = int(read.positive[mine].sum()), int(read.negative[mine].sum())
+        rows.append(
+            {
+                "owner": name,
+                "items": len(world.table.items(number)),
+                "users": int(mine.sum()),
+                "positive": positive,
+                "negative": negative,
+                "mega": (positive + negative) * SEALED_BYTES / 1e6,
+            }
+        )
+    columns = [
+        Column("owner"),
+        Column("items", format=","),
+        Column("users", format=","),
+        Column("positive", "positive interactions", ","),
+        Column("negative", "negative interactions", ","),
+        Column("mega", "MB sealed", ",.2f"),
+    ]
+    notes = [
+        "In one epoch; every epoch sends the same again. An item of several owners is sent to each."
+    ]
+    return Table("What each data owner reads", columns, rows, notes=notes)
+
+
+def silo_cost(outcome: SiloOutcome) -> KeyValues:
+    """What travels, between users and owners and between owners and the orchestrator."""
+    config, facts, read = outcome.world.config, outcome.facts, outcome.read
+    sealed = int((read.positive + read.negative).sum()) * SEALED_BYTES
+    named = (facts.user_rows + facts.item_rows) * NUMBER_BYTES
+    rows = named * config.embedding_size
+
+    def words(each: int) -> str:
+        return f"{readable_bytes(each)} an epoch, {readable_bytes(each * config.epochs)} in all"
+
+    return KeyValues(
+        {
+            "users to owners": f"{words(sealed)} ({SEALED_BYTES} bytes an interaction)",
+            "owners ask": f"{words(named)} ({facts.user_rows:,} rows of users and "
+            f"{facts.item_rows:,} of items an epoch)",
+            "orchestrator answers": words(rows + named),
+            "owners send gradients": words(rows + named),
+        }
+    )
+
+
+def held_out_table(outcome: SiloOutcome) -> Table:
+    """Every system by the measures of the SAROS paper and of its public code."""
+    keys = list(next(iter(outcome.held_out.values())))
+    rows: list[Row] = [
+        {"system": name_of(label), **values} for label, values in outcome.held_out.items()
+    ]
+    columns = [Column("system"), *(Column(key, key, ".4f", "max") for key in keys)]
+    notes = [
+        "Own: each user's held-out items alone are ranked, liked or not. Legacy: the same as the "
+        "public SAROS code measures it. With few candidates, most of them liked, any order does "
+        "well; the table above says how good lists are."
+    ]
+    return Table("Ranking held-out items alone", columns, rows, notes=notes)
+
+
+def loss_figure(outcome: SiloOutcome, figures: Path) -> list[Block]:
+    """The loss in training and test by epoch."""
+    lines = outcome.folder.metrics() if outcome.folder is not None else []
+    curves = {}
+    for name, key in (("training", "loss"), ("test", "test_loss")):
+        points = [(line["round"], line[key]) for line in lines if key in line]
+        if len(points) > 1:
+            epochs, values = (list(column) for column in zip(*points, strict=True))
+            curves[name] = epochs, values
+    if not curves:
+        return []
+    figure = plots.learning_curves(figures / "loss", curves, metric="loss of a block")
+    words = f"Loss of {outcome.system} in {' and '.join(curves)}, by epoch"
+    return [
+        FigureBlock(
+            figure.png, words,
+            f"{words}: the ranking loss of a block, on average. Test: the blocks that owners would "
+            "have of the held-out interactions.",
+        )
+    ]  # fmt: skip
+
+
+def what_left(outcome: SiloOutcome) -> KeyValues:
+    read, epochs = outcome.read, outcome.world.config.epochs
+    senders = len(np.unique(read.user))
+    messages = int((read.positive + read.negative).sum())
+    return KeyValues(
+        {
+            "interactions sent": f"{messages:,} in each of {epochs:,} epochs",
+            "users who sent something": f"{senders:,} of {outcome.world.n_users:,}",
+            "guaranteed bound on a user's ε": "none",
+        }
+    )
+
+
+def write_run_report(
+    run: Outcome | Path, also: Mapping[str, Evaluation] | None = None, *, threads: int = 1
+) -> Path:
+    """report.html and figures/ in the run's folder. `also` adds systems to the results table. A
+    folder's run must have finished; its baselines are fitted again, since a run keeps averages and
+    no per-user values."""
+    outcome = run if isinstance(run, Outcome) else _outcome(run, threads)
+    if outcome.folder is None:
+        raise RunError("this run was not kept in a folder; there is nowhere to write a report")
+    finished = FinishedRun(
+        outcome.folder, outcome.experiment, outcome.dataset, outcome.split, outcome.consent
+    )
+    page = outcome.folder.path / "report.html"
+    with new_figures(page.parent / "figures") as figures:
+        sections = [
+            Section("What was run", _facts(outcome)),
+            Section("What people chose", [consent_table(finished)]),
+            Section("Results", _results(outcome, also or {}, figures)),
+            Section("Does permitting more serve a user better?", _service(outcome, finished)),
+            *_what_left(outcome, finished, figures),
+            *_bias(outcome, figures),
+            Section(
+                "What this does not protect",
+                [
+                    honest_notes(
+                        [outcome.experiment.release or outcome.experiment.algorithm],
+                        [outcome.experiment.link],
+                    )
+                ],
+            ),
+        ]
+        return write_report(page, f"{outcome.experiment.name}: {outcome.system}", sections)
+
+
+def side_by_side(outcome: Outcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
+    """The baselines, then `also`, then the run's own system."""
+    others = {k: e for k, e in outcome.evaluations.items() if k != outcome.system}
+    return {**others, **also, outcome.system: outcome.evaluations[outcome.system]}
+
+
+def _outcome(folder: Path, threads: int) -> Outcome:
+    run = FinishedRun.open(folder)
+    run.scorer()  # raises where the model is not that of this run
+    return run_experiment(run.experiment, folder, resume=True, threads=threads)
+
+
+def _facts(outcome: Outcome) -> list[Block]:
+    experiment = outcome.experiment
+    data, train = experiment.data, outcome.split.train
+    manifest = outcome.folder.manifest() if outcome.folder is not None else {}
+    held_out = {
+        "temporal": f"the latest {data.test_fraction:.0%} of each user",
+        "random": f"a random {data.test_fraction:.0%} of each user",
+        "leave-one-out": f"one item of each user ({data.hold_out})",
+        "published": "as published with the data",
+    }[data.split]
+    versions, hardware = manifest.get("versions", {}), manifest.get("hardware", {})
+    story, learning = _how(outcome)
+    facts = {
+        "system": outcome.system,
+        "data": f"{outcome.dataset.name}: {train.n_users:,} users, {train.n_items:,} items, "
+        f"{train.n_interactions:,} training interactions",
+        "held out": f"{held_out}, {data.part} part",
+        "protocol": outcome.evaluations[outcome.system].describe(),
+        **learning,
+        "seed": experiment.seed,
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "machine": f"{hardware.get('processor') or hardware.get('machine', 'unknown')}, "
+        f"{hardware.get('cores', '?')} cores",
+        "time": f"{outcome.seconds:.1f} s with baselines and evaluation",
+        "finished": manifest.get("finished", "not yet"),
+    }
+    return [story, KeyValues(facts)]
+
+
+def _how(outcome: Outcome) -> tuple[TextBlock, Mapping[str, object]]:
+    """How a system goes about, as a story and as facts."""
+    if isinstance(outcome, SiloOutcome):
+        return silo_story(outcome), silo_facts(outcome)
+    plan, (algorithm, release, _) = _schedule(outcome), outcome.experiment.cross_device()
+    story = (
+        f"In each of {plan.rounds:,} rounds {plan.cohort_size:,} of {plan.devices:,} devices that "
+        f"take part {algorithm.describe(plan)}"
+    )
+    return TextBlock(story), {
+        "learning": algorithm.learning(),
+        "schedule": _rounds(plan),
+        "release": release.describe(),
+    }
+
+
+def _schedule(outcome: Outcome) -> Schedule:
+    if not isinstance(outcome, DeviceOutcome):
+        raise RunError("this run has no rounds of devices")
+    return outcome.federation.schedule
+
+
+def _rounds(plan: Schedule) -> str:
+    whole = f"{plan.rounds:,} {'round' if plan.rounds == 1 else 'rounds'}"
+    if plan.rounds_per_epoch == 1:
+        return f"{whole}, each of them an epoch"
+    return f"{plan.rounds_per_epoch:,} rounds an epoch, {whole} in all"
+
+
+def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
+    blocks: list[Block] = [results_table(side_by_side(outcome, also), notes=notes(outcome))]
+    if outcome.folder is None:
+        return blocks
+    silo = isinstance(outcome, SiloOutcome)
+    per_epoch = 1 if silo else _schedule(outcome).rounds_per_epoch
+    metric = next(iter(outcome.evaluations[outcome.system].summary()))
+    lines = [line for line in outcome.folder.metrics() if metric in line]
+    epochs = [line["round"] / per_epoch for line in lines]
+    if len(lines) > 1:
+        figure = plots.learning_curves(
+            figures / "learning",
+            {outcome.system: (epochs, [line[metric] for line in lines])},
+            metric=metric,
+            references={
+                name_of(label): outcome.evaluations[label].mean(metric)
+                for label in REFERENCES
+                if label in outcome.evaluations
+            },
+        )
+        words = f"{metric} of {outcome.system} from epoch {epochs[0]:g} to {epochs[-1]:g}"
+        blocks.append(FigureBlock(figure.png, words, f"{words}; level lines are baselines."))
+    if isinstance(outcome, SiloOutcome):
+        blocks += [*loss_figure(outcome, figures), held_out_table(outcome)]
+    return blocks
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """What a table of results must say: what it measures where that is not plain, and hints."""
+    said = []
+    if isinstance(outcome, SiloOutcome):
+        least = f"rated {outcome.world.config.positive_from:g} or better"
+        said = [
+            f"Test items are those {least}, of users who take part; SAROS learns from likes and "
+            f"dislikes as {outcome.system} does, the other baselines from the items {least}"
+        ]
+        if not outcome.consent.takes_part.all() or outcome.world.door.refused is not None:
+            said.append("Baselines are central: they learn from everybody, whatever she permits")
+    return said + hints(outcome)
+
+
+def _what_left(outcome: Outcome, run: FinishedRun, figures: Path) -> list[Section]:
+    if isinstance(outcome, SiloOutcome):
+        return [
+            Section("Who reads what", [what_left(outcome), owners_table(outcome)]),
+            Section("Cost of communication", [silo_cost(outcome)]),
+        ]
+    sums = run.ledger_per_user()
+    return [
+        Section("What left the devices", _sent(run, sums, figures)),
+        *budget_sections(
+            outcome.experiment.release, run.ledger(), figures, outcome.experiment.link
+        ),
+        Section("Cost of communication", [_cost(outcome, sums)]),
+    ]
+
+
+def _service(outcome: Outcome, run: FinishedRun) -> list[Block]:
+    return [service_table(run, outcome.evaluations[outcome.system])]
+
+
+def _sent(run: FinishedRun, sums: Sums, figures: Path) -> list[Block]:
+    total = sums.total(np.ones(len(sums.releases), dtype=bool))
+    senders = sums.releases > 0
+    facts = {"releases": f"{total.releases:,}"}
+    if total.reports:
+        facts["randomised reports"] = f"{total.reports:,}"
+    if total.positive_rows or total.negative_rows or not total.reports:
+        facts["rows for positive items"] = f"{total.positive_rows:,}"
+        facts["rows for negative items"] = f"{total.negative_rows:,}"
+    most = float(sums.epsilon.max()) if len(sums.epsilon) else 0.0
+    facts |= {
+        "bytes": readable_bytes(total.bytes),
+        "devices that sent something": f"{int(senders.sum()):,} of {len(senders):,}",
+        "guaranteed bound on a user's ε": "none" if math.isinf(most) else f"{most:,.10g}",
+    }
+    blocks: list[Block] = [KeyValues(facts), sent_table(run, sums)]
+    shown: list[tuple[str, NDArray[Any], str]] = [
+        ("bytes", sums.bytes[senders] / 1000, "kB sent in the whole run")
+    ]
+    if total.reports:
+        shown.insert(0, ("reports", sums.reports[senders], "randomised reports sent"))
+    if total.positive_rows or total.negative_rows:
+        rows = "rows for positive items sent"
+        shown.insert(0, ("positive-rows", sums.positive_rows[senders], rows))
+    if senders.any():
+        for stem, values, label in shown:
+            figure = plots.histogram(figures / stem, values, x_label=label)
+            words = f"How many of {int(senders.sum()):,} sending devices: {label}"
+            blocks.append(FigureBlock(figure.png, words, f"{words}."))
+    return blocks
+
+
+def _cost(outcome: Outcome, sums: Sums) -> Block:
+    plan, train, consent = _schedule(outcome), outcome.split.train, outcome.consent
+    algorithm = outcome.experiment.cross_device().algorithm
+    share = float(consent.share_positives[consent.takes_part].mean())
+    model = 4 * train.n_items * algorithm.width
+    contacts = plan.cohort_size * plan.rounds
+    more = algorithm.traffic(plan, train.n_items, share)
+    up = [f"{readable_bytes(sums.bytes.sum())} in all", *([more.pop("up")] if "up" in more else [])]
+    facts = {
+        **more,
+        "down": f"{readable_bytes(model)} per contact, {readable_bytes(model * contacts)} in "
+        "all (the item table, unless a cache carries it)",
+        "up": ", ".join(up),
+    }
+    return KeyValues(facts)
+
+
+def _bias(outcome: Outcome, figures: Path) -> list[Section]:
+    names, member = item_categories(outcome.dataset, outcome.split)
+    if not names or outcome.evaluations[outcome.system].lists is None:
+        return []
+    disparities = {
+        name_of(label): bias_disparity(e.lists, outcome.split.train, member)
+        for label, e in outcome.evaluations.items()
+        if e.lists is not None and label != "random"
+    }
+    figure = plots.bias_bars(
+        figures / "bias", names, {k: v.disparity for k, v in disparities.items()}
+    )
+    first = next(iter(disparities.values()))
+    rows: list[Row] = [
+        {
+            "category": category,
+            "train": float(first.source[c]),
+            **{label: float(found.disparity[c]) for label, found in disparities.items()},
+        }
+        for c, category in enumerate(names)
+    ]
+    columns = [Column("category"), Column("train", "bias in training", ".2f")]
+    columns += [Column(label, format="+.2f") for label in disparities]
+    k = outcome.evaluations[outcome.system].protocol.k
+    table = Table(
+        f"Bias disparity@{k}",
+        columns,
+        rows,
+        outcome.evaluations[outcome.system].describe(),
+        ["+1 means twice the share the category has in the training data; -1 that it vanished."],
+    )
+    words = "Bias disparity per category, a bar per system"
+    return [
+        Section(
+            "Which categories are recommended more than they are visited?",
+            [FigureBlock(figure.png, words, f"{words}; 0 is as in the training data."), table],
+        )
+    ]

@@ -1,0 +1,311 @@
+"""The tables of a run: results, what people chose, how each choice is served, what left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from sottovoce.baselines import BASELINES
+from sottovoce.evaluation.metrics import METRICS
+from sottovoce.evaluation.protocol import Evaluation
+from sottovoce.evaluation.significance import compare
+from sottovoce.evaluation.tables import Cell, Column, Table, Value
+from sottovoce.privacy.accountant import rounded_up
+from sottovoce.runs.read import FinishedRun, LedgerLine, Sums, choice_groups
+from sottovoce.runs.train import DeviceOutcome, Outcome, SiloOutcome
+
+Row = Mapping[str, Value | Cell]
+
+REFERENCES = ("top-pop", "bpr-mf")
+MARKS = "†‡"
+
+
+def name_of(system: str) -> str:
+    """A system as readers know it."""
+    baseline = BASELINES.get(system)
+    return system if baseline is None else baseline.title or system
+
+
+DRAWS_PER_ITEM = 20
+"""Draws of an item in a round with which no row of a sum is one device's, or hardly ever one of two
+(`attacks/suite/a01_lone_rows.py`)."""
+
+
+def readable_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def hints(outcome: Outcome) -> list[str]:
+    """What a reader of the results should be told: that a system which learns ends below
+    popularity, and what to try; that a sum hides less than it seems to."""
+    own = outcome.evaluations[outcome.system]
+    metric = own_metric(own)
+    size = outcome.federation.schedule.cohort_size if isinstance(outcome, DeviceOutcome) else 0
+    advice = outcome.experiment.algorithm.advice(size)
+    found = []
+    for label, baseline in outcome.experiment.baselines:
+        if not baseline.floor:
+            continue
+        pair = {label: outcome.evaluations[label], outcome.system: own}
+        found += [
+            f"{outcome.system} ends below {name_of(label)} ({metric} {test.mean:.4f} against "
+            f"{test.reference_mean:.4f}); {advice}"
+            for test in compare(pair, metric, label)
+            if test.significant() and test.mean < test.reference_mean
+        ]
+    if isinstance(outcome, SiloOutcome):
+        return found + _silo_hints(outcome)
+    return found + _sum_hints(outcome)
+
+
+def _sum_hints(outcome: Outcome) -> list[str]:
+    """Where so few devices draw an item in a round that its row of the sum may be one device's."""
+    if not isinstance(outcome, DeviceOutcome):
+        return []
+    link, plan = outcome.experiment.link, outcome.federation.schedule
+    n_items = outcome.split.train.n_items
+    if link is None or link.summing is None or link.noise or not plan.triples:
+        return []
+    each = plan.cohort_size * plan.triples / n_items
+    if each >= DRAWS_PER_ITEM:
+        return []
+    enough = -(-DRAWS_PER_ITEM * n_items // plan.cohort_size)
+    return [
+        f"an item is drawn {each:.2g} times in a round, so that rows of the sum that are one "
+        f"device's can be read by everybody; set algorithm.triples to {enough:,} or more (with "
+        "fewer rounds), or link.clip and link.noise; see `sottovoce attack`"
+    ]
+
+
+def _silo_hints(outcome: SiloOutcome) -> list[str]:
+    """Who is left out of a federation of data owners, and why."""
+    facts, found = outcome.facts, []
+    if facts.without_blocks:
+        found.append(
+            f"{facts.without_blocks:,} of {facts.members:,} users who take part have no block of "
+            "negatives and the positives behind them at any owner; nothing is learnt from them, "
+            "and their vectors are as they were drawn"
+        )
+    if facts.empty_owners:
+        listed = ", ".join(facts.empty_owners)
+        found.append(f"there is no training item for {listed}, so there is no such data owner")
+    return found
+
+
+def own_metric(evaluation: Evaluation) -> str:
+    """The one that stands for the others: precision, or the hit ratio where lists are sampled."""
+    return next(iter(evaluation.values))
+
+
+def results_table(
+    evaluations: Mapping[str, Evaluation],
+    title: str = "Systems compared",
+    notes: Sequence[str] = (),
+) -> Table:
+    """Every system; a mark where it differs from Top-Pop or BPR-MF by more than chance."""
+    summaries = {label: e.summary() for label, e in evaluations.items()}
+    keys = shown_metrics(summaries.values())
+    marks: dict[tuple[str, str], str] = {}
+    present = [label for label in REFERENCES if label in evaluations and len(evaluations) > 1]
+    for mark, reference in zip(MARKS, present, strict=False):
+        for metric in (k for k in keys if k in evaluations[reference].values):
+            for found in compare(evaluations, metric, reference):
+                if found.significant():
+                    place = (found.system, metric)
+                    marks[place] = marks.get(place, "") + mark
+    rows: list[Row] = [
+        {
+            "system": name_of(label),
+            **{k: Cell(summary.get(k), marks.get((label, k), "")) for k in keys},
+        }
+        for label, summary in summaries.items()
+    ]
+    differs = [f"{m} from {name_of(r)}" for m, r in zip(MARKS, present, strict=False)]
+    legend = [f"Differs {', '.join(differs)} (paired t-test over users, Holm, p < 0.05)."] * bool(
+        differs
+    )
+    protocol = next(iter(evaluations.values())).describe()
+    said = [*legend, *[f"{note}." for note in notes]]
+    return Table(title, metric_columns("system", keys), rows, protocol, said)
+
+
+def shown_metrics(summaries: Iterable[Mapping[str, float]]) -> list[str]:
+    """The metrics of a results table, in order: those that every summary has."""
+    tables = list(summaries)
+    whole = any(key.startswith("P@") for table in tables for key in table)
+    wanted = [
+        m for m in METRICS.values() if m.shown == "always" or (m.shown == "sampled" and not whole)
+    ]
+    return [
+        key
+        for metric in wanted
+        for key in (tables[0] if tables else {})
+        if key.startswith(f"{metric.key()}@") and all(key in table for table in tables)
+    ]
+
+
+def metric_columns(first: str, keys: Sequence[str]) -> list[Column]:
+    known = {metric.key(): metric for metric in METRICS.values()}
+    columns = [Column(first, first)]
+    for key in keys:
+        name, at, k = key.rpartition("@")
+        metric = known[name]
+        columns.append(Column(key, f"{metric.heading or name}{at}{k}", metric.format, metric.best))
+    return columns
+
+
+def consent_table(run: FinishedRun) -> Table:
+    """Who made which choice."""
+    groups = choice_groups(run.experiment.consent.choices, run.consent)
+    rows: list[Row] = [
+        {"choice": run.words(choice), "users": int(mask.sum()), "share": float(mask.mean())}
+        for choice, mask in groups
+    ]
+    columns = [Column("choice"), Column("users", format=","), Column("share", format=".0%")]
+    return Table("Users by choice", columns, rows)
+
+
+def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
+    """How well the system serves those who made each choice."""
+    metric = own_metric(evaluation)
+    values = evaluation.per_user(metric)
+    rows: list[Row] = []
+    for choice, mask in choice_groups(run.experiment.consent.choices, run.consent):
+        mine = values[mask[evaluation.users]]
+        rows.append(
+            {
+                "choice": run.words(choice),
+                "users": len(mine),
+                metric: float(mine.mean()) if len(mine) else math.nan,
+                "±": _half_width(mine),
+            }
+        )
+    columns = [
+        Column("choice"),
+        Column("users", format=","),
+        Column(metric, format=".4f"),
+        Column("±", "± (95 %)", ".4f"),
+    ]
+    note = "Choices are drawn at random in simulation: groups differ by what they permit alone."
+    return Table("Accuracy by consent choice", columns, rows, evaluation.describe(), [note])
+
+
+def sent_table(run: FinishedRun, sums: Sums) -> Table:
+    """What left, by consent choice."""
+    rows: list[Row] = []
+    for choice, mask in choice_groups(run.experiment.consent.choices, run.consent):
+        devices, total = int(mask.sum()), sums.total(mask)
+        rows.append(
+            {
+                "choice": run.words(choice),
+                "devices": devices,
+                "releases": total.releases,
+                "positive": total.positive_rows,
+                "negative": total.negative_rows,
+                "reports": total.reports,
+                "epsilon": rounded_up(total.epsilon / devices),
+                "each": total.bytes / devices / 1000,
+            }
+        )
+    columns = [
+        Column("choice"),
+        Column("devices", format=","),
+        Column("releases", format=","),
+        *_kinds(rows, "positive", "negative", "ε per device"),
+        Column("each", "kB per device", ",.1f"),
+    ]
+    note = "A device that does not take part sends nothing; the ledger has no row of it."
+    return Table("Sent, by consent choice", columns, _only(rows, columns), notes=[note])
+
+
+def _kinds(
+    rows: Sequence[Row], positive: str, negative: str, cost: str, what: str = "rows"
+) -> list[Column]:
+    """Columns for what left: item rows (or `what`), randomised reports with their cost, or both."""
+    reports = any(row["reports"] for row in rows)
+    columns = []
+    if not reports or any(row[positive] or row[negative] for row in rows):
+        columns = [
+            Column(positive, f"positive {what}", ","),
+            Column(negative, f"negative {what}", ","),
+        ]
+    if reports:
+        columns += [Column("reports", format=","), Column("epsilon", cost, ",.10g")]
+    return columns
+
+
+def _only(rows: Sequence[Row], columns: Sequence[Column]) -> list[Row]:
+    """The rows with what these columns show."""
+    keys = [column.key for column in columns]
+    return [{key: row[key] for key in keys} for row in rows]
+
+
+def ledger_table(
+    lines: Sequence[LedgerLine],
+    grouping: str,
+    most: int | None = None,
+    *,
+    what: Literal["rows", "interactions"] = "rows",
+) -> Table:
+    """Ledger sums, a row each, with the columns that say something; or, with `most`, the first so
+    many. `ledger_csv` has all columns. `what` left: rows of devices, or users' interactions."""
+    shown = lines if most is None else lines[:most]
+    rows = _ledger_rows(shown, grouping)
+    columns = [
+        Column(grouping),
+        Column("devices", "devices" if what == "rows" else "users", ","),
+        *([Column("releases", format=",")] if what == "rows" else []),
+        *_kinds(rows, "positive_rows", "negative_rows", "ε of each", what),
+        Column("bytes", format=","),
+    ]
+    left = len(lines) - len(shown)
+    notes = [f"{left:,} more lines; --csv and --json have them all."] if left else []
+    if any(row["reports"] for row in rows):
+        notes.insert(0, "ε of each: what the reports cost one device, in plain sum and on average.")
+    each: list[Row] = [{**row, "epsilon": _mean_cost(row)} for row in rows]
+    return Table(f"What left, by {grouping}", columns, _only(each, columns), notes=notes)
+
+
+def ledger_csv(lines: Sequence[LedgerLine], grouping: str) -> str:
+    """Every line and every column of it; ε is summed over a line's devices."""
+    names = ("releases", "positive_rows", "negative_rows", "bytes", "reports", "epsilon")
+    columns = [Column(grouping), Column("devices"), *map(Column, names)]
+    return Table("", columns, _ledger_rows(lines, grouping)).to_csv()
+
+
+def _ledger_rows(lines: Sequence[LedgerLine], grouping: str) -> list[dict[str, Value | Cell]]:
+    return [
+        {
+            grouping: line.label,
+            "devices": line.devices,
+            "releases": line.totals.releases,
+            "positive_rows": line.totals.positive_rows,
+            "negative_rows": line.totals.negative_rows,
+            "bytes": line.totals.bytes,
+            "reports": line.totals.reports,
+            "epsilon": line.totals.epsilon,
+        }
+        for line in lines
+    ]
+
+
+def _mean_cost(row: Row) -> float:
+    cost, devices = row["epsilon"], row["devices"]
+    number = isinstance(cost, float) and isinstance(devices, int) and devices > 0
+    return rounded_up(cost / devices) if number else 0.0  # type: ignore[operator]
+
+
+def _half_width(values: NDArray[np.float64]) -> float:
+    n = len(values)
+    if n < 2:
+        return math.nan
+    return float(stdtrit(n - 1, 0.975) * values.std(ddof=1) / np.sqrt(n))

@@ -1,0 +1,514 @@
+"""What each party saw of a run, and what was so.
+
+What parties saw is read from the run's transcript. Without one the first rounds are enacted again
+from the experiment in the manifest, which gives the same messages, since every draw is keyed and
+all engines agree; the final model and the devices' vectors are those of the run's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sottovoce
+from sottovoce.algorithms.base import Schedule
+from sottovoce.algorithms.drift.blocks import Model, learn
+from sottovoce.attacks.drift import DriftTruth
+from sottovoce.attacks.pairs import drawn_positives
+from sottovoce.attacks.suite.a13_draws import told_words
+from sottovoce.attacks.views import Truth, View
+from sottovoce.core.consent import Consent
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import SEALED_SEED_BYTES, Link
+from sottovoce.core.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.splitting import Split
+from sottovoce.engines.observers import Listener, Periodically
+from sottovoce.engines.silo import SiloWorld
+from sottovoce.engines.silo_views import silo_views
+from sottovoce.engines.transcripts import Heard, Recorder, network_of, read_transcript, seen_by
+from sottovoce.errors import RunError, UsageError
+from sottovoce.experiment import Experiment
+from sottovoce.parties.shuffler import Proxy
+from sottovoce.privacy.base import Release
+from sottovoce.privacy.reports import SEALED_BYTES
+from sottovoce.runs.card import Setting
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.outcomes import Report
+from sottovoce.runs.read import FinishedRun
+from sottovoce.runs.train import build_world
+
+# What a report card says of the run that was attacked.
+
+
+def facts_of(experiment: Experiment, dataset: Dataset, train: Interactions) -> dict[str, str]:
+    """Which system on which data, what leaves by which way, and what people chose."""
+    choices = experiment.consent.words(owners=experiment.silo is not None)
+    release, link = experiment.release, experiment.link
+    return {
+        "experiment": experiment.name,
+        "system": experiment.system,
+        "data": f"{dataset.name}: {train.n_users:,} users, {train.n_items:,} items, "
+        f"{train.n_interactions:,} training interactions",
+        "what leaves": "interactions, sealed to the data owners of their item"
+        if release is None
+        else release.card(),
+        "its way": "to data owners, and from them to an orchestrator"
+        if link is None
+        else link.describe(),
+        "choices": "; ".join(" ".join(one.split()) for one in choices),
+    }
+
+
+def setting_of(experiment: Experiment) -> Setting:
+    """What people relied on."""
+    release, link = experiment.release, experiment.link
+    there = (*(link.remedies if link is not None else ()), *experiment.algorithm.remedies)
+    if release is None:
+        return Setting("That interactions are sealed on their way", there)
+    return Setting(release.relied_on(experiment.consent.choices), there)
+
+
+# Which rounds of a run attacks look at.
+
+MOST_MODEL_BYTES = 1 << 30
+"""Of published models that are kept in memory, over all rounds."""
+OFTEN, SELDOM = 20, 3
+"""How many times each device is heard, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The rounds that are looked at."""
+
+    whole: int
+    """Of the first of them every message."""
+    sums: tuple[int, ...] = ()
+    """Of these the sum that the server opens, and the models before and after it."""
+
+    @property
+    def models(self) -> frozenset[int]:
+        """Rounds behind the first ones whose models are looked at."""
+        after = {n for round in self.sums for n in (round, round + 1)}
+        return frozenset(after | ({self.whole} if self.sums else set()))
+
+    @property
+    def end(self) -> int:
+        """The round after the last of them."""
+        return self.sums[-1] + 1 if self.sums else self.whole
+
+    def words(self, rounds: int) -> str:
+        if not self.sums:
+            return f"{self.whole:,} of {rounds:,} rounds"
+        return (
+            f"{self.whole:,} of {rounds:,} rounds, and the sums and models of {len(self.sums):,} "
+            "more, spread to the last"
+        )
+
+
+def watched(
+    release: Release, link: Link, plan: Schedule, model_bytes: int, rounds: int | None = None
+) -> Watched:
+    """So many rounds, or by default as many as it takes to hear each device `OFTEN` times; `SELDOM`
+    times where whole tables are sent, which tell everything at once. No more than memory holds.
+
+    Masked updates are large and look like noise. So behind a secure sum devices are heard `SELDOM`
+    times. Of as many rounds as are left the sums are looked at: half of all are the first ones, in
+    which vectors are read best, and half are spread over the rest of the run, to its end."""
+    summed = link.summing is not None
+    often = summed or release.reporting is not None or (plan.triples > 0 and plan.cohort_size > 1)
+    count = rounds or _hearings(plan, OFTEN if often else SELDOM)
+    room = MOST_MODEL_BYTES // max(1, model_bytes * (2 if summed else 1))
+    count = max(1, min(plan.rounds, count, room if rounds is None else count))
+    if not summed:
+        return Watched(count)
+    whole = min(count, _hearings(plan, SELDOM))
+    first = max(whole, count // 2)
+    spread = np.linspace(first, plan.rounds - 1, count - first).round().astype(int)
+    return Watched(whole, (*range(whole, first), *np.unique(spread).tolist()))
+
+
+def _hearings(plan: Schedule, times: int) -> int:
+    """Rounds in which each device is heard so many times, about."""
+    return max(1, -(-times * plan.devices // max(1, plan.cohort_size)))
+
+
+class Only:
+    """Passes on what of some rounds is looked at: sums, and models."""
+
+    def __init__(self, look: Watched, listeners: list[Listener]) -> None:
+        self._sums, self._models = frozenset(look.sums), look.models
+        self._listeners = listeners
+
+    def hear(self, party: str, message: object) -> None:
+        wanted = self._models if isinstance(message, ModelView) else self._sums
+        if message.round in wanted:  # type: ignore[attr-defined]
+            for listener in self._listeners:
+                listener.hear(party, message)
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_NUMBERS = 1 << 27
+"""Of plain updates that are kept in memory, over all rounds; 8 bytes each."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Scene:
+    """What parties saw of a run, and what was so."""
+
+    views: Mapping[str, View]
+    truth: Truth
+    facts: Mapping[str, str]
+    setting: Setting
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Scene of {sorted(self.views)}, redacted>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _World:
+    """An experiment with its data, before anything is run."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    consent: Consent
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> _World:
+        dataset = experiment.dataset()
+        consent = experiment.records(dataset)
+        return cls(experiment, dataset, experiment.split(dataset), consent)
+
+    def scene(
+        self, views: Mapping[str, View], truth: Truth, more: Mapping[str, str], notes: list[str]
+    ) -> Scene:
+        facts = facts_of(self.experiment, self.dataset, self.split.train)
+        return Scene(views, truth, {**facts, **more}, setting_of(self.experiment), tuple(notes))
+
+    def federation(self) -> Federation:
+        algorithm, labels = self.experiment.on(self.dataset, self.consent)
+        settings = self.experiment.cross_device()
+        return Federation.build(
+            algorithm,
+            self.split.train,
+            self.consent,
+            settings.release,
+            self.experiment.party_streams(),
+            labels,
+            settings.link,
+            self.experiment.defence,
+        )
+
+
+# --- what was seen -------------------------------------------------------------------------------
+
+
+def views_of(folder: Path, rounds: int | None = None) -> dict[str, View]:
+    """What each party of a finished run saw, by its transcript alone."""
+    run = FinishedRun.open(folder)
+    heard = _transcript(run, None if rounds is None else Watched(rounds))
+    if heard is None:
+        raise RunError(f"{folder} has no transcript; run it with --transcript")
+    world = _World(run.experiment, run.dataset, run.split, run.consent)
+    run.scorer()
+    return _views(world, world.federation(), heard, run.folder.model(), run.folder.vectors())
+
+
+def views_and_truth(
+    run: Path | Experiment,
+    *,
+    rounds: int | None = None,
+    threads: int = 1,
+    report: Report | None = None,
+) -> Scene:
+    """What each party saw of a finished run, or of an experiment that is trained for it; and what
+    was so. `rounds` are those whose messages are looked at; by default enough for the attacks."""
+    tell = report or (lambda what, done, total: None)
+    if rounds is not None and rounds < 1:
+        raise UsageError(f"--rounds must be at least 1, not {rounds}")
+    tell("data", 0, 1)
+    finished = FinishedRun.open(run) if isinstance(run, Path) else None
+    if finished is not None:
+        finished.scorer()  # raises where the model is not that of this run
+        world = _World(finished.experiment, finished.dataset, finished.split, finished.consent)
+    elif isinstance(run, Experiment):
+        world = _World.of(run)
+    tell("data", 1, 1)
+    if world.experiment.silo is not None:
+        return _silo_scene(world, finished, rounds, tell)
+    return _device_scene(world, finished, rounds, threads, tell)
+
+
+def _device_scene(
+    world: _World, finished: FinishedRun | None, rounds: int | None, threads: int, tell: Report
+) -> Scene:
+    federation, settings = world.federation(), world.experiment.cross_device()
+    plan, size = federation.schedule, federation.server.items.nbytes
+    look = watched(settings.release, settings.link, plan, size, rounds)
+    heard = None if finished is None else _transcript(finished, look)
+    source, notes = "the run's transcript", []
+    recorder = Recorder(MOST_NUMBERS // look.whole)
+    # With a transcript, too: what was private then is needed for scoring.
+    own = _enact(federation, look, threads, tell, [] if heard else [recorder])
+    if heard is None:
+        heard, share = recorder.heard, recorder.keeper.share
+        source = "rounds enacted again from the manifest" if finished else "rounds listened to"
+        if share < 1.0:
+            notes.append(
+                f"Of the devices' updates those of about {share:.0%} of the devices were kept, "
+                "the same in every round; attacks on updates are attacks on these."
+            )
+    if finished is None:
+        _go_on(federation, plan, threads, tell)
+        final, vectors = federation.server.items, federation.vectors()
+    else:
+        final, vectors = finished.folder.model(), finished.folder.vectors()
+        notes += _differences(finished) + _unlike_ledger(finished, federation, look.end)
+    if look.end == plan.rounds and look.sums:  # what the last sum made of the model is published
+        heard["device"][plan.rounds] = [ModelView(plan.rounds, final)]
+    views = _views(world, federation, heard, final, vectors)
+    own |= _draws(world, federation, heard)
+    if world.experiment.draws == "secret":
+        updates = _senders(heard, "server") if plan.triples else {}
+        told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
+        views["server"] = replace(views["server"], told=told)
+    looked = f"{look.words(plan.rounds)}: {source}"
+    return world.scene(views, _truth(world, vectors, own), {"looked at": looked}, notes)
+
+
+def _transcript(finished: FinishedRun, look: Watched | None) -> Heard | None:
+    """What was kept of a run, all of it or of these rounds; None where it has no transcript."""
+    folder = finished.folder.path / "transcript"
+    if not folder.exists():
+        return None
+    identity = str(finished.folder.manifest().get("identity"))
+    if look is None:
+        return read_transcript(folder, identity)
+    return read_transcript(folder, identity, look.whole, look.sums)
+
+
+class _Private:
+    """Keeps what parties do not see, for scoring: the devices' vectors before each round, as far as
+    there is room, and what they seal to the server."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.vectors: dict[int, NDArray[np.float32]] = {}
+        self.bits: list[BitReports] = []
+        self._federation, self._room = federation, MOST_MODEL_BYTES
+
+    def hear(self, party: str, message: object) -> None:
+        if isinstance(message, ModelView):
+            self.keep(message.round)
+
+    def keep(self, round: int) -> None:
+        vectors = self._federation.devices.cohort.vectors
+        if self._room >= vectors.nbytes:
+            self.vectors[round] = vectors.copy()
+            self._room -= vectors.nbytes
+
+
+class _GlassProxy(Proxy):
+    """A proxy that does what another one does, and shows what it was given."""
+
+    def __init__(self, inner: Proxy, bits: list[BitReports]) -> None:
+        self._inner, self._open = inner, bits
+
+    def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
+        self._open.append(bits)
+        return self._inner.collect(bits, threads)
+
+
+def _enact(
+    federation: Federation, look: Watched, threads: int, tell: Report, listeners: list[Listener]
+) -> dict[str, Any]:
+    """Runs the rounds with these listening; what was private in them, by the names that attacks
+    are scored by."""
+    plan, proxy, private = federation.schedule, federation.proxy, _Private(federation)
+    bar = Periodically(max(1, look.end // 100), lambda m: tell("training", m.round, plan.rounds))
+    federation.proxy = None if proxy is None else _GlassProxy(proxy, private.bits)
+    try:
+        federation.schedule = replace(plan, rounds=look.whole)
+        federation.run([bar], [*listeners, private], threads=threads)
+        if look.sums:
+            federation.schedule = replace(plan, rounds=look.end)
+            only = Only(look, [*listeners, private])
+            federation.run([bar], [only], threads=threads, masked=False)
+    finally:
+        federation.schedule, federation.proxy = plan, proxy
+    private.keep(look.end)
+    return {"vectors": private.vectors} | ({"bits": private.bits} if private.bits else {})
+
+
+def _go_on(federation: Federation, plan: Schedule, threads: int, tell: Report) -> None:
+    if federation.server.round < plan.rounds:
+        step = max(1, plan.rounds // 100)
+        bar = Periodically(step, lambda m: tell("training", m.round, plan.rounds))
+        federation.run([bar], threads=threads)
+
+
+def _views(
+    world: _World,
+    federation: Federation,
+    heard: Heard,
+    final: NDArray[np.float32],
+    vectors: NDArray[np.float32],
+) -> dict[str, View]:
+    settings = world.experiment.cross_device()
+    algorithm = world.experiment.on(world.dataset, world.consent)[0]
+    reports = settings.release.reporting
+    k = 0 if reports is None else reports.max_reports
+    base = View(
+        "anyone",
+        tuple(seen._replace(messages=()) for seen in seen_by(heard, "device")),
+        algorithm,
+        settings.release,
+        settings.link,
+        world.split.train.n_items,
+        final,
+        triples=federation.schedule.triples,
+        draws=world.experiment.draws,
+    )
+    network = network_of(heard, 8 * final.size + SEALED_SEED_BYTES, k * SEALED_BYTES)
+    views: dict[str, View] = {
+        "anyone": base,
+        "server": replace(base, party="server", rounds=seen_by(heard, "server")),
+        "network": replace(base, party="network", rounds=network),
+    }
+    # UC-FedRec asks what embeddings tell if somebody gets hold of them all: the worst case.
+    held = federation.server.algorithm.representations(vectors, final)
+    if held is not None:
+        views["anyone"] = replace(base, own={"representations": held})
+    if "proxy" in settings.link.sees:
+        views["proxy"] = replace(base, party="proxy", rounds=seen_by(heard, "proxy"))
+    return views
+
+
+# --- what was so ---------------------------------------------------------------------------------
+
+
+def _draws(world: _World, federation: Federation, heard: Heard) -> dict[str, Any]:
+    """What pairs were drawn of, by those of whom something was kept: the seed alone decides."""
+    if not federation.schedule.triples:
+        return {}
+    rounds = _senders(heard, "server") | _senders(heard, "proxy")
+    algorithm, rng = federation.server.algorithm, federation.devices.rng
+    return {"drawn": drawn_positives(algorithm, world.split.train, rounds, rng)}
+
+
+def _senders(heard: Heard, party: str) -> dict[int, NDArray[np.int64]]:
+    """By round: whose messages reached a party, where that can be seen."""
+    found = {}
+    for round, messages in heard.get(party, {}).items():
+        senders = [m.sender for m in messages if isinstance(m, DeviceReports | MaskSeeds)]
+        if senders:
+            found[round] = np.unique(np.concatenate(senders))
+    return found
+
+
+def _truth(
+    world: _World, vectors: NDArray[np.float32], own: Mapping[str, Any] | None = None
+) -> Truth:
+    consent, labels = world.consent, {}
+    for name, known in world.dataset.user_attributes.items():
+        labels[name] = known.codes.astype(np.int64)
+    if world.experiment.silo is None:
+        settings, codes = world.experiment.on(world.dataset, consent)
+        if codes is not None:  # by its own numbers of classes
+            labels |= {one.name: codes[:, k] for k, one in enumerate(settings.attributes)}
+    return Truth(
+        train=world.split.train,
+        test=_in_catalogue(world.split),
+        takes_part=consent.takes_part,
+        share_positives=consent.share_positives,
+        hidden={
+            name: consent.hidden_attributes[:, column]
+            for column, name in enumerate(consent.attributes)
+        },
+        labels=labels,
+        vectors=vectors,
+        own=own or {},
+    )
+
+
+def _in_catalogue(split: Split) -> Interactions:
+    """The test part over the items that were there to be learnt."""
+    n = split.train.n_items
+    known = split.test.select(split.test.items < n)
+    return replace(known, n_items=n, item_ids=split.train.item_ids)
+
+
+def _differences(finished: FinishedRun) -> list[str]:
+    """What is not as it was when the run was made."""
+    then = finished.folder.manifest().get("versions", {}).get("sottovoce")
+    now = sottovoce.__version__
+    if then == now:
+        return []
+    return [f"The run was made with release {then} of Sottovoce, and is attacked with {now}."]
+
+
+def _unlike_ledger(finished: FinishedRun, federation: Federation, rounds: int) -> list[str]:
+    """Where the run's ledger books other releases than those of the rounds that were enacted."""
+
+    def booked(table: pa.Table) -> NDArray[np.int64]:
+        names = ("round", "user", "positive_rows", "negative_rows", "reports")
+        rows = np.stack([table[name].to_numpy().astype(np.int64) for name in names], axis=1)
+        rows = rows[rows[:, 0] < rounds]
+        return rows[np.lexsort(rows.T[::-1])]
+
+    then, now = booked(finished.ledger()), booked(federation.devices.ledger.pending())
+    if np.array_equal(then, now):
+        return []
+    return [
+        "The run's ledger books other releases in these rounds than were enacted again: devices "
+        "were missing then, or another release of Sottovoce learnt otherwise. What is attacked is "
+        "what was enacted."
+    ]
+
+
+# --- data owners ---------------------------------------------------------------------------------
+
+
+def _silo_scene(
+    world: _World, finished: FinishedRun | None, rounds: int | None, tell: Report
+) -> Scene:
+    whole = world.experiment.split(world.dataset)
+    silo = build_world(world.experiment, world.dataset, whole, world.consent)[0]
+    epochs = min(rounds or 1, silo.config.epochs)
+    if finished is None:
+        model = _trained(silo, tell)
+    else:
+        model = Model(finished.folder.vectors(), finished.folder.model())
+    views, own = silo_views(silo, model, rounds=epochs)
+    judged = replace(world, split=world.experiment.judged(whole, world.consent))
+    notes = [] if finished is None else _differences(finished)
+    drift: DriftTruth = own["drift"]
+    more = {
+        "owners": ", ".join(silo.owners),
+        "looked at": f"{epochs:,} of {silo.config.epochs:,} epochs, replayed, with the "
+        f"interactions of {len(drift.members):,} users",
+    }
+    return world.scene(views, _truth(judged, model.users, own), more, notes)
+
+
+def _trained(silo: SiloWorld, tell: Report) -> Model:
+    epochs = silo.config.epochs
+    owners = silo.aggregation() if silo.config.release == "aggregated" else None
+    model, blocks = silo.first_model(), silo.blocks()
+    for epoch in range(1, epochs + 1):
+        if owners is None:
+            learn(model, blocks, silo.config.step())
+        else:
+            owners.epoch()
+            model = owners.model()
+        model.check()
+        tell("training", epoch, epochs)
+    return model

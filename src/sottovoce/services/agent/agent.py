@@ -1,0 +1,635 @@
+"""The device agent: asks the server whether there is a round, learns at home, and sends what the
+owner permits. Nothing is sent, not even an enrolment, for an owner who takes no part or has not
+agreed to the terms: such a device only reads what is published.
+
+What is sent is let go by the door (`parties.hosted`), which has it on record before its first byte
+leaves: enrolments and check-ins, too. A report is durable in the store, and sent again, the very
+same bytes, until the server has said what became of it; so an agent may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView, decode
+from sottovoce.errors import (
+    ConfigError,
+    ConsentError,
+    KeyTrouble,
+    MessageError,
+    ServiceError,
+    SottovoceError,
+    Unreachable,
+    UsageError,
+    VersionMismatch,
+)
+from sottovoce.parties.leaving import Leaving, body_of
+from sottovoce.services.agent.client import SMALL, Answer, Busy, Client, Traffic, loopback
+from sottovoce.services.agent.shuffled import ProxyLink, admission_in, may_report
+from sottovoce.services.kit.pacing import Draw, Pace, from_system
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.prepared import Prepared
+from sottovoce.stores.session import Hosted
+from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.invitations import Invitation, kept_invitation
+from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed
+from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_of, prove, seal
+from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.versions import decode_model, full_size
+
+# What an agent looks at before it relies on it: who its store is of, and a server's catalogue.
+
+_LARGEST_CATALOGUE, _LARGEST_NAME = 1 << 26, 1 << 10
+
+
+def identity(store: CohortStore) -> tuple[int, Invitation]:
+    """The device's number and how it was invited."""
+    users = store.users
+    if len(users) != 1:
+        raise UsageError(
+            f"the store in {store.path} holds {len(users)} users, a device agent serves one; use a "
+            "Flower node for a cohort"
+        )
+    invitation = kept_invitation(store)
+    if invitation is None:
+        raise UsageError(
+            f"the store in {store.path} has no invitation; get one from the operator and run "
+            f"`sottovoce device init {store.path} --invitation FILE`"
+        )
+    if invitation.number != int(users[0]):
+        raise UsageError(
+            f"the store in {store.path} is of device {int(users[0])}, its invitation of device "
+            f"{invitation.number}; make a new store with the invitation"
+        )
+    return int(users[0]), invitation
+
+
+def catalogue_limit(terms: Terms) -> int:
+    """The most bytes that a catalogue may have."""
+    return min(SMALL + terms.n_items * _LARGEST_NAME, _LARGEST_CATALOGUE)
+
+
+def catalogue_items(table: dict[str, Any], terms: Terms) -> list[tuple[str, str]]:
+    """Id and title of every item, from what a server published."""
+    items = table.get("items")
+    if (
+        not isinstance(items, list)
+        or len(items) != terms.n_items
+        or not all(
+            isinstance(item, list) and len(item) == 2 and all(map(_is_text, item)) for item in items
+        )
+    ):
+        raise MessageError("the server's catalogue is not that of its terms")
+    return [(item, title) for item, title in items]
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is text that can be stored: JSON may name halves of characters."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# What a device reads of what is published: where the federation is, its terms, catalogue and
+# model. The questions name nobody, and our server keeps nothing of them; a device that takes no
+# part asks no others. Whoever runs a server can still see from which address a question comes,
+# and that whoever takes part fetches the model of every round, others about one a day.
+
+T = TypeVar("T")
+
+_REFRESH_SECONDS = 86400
+_REFRESHED = "refreshed"
+
+
+class Reader:
+    """One device: one store, one server."""
+
+    def __init__(
+        self,
+        store: CohortStore,
+        server: str | None,
+        *,
+        plaintext: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.hosted = Hosted(store)
+        self.number, self._invitation = identity(store)
+        self.client = Client(
+            server or self._invitation.server, self._invitation.ca, plaintext=plaintext
+        )
+        self._clock = clock
+        self._worker = ThreadPoolExecutor(1, "store")
+        self._known: tuple[str, Descriptor] | None = None
+
+    async def _look(self) -> Descriptor:
+        """The round descriptor; a short question where nothing has changed."""
+        tag = self._known[0] if self._known else ""
+        answer = await self.client.get("/v1/round", etag=tag)
+        if answer.status == 304 and self._known:
+            return self._known[1]
+        now = Descriptor.from_table(self._good(answer).table())
+        expected = self._invitation.federation
+        if now.federation != expected:
+            raise MessageError(
+                f"the server at {self.client.url} serves another federation than {expected}, which "
+                "the invitation names; nothing was sent to it"
+            )
+        self._known = (answer.etag, now) if answer.etag else None
+        return now
+
+    async def _meet(self, now: Descriptor) -> Terms:
+        """The terms that this device goes by. The first ones are kept to be looked at; others raise
+        until the owner agrees."""
+        terms, pending = await self._aside(lambda: (self.hosted.terms, self.hosted.pending))
+        if terms is None or pending is not None or terms.digest() != now.terms:
+            told = Terms.from_table(self._good(await self.client.get("/v1/terms")).table())
+            if told.digest() != now.terms or told.federation != now.federation:
+                self._known = None
+                raise Unreachable(f"the server at {self.client.url} is about to change its terms")
+            await self._aside(lambda: self.hosted.meet(told))
+            terms = told
+        if len(await self._aside(self.store.catalogue)) != terms.n_items:
+            await self._fetch_catalogue(terms)
+        return terms
+
+    async def _fetch_catalogue(self, terms: Terms) -> None:
+        answer = await self.client.get("/v1/catalogue", limit=catalogue_limit(terms), packed=True)
+        items = catalogue_items(self._good(answer).table(), terms)
+        await self._aside(lambda: self.store.set_catalogue(items))
+
+    async def _model(self, now: Descriptor, terms: Terms) -> ModelView:
+        """The published model, of which only what changed is fetched where that is shorter."""
+        kept = await self._aside(self.hosted.model)
+        if kept is not None and kept.round == now.model:
+            return kept
+        if kept is not None and (
+            kept.round > now.model or kept.items.shape != (terms.n_rows, terms.width)
+        ):
+            kept = None
+        try:
+            view = await self._download(now, terms, kept)
+        except MessageError:
+            if kept is None:
+                raise
+            view = await self._download(now, terms, None)
+        await self._aside(lambda: self.hosted.keep_model(view))
+        await self._aside(lambda: self._stamp(_REFRESHED))
+        return view
+
+    async def _download(self, now: Descriptor, terms: Terms, kept: ModelView | None) -> ModelView:
+        limit = full_size(terms.n_rows, terms.width) + terms.n_rows + 1024
+        since = "" if kept is None else f"?since={kept.round}"
+        answer = await self.client.download(f"/v1/model/{now.model}{since}", limit)
+        if answer.status in (404, 410):
+            self._known = None
+            raise Busy("the round went on while its model was asked for", 0.0)
+        body = self._good(answer).body
+        view = decode_model(body, n_items=terms.n_rows, width=terms.width, have=kept)
+        if view.round != now.model:
+            raise MessageError("the server sent the model of another round")
+        return view
+
+    async def _refresh(self, now: Descriptor, terms: Terms) -> None:
+        """Keep a model for recommendations while offline: the last one, or one a day old."""
+        kept = await self._aside(self.hosted.model)
+        if (
+            kept is None
+            or (now.state == "finished" and kept.round != now.model)
+            or await self._aside(lambda: self._older(_REFRESHED, _REFRESH_SECONDS))
+        ):
+            await self._model(now, terms)
+
+    def _good(self, answer: Answer) -> Answer:
+        """The answer, where it is one of success."""
+        if 200 <= answer.status < 300:
+            return answer
+        if answer.status == 426:
+            raise VersionMismatch(
+                "the server speaks another version of the protocol; install the same release of "
+                "Sottovoce on both sides"
+            )
+        if answer.status == 404:
+            raise Unreachable(f"what answers at {self.client.url} is no server of Sottovoce")
+        said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
+        raise Unreachable(
+            f"the server at {self.client.url} refused with status {answer.status}{said}"
+        )
+
+    def _older(self, name: str, seconds: int) -> bool:
+        """Whether what was stamped lies so far back; a clock that jumped counts as far."""
+        stamped = self.store.secret(name)
+        return stamped is None or abs(self._clock() - float(stamped)) >= seconds
+
+    def _stamp(self, name: str) -> None:
+        self.store.set_secret(name, f"{self._clock():.0f}".encode())
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        """In this store's own thread, so that other stores' agents go on."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+
+Log = Callable[..., None]
+"""Takes an event and its details, none of them private."""
+
+_KEPT_OPEN = 2.0
+"""A connection outlives waits up to so many seconds."""
+_CHECK_IN_SECONDS = 3600
+_LARGEST_LIST = 1 << 26
+_KEY, _ENROLLED, _ADMISSION = "signing-key", "enrolled", "proxy-admission"
+_CHECKED_IN, _WAITED = "checked-in", "checked-in-while-waiting"
+_FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
+"""What may be raised by an answer that nobody thought of."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an agent has done since it was started."""
+
+    visits: int = 0
+    counted: int = 0
+    """Reports that were acknowledged."""
+    refused: int = 0
+    failures: int = 0
+
+
+class Agent(Reader):
+    """A device that takes part, if its owner says so."""
+
+    def __init__(
+        self,
+        store: CohortStore,
+        *,
+        server: str | None = None,
+        plaintext: bool = False,
+        poll: float | None = None,
+        foreseen: str = "",
+        log: Log = lambda event, **details: None,
+        draw: Draw = from_system,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(store, server, plaintext=plaintext, clock=clock)
+        self.hosted = Hosted(store, pack=self._pack, foreseen=foreseen)
+        self.tally = Tally()
+        self._pace = Pace(poll, draw, near=loopback(self.client.url))
+        self._log, self._sleep = log, sleep
+        self._asked: tuple[tuple[int, int], bool] | None = None
+        self._said: tuple[object, ...] = ()
+        self._returned = False
+        self._plaintext = plaintext
+        self._proxy: ProxyLink | None = None
+
+    @property
+    def traffic(self) -> Traffic:
+        """With the server and with the proxy, where there is one."""
+        if self._proxy is None:
+            return self.client.traffic
+        return self.client.traffic + self._proxy.client.traffic
+
+    async def run(self, *, once: bool = False, until_finished: bool = False) -> None:
+        """Visit the server until cancelled, or as long as told. Whatever may pass is waited for;
+        raises what the owner must settle where the caller waits for an end."""
+        self._returned = not once
+        while True:
+            try:
+                now = await self._guarded_visit()
+            except SottovoceError as error:
+                self.tally.failures += 1
+                lasting = isinstance(error, VersionMismatch | ConsentError)
+                if once or (until_finished and lasting):
+                    await self._rest()
+                    raise
+                wait = self._pace.after_failure(error.retry_after if isinstance(error, Busy) else 0)
+                self._log("failed", why=str(error), retry_seconds=round(wait, 1))
+                await self._rest()
+            else:
+                if once or (until_finished and now.state == "finished"):
+                    await self._rest()
+                    return
+                wait = self._pace.after_success(now.poll_seconds)
+                if wait > _KEPT_OPEN:
+                    await self._rest()
+            await self._sleep(wait)
+
+    async def _rest(self) -> None:
+        """Close all connections."""
+        await self.client.rest()
+        if self._proxy is not None:
+            await self._proxy.client.rest()
+
+    async def close(self) -> None:
+        """Leave the server and wait for what is being written."""
+        await self._rest()
+        await asyncio.to_thread(self._worker.shutdown)
+
+    async def visit(self) -> Descriptor:
+        """Ask once, and do what there is to do."""
+        self.tally.visits += 1
+        now = await self._look()
+        terms = await self._meet(now)
+        if await self._aside(self._takes_part):
+            try:
+                await self._aside(self.hosted.require_agreed)
+                await self._serve(now, terms)
+            except ConsentError:
+                await self._refresh(now, terms)
+                if await self._aside(self._takes_part):
+                    raise
+                return now  # she has changed her mind meanwhile
+        await self._refresh(now, terms)
+        return now
+
+    async def _serve(self, now: Descriptor, terms: Terms) -> None:
+        """What there is to do for one who takes part and has agreed."""
+        if now.state == "open":
+            await self._aside(lambda: self.hosted.follow(now.round, now.attempt))
+        if terms.reporting is not None:
+            await self._visit_with_proxy(now, terms)
+            return
+        await self._enrol()
+        await self._resolve(now, terms)
+        if now.state == "open":
+            await self._take_part(now, terms)
+        elif now.state == "waiting" and now.key > (0, 0):
+            await self._check_in_waiting(now)
+
+    async def _visit_with_proxy(self, now: Descriptor, terms: Terms) -> None:
+        """The server is told once that the device is there, if it will send anything at all, and
+        nothing ever again; what leaves goes to the proxy."""
+        willing = await self._aside(lambda: may_report(self.store, terms))
+        if willing:
+            await self._enrol(admission=True)
+        if now.state == "open":
+            if now.model != now.round:
+                raise MessageError("the server shows the model of another round than the open one")
+            await self._resolve(now, terms)
+            if willing:
+                await self._take_part(now, terms)
+            elif await self._aside(self._takes_part):
+                why = "the owner's choice or limit permits no report; see `sottovoce device status`"
+                self._say_once("nothing sent", now.key, why=why)
+
+    async def _guarded_visit(self) -> Descriptor:
+        """Visit; a fault of ours is this store's trouble, like any other, and not its
+        neighbours'."""
+        try:
+            return await self.visit()
+        except _FAULTS as error:
+            # Neither its words nor its values: they may be private.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{type(error).__name__} in {place.name}, line {place.lineno}"
+            raise ServiceError(
+                f"the store in {self.store.path} could not go on ({where}); if it lasts, tell the "
+                "authors of Sottovoce"
+            ) from error
+
+    # --- what leaves -----------------------------------------------------------------------------
+
+    async def _enrol(self, *, admission: bool = False) -> None:
+        """Once: the invitation's token for the right to sign with this device's own key, and, where
+        there is a proxy, for the server's word to it."""
+        kept = _ADMISSION if admission else _ENROLLED
+        if await self._aside(lambda: self.store.secret(kept)):
+            return
+        key = await self._aside(self._signing_key)
+        token = self._invitation.token
+        proof = prove(key, self._invitation.federation, bytes.fromhex(token))
+        content = {
+            "protocol": PROTOCOL,
+            "token": token,
+            "public_key": key.public_key().public_bytes_raw().hex(),
+            "signature": proof.hex(),
+        }
+        body = json.dumps(content).encode()
+        leaving = await self._aside(lambda: self.hosted.contact("enrolment", "server", body))
+        answer = await self.client.post("/v1/enrol", leaving)
+        if answer.status == 403:
+            raise KeyTrouble(
+                "the server did not accept the invitation, which may have been used before; ask "
+                "the operator for another one"
+            )
+        told = self._good(answer).table()
+        number = told.get("number")
+        if number != self.number:
+            raise MessageError(
+                f"the server knows this device as number {number}, the invitation as {self.number};"
+                " ask the operator for another one"
+            )
+        if admission:
+            word = admission_in(told)
+            await self._aside(lambda: self.store.set_secret(_ADMISSION, word))
+        await self._aside(lambda: self._stamp(_ENROLLED))
+        await self._checked_in()
+        self._log("enrolled")
+
+    async def _resolve(self, now: Descriptor, terms: Terms) -> None:
+        """Send again what left before and was never answered, the very same bytes; through a proxy
+        only while its round is open."""
+        prepared = await self._aside(self.hosted.unresolved)
+        if prepared is None:
+            return
+        if terms.reporting is not None and prepared.round != now.round:
+            why = "the round went on before it was confirmed"
+            await self._aside(lambda: self.hosted.refused(prepared.round, prepared.attempt, why))
+            self.tally.refused += 1
+            self._log("refused", round=prepared.round, attempt=prepared.attempt, why=why)
+            return
+        await self._send(prepared, now, terms)
+
+    async def _take_part(self, now: Descriptor, terms: Terms) -> None:
+        latest = await self._aside(self.hosted.latest)
+        if latest is not None and (latest.round, latest.attempt) == now.key:
+            if latest.state in ("arrived", "refused"):
+                return
+        elif not await self._is_asked(now):
+            await self._check_in(now)
+            return
+        view = await self._model(now, terms)
+        try:
+            prepared = await self._aside(
+                lambda: self.hosted.prepare(view, now.attempt, summed=False)
+            )
+        except ConsentError as error:
+            self._say_once("nothing sent", now.key, why=str(error))
+            return
+        if prepared is None:
+            self._say_once("nothing sent", now.key, why="there is no history to learn from yet")
+        elif prepared.state in ("prepared", "left"):
+            await self._send(prepared, now, terms)
+
+    async def _send(self, prepared: Prepared, now: Descriptor, terms: Terms) -> None:
+        """Let a report leave, and write down what became of it."""
+        if terms.reporting is not None:
+            # While the proxy cannot be reached nothing leaves, and nothing is spent.
+            await self._proxy_of(terms).ready(
+                await self._aside(self._signing_key),
+                await self._aside(lambda: self.store.secret(_ADMISSION) or b""),
+            )
+        try:
+            leaving = await self._aside(lambda: self.hosted.leaving(prepared))
+        except ConsentError as error:
+            self._log("nothing sent", round=prepared.round, why=str(error))
+            return
+        if terms.reporting is not None:
+            await self._send_to_proxy(prepared, leaving, now, terms)
+            return
+        round, attempt = prepared.round, prepared.attempt
+        sign = await self._signer("report", round, attempt, prepared.nonce)
+        sealed = leaving.wrapped(sign)
+        told = {DIGEST_HEADER: digest_of(body_of(sealed))}
+        answer = await self.client.post("/v1/reports", sealed, headers=told)
+        details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
+        with contextlib.suppress(MessageError):
+            shape = {"n_items": terms.n_rows, "width": terms.width}
+            details["rows"] = len(decode(prepared.message, sender=0, round=round, **shape))
+        if 200 <= answer.status < 300 or (answer.status, answer.reason) == (409, "replay"):
+            await self._aside(lambda: self.hosted.arrived(round, attempt))
+            self.tally.counted += 1
+            traffic = self.client.traffic
+            self._log("counted", **details, sent=traffic.sent, received=traffic.received)
+            return
+        if answer.status in (404, 405, 426):
+            self._good(answer)
+        if answer.reason == "unknown_device":
+            # The server has forgotten the device; its invitation may still be good.
+            await self._aside(lambda: self.store.set_secret(_ENROLLED, b""))
+        reason = answer.reason or f"status {answer.status}"
+        await self._aside(lambda: self.hosted.refused(round, attempt, reason))
+        self.tally.refused += 1
+        self._log("refused", **details, reason=reason, why=answer.detail)
+
+    async def _send_to_proxy(
+        self, prepared: Prepared, leaving: Leaving, now: Descriptor, terms: Terms
+    ) -> None:
+        if not now.report_key:
+            raise MessageError("the server did not say to which key reports are to be sealed")
+        proxy, round, attempt = self._proxy_of(terms), prepared.round, prepared.attempt
+        fate = await proxy.send(prepared.nonce, leaving, now.report_key)
+        details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": fate.bytes}
+        if fate.state == "arrived":
+            await self._aside(lambda: self.hosted.arrived(round, attempt))
+            self.tally.counted += 1
+            traffic = proxy.client.traffic
+            self._log("counted", **details, sent=traffic.sent, received=traffic.received)
+            return
+        await self._aside(lambda: self.hosted.refused(round, attempt, fate.reason))
+        self.tally.refused += 1
+        self._log("refused", **details, reason=fate.reason, why=fate.detail)
+
+    def _proxy_of(self, terms: Terms) -> ProxyLink:
+        if self._proxy is None or self._proxy.link != terms.link:
+            self._proxy = ProxyLink(self.hosted, terms, self._aside, plaintext=self._plaintext)
+        return self._proxy
+
+    async def _is_asked(self, now: Descriptor) -> bool:
+        """Whether this device is asked in the open round."""
+        if now.selection == "all":
+            return True
+        if self._asked is None or self._asked[0] != now.key:
+            path = f"/v1/rounds/{now.round}/{now.attempt}/selected"
+            answer = await self.client.get(path, limit=_LARGEST_LIST, packed=True)
+            if answer.status in (404, 410):
+                self._known = None
+                return False
+            body = self._good(answer).body
+            if len(body) % 4:
+                raise MessageError("the server's list of devices is cut short")
+            asked = bool((np.frombuffer(body, "<u4") == self.number).any())
+            self._asked = now.key, asked
+        return self._asked[1]
+
+    async def _check_in(self, now: Descriptor) -> None:
+        """Tell a server that may have given this device up that it is there: when the agent was
+        started, and then at most once an hour."""
+        due = await self._aside(lambda: self._older(_CHECKED_IN, _CHECK_IN_SECONDS))
+        if not due and not self._returned:
+            return
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        sign = await self._signer("check-in", now.round, now.attempt, nonce)
+        leaving = await self._aside(lambda: self.hosted.contact("check-in", "server", sign(b"")))
+        answer = await self.client.post("/v1/checkin", leaving)
+        if answer.reason == "unknown_device":
+            await self._aside(lambda: self.store.set_secret(_ENROLLED, b""))
+        if answer.reason == "late":
+            return  # the server went on meanwhile; the next visit sees where it is
+        self._good(answer)
+        await self._checked_in()
+        self._log("checked in", round=now.round)
+
+    async def _check_in_waiting(self, now: Descriptor) -> None:
+        """The server may be waiting for those it has given up: tell it once for each attempt,
+        however short ago it was told before, unless it has this device's report."""
+        latest = await self._aside(self.hosted.latest)
+        if latest and (latest.round, latest.attempt, latest.state) == (*now.key, "arrived"):
+            return
+        here = f"{now.round}.{now.attempt}".encode()
+        told = await self._aside(lambda: self.store.secret(_WAITED)) == here
+        self._returned = self._returned or not told
+        await self._check_in(now)
+        if not told:
+            await self._aside(lambda: self.store.set_secret(_WAITED, here))
+
+    async def _checked_in(self) -> None:
+        self._returned = False
+        await self._aside(lambda: self._stamp(_CHECKED_IN))
+
+    # --- helpers ---------------------------------------------------------------------------------
+
+    def _takes_part(self) -> bool:
+        return bool(self.store.choices().takes_part.all())
+
+    def _signing_key(self) -> Ed25519PrivateKey:
+        """This device's own key, made here at first use and durable before it is used."""
+        kept = self.store.secret(_KEY)
+        if kept is not None:
+            return Ed25519PrivateKey.from_private_bytes(kept)
+        key = Ed25519PrivateKey.generate()
+        self.store.set_secret(_KEY, key.private_bytes_raw())
+        return key
+
+    def _pack(
+        self,
+        terms: Terms,
+        attempt: int,
+        view: ModelView,
+        reports: MaskedReports,
+        seeds: MaskSeeds,
+    ) -> bytes:
+        """A masked update with its seed, sealed to the proxy and signed by this device."""
+        link = terms.secure_sum
+        if link is None:
+            raise ConfigError("only a secure sum takes masked updates")
+        bound = binding(terms, reports.round, attempt, model_name(view.items))
+        record = seal_seed(seeds.seeds[0], self._signing_key(), link, bound)
+        return encode_masked(reports.masked[0], record, reports.round, attempt)
+
+    async def _signer(
+        self, purpose: Purpose, round: int, attempt: int, nonce: bytes
+    ) -> Callable[[bytes], bytes]:
+        """Puts a body into this device's signed envelope."""
+        key = await self._aside(self._signing_key)
+        federation = self._invitation.federation
+        about = {"number": self.number, "round": round, "attempt": attempt}
+        return lambda body: seal(key, federation, purpose, **about, nonce=nonce, body=body)
+
+    def _say_once(self, event: str, key: tuple[int, int], *, why: str) -> None:
+        if self._said != (event, key, why):
+            self._said = (event, key, why)
+            self._log(event, round=key[0], attempt=key[1], why=why)

@@ -1,0 +1,416 @@
+"""The device's side of HTTPS: few bytes, no connection held open, one authority trusted. A device
+posts what its door has let go, and nothing else.
+
+Whatever goes wrong becomes `Unreachable` or `KeyTrouble` with one sentence. Nothing that a server
+answers is trusted before it was measured: bodies have a limit, compressed ones are unpacked up to
+it, and a download that was cut off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import ssl
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import httpx2
+import pyarrow as pa
+
+from sottovoce.errors import KeyTrouble, Unreachable, UsageError
+from sottovoce.parties.leaving import Leaving, body_of
+from sottovoce.stores.keys import device_context
+
+SMALL = 1 << 16
+"""Limit of an answer that should be short, in bytes."""
+_PATIENCE = httpx2.Timeout(20.0)
+_TRIES = 3
+_LONGEST_WAIT = 86400.0
+
+
+class Busy(Unreachable):
+    """The server asks to come back later."""
+
+    def __init__(self, sentence: str, retry_after: float) -> None:
+        super().__init__(sentence)
+        self.retry_after = retry_after
+
+
+class _CutOff(Unreachable):
+    """The connection was lost; another one may work."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of HTTP in both directions (TLS adds its own) and requests, since the start."""
+
+    requests: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.requests + other.requests,
+            self.sent + other.sent,
+            self.received + other.received,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    etag: str
+    body: bytes = field(repr=False)
+    """Unpacked."""
+
+    def table(self) -> dict[str, Any]:
+        """The body as a JSON object."""
+        try:
+            content = json.loads(self.body)
+        except (ValueError, RecursionError):
+            raise Unreachable("the server's answer is not JSON as it should be") from None
+        if not isinstance(content, dict):
+            raise Unreachable("the server's answer is not a JSON object as it should be")
+        return content
+
+    @property
+    def reason(self) -> str:
+        """The one word by which a refusal is known; empty where there is none."""
+        return self._told("error", 40)
+
+    @property
+    def detail(self) -> str:
+        """The sentence that came with a refusal, fit for a log."""
+        return self._told("detail", 300)
+
+    def _told(self, name: str, limit: int) -> str:
+        try:
+            told = self.table().get(name, "")
+        except Unreachable:
+            return ""
+        words = "".join(c if c.isprintable() else " " for c in str(told))
+        return " ".join(words.split())[:limit]
+
+
+@dataclass(slots=True)
+class _Part:
+    """What there is of a download, still packed."""
+
+    path: str
+    etag: str = ""
+    encoding: str = ""
+    body: bytearray = field(default_factory=bytearray)
+
+    def clear(self) -> None:
+        self.etag, self.encoding = "", ""
+        self.body.clear()
+
+
+class Client:
+    """One server, as one device sees it."""
+
+    def __init__(
+        self,
+        url: str,
+        ca_pem: str,
+        *,
+        plaintext: bool = False,
+        timeout: httpx2.Timeout = _PATIENCE,
+        longest: float = 900.0,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.traffic = Traffic()
+        self._base = _checked(self.url, plaintext)
+        self._context = None if plaintext else device_context(ca_pem)
+        self._timeout = timeout
+        self._longest = longest
+        self._http: httpx2.AsyncClient | None = None
+        self._part = _Part("")
+
+    async def rest(self) -> None:
+        """Close the connection. The next request opens another one."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+
+    async def get(
+        self, path: str, *, etag: str = "", limit: int = SMALL, packed: bool = False
+    ) -> Answer:
+        """The answer, 304 where `etag` still holds. `packed` lets the server compress."""
+        headers = {"if-none-match": etag} if etag else {}
+        if packed:
+            headers["accept-encoding"] = "zstd"
+        return await self._twice("GET", path, headers, None, limit)
+
+    async def post(
+        self,
+        path: str,
+        leaving: Leaving,
+        *,
+        limit: int = SMALL,
+        once: bool = False,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Answer:
+        """The answer to what leaves. Sent again where the connection was lost before there was one,
+        so it must be something that counts once; with `once` never."""
+        return await self._twice("POST", path, headers, body_of(leaving), limit, once=once)
+
+    async def download(self, path: str, limit: int) -> Answer:
+        """Something large that never changes. What an interrupted download has brought is kept, in
+        this call and for the next one, and only the rest is asked for."""
+        part = self._part = self._part if self._part.path == path else _Part(path)
+        for attempt in range(_TRIES):
+            headers = {"accept-encoding": "zstd"}
+            if part.etag and part.body:
+                headers |= {"range": f"bytes={len(part.body)}-", "if-range": part.etag}
+            else:
+                part.clear()
+            try:
+                status, told, body = await self._exchange("GET", path, headers, None, limit, part)
+            except _CutOff:
+                if attempt + 1 == _TRIES:
+                    raise
+                continue
+            if status == 416:
+                part.clear()
+                continue
+            if status not in (200, 206):
+                return self._answer(status, told, body, limit)
+            whole, encoding, tag = bytes(part.body), part.encoding, part.etag
+            part.clear()
+            return Answer(200, tag, _unpack(whole, encoding, limit, self.url))
+        raise Unreachable(f"the server at {self.url} does not give the rest of a download")
+
+    async def _twice(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        limit: int,
+        *,
+        once: bool = False,
+    ) -> Answer:
+        """A connection that was kept may be closed by the server just then: once more on a new
+        one."""
+        kept = self._http is not None
+        try:
+            status, told, content = await self._exchange(method, path, headers, body, limit)
+        except _CutOff:
+            if once or not kept:
+                raise
+            status, told, content = await self._exchange(method, path, headers, body, limit)
+        return self._answer(status, told, content, limit)
+
+    def _answer(self, status: int, told: httpx2.Headers, body: bytes, limit: int) -> Answer:
+        plain = _unpack(body, told.get("content-encoding", ""), limit, self.url)
+        answer = Answer(status, told.get("etag", ""), plain)
+        if status in (429, 503):
+            wait = _seconds(told.get("retry-after", ""))
+            raise Busy(f"the server at {self.url} is busy and asks to come back later", wait)
+        if status >= 500:
+            raise Unreachable(f"the server at {self.url} has a fault of its own (status {status})")
+        if status < 200 or (300 <= status < 400 and status != 304):
+            raise Unreachable(
+                f"{self.url} points elsewhere (status {status}); put the federation's right "
+                "address in with --server"
+            )
+        return answer
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        limit: int,
+        part: _Part | None = None,
+    ) -> tuple[int, httpx2.Headers, bytes]:
+        """One request and what came back, still packed. The body of a wanted download goes to
+        `part`, also as far as it came before the connection was lost."""
+        http = self._open()
+        request = http.build_request(method, self._base + path, headers=headers, content=body)
+        self._count(request)
+        try:
+            async with asyncio.timeout(self._longest):
+                response = await http.send(request, stream=True)
+                try:
+                    return await self._receive(response, limit, part)
+                finally:
+                    await response.aclose()
+        except (httpx2.RequestError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
+            await self.rest()
+            raise _trouble(error, self.url) from None
+
+    async def _receive(
+        self, response: httpx2.Response, limit: int, part: _Part | None
+    ) -> tuple[int, httpx2.Headers, bytes]:
+        told = response.headers
+        line = len("HTTP/1.1 200 \r\n\r\n") + len(response.reason_phrase)
+        self.traffic.received += line + _size(told)
+        body = bytearray()
+        wanted = part is not None and response.status_code in (200, 206)
+        if part is not None and wanted:
+            body = part.body
+            if response.status_code == 200:
+                part.clear()
+                tag = told.get("etag", "")
+                part.etag = tag if tag.startswith('"') else ""
+                part.encoding = told.get("content-encoding", "")
+            elif not _continues(told, part):
+                part.clear()
+                raise _CutOff(f"the server at {self.url} gave another part than was asked for")
+        try:
+            async for chunk in response.aiter_raw():
+                self.traffic.received += len(chunk)
+                body += chunk
+                if len(body) > limit:
+                    body.clear()
+                    raise Unreachable(
+                        f"the server at {self.url} sends far more than it should; the answer was "
+                        "thrown away"
+                    )
+        except (httpx2.RequestError, OSError) as error:
+            raise _CutOff(
+                f"the server at {self.url} broke off in the middle of its answer"
+            ) from error
+        return response.status_code, told, b"" if wanted else bytes(body)
+
+    def _open(self) -> httpx2.AsyncClient:
+        if self._http is None:
+            transport = httpx2.AsyncHTTPTransport(
+                verify=self._context if self._context is not None else False,
+                trust_env=False,
+                limits=httpx2.Limits(max_connections=1, keepalive_expiry=30.0),
+            )
+            self._http = httpx2.AsyncClient(
+                transport=transport, timeout=self._timeout, trust_env=False
+            )
+            for name in ("accept", "accept-encoding", "connection", "user-agent"):
+                del self._http.headers[name]
+        return self._http
+
+    def _count(self, request: httpx2.Request) -> None:
+        line = len(request.method) + len(request.url.raw_path) + len("  HTTP/1.1\r\n\r\n")
+        self.traffic.requests += 1
+        self.traffic.sent += line + _size(request.headers) + len(request.content)
+
+
+class ServiceClient(Client):
+    """One service, as another one sees it. What they tell each other is no device's."""
+
+    async def hand_over(self, path: str, body: bytes, token: str, *, limit: int = SMALL) -> Answer:
+        """The answer to `body`, sent in the name of whoever has the token; sent again as in
+        `post`."""
+        headers = {"authorization": f"Bearer {token}"}
+        return await self._twice("POST", path, headers, body, limit)
+
+
+def loopback(url: str) -> bool:
+    """Whether a URL points at this machine."""
+    try:
+        host = httpx2.URL(url).host
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except (ValueError, httpx2.InvalidURL):
+        return False
+
+
+def _checked(url: str, plaintext: bool) -> str:
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        raise UsageError(f"{url!r} is no address of a server") from None
+    if not parsed.host or parsed.scheme not in ("http", "https"):
+        raise UsageError(f"{url!r} is no address of a server; it must begin with https://")
+    if parsed.scheme == "http" and not plaintext:
+        raise UsageError(
+            f"{url} is not encrypted; use https://, or --plaintext for a trial on this machine"
+        )
+    if plaintext and not loopback(url):
+        raise UsageError(f"--plaintext is for a server on this machine only, not for {url}")
+    return "http" + url[len(parsed.scheme) :] if plaintext else url
+
+
+def _size(headers: httpx2.Headers) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers.raw)
+
+
+def _continues(told: httpx2.Headers, part: _Part) -> bool:
+    same = told.get("etag", "") == part.etag
+    same = same and told.get("content-encoding", "") == part.encoding
+    return same and told.get("content-range", "").startswith(f"bytes {len(part.body)}-")
+
+
+def _seconds(told: str) -> float:
+    try:
+        return min(max(float(int(told)), 0.0), _LONGEST_WAIT)
+    except ValueError:
+        return 0.0
+
+
+def _unpack(body: bytes, encoding: str, limit: int, url: str) -> bytes:
+    """Undo a content encoding, never to more than `limit` bytes."""
+    try:
+        if encoding in ("", "identity") or not body:
+            plain = body
+        elif encoding == "zstd":
+            with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as source:
+                plain = source.read(limit + 1)
+        elif encoding == "gzip":
+            opened = zlib.decompressobj(wbits=31)
+            plain = opened.decompress(body, limit + 1)
+            if not opened.eof and len(plain) <= limit:
+                raise zlib.error("cut short")
+        else:
+            raise Unreachable(f"the server at {url} answers in an encoding nobody asked for")
+    except (OSError, pa.ArrowException, zlib.error):
+        raise Unreachable(f"the server at {url} sent a compressed answer that is broken") from None
+    if len(plain) > limit:
+        raise Unreachable(f"the server at {url} sends far more than it should")
+    return plain
+
+
+_CLOCK = "or this machine's clock is wrong: look at the date here first"
+_CERTIFICATES = {
+    9: f"the certificate of the server at {{url}} is not valid yet, {_CLOCK}",
+    10: f"the certificate of the server at {{url}} has expired, {_CLOCK}; the operator renews it "
+    "with `sottovoce keys renew`",
+    62: "the certificate of the server at {url} is for another name; the operator adds the name "
+    "with `sottovoce keys renew --host`",
+    64: "the certificate of the server at {url} is for another address; the operator adds the "
+    "address with `sottovoce keys renew --host`",
+}
+_STRANGER = (
+    "the server at {url} is not of the authority that the invitation names; nothing was sent to "
+    "it: ask the operator for a new invitation"
+)
+
+
+def _trouble(error: BaseException, url: str) -> Unreachable | KeyTrouble:
+    """One sentence for whatever went wrong on the way."""
+    if isinstance(error, Unreachable):
+        return error
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return KeyTrouble(_CERTIFICATES.get(cause.verify_code, _STRANGER).format(url=url))
+        if isinstance(cause, ssl.SSLError) and cause.reason in (
+            "WRONG_VERSION_NUMBER",
+            "RECORD_LAYER_FAILURE",
+            "PACKET_LENGTH_TOO_LONG",
+        ):
+            return Unreachable(f"what listens at {url} does not speak TLS; nothing was sent to it")
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx2.ConnectError):
+        return Unreachable(f"no server answers at {url}; it may be down, or the address wrong")
+    if isinstance(error, httpx2.TimeoutException | TimeoutError):
+        return Unreachable(f"the server at {url} did not answer in time")
+    if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+        return Unreachable(f"{url} cannot be asked for that")
+    if isinstance(error, httpx2.RemoteProtocolError) and "disconnected" not in str(error):
+        return Unreachable(f"what listens at {url} does not answer as a web server would")
+    return _CutOff(f"the server at {url} closed the connection without an answer")

@@ -1,0 +1,182 @@
+"""Device agents as a process: one for each store, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sottovoce.errors import SottovoceError, UsageError
+from sottovoce.services.agent.agent import Agent, Log
+from sottovoce.stores.device import CohortStore
+
+_GRACE_SECONDS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    server: str | None = None
+    """Another address than the invitation's; the same authority is trusted."""
+    plaintext: bool = False
+    poll: float | None = None
+    once: bool = False
+    until_finished: bool = False
+    foreseen: str = ""
+    """Digest of terms to which the stores' owners agree, having seen them elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one agent did."""
+
+    store: Path
+    visits: int
+    counted: int
+    refused: int
+    failures: int
+    bytes_sent: int
+    bytes_received: int
+
+
+def serve_devices(paths: Sequence[Path], options: Options) -> list[Served]:
+    """Serve these stores until SIGTERM, SIGINT or the end that `options` names. Every store is
+    opened before the first one is served, so that nothing starts where one is in use."""
+    folders = [path.resolve() for path in paths]
+    if len(set(folders)) != len(folders):
+        raise UsageError("a store is named twice")
+    with contextlib.ExitStack() as opened:
+        stores = [opened.enter_context(CohortStore.open(path, agent=True)) for path in paths]
+        return asyncio.run(_serve(stores, options))
+
+
+def logger() -> structlog.typing.FilteringBoundLogger:
+    """JSON lines on standard error. Where they cannot be written, nobody can be told; the agent
+    goes on."""
+    made: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.WriteLogger(_Quiet()),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
+    )
+    return made
+
+
+class _Quiet(io.StringIO):
+    """Standard error, until it fails once."""
+
+    def write(self, text: str) -> int:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            # It would be tried again, in vain, when the process ends.
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        return len(text)
+
+
+async def _serve(stores: Sequence[CohortStore], options: Options) -> list[Served]:
+    log = logger()
+    agents = [
+        Agent(
+            store,
+            server=options.server,
+            plaintext=options.plaintext,
+            poll=options.poll,
+            foreseen=options.foreseen,
+            log=_named(log, store.path.name),
+        )
+        for store in stores
+    ]
+    for agent in agents:
+        log.info("serving", store=agent.store.path.name, server=agent.client.url)
+    tasks = [asyncio.create_task(_until_over(agent, options)) for agent in agents]
+    with _stopping(tasks):
+        # A fault of ours ends the process; trouble of one store leaves the others alone.
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for agent in agents:
+            await agent.close()
+    for error in results:
+        if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
+            raise error
+    served = [_served(agent) for agent in agents]
+    for one in served:
+        log.info("stopped", store=one.store.name, visits=one.visits, counted=one.counted)
+    return served
+
+
+async def _until_over(agent: Agent, options: Options) -> SottovoceError | None:
+    """Run an agent; the trouble that it ended with."""
+    try:
+        await agent.run(once=options.once, until_finished=options.until_finished)
+    except SottovoceError as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _stopping(tasks: Sequence[asyncio.Task[SottovoceError | None]]) -> Iterator[None]:
+    """Within, SIGTERM and SIGINT end the tasks, and the process within a few seconds."""
+    # Learning cannot be interrupted, nor looking up a name. A store bears a process that ends at
+    # any moment, so there is nothing to wait for beyond this.
+    last_resort = threading.Timer(_GRACE_SECONDS, os._exit, [0])
+    last_resort.daemon = True
+
+    def stop() -> None:
+        if not last_resort.is_alive() and not last_resort.finished.is_set():
+            last_resort.start()
+        for task in tasks:
+            task.cancel()
+
+    loop, signals = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        last_resort.cancel()
+
+
+def _named(log: structlog.typing.FilteringBoundLogger, store: str) -> Log:
+    def write(event: str, **details: Any) -> None:
+        level = log.warning if event in ("failed", "refused") else log.info
+        level(event, store=store, **{key: _printable(value) for key, value in details.items()})
+
+    return write
+
+
+def _printable(value: Any) -> Any:
+    """A server's words may be in it, and a log be read in a terminal."""
+    if not isinstance(value, str):
+        return value
+    return "".join(c if c.isprintable() else " " for c in value)
+
+
+def _served(agent: Agent) -> Served:
+    traffic, tally = agent.traffic, agent.tally
+    return Served(
+        store=agent.store.path,
+        visits=tally.visits,
+        counted=tally.counted,
+        refused=tally.refused,
+        failures=tally.failures,
+        bytes_sent=traffic.sent,
+        bytes_received=traffic.received,
+    )

@@ -1,0 +1,92 @@
+"""What a folder holds that has to be in a copy of it. Each kind of folder describes itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sottovoce.services.copies.databases import copy_sqlite
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose folder it is."""
+
+    federation: str
+    """Empty where it is part of none yet."""
+    name: str
+    """Tells it from the folders of all others; says nothing else."""
+
+    @classmethod
+    def of(cls, federation: str, *told: bytes) -> Whose:
+        """By what never changes in the folder."""
+        named = hashlib.blake2b(digest_size=16, person=b"sottovoce copy")
+        for one in told:
+            named.update(len(one).to_bytes(8, "little") + one)
+        return cls(federation, named.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What an old copy means, and how it goes on."""
+
+    means: tuple[str, ...]
+    """Sentences for whoever has put it back."""
+    next_round: int | None = None
+    """The first round in which it does anything; None where it has no say in that."""
+
+
+Settle = Callable[[Path, Path | None, int | None], Settled]
+"""Makes a copy such that nothing that it has forgotten is done again. Gets the copy, before it is
+in its place; the folder that it replaces, if there is one, in which no process is at work; and the
+first round that nobody has seen yet, where somebody says so. Raises where the copy must not be used
+like this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    name: str
+    words: str
+    """What it is called in a sentence."""
+    mark: str
+    """A file that is in every folder of this kind, and in none of another."""
+    whose: Callable[[Path], Whose]
+    """Raises with one sentence where the folder is incomplete."""
+    settle: Settle
+    files: tuple[str, ...]
+    """Files and folders, as far as they are there."""
+    keys: tuple[str, ...]
+    """Those of `files` that open or prove something, and may be kept elsewhere."""
+    databases: tuple[str, ...] = ()
+    """Files of SQLite, as far as they are there."""
+    copy: Callable[[Path, Path], None] = copy_sqlite
+    """Copies a database that may be in use to a file that is there and empty."""
+    locks: tuple[str, ...] = ()
+    """Which of these files is locked says that a process is at work."""
+    ready: tuple[str, ...] = ()
+    """Patterns of files that say the same by a process's number, where there is no lock."""
+    notes: Callable[[Path], tuple[str, ...]] = lambda path: ()
+    """What is not in a copy, in sentences."""
+
+    def holds(self, name: str) -> bool:
+        """Whether a file of this name belongs into a copy."""
+        top = name.split("/", 1)[0]
+        return name in self.databases or top in self.files
+
+    def is_key(self, name: str) -> bool:
+        return name.split("/", 1)[0] in self.keys
+
+    def found(self, folder: Path) -> Iterator[str]:
+        """The names of all files but databases that are there, with / between their parts."""
+        for name in self.files:
+            place = folder / name
+            if place.is_file():
+                yield name
+            elif place.is_dir():
+                inside = sorted(path for path in place.rglob("*") if path.is_file())
+                for path in inside:
+                    # Locks, and what is being written, begin with a dot.
+                    if not any(part.startswith(".") for part in path.relative_to(place).parts):
+                        yield path.relative_to(folder).as_posix()

@@ -1,0 +1,146 @@
+"""Copies of a federation's server, over HTTPS or on Flower. An old one is at a round that devices
+have done: they never do one twice, so it goes on with one that nobody has seen."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from sottovoce.errors import RunError, ServiceError, UsageError
+from sottovoce.services.copies.kind import Kind, Settled, Whose
+from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.stores import server as records
+from sottovoce.stores.database import Database
+from sottovoce.stores.keys import ReportKeys
+from sottovoce.stores.server_folder import DATABASE, ServerFolder, open_folder
+
+_CHECKPOINT = "flower.db"
+"""Its name is spelt here so that servers without Flower can be copied without its libraries."""
+_POSTGRES = (
+    "The state is in PostgreSQL and not in the copy: copy it with pg_dump and put it back with "
+    "pg_restore, by a file that only you can read."
+)
+
+
+def _whose(path: Path) -> Whose:
+    folder = open_folder(path)
+    if folder.kept_in() == "sqlite" and not (path / DATABASE).is_file():
+        raise ServiceError(
+            f"{path / DATABASE} is not there, but the state of this federation was in it"
+        )
+    federation = folder.plan.terms.federation
+    return Whose.of(federation, federation.encode())
+
+
+def _notes(path: Path) -> tuple[str, ...]:
+    shared = open_folder(path).kept_in() == "postgresql"
+    flower = (path / "superlink").is_dir()
+    return (
+        *([_POSTGRES] if shared else []),
+        *(
+            ["The SuperLink's own folder, superlink/, is not in it; nodes are let in again."]
+            if flower
+            else []
+        ),
+    )
+
+
+def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+    folder = open_folder(copy)
+    if folder.kept_in() == "postgresql":
+        if next_round is not None:
+            raise UsageError(
+                "the state of this server is in PostgreSQL and not in the backup; give the round "
+                "to `sottovoce serve server DIR --skip-to-round N` instead of --next-round"
+            )
+        return Settled((_POSTGRES, *_means(folder)))
+    seen = _rounds(before)
+    if next_round is None and seen:
+        next_round = max(seen) + 1
+    if next_round is not None:
+        _go_on(copy, folder, next_round)
+    at = max(_rounds(copy), default=0)
+    return Settled((_goes_on(at, next_round is not None), *_means(folder)), at)
+
+
+def _go_on(copy: Path, folder: ServerFolder, round: int) -> None:
+    if (copy / DATABASE).is_file():
+        with contextlib.closing(Database.sqlite(copy / DATABASE)) as store, store.writing() as link:
+            if round > records.position(link).round:
+                coordinator_of(folder.plan, time.monotonic, folder.keys).skip_to(link, round)
+        if folder.plan.proxied:  # keys that were destroyed since are not used again
+            ReportKeys(folder.keys).rotate()
+    if (copy / _CHECKPOINT).is_file():
+        from sottovoce.stores.conductor import Checkpoint
+
+        with Checkpoint(copy) as checkpoint:
+            checkpoint.skip_to(round)
+
+
+def _rounds(folder: Path | None) -> list[int]:
+    """Where the databases are that can be read."""
+    found: list[int] = []
+    if folder is None:
+        return found
+    with contextlib.suppress(ServiceError):
+        if (folder / DATABASE).is_file():
+            with contextlib.closing(Database.sqlite(folder / DATABASE)) as store:
+                store.require()
+                with store.reading() as link:
+                    found.append(records.position(link).round)
+    if (folder / _CHECKPOINT).is_file():
+        from sottovoce.stores.conductor import Checkpoint
+
+        with contextlib.suppress(RunError), Checkpoint(folder) as checkpoint:
+            saved = checkpoint.load()
+            found.extend([] if saved is None else [saved.round])
+    return found
+
+
+def _goes_on(at: int, skipped: bool) -> str:
+    if skipped:
+        return (
+            f"It goes on with round {at} from the model of the copy; rounds between the two are "
+            "lost and not run again (`sottovoce serve target` asks for as many more)."
+        )
+    return (
+        f"It is at round {at}. Devices that have done this one or later ones do not do them again: "
+        "where there are any, start it once with --skip-to-round and a number that no device has "
+        "seen."
+    )
+
+
+def _means(folder: ServerFolder) -> tuple[str, ...]:
+    found = [
+        "Budgets are the devices' own: what left since stays in their ledgers and stays spent, "
+        "though this server has forgotten it.",
+        "Devices that enrolled since need new invitations; those that were shut out since have to "
+        "be shut out again.",
+    ]
+    if folder.plan.summed:
+        found.append(
+            "The proxy of the secure sum remembers what it has told: for a round before its last "
+            "one it refuses, and this server then gives the round up."
+        )
+    if folder.plan.proxied:
+        found.append(
+            "Reports that were sealed to keys of the copy can be read by whoever has the copy, "
+            "also where the server has destroyed these keys."
+        )
+    return tuple(found)
+
+
+SERVER = Kind(
+    name="server",
+    words="the server of a federation",
+    mark="catalogue.json",
+    whose=_whose,
+    settle=_settle,
+    files=("federation.json", "catalogue.json", "state.json", "keys"),
+    keys=("keys",),
+    databases=(DATABASE, _CHECKPOINT),
+    locks=("server.lock", "flower.lock"),
+    ready=("server-*.json", "superlink.json"),
+    notes=_notes,
+)

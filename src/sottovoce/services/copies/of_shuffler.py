@@ -1,0 +1,83 @@
+"""Copies of a proxy that shuffles. They hold no report: of what a proxy holds for the open round,
+nothing may be handed over twice, and what it has forgotten must stay forgotten. Two batches of one
+round would show the server, by what is in both, whose reports belong together."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from sottovoce.errors import ServiceError, UsageError
+from sottovoce.services.copies.databases import connected, in_words
+from sottovoce.services.copies.kind import Kind, Settled, Whose
+from sottovoce.stores.server_folder import read_introduction
+from sottovoce.stores.shuffler import ProxyStore, copy_accounts
+from sottovoce.stores.shuffler_folder import DATABASE, INTRODUCTION, SECRET, TERMS
+
+
+def _whose(path: Path) -> Whose:
+    for name in (SECRET, INTRODUCTION):
+        if not (path / name).is_file():
+            raise ServiceError(f"{path / name} is not there; this is no whole folder of a proxy")
+    federation = read_introduction(path / INTRODUCTION).federation
+    return Whose.of(federation, (path / SECRET).read_bytes().strip())
+
+
+def _copy(source: Path, target: Path) -> None:
+    with in_words(source), connected(source) as link:
+        copy_accounts(link, target)
+
+
+def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+    place = copy / DATABASE
+    if not place.is_file():
+        raise ServiceError("the backup lacks the proxy's accounts; use another one")
+    seen = _round(before)
+    if seen is None and next_round is None:
+        raise UsageError(
+            "nobody here can say for which rounds devices have sent since the copy was made; name "
+            "a round that no device has sent in with --next-round, by what devices or the server's "
+            "operator say"
+        )
+    first = max([0 if seen is None else seen + 1, next_round or 0])
+    with contextlib.closing(ProxyStore(place)) as store:
+        first = max(first, store.position.round + 1)
+        store.go_on_with(first)
+    return Settled(
+        (
+            f"It takes nothing for rounds before round {first}. What devices had sent in the open "
+            "one is not in a backup and counts for nobody; it stays in their ledgers as spent.",
+            f"Let the server go on with that round: `sottovoce serve server DIR --skip-to-round "
+            f"{first}`.",
+            "Devices that came since are not known here; they enrol again by themselves.",
+        ),
+        first,
+    )
+
+
+def _round(folder: Path | None) -> int | None:
+    """The last round that the folder that is replaced knows of."""
+    if folder is None or not (folder / DATABASE).is_file():
+        return None
+    try:
+        with contextlib.closing(ProxyStore(folder / DATABASE)) as store:
+            return store.position.round
+    except ServiceError:
+        return None
+
+
+PROXY = Kind(
+    name="proxy",
+    words="a proxy",
+    mark=SECRET,
+    whose=_whose,
+    settle=_settle,
+    files=("keys", SECRET, INTRODUCTION, TERMS),
+    keys=("keys", SECRET, INTRODUCTION),
+    databases=(DATABASE,),
+    copy=_copy,
+    locks=("proxy.lock",),
+    notes=lambda path: (
+        "The reports that the proxy holds now are not in it: they are handed over once, or never.",
+    ),
+)

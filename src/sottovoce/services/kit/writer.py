@@ -1,0 +1,156 @@
+"""One thread writes what devices sent. Whatever has come in while the last transaction went to the
+disk goes into the next one together, and is acknowledged when that is on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from sottovoce.errors import ServiceError
+from sottovoce.stores import server as records
+from sottovoce.stores import server as roster
+from sottovoce.stores.database import Database
+from sottovoce.stores.server import Decision, Submission
+from sottovoce.wire.refusals import Refused, Tally
+
+_BATCH = 1000
+_COUNT_SECONDS = 0.5
+"""Refusals are stored at least so often."""
+
+Failure = Callable[[ServiceError], None]
+S = TypeVar("S")
+"""What is stored."""
+D = TypeVar("D")
+"""What was decided about it; "accepted" where it was."""
+
+
+class GroupWriter(ABC, Generic[S, D]):
+    def __init__(
+        self,
+        tally: Tally,
+        *,
+        limit: int,
+        accepted: Callable[[], None],
+        failed: Failure,
+        died: Callable[[], None],
+    ) -> None:
+        """Keeps at most `limit` submissions waiting. Calls `accepted` after each transaction in
+        which some were, `failed` where the database cannot be written, and `died` where the thread
+        ends by an error that nobody has foreseen."""
+        self._tally = tally
+        self._limit = limit
+        self._accepted = accepted
+        self._failed = failed
+        self._died = died
+        self._loop = asyncio.get_running_loop()
+        self._ready = threading.Condition()
+        self._waiting: list[tuple[S, asyncio.Future[D]]] = []
+        self._seen: set[int] = set()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def _commit(self, batch: Sequence[S], counts: Mapping[str, int], seen: set[int]) -> list[D]:
+        """Decide and store in one transaction, with new counts of refusals; it is on the disk on
+        return."""
+
+    def store(self, submission: S) -> asyncio.Future[D]:
+        """Decided when it is on the disk. Raises where too many wait."""
+        future: asyncio.Future[D] = self._loop.create_future()
+        with self._ready:
+            if len(self._waiting) >= self._limit:
+                raise Refused("overload", "the server has too much to do; come back later")
+            self._waiting.append((submission, future))
+            if len(self._waiting) == 1:
+                self._ready.notify()
+        return future
+
+    def seen(self, number: int) -> None:
+        """Note that a device is there, soon."""
+        with self._ready:
+            self._seen.add(number)
+
+    def close(self) -> None:
+        """Write what is waiting, and stop."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        self._thread.join(timeout=3)
+
+    def _run(self) -> None:
+        try:
+            self._write_until_stopped()
+        finally:
+            if not self._stopping:
+                self._died()
+
+    def _write_until_stopped(self) -> None:
+        while True:
+            with self._ready:
+                if not self._waiting and not self._stopping:
+                    self._ready.wait(_COUNT_SECONDS)
+                batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+                seen, self._seen = self._seen, set()
+                last = self._stopping and not self._waiting
+            self._write(batch, seen)
+            if last:
+                return
+
+    def _write(self, batch: list[tuple[S, asyncio.Future[D]]], seen: set[int]) -> None:
+        decisions: list[D] | None = []
+        try:
+            with self._tally.storing() as counts:
+                if not batch and not counts and not seen:
+                    return
+                decisions = self._commit([submission for submission, _ in batch], counts, seen)
+        except ServiceError as error:
+            decisions = None
+            self._failed(error)
+        futures = [future for _, future in batch]
+        if futures and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_resolve, futures, decisions)
+        if decisions and "accepted" in decisions:
+            self._accepted()
+
+
+class Writer(GroupWriter[Submission, Decision]):
+    """Writes devices' reports to the server's database."""
+
+    def __init__(
+        self,
+        database: Database,
+        tally: Tally,
+        *,
+        limit: int,
+        accepted: Callable[[], None],
+        failed: Failure,
+        died: Callable[[], None],
+    ) -> None:
+        self._database = database
+        super().__init__(tally, limit=limit, accepted=accepted, failed=failed, died=died)
+
+    def _commit(
+        self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
+    ) -> list[Decision]:
+        with self._database.writing() as link:
+            decisions = records.accept(link, batch)
+            records.count_refusals(link, counts)
+            roster.seen(link, seen)
+        return decisions
+
+
+def _resolve(futures: list[asyncio.Future[D]], decisions: list[D] | None) -> None:
+    if decisions is None:
+        for future in futures:
+            if not future.done():
+                future.set_exception(
+                    Refused("unavailable", "the server cannot store anything now; come back later")
+                )
+        return
+    for future, decision in zip(futures, decisions, strict=True):
+        if not future.done():
+            future.set_result(decision)

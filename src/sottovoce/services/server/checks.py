@@ -1,0 +1,295 @@
+"""What is checked before a device's message is believed: cheap things first, and nothing of it is
+looked at before its signature is good."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from sottovoce.core.messages import GRID, decode, message_limit, other_version
+from sottovoce.errors import MessageError
+from sottovoce.services.kit.answers import Receive, Scope, Send, answer, read_body, table_of
+from sottovoce.services.kit.executor import Aside, Tarpit
+from sottovoce.services.server.state import Board, Snapshot
+from sottovoce.stores import server as records
+from sottovoce.stores import server as roster
+from sottovoce.stores.database import Database
+from sottovoce.stores.server import Submission
+from sottovoce.stores.server_folder import admit
+from sottovoce.wire.masked import binding, decode_masked, is_signed, message_bytes, model_name
+from sottovoce.wire.refusals import Refused
+from sottovoce.wire.signing import (
+    OVERHEAD,
+    SIGNATURE_BYTES,
+    Envelope,
+    Purpose,
+    is_proven,
+    is_weak,
+    open_envelope,
+)
+from sottovoce.wire.terms import PROTOCOL, Terms
+
+_OTHER_RELEASE = (
+    f"this server speaks version {PROTOCOL} of the protocol; install the same release of Sottovoce"
+)
+
+
+class Checks:
+    def __init__(self, terms: Terms, board: Board, database: Database) -> None:
+        self._terms = terms
+        self._board = board
+        self._database = database
+        self._largest = int(terms.largest_value * GRID)
+        self._keys: dict[int, Ed25519PublicKey] = {}
+        self._named: tuple[int, bytes] = (-1, b"")
+        with database.reading() as link:
+            for number, key in roster.public_keys(link).items():
+                self.enrolled(number, key)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message that can be a report."""
+        if self._terms.secure_sum is not None:
+            return OVERHEAD + message_bytes(self._terms)
+        return OVERHEAD + message_limit(self._terms.max_rows, self._terms.width)
+
+    def enrolled(self, number: int, public_key: bytes) -> None:
+        """Believe this key from now on. Earlier releases enrolled some with which everybody can
+        sign: their devices stay unknown."""
+        if not is_weak(public_key):
+            self._keys[number] = Ed25519PublicKey.from_public_bytes(public_key)
+
+    def number(self, payload: bytes) -> int:
+        """Whose message this is, once it was checked."""
+        return open_envelope(payload).number
+
+    def announced(self, begun: bytes, digest: bytes) -> int | None:
+        """The number of the device that signed a report with this digest, of which only the
+        beginning is here; None where it is none that this process knows, or not asked now."""
+        envelope = open_envelope(begun)
+        key, now = self._keys.get(envelope.number), self._board.now
+        if key is None or not now.open_for(envelope.round, envelope.attempt):
+            return None
+        if not now.asks(envelope.number):
+            return None
+        signed = envelope.signed_by(key, self._terms.federation, "report", digest)
+        return envelope.number if signed else None
+
+    async def check_in(self, payload: bytes, aside: Aside) -> int:
+        """The number of the device that signed this. It must have been signed just now, that is in
+        the present attempt, or in the one before while the round moved on."""
+        envelope = await self._envelope(payload, "check-in", aside)
+        if envelope.body:
+            raise Refused("malformed", "a check-in has no body")
+        sent, now = (envelope.round, envelope.attempt), self._board.now
+        if sent > now.key:  # another process may have moved on, and told the device
+            now = await aside(self._board.refresh)
+        if sent > now.key:
+            raise Refused("malformed", f"round {envelope.round} has not been opened")
+        if sent not in (now.key, now.before):
+            raise Refused("late", f"round {envelope.round} is closed; ask for the present one")
+        return envelope.number
+
+    async def report(self, payload: bytes, aside: Aside) -> Submission:
+        """A report that counts if it is the first of its device in the open round."""
+        envelope = await self._envelope(payload, "report", aside)
+        now = self._board.now
+        if not now.open_for(envelope.round, envelope.attempt):
+            # Another process may have moved on, and told the device.
+            now = await aside(self._board.refresh)
+        mark = records.mark_of(envelope.nonce, envelope.body)
+        if not now.open_for(envelope.round, envelope.attempt):
+            await self._refuse_closed(envelope, mark, now, aside)
+        if not now.asks(envelope.number):
+            raise Refused("not_selected", "this device is not asked in this round")
+        self._check_body(envelope)
+        joined = not now.asked(envelope.number)
+        return Submission(
+            envelope.round, envelope.attempt, envelope.number, mark, envelope.body, joined
+        )
+
+    async def _envelope(self, payload: bytes, purpose: Purpose, aside: Aside) -> Envelope:
+        if payload[:3] == b"SVE" and payload[3:4] != b"1":
+            raise Refused("version", _OTHER_RELEASE)
+        try:
+            envelope = open_envelope(payload)
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+        key = self._keys.get(envelope.number)
+        if key is None and self._database.shared:
+            # It may have enrolled with another process.
+            found = await aside(lambda: self._look_up_key(envelope.number))
+            if found is not None:
+                self.enrolled(envelope.number, found)
+                key = self._keys.get(envelope.number)
+        if key is None:
+            raise Refused("unknown_device", "no such device has enrolled; enrol with an invitation")
+        if not envelope.signed_by(key, self._terms.federation, purpose):
+            raise Refused("bad_signature", "the signature is not that of the enrolled device")
+        return envelope
+
+    def _look_up_key(self, number: int) -> bytes | None:
+        with self._database.reading() as link:
+            return roster.public_key(link, number)
+
+    async def _refuse_closed(
+        self,
+        envelope: Envelope,
+        mark: bytes,
+        now: Snapshot,
+        aside: Aside,
+    ) -> None:
+        """Raises what is to be said of a report for a round that is not open."""
+        sent, current = (envelope.round, envelope.attempt), now.position
+        if sent > (current.round, current.attempt):
+            raise Refused("malformed", f"round {envelope.round} has not been opened")
+
+        def find() -> dict[int, bytes]:
+            with self._database.reading() as link:
+                return records.marks(link, *sent, [envelope.number])
+
+        if (await aside(find)).get(envelope.number) == mark:
+            raise Refused("replay", "this report was accepted before")
+        raise Refused("late", f"round {envelope.round} is closed; the report did not count")
+
+    def _check_masked(self, envelope: Envelope) -> None:
+        """Of a masked update all that can be seen is its size; and that its seed is sealed by the
+        same device, or the proxy would refuse the whole sum."""
+        terms, round, attempt = self._terms, envelope.round, envelope.attempt
+        if envelope.body[:3] == b"SVM" and envelope.body[3:4] != b"1":
+            raise Refused("version", _OTHER_RELEASE)
+        try:
+            record = decode_masked(envelope.body, terms, round, attempt).record
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+        key = self._keys[envelope.number].public_bytes_raw()
+        bound = binding(terms, round, attempt, self._model_name(round))
+        if record.device != key or not is_signed(record, bound):
+            raise Refused(
+                "bad_signature", "the sealed seed was not signed by the enrolled device for this"
+            )
+
+    def _model_name(self, round: int) -> bytes:
+        """Of the open round's model, made once."""
+        if self._named[0] != round:
+            version = self._board.now.versions.get(round)
+            if version is None:
+                raise Refused("late", f"round {round} is closed; the report did not count")
+            self._named = round, model_name(version.view.items)
+        return self._named[1]
+
+    def _check_body(self, envelope: Envelope) -> None:
+        if self._terms.secure_sum is not None:
+            self._check_masked(envelope)
+            return
+        terms, body = self._terms, envelope.body
+        if other_version(body):
+            raise Refused("version", _OTHER_RELEASE)
+        try:
+            reports = decode(
+                body,
+                sender=envelope.number,
+                n_items=terms.n_rows,
+                width=terms.width,
+                round=envelope.round,
+                max_rows=terms.max_rows,
+            )
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+        values = reports.values
+        if terms.counts_senders and np.any(values[:, -1] != int(GRID)):
+            raise Refused("malformed", "a row does not count its sender once")
+        if values.size and max(int(np.max(values)), -int(np.min(values))) > self._largest:
+            raise Refused("malformed", "a value is larger than an honest device can send")
+
+
+# How devices come to a server: an invitation's token and a key that the device proves to hold.
+# Anybody can post a guess, so guesses have a thread and places of their own, never wait for
+# whoever writes to the database, and are answered after a while: those who are enrolled do not
+# notice them.
+
+LONGEST_ENROLMENT = 4096
+_WAITING = 64
+"""Enrolments that wait for the database."""
+_JSON = (b"content-type", b"application/json")
+
+
+class Enrolments:
+    def __init__(
+        self,
+        federation: str,
+        database: Database,
+        *,
+        admission_key: Ed25519PrivateKey | None,
+        body_seconds: float,
+        guess_seconds: float,
+        enrolled: Callable[[int, bytes], None],
+    ) -> None:
+        """`admission_key` is there where reports come through a proxy; `enrolled` is called with
+        the number and key of every device that comes, also again."""
+        self._federation, self._database = federation, database
+        self._admission_key, self._enrolled = admission_key, enrolled
+        self._body_seconds = body_seconds
+        self._aside, self._tarpit = Aside(_WAITING, threads=1), Tarpit(guess_seconds)
+
+    def close(self) -> None:
+        self._aside.close()
+
+    async def take(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer `POST /v1/enrol`."""
+        body = await read_body(scope, receive, LONGEST_ENROLMENT, self._body_seconds)
+        token, key, signature = _enrolment(body)
+        try:
+            number = await self._aside(lambda: self._enrol(token, key, signature))
+        except Refused as error:
+            if error.reason in ("bad_token", "bad_signature"):
+                await self._tarpit()
+            raise
+        self._enrolled(number, key)
+        told: dict[str, int | str] = {"number": number}
+        if self._admission_key is not None:
+            told["admission"] = admit(self._admission_key, self._federation, key).hex()
+        await answer(send, 200, [_JSON], json.dumps(told).encode())
+
+    def _enrol(self, token: bytes, key: bytes, signature: bytes) -> int:
+        """What costs least comes first, and nothing is locked for somebody without an
+        invitation."""
+        with self._database.reading() as link:
+            known = roster.is_invited(link, token)
+        if not known:
+            raise _not_good()
+        if not is_proven(key, self._federation, token, signature):
+            raise Refused("bad_signature", "the enrolment was not signed with the key it brings")
+        with self._database.writing() as link:
+            number = roster.enrol(link, token, key)
+        if number is None:
+            raise _not_good()
+        return number
+
+
+def _not_good() -> Refused:
+    return Refused("bad_token", "the invitation is not good, or was used by another device")
+
+
+def _enrolment(body: bytes) -> tuple[bytes, bytes, bytes]:
+    """Token, public key and signature of an enrolment."""
+    found = table_of(body)
+    other = f"this server speaks version {PROTOCOL} of the protocol; install its release"
+    if found.get("protocol") != PROTOCOL:
+        raise Refused("version", other)
+    try:
+        token, key = bytes.fromhex(found["token"]), bytes.fromhex(found["public_key"])
+        # Earlier releases of the same protocol did not sign.
+        signature = bytes.fromhex(found["signature"]) if "signature" in found else None
+    except (KeyError, TypeError, ValueError):
+        raise Refused("malformed", "token, public_key and signature must be hexadecimal") from None
+    if is_weak(key):
+        raise Refused("malformed", "a public key has 32 bytes and is one device's alone")
+    if signature is None:
+        raise Refused("version", "this server asks for signed enrolments; install its release")
+    if len(signature) != SIGNATURE_BYTES:
+        raise Refused("malformed", f"a signature has {SIGNATURE_BYTES} bytes")
+    return token, key, signature

@@ -1,0 +1,196 @@
+"""What an operator asks a running server, with the operator's token."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from sottovoce.core.messages import ModelView
+from sottovoce.errors import KeyTrouble, ServiceError, Unreachable, UsageError
+from sottovoce.services.agent.client import loopback
+from sottovoce.services.server import shuffled_rounds as batches
+from sottovoce.stores import server as records
+from sottovoce.stores import server as roster
+from sottovoce.stores import server as searches
+from sottovoce.stores.database import Database
+from sottovoce.stores.keys import CA_CERTIFICATE, OPERATOR_TOKEN, device_context
+from sottovoce.stores.server_folder import ServerFolder
+from sottovoce.wire.refusals import Tally
+from sottovoce.wire.terms import Terms
+from sottovoce.wire.versions import decode_model
+
+_SECONDS = 30.0
+
+
+@dataclass(slots=True, repr=False)
+class Operator:
+    """A connection that is kept open; `close` it."""
+
+    url: str
+    _http: httpx2.Client
+
+    @classmethod
+    def of(cls, folder: ServerFolder, url: str) -> Operator:
+        """With the keys of the server's own folder."""
+        return cls.at(url, folder.keys / CA_CERTIFICATE, folder.keys / OPERATOR_TOKEN)
+
+    @classmethod
+    def at(cls, url: str, ca: Path | None, token: Path) -> Operator:
+        """With the authority's certificate and the operator's token, as files. Plain HTTP, on this
+        machine only, needs no certificate."""
+        plaintext = url.startswith("http://")
+        if plaintext and not loopback(url):
+            raise UsageError(f"{url} is not encrypted, and the token is a secret; use https://")
+        if ca is None and not plaintext:
+            raise UsageError(f"{url} needs the certificate of the federation's authority, ca.crt")
+        secret = _read(token)
+        if token.stat().st_mode & 0o077:
+            raise KeyTrouble(f"{token} may be read by others; run `chmod 600 {token}`")
+        trusted = False if ca is None else _context(ca)
+        http = httpx2.Client(
+            base_url=url,
+            verify=trusted,
+            headers={"authorization": f"Bearer {secret.strip()}"},
+            timeout=_SECONDS,
+            trust_env=False,
+        )
+        return cls(url, http)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def status(self) -> Mapping[str, Any]:
+        try:
+            return dict(self._ask("GET", "/v1/operator/status").json())
+        except (ValueError, TypeError):
+            raise ServiceError(f"what answers at {self.url} is no server of Sottovoce") from None
+
+    def raise_target(self, rounds: int) -> None:
+        self._ask("POST", "/v1/operator/target", {"rounds": rounds})
+
+    def model(self, round: int, terms: Terms) -> ModelView:
+        """The published model, as every device can get it."""
+        content = self._ask("GET", f"/v1/model/{round}").content
+        return decode_model(content, n_items=terms.n_rows, width=terms.width)
+
+    def _ask(self, method: str, path: str, content: Any = None) -> httpx2.Response:
+        try:
+            answer = self._http.request(
+                method, path, json=content, headers={"accept-encoding": "identity"}
+            )
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise Unreachable(f"the server at {self.url} does not answer: {error}") from None
+        if answer.status_code == 401:
+            raise KeyTrouble(f"the token is not that of the operator of {self.url}")
+        if answer.is_error:
+            raise ServiceError(
+                f"the server at {self.url} refused {path} with status {answer.status_code}"
+            )
+        return answer
+
+
+def _context(ca: Path) -> ssl.SSLContext:
+    authority = _read(ca)
+    try:
+        return device_context(authority)
+    except KeyTrouble:
+        raise KeyTrouble(f"{ca} is no certificate; take the federation's ca.crt") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace")
+    except OSError as error:
+        raise KeyTrouble(f"{path} cannot be read: {error.strerror}") from None
+
+
+# What an operator sees.
+
+LAST_ROUNDS = 100
+
+
+def status(
+    database: Database, tally: Tally | None = None, last: int = LAST_ROUNDS
+) -> dict[str, Any]:
+    """Where the federation stands, with its last rounds; `tally` has what a running server has
+    counted and not stored yet."""
+    with contextlib.ExitStack() as stack:
+        new = {} if tally is None else stack.enter_context(tally.settled())
+        link = stack.enter_context(database.reading())
+        now = records.position(link)
+        enrolled, active = roster.count_devices(link)
+        shut_out = roster.shut_numbers(link)
+        why = roster.why_shut(link, shut_out)
+        search = searches.found(link)
+        refused = Counter(records.refused(link)) + Counter(new)
+        past = records.past_rounds(link, last)
+        handed_over = batches.heads(link, now.round)
+    return {
+        "round": now.round,
+        "attempt": now.attempt,
+        "state": now.state,
+        "target": now.target,
+        "reported": now.reported,
+        "goal": now.goal,
+        "asked": now.asked,
+        "enrolled": enrolled,
+        "active": active,
+        "shut_out": shut_out,
+        "shut_out_why": {str(number): words for number, words in sorted(why.items())},
+        "search": searches.to_table(search),
+        "batches": [
+            {"tier": b.tier, "devices": b.devices, "parts": b.parts, "stored": b.stored}
+            for b in handed_over
+        ],
+        "refused": dict(sorted(refused.items())),
+        "rounds": [attempt.to_table() for attempt in past],
+    }
+
+
+def metrics(database: Database, tally: Tally, in_flight: int) -> bytes:
+    """The same for Prometheus."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Figures(status(database, tally, last=1), in_flight))
+    return generate_latest(registry)
+
+
+class _Figures(Collector):
+    def __init__(self, now: dict[str, Any], in_flight: int) -> None:
+        self._now, self._in_flight = now, in_flight
+
+    def collect(self) -> Iterator[Metric]:
+        for name, words in (
+            ("round", "Rounds folded so far."),
+            ("attempt", "Attempt of the current round."),
+            ("target", "Rounds to run."),
+            ("reported", "Reports accepted in the open round."),
+            ("goal", "Reports that the open round waits for."),
+            ("asked", "Devices asked in the open round."),
+            ("enrolled", "Devices that have enrolled and were not shut out."),
+            ("active", "Enrolled devices that are asked."),
+        ):
+            yield GaugeMetricFamily(f"sottovoce_{name}", words, self._now[name])
+        yield GaugeMetricFamily(
+            "sottovoce_searching",
+            "Whether the server looks for a device that spoils sums.",
+            int(self._now["search"]["on"]),
+        )
+        yield GaugeMetricFamily(
+            "sottovoce_in_flight_bytes", "Bytes of reports being received.", self._in_flight
+        )
+        refused = CounterMetricFamily(
+            "sottovoce_refused", "Messages refused, by reason.", labels=["reason"]
+        )
+        for reason, count in self._now["refused"].items():
+            refused.add_metric([reason], count)
+        yield refused

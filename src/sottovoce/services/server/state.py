@@ -1,0 +1,128 @@
+"""What a server process knows of the federation right now, as it is told to devices.
+
+A snapshot never changes; a new one takes its place. Requests read it without asking the database.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sottovoce.core.messages import ModelView
+from sottovoce.services.kit.documents import Document, Version
+from sottovoce.stores import server as records
+from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.database import Database
+from sottovoce.stores.server import Position
+from sottovoce.wire.sealing import key_id
+from sottovoce.wire.terms import PROTOCOL
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Snapshot:
+    position: Position
+    selected: records.Numbers
+    """Who was asked in the open round, ascending; nobody where none is open."""
+    everyone: bool
+    """Any enrolled device may report, also one that came after the round was opened: it is then
+    asked, too, and takes nobody's place."""
+    versions: Mapping[int, Version]
+    """The newest model and the one before."""
+    descriptor: Document
+    before: tuple[int, int]
+    """Round and attempt that this one came after."""
+
+    def asks(self, number: int) -> bool:
+        return self.everyone or self.asked(number)
+
+    def asked(self, number: int) -> bool:
+        """Whether it was asked when the round was opened."""
+        at = int(np.searchsorted(self.selected, number))
+        return at < len(self.selected) and int(self.selected[at]) == number
+
+    def open_for(self, round: int, attempt: int) -> bool:
+        now = self.position
+        return now.state == "open" and (now.round, now.attempt) == (round, attempt)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Round and attempt."""
+        return self.position.round, self.position.attempt
+
+
+class Board:
+    def __init__(self, database: Database, plan: Plan) -> None:
+        self._database = database
+        self._plan = plan
+        self._digest = plan.terms.digest()
+        self._everyone = plan.cohort_size == "all" or plan.proxied
+        self._turn = threading.Lock()
+        nothing = Position(-1, 0, "waiting", 0)
+        self.now = self._snapshot(nothing, None, {}, (-1, 0))
+
+    def refresh(self) -> Snapshot:
+        """Look into the database. Any thread may ask."""
+        with self._turn:
+            old = self.now
+            with self._database.reading() as link:
+                position = records.position(link)
+                if _same(position, old.position):
+                    return old
+                selected = None
+                if position.state == "open":
+                    selected = records.selected(link, position.round, position.attempt)
+                versions = {
+                    round: old.versions[round]
+                    for round in (position.round - 1, position.round)
+                    if round in old.versions
+                }
+                found = {
+                    round: records.model(link, round, self._plan.terms.width)
+                    for round in (position.round - 1, position.round)
+                    if round not in versions
+                }
+            for round, model in found.items():
+                if model is not None:
+                    versions[round] = Version.prepared(ModelView(round, model[0]), model[1])
+            moved = (position.round, position.attempt) != old.key
+            before = old.key if moved else old.before
+            self.now = self._snapshot(position, selected, versions, before)
+            return self.now
+
+    def _snapshot(
+        self,
+        position: Position,
+        selected: records.Numbers | None,
+        versions: Mapping[int, Version],
+        before: tuple[int, int],
+    ) -> Snapshot:
+        asked = np.zeros(0, np.uint32) if selected is None else selected
+        told = self._describe(position)
+        return Snapshot(position, asked, self._everyone, versions, told, before)
+
+    def _describe(self, position: Position) -> Document:
+        state = "waiting" if position.state == "closing" else position.state
+        content: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "federation": self._plan.terms.federation,
+            "terms": self._digest,
+            "round": position.round,
+            "attempt": position.attempt,
+            "state": state,
+            "selection": "all" if self._everyone else "list",
+            "model": position.round,
+            "poll_seconds": self._plan.rules.poll_seconds,
+        }
+        if state == "open" and position.report_key:
+            key = position.report_key
+            content["report_key"] = {"id": key_id(key).hex(), "public": key.hex()}
+        return Document.of(json.dumps(content).encode())
+
+
+def _same(new: Position, old: Position) -> bool:
+    return (new.round, new.attempt, new.state) == (old.round, old.attempt, old.state)

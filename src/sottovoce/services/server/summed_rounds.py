@@ -1,0 +1,373 @@
+"""Rounds of a federation whose server sees sums alone: it adds up what it cannot read, and asks the
+proxy for the sum of exactly these masks.
+
+A round that the proxy was asked about is never tried again, because the proxy answers for one set
+of devices in a round: it is folded, or given up for the next round. While the proxy is away, the
+round stays closing; whoever asks again for the same submissions gets the same answer. After a
+spoiled sum rounds are summed in groups until it is found out whose fault that is
+(`parties/secure_sum.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import httpx2
+import numpy as np
+import sqlalchemy as sa
+
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import GRID, MaskedReports, SummedReports, add_sums, cut_sum
+from sottovoce.errors import (
+    ConfigError,
+    KeyTrouble,
+    MessageError,
+    ServiceError,
+    SpoiledSum,
+    Unreachable,
+    WrongSum,
+)
+from sottovoce.parties.searching import leniency
+from sottovoce.parties.secure_sum import MaskedSum
+from sottovoce.parties.server import Server
+from sottovoce.services.agent.client import Answer, ServiceClient
+from sottovoce.stores import server as records
+from sottovoce.stores import server as roster
+from sottovoce.stores import server as searches
+from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
+from sottovoce.stores.database import Leader
+from sottovoce.stores.server import Drawn
+from sottovoce.wire.masked import (
+    Record,
+    decode_masked,
+    decode_sum,
+    encode_group_question,
+    encode_question,
+    model_name,
+)
+
+Ask = Callable[[bytes], Answer]
+"""Puts a question to the proxy; raises `Unreachable` or `KeyTrouble` where it cannot."""
+
+_AT_ONCE = 16
+"""Masked updates that are read together."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_PATIENCE = httpx2.Timeout(20.0, read=600.0)
+"""The proxy adds up before it answers."""
+_LONGEST_REFUSAL = 1 << 22
+_SETTLED_ELSEWHERE = (401, 403, 404, 405, 426)
+"""Answers that say nothing of the question: somebody has to put the services right."""
+
+
+class _Refused(MessageError):
+    """The proxy will not tell this sum."""
+
+
+class _Elsewise(MessageError):
+    """The proxy was asked for what it cannot tell, has told nothing, and may be asked otherwise:
+    without some devices, or without groups."""
+
+    def __init__(self, without: Sequence[int] = ()) -> None:
+        super().__init__("the proxy is to be asked otherwise")
+        self.without = without
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Opened:
+    """What was opened of a round."""
+
+    drawn: Drawn
+    spoiled: tuple[bool, ...]
+    """Which of its groups."""
+    total: SummedReports | None
+    """Of the others; None where there are none."""
+    left_out: tuple[int, ...]
+    """Whose seeds the proxy could not open."""
+    why: str
+    """What was wrong with a spoiled one."""
+
+
+class ProxyLine:
+    """The server's way to the proxy that the terms name."""
+
+    def __init__(self, link: SecureSum, token: str, answer_bytes: int) -> None:
+        if not link.url or not link.key:
+            raise ConfigError("the terms of the federation name no proxy for its secure sum")
+        self._link, self._token = link, token
+        self._limit = max(answer_bytes, _LONGEST_REFUSAL)
+        self._client()  # raises now where it cannot be one
+
+    def __repr__(self) -> str:
+        return f"<ProxyLine {self._link.url}, redacted>"
+
+    def ask(self, question: bytes) -> Answer:
+        return asyncio.run(self._ask(question))
+
+    async def _ask(self, question: bytes) -> Answer:
+        client = self._client()
+        try:
+            return await client.hand_over("/v1/sums", question, self._token, limit=self._limit)
+        finally:
+            await client.rest()
+
+    def _client(self) -> ServiceClient:
+        link = self._link
+        plain = link.url.startswith("http://")
+        return ServiceClient(link.url, link.authority, plaintext=plain, timeout=_PATIENCE)
+
+
+class SummedCoordinator(Coordinator):
+    """`Coordinator` where reports are masked."""
+
+    def __init__(self, plan: Plan, clock: Clock, ask: Ask) -> None:
+        super().__init__(plan, clock)
+        link = plan.terms.secure_sum
+        if link is None:
+            raise ConfigError("only a secure sum needs a proxy that knows masks")
+        self._link, self._ask = link, ask
+        self._opened: _Opened | None = None
+        self._notices: tuple[str, ...] = ()
+        self._pause, self._next_try = _FIRST_PAUSE, -math.inf
+
+    # --- below the minimum nothing is asked -------------------------------------------------------
+
+    def _choose(
+        self, link: sa.Connection, round: int, attempt: int
+    ) -> tuple[int, records.Numbers] | None:
+        choice = super()._choose(link, round, attempt)
+        return None if choice is None or len(choice[1]) < self._link.min_devices else choice
+
+    def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
+        verdict = super()._verdict(link, now)
+        if verdict in ("goal", "deadline") and now.reported < self._link.min_devices:
+            late = self._elapsed() >= self._plan.rules.deadline_seconds
+            return "abandoned" if late else None
+        return verdict
+
+    def _due(self, link: sa.Connection, now: records.Position) -> bool:
+        if now.state == "closing":
+            return self._clock() >= self._next_try
+        return super()._due(link, now)
+
+    # --- the sum ----------------------------------------------------------------------------------
+
+    def _ended(self, leader: Leader, now: records.Position) -> list[Event]:
+        self._pause, self._next_try = _FIRST_PAUSE, -math.inf
+        # Asking takes a while, and nobody should be told meanwhile that the round is open.
+        return [Event("closing", now.round, now.attempt, now.asked, now.reported)]
+
+    def _close(self, leader: Leader, now: records.Position) -> list[Event]:
+        self._opened, self._notices = None, ()
+        try:
+            self._opened = self._open_sums(leader, now)
+        except (Unreachable, KeyTrouble) as error:
+            self._next_try = self._clock() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            raise ServiceError(f"round {now.round} waits for the proxy: {error}") from None
+        except (WrongSum, _Refused) as error:
+            what: What = "wrong_sum" if isinstance(error, WrongSum) else "sum_refused"
+            with leader.writing() as link:
+                return self._give_up(link, now, what, str(error))
+        if self._opened.total is None:
+            with leader.writing() as link:
+                over, *opened = self._give_up(link, now, "wrong_sum", self._opened.why)
+        else:
+            over, *opened = super()._close(leader, now)
+        return [replace(over, notices=self._notices), *opened]
+
+    def _open_sums(self, leader: Leader, now: records.Position) -> _Opened:
+        """The sums of the round's updates. Where the proxy cannot open some seeds, they are over
+        the others."""
+        with leader.reading() as link:
+            found = records.model(link, now.round, self._plan.terms.width)
+            drawn = searches.drawn(link, now.round, now.attempt)
+            there = records.reporters(link, now.round, now.attempt).tolist()
+        if found is None:
+            raise ServiceError(f"the database lacks the model of round {now.round}")
+        left_out: set[int] = set() if drawn is None else set(there) - set(drawn.numbers)
+        several = True
+        while True:
+            if drawn is None:
+                numbers = [number for number in there if number not in left_out]
+                drawn = self._draw(leader, now, numbers, several)
+            if min(map(len, drawn.groups)) < self._link.min_devices:
+                raise _Refused(
+                    f"{len(drawn.numbers):,} good submissions are left, and a sum needs "
+                    f"{self._link.min_devices:,}; the proxy was not asked"
+                )
+            try:
+                return self._open_groups(leader, now, model_name(found[0]), drawn, left_out)
+            except _Elsewise as error:
+                several &= bool(error.without)
+                left_out |= set(error.without)
+                drawn = None
+
+    def _draw(
+        self, leader: Leader, now: records.Position, numbers: list[int], several: bool
+    ) -> Drawn:
+        """Who is summed with whom. Groups are drawn when nobody can send anything any more, and
+        are on the disk before anybody is told of them."""
+        with leader.reading() as link:
+            search = searches.found(link)
+        shuffle = secrets.SystemRandom().shuffle
+        groups = search.groups(numbers, self._link, shuffle, several=several)
+        drawn = Drawn(now.round, now.attempt, numbers, groups)
+        if search.on:
+            with leader.writing() as link:
+                searches.keep_drawn(link, drawn)
+        return drawn
+
+    def _open_groups(
+        self,
+        leader: Leader,
+        now: records.Position,
+        model: bytes,
+        drawn: Drawn,
+        left_out: set[int],
+    ) -> _Opened:
+        terms, groups = self._plan.terms, drawn.groups
+        with leader.reading() as link:
+            totals, sealed = self._add_up(link, now, groups)
+        everyone = [number for group in groups for number in group]
+        good: list[SummedReports] = []
+        spoiled: list[bool] = []
+        why = ""
+        for place, total in enumerate(totals):
+            where = terms, now.round, now.attempt, model
+            if len(groups) == 1:
+                question = encode_question(*where, sealed[0])
+            else:
+                question = encode_group_question(*where, sealed, place)
+            answer = self._ask(question)
+            if (answer.status, answer.reason) == (409, "undecryptable"):
+                raise _Elsewise([everyone[at] for at in _which(answer, len(everyone))])
+            if (answer.status, answer.reason) == (429, "too_often") and len(groups) > 1:
+                raise _Elsewise
+            try:
+                good.append(self._read(total, answer))
+                spoiled.append(False)
+            except SpoiledSum as error:
+                spoiled.append(True)
+                why = str(error)
+        opened = add_sums(now.round, good, terms.width) if good else None
+        return _Opened(drawn, tuple(spoiled), opened, tuple(sorted(left_out)), why)
+
+    def _add_up(
+        self, link: sa.Connection, now: records.Position, groups: Sequence[Sequence[int]]
+    ) -> tuple[list[MaskedSum], list[list[Record]]]:
+        """For every group the masked updates added up, and their seeds in the group's order."""
+        terms = self._plan.terms
+        shape = terms.n_rows, terms.width
+        largest = terms.largest_value * GRID
+        totals = [MaskedSum(now.round, *shape, self._link, largest) for _ in groups]
+        place = {number: k for k, group in enumerate(groups) for number in group}
+        found: dict[int, Record] = {}
+        for part in records.bodies(link, now.round, now.attempt, _AT_ONCE):
+            for number, body in part:
+                if number not in place:
+                    continue
+                message = decode_masked(body, terms, now.round, now.attempt)
+                one = MaskedReports(now.round, np.array([number]), message.masked[None, :])
+                totals[place[number]].add(one)
+                found[number] = message.record
+        return totals, [[found[number] for number in group] for group in groups]
+
+    def _read(self, total: MaskedSum, answer: Answer) -> SummedReports:
+        """The opened sum, from the proxy's answer."""
+        if answer.status in _SETTLED_ELSEWHERE or answer.reason == "other_terms":
+            raise Unreachable(
+                f"it answered with status {answer.status}, {answer.reason or 'no reason'}: "
+                f"{answer.detail or 'nothing more'}; see whether it is the proxy of this "
+                "federation and has its introduction"
+            )
+        if answer.status != 200:
+            raise _Refused(
+                f"the proxy refused with status {answer.status}, {answer.reason or 'no reason'}: "
+                f"{answer.detail}"
+            )
+        try:
+            told = decode_sum(answer.body)
+        except MessageError as error:
+            raise WrongSum(str(error)) from None
+        lenient = leniency(secrets.SystemRandom().random())
+        return total.open(told, lenient, counted=self._plan.terms.counts_senders)
+
+    def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
+        opened = self._opened
+        if opened is None or opened.total is None or opened.total.round != now.round:
+            raise ServiceError(f"the sum of round {now.round} is not here")
+        total = opened.total
+        # Noise belongs to the sum and is not cut.
+        server.fold(total if self._link.noise else cut_sum(total, self._plan.value_limit))
+        left_out, spoiled = len(opened.left_out), sum(opened.spoiled)
+        counts = {"undecryptable": left_out, "spoiled_group": spoiled}
+        return {reason: count for reason, count in counts.items() if count}
+
+    def _forget(self, link: sa.Connection, now: records.Position) -> None:
+        super()._forget(link, now)
+        self._note(link, now)
+
+    def _note(self, link: sa.Connection, now: records.Position) -> None:
+        """What the round says of its devices; those who spoil sums are shut out."""
+        opened = self._opened
+        if opened is None:
+            return
+        before, notices = searches.found(link), []
+        drawn = opened.drawn
+        search, out = before.after(drawn.numbers, drawn.groups, opened.spoiled)
+        if search != before:
+            searches.keep(link, search)
+        if opened.left_out:
+            named = ", ".join(map(str, opened.left_out))
+            notices.append(f"the proxy could not open the seeds of devices {named}; left out")
+        if any(opened.spoiled):
+            notices.append(
+                f"{sum(opened.spoiled)} of {len(drawn.groups)} sums were spoiled and left out; "
+                "the next rounds are summed in groups that are drawn anew, to see by whom"
+            )
+        for number, mark in sorted(out.items()):
+            why = f"the server has shut this device out, because it spoils sums: {mark.words}"
+            roster.shut(link, [number], why)
+            notices.append(f"device {number} was shut out: {mark.words}")
+        if before.on and not search.on:
+            notices.append("sums are good again, and there is one for a round")
+        self._notices = tuple(notices)
+
+    # --- rounds without a sum ---------------------------------------------------------------------
+
+    def _diverged(self, link: sa.Connection, now: records.Position) -> list[Event]:
+        return self._give_up(link, now, "diverged", "folding would have made the model run off")
+
+    def _give_up(
+        self, link: sa.Connection, now: records.Position, what: What, why: str
+    ) -> list[Event]:
+        """Nothing of the round counts, and the next one begins from the same model."""
+        found = records.model(link, now.round, self._plan.terms.width)
+        if found is None:
+            raise ServiceError(f"the database lacks the model of round {now.round}")
+        items, changed = found
+        over = self._end(link, now, "closing", "abandoned", "abandoned", what)
+        records.drop_reports(link, now.round, now.attempt)
+        self._note(link, now)
+        memory = records.memory(link, now.round, len(items))
+        records.save_model(link, now.round + 1, items, changed, memory)
+        records.count_refusals(link, {what: 1})
+        more = now.round + 1 < now.target
+        opened = self._open(link, now.round + 1, 0) if more else None
+        ended = replace(over, trouble=f"round {now.round} does not count: {why}")
+        return [ended] if opened is None else [ended, opened]
+
+
+def _which(answer: Answer, devices: int) -> list[int]:
+    """The places that the proxy names; there is at least one."""
+    named = answer.table().get("which")
+    good = isinstance(named, list) and all(
+        isinstance(at, int) and not isinstance(at, bool) and 0 <= at < devices for at in named
+    )
+    if not good or not named:
+        raise _Refused("the proxy did not say which seeds it could not open")
+    return list(named)

@@ -1,0 +1,334 @@
+"""The thread of a proxy that talks to the server: it follows the rounds, lets batches go when the
+rules say so, hands them over part by part, and forgets them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sottovoce.errors import (
+    ConfigError,
+    MessageError,
+    ServiceError,
+    SottovoceError,
+    Unreachable,
+)
+from sottovoce.parties.shuffler import ProxyRules, in_parts
+from sottovoce.services.agent.client import Busy, ServiceClient, loopback
+from sottovoce.services.kit.pacing import Pace
+from sottovoce.services.server.shuffled_rounds import PART_BYTES, Part, encode_part
+from sottovoce.stores.shuffler import Held, Position, ProxyStore
+from sottovoce.stores.shuffler_folder import ProxyFolder
+from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.sealing import SEALED_BYTES, key_id
+from sottovoce.wire.shuffled import terms_name
+from sottovoce.wire.terms import Terms
+
+PER_PART = PART_BYTES // SEALED_BYTES
+_LONGEST_LOOK = 5.0
+"""Seconds after which the proxy looks for a new round, at most, while the server answers."""
+_LONGEST_PAUSE = 30.0
+_SHORTEST_LOOK = 0.1
+"""However many ask."""
+_TERMS_BYTES = 1 << 20
+_BREATH = 0.005
+"""Seconds between deletions, in which others may write."""
+_WIPE_SECONDS = 1.0
+"""After which the log is wiped again where that could not be done."""
+
+_NEVER = 1 << 63
+
+Goal = Mapping[int | None, int]
+"""By tier, or for all others, the devices with which a batch waits no longer."""
+
+
+class Courier:
+    def __init__(
+        self,
+        folder: ProxyFolder,
+        store: ProxyStore,
+        log: Any,
+        *,
+        goal: Goal,
+        hold_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._store, self._log, self._clock = folder, store, log, clock
+        self._introduction = folder.introduction
+        self._goal, self._hold = goal, hold_seconds
+        self.rules: ProxyRules | None = None
+        """None until the terms of the federation are known."""
+        self.terms: Terms | None = None
+        self.terms_name = b""
+        self._digest = ""
+        self._next_wipe = 0.0  # a process that was killed may have left something
+        self._reached: dict[int, float] = {}
+        self._etag, self._looked, self._next_look, self._next_try = "", -math.inf, 0.0, 0.0
+        near = loopback(self._introduction.server)
+        self._looking, self._trying = Pace(near=near), Pace(near=near)
+        self._trouble = ""
+        self._told = _LONGEST_LOOK
+        self._died: Callable[[], None] = lambda: None
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._turn = asyncio.Lock()
+        plaintext = not self._introduction.ca
+        self._asking, self._handing = (
+            ServiceClient(self._introduction.server, self._introduction.ca, plaintext=plaintext)
+            for _ in range(2)
+        )
+        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        terms = folder.terms()
+        if terms is not None:
+            self._follow(terms)
+
+    def start(self, died: Callable[[], None]) -> None:
+        """`died` is called where the thread ends by an error that nobody has foreseen."""
+        self._died = died
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.wake()
+        self._thread.join(timeout=3)
+
+    def wake(self) -> None:
+        """Something was accepted."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has stopped
+                self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def look(self, seconds: float) -> None:
+        """See whether the server has moved on, for so long at most. For another event loop."""
+        if self._loop is None or not self._loop.is_running():
+            return
+        asked = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._look(), self._loop))
+        await asyncio.wait([asked], timeout=seconds)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self._own_loop) as runner:
+                runner.run(self._work())
+        finally:
+            if not self._stopping:
+                self._died()
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop or asyncio.new_event_loop()
+
+    async def _work(self) -> None:
+        try:
+            while not self._stopping:
+                self._woken.clear()
+                if self._clock() >= self._next_look:
+                    await self._look()
+                await self._deliver()
+                await self._forget()
+                await self._wait()
+        finally:
+            await self._asking.rest()
+            await self._handing.rest()
+
+    async def _wait(self) -> None:
+        now = self._clock()
+        until = [self._next_look, self._next_wipe]
+        for held in self._store.held():
+            if held.state == "sealed":
+                until.append(self._next_try)
+            elif held.number in self._reached:
+                until.append(max(self._next_try, self._reached[held.number] + self._hold))
+        try:
+            await asyncio.wait_for(self._woken.wait(), max(0.02, min(until) - now))
+        except TimeoutError:
+            return
+        await asyncio.sleep(0.02)  # many submissions make one look
+
+    # --- the rounds -------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Ask the server where it is. Whoever asks while others wait gets the same answer."""
+        asked = self._clock()
+        async with self._turn:
+            if self._looked > asked:
+                return
+            await asyncio.sleep(max(0.0, self._looked + _SHORTEST_LOOK - asked))
+            try:
+                await self._ask()
+            except SottovoceError as error:
+                wait = error.retry_after if isinstance(error, Busy) else 0.0
+                pause = min(self._looking.after_failure(wait), _LONGEST_PAUSE)
+                self._say("the server cannot be followed", error)
+            else:
+                pause = self._looking.after_success(min(self._told / 4, _LONGEST_LOOK))
+                self._trouble = ""
+            self._looked = self._clock()
+            self._next_look = self._looked + pause
+
+    async def _ask(self) -> None:
+        answer = await self._asking.get("/v1/round", etag=self._etag)
+        if answer.status == 304:
+            return
+        if answer.status != 200:
+            raise ServiceError(f"the server refused to tell the round (status {answer.status})")
+        now = Descriptor.from_table(answer.table())
+        if now.federation != self._introduction.federation:
+            raise MessageError(f"the server is that of another federation, {now.federation}")
+        if self.rules is None:
+            await self._fetch_terms(now.terms)
+        if now.terms != self._digest:
+            raise MessageError("the server has changed the terms; batches under others are held")
+        if now.round < self._store.position.round:
+            # Who has sent in that round may be forgotten: anything could be taken twice.
+            raise MessageError(f"the server went back to round {now.round}; nothing is taken there")
+        key = key_id(now.report_key) if now.report_key else b""
+        self._told = now.poll_seconds
+        position = Position(now.round, now.state == "open" and bool(key), key)
+        if position != self._store.position:
+            dropped = self._store.move(position)
+            self._reached = {h.number: self._reached[h.number] for h in self._store.held()
+                             if h.number in self._reached}  # fmt: skip
+            self._log.info("round", round=position.round, open=position.open)
+            for held in dropped:
+                self._log.info(
+                    "batch dropped", round=held.round, tier=held.tier, devices=held.devices
+                )
+        self._etag = answer.etag
+
+    async def _fetch_terms(self, digest: str) -> None:
+        answer = await self._asking.get("/v1/terms", limit=_TERMS_BYTES)
+        if answer.status != 200:
+            raise ServiceError(f"the server refused to tell the terms (status {answer.status})")
+        terms = Terms.from_table(answer.table())
+        if terms.federation != self._introduction.federation:
+            raise MessageError(f"the terms are those of another federation, {terms.federation}")
+        if terms.digest() != digest:
+            raise MessageError("the server published other terms than those of its round")
+        self._follow(terms)
+        self._folder.keep_terms(terms)
+
+    def _follow(self, terms: Terms) -> None:
+        if terms.reporting is None:
+            raise ServiceError(f"the federation {terms.federation} sends nothing through a proxy")
+        tiers = terms.reporting.tiers
+        unknown = [tier for tier in self._goal if tier is not None and tier >= len(tiers)]
+        if unknown:
+            raise ConfigError(f"--goal names tier {unknown[0]}, but the last is {len(tiers) - 1}")
+        wanted = [self._goal.get(n, self._goal.get(None)) for n in range(len(tiers))]
+        minimum = tuple(tier.min_devices for tier in tiers)
+        # A goal below the minimum is reached with it.
+        goal = tuple(_NEVER if count is None else count for count in wanted)
+        self.terms, self.terms_name, self._digest = terms, terms_name(terms), terms.digest()
+        self.rules = ProxyRules(terms.reporting.max_reports, minimum, goal, self._hold)
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        """Hand over what may go. A server that is down or refuses is tried again later."""
+        if self.rules is None:
+            return
+        for held in self._store.held():
+            free = held.state == "sealed" or self._releases(held)
+            if not free or self._clock() < self._next_try:
+                continue
+            try:
+                if held.state == "open":
+                    held = self._store.seal(held)
+                    self._reached.pop(held.number, None)
+                await self._hand_over(held)
+            except SottovoceError as error:
+                wait = error.retry_after if isinstance(error, Busy) else 0.0
+                pause = min(self._trying.after_failure(wait), max(_LONGEST_PAUSE, wait))
+                self._next_try = self._clock() + pause
+                self._say("a batch cannot be handed over", error)
+            else:
+                self._next_try = 0.0
+                self._trying.after_success(1.0)
+                self._trouble = ""
+
+    def _releases(self, held: Held) -> bool:
+        rules = self.rules
+        if rules is None or held.round != self._store.position.round:
+            return False
+        if held.devices < rules.minimum[held.tier]:
+            return False
+        now = self._clock()
+        reached = self._reached.setdefault(held.number, now)
+        return rules.releases(held.tier, held.devices, now - reached)
+
+    async def _hand_over(self, held: Held) -> None:
+        if self.rules is None or held.devices < self.rules.minimum[held.tier]:
+            raise ServiceError("a batch below its minimum is not handed over")
+        records = held.devices * self.rules.reports
+        parts = -(-records // PER_PART)
+        content = in_parts(
+            lambda: self._store.rows(held), records, SEALED_BYTES, held.seed,
+            per_part=PER_PART, first=held.sent,
+        )  # fmt: skip
+        for number, body in enumerate(content, held.sent):
+            part = Part(
+                held.round, held.tier, held.key, held.devices, number, parts, held.mark, body
+            )
+            try:
+                answer = await self._handing.hand_over(
+                    "/v1/batches", encode_part(part), self._introduction.token
+                )
+            except Unreachable:
+                if not self._overtaken(held):
+                    raise
+                self._drop(held)
+                return
+            good = answer.status == 204 or (answer.status, answer.reason) == (409, "replay")
+            over = answer.reason == "late" and answer.status in (409, 410)
+            if over or (not good and self._overtaken(held)):
+                self._drop(held)
+                return
+            if not good:
+                raise ServiceError(
+                    f"the server refused part {number} of {parts} with status {answer.status}, "
+                    f"{answer.reason or 'no reason'}: {answer.detail}"
+                )
+            held = self._store.sent(held, number + 1)
+            if self._clock() >= self._next_look:
+                await self._look()  # which may find the round over
+            if number + 1 < parts and self._overtaken(held):
+                self._drop(held)
+                return
+        self._store.end(held, "handed_over")
+        self._log.info(
+            "batch handed over", round=held.round, tier=held.tier, devices=held.devices, parts=parts
+        )
+
+    def _overtaken(self, held: Held) -> bool:
+        return self._store.position.round > held.round
+
+    def _drop(self, held: Held) -> None:
+        self._store.end(held, "dropped")
+        self._log.info("batch dropped", round=held.round, tier=held.tier, devices=held.devices)
+
+    async def _forget(self) -> None:
+        """Delete what is over, also from the log."""
+        try:
+            while self._store.forget() and not self._stopping:
+                self._next_wipe = min(self._next_wipe, self._clock())
+                await asyncio.sleep(_BREATH)
+            if self._clock() >= self._next_wipe:
+                self._next_wipe = self._clock() + _WIPE_SECONDS
+                if self._store.wipe_log():
+                    self._next_wipe = math.inf
+        except ServiceError as error:
+            self._say("what is over cannot be deleted yet", error)
+
+    def _say(self, what: str, error: Exception) -> None:
+        """Once for each kind of trouble."""
+        if self._trouble != f"{what}: {error}":
+            self._trouble = f"{what}: {error}"
+            self._log.error(what, detail=str(error))

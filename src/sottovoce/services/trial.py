@@ -1,0 +1,302 @@
+"""An experiment run over HTTPS on loopback: a server, a proxy where the terms have one, and an
+agent for every device."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.ledger import Entries, Ledger
+from sottovoce.core.links import Proxied, SecureSum
+from sottovoce.core.one_bit import noise_root
+from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
+from sottovoce.engines.trial import (
+    Gathered,
+    Tick,
+    World,
+    ledger_of,
+    make_server_folder,
+    make_store,
+    number_width,
+)
+from sottovoce.errors import ServiceError, Stalled, Unreachable
+from sottovoce.parties.device import Devices
+from sottovoce.rng import streams_of
+from sottovoce.services.server.operator import Operator
+from sottovoce.stores import server as records
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.helper_folder import (
+    PUBLIC_KEY,
+    create_masker,
+    init_masker,
+    masker_introduction,
+    open_masker,
+)
+from sottovoce.stores.keys import (
+    CA_CERTIFICATE,
+    authority_pem,
+    init_keys,
+    write_new_files,
+)
+from sottovoce.stores.server_folder import (
+    Introduction,
+    ServerFolder,
+    introduction,
+    invite,
+    open_folder,
+)
+from sottovoce.stores.session import Hosted
+from sottovoce.stores.shuffler_folder import create_proxy_folder
+from sottovoce.wire.invitations import keep_invitation
+
+_LOOK_SECONDS = 0.1
+_SETTLING_SECONDS = 30.0
+_HOLD_SECONDS = 20.0
+"""How long the proxy waits for devices that have used up their budgets."""
+_PROXY, _PORT, _INTRODUCTION = "proxy", "port", "introduction.json"
+
+
+@dataclass(slots=True, repr=False)
+class HttpsTrial:
+    """Device agents may die and rounds go on without them; the server and the proxy may not."""
+
+    world: World
+    folder: Path
+    processes: int
+    """Agents; with 0 there are none, and the devices are the caller's to play."""
+    reroute: Callable[[str], str] | None = None
+    """Gives the agents another address than the server's own, to put something in between."""
+    agents: list[Child] = field(default_factory=list, init=False)
+    server: Child | None = field(default=None, init=False)
+    proxy: Child | None = field(default=None, init=False)
+    _operator: Operator | None = field(default=None, init=False)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        terms = self.world.terms
+        if terms.reporting is not None:
+            link = prepare_proxy(self.folder)
+            self.world = replace(self.world, terms=replace(terms, link=link))
+        elif terms.secure_sum is not None:
+            summed = prepare_masker(self.folder, terms.secure_sum, self.world.root_key)
+            self.world = replace(self.world, terms=replace(terms, link=summed))
+        folder = self._prepared()
+        if terms.secure_sum is not None:
+            self.start_masker()
+        try:
+            self.server = self._start("server", "serve", "server", folder.path, "--port", "0")
+            wait_for(self.server, lambda: folder.running() is not None)
+            url = (folder.running() or {})["url"]
+            self._operator = Operator.of(folder, url)
+            if terms.reporting is not None:
+                self._start_proxy(introduction(folder, url))
+            self._start_agents(self.reroute(url) if self.reroute else url)
+            yield
+        finally:
+            if self._operator is not None:
+                self._operator.close()
+            stop_all(self.agents)  # first, so that no report of theirs goes nowhere
+            for service in (self.proxy, self.server):
+                if service is not None:
+                    service.stop()
+
+    def round(self) -> int:
+        return int(self._status()["round"])
+
+    def advance(self, to: int, tick: Tick) -> None:
+        self.operator().raise_target(to)
+        last, since = -1, 0.0
+        while True:
+            done = self.round()
+            tick(min(done, to))
+            if done >= to:
+                return
+            self._watch()
+            if done != last:
+                last, since = done, time.monotonic()
+            self._require_movement(done, time.monotonic() - since)
+            time.sleep(_LOOK_SECONDS)
+
+    def gather(self) -> Gathered:
+        round = self.round()
+        view = self.operator().model(round, self.world.terms)
+        vectors = [self._settled_vector(row, round) for row in range(len(self.world.cohort))]
+        return Gathered(round, view.items, np.concatenate(vectors))
+
+    def ledger(self) -> list[Entries]:
+        return ledger_of(self.store(row) for row in range(len(self.world.cohort)))
+
+    def log(self) -> tuple[list[Mapping[str, Any]], Mapping[str, int]]:
+        database = open_folder(self.folder / "server").database()
+        try:
+            with database.reading() as link:
+                rounds: list[Mapping[str, Any]] = [
+                    past.to_table() for past in records.past_rounds(link)
+                ]
+                return rounds, records.refused(link)
+        finally:
+            database.close()
+
+    # --- what the parties are given ---------------------------------------------------------------
+
+    def _start(self, name: str, *arguments: str | Path) -> Child:
+        command = sottovoce_command(*arguments)
+        return Child(f"the {name}", command, log=self.folder / "logs" / f"{name}.log")
+
+    def _start_proxy(self, introduced: Introduction) -> None:
+        """At the address that the terms name; the server may listen elsewhere than before."""
+        place = self.folder / _PROXY
+        (place / _INTRODUCTION).unlink(missing_ok=True)
+        folder = create_proxy_folder(place, introduced)
+        goals = [
+            f"--goal={tier}={devices}" for tier, devices in enumerate(self._tiers()) if devices
+        ]
+        self.proxy = self._start(
+            *("proxy", "serve", "proxy", place, "--port", str(_kept_port(place))),
+            *goals,
+            f"--hold-seconds={_HOLD_SECONDS}",
+        )
+        wait_for(self.proxy, lambda: folder.running() is not None)
+
+    def start_masker(self) -> None:
+        """Who knows the masks, at the address that the terms name; also after it was stopped."""
+        place = self.folder / _PROXY
+        if not (place / _INTRODUCTION).exists():
+            create_masker(place, masker_introduction(open_folder(self.folder / "server")))
+        folder = open_masker(place)
+        port = str(_kept_port(place))
+        self.proxy = self._start("proxy", "serve", "masker", place, "--port", port)
+        wait_for(self.proxy, lambda: folder.running() is not None)
+
+    def _tiers(self) -> list[int]:
+        """How many devices report in each tier, in the first round."""
+        terms, world = self.world.terms, self.world
+        devices = Devices.behind_door(
+            terms.build(), world.cohort, terms.release, Ledger(), streams_of(world.root_key)
+        )
+        there = np.bincount(devices.tiers()[devices.willing()])
+        return [int(count) for count in there]
+
+    def _start_agents(self, url: str) -> None:
+        stores = [self.store(row) for row in range(len(self.world.cohort))]
+        agents = min(self.processes, len(stores))
+        for number in range(agents):
+            served = stores[number::agents]
+            agent = self._start(f"agent-{number:03d}", "serve", "device", *served, "--server", url)
+            self.agents.append(agent)
+
+    def operator(self) -> Operator:
+        """Whoever may ask the running server how it goes, and set its target."""
+        if self._operator is None:
+            raise ServiceError("the trial is not running")
+        return self._operator
+
+    def _prepared(self) -> ServerFolder:
+        """Everybody's folders. Made aside and moved into place, so that they are whole or not
+        there at all."""
+        place = self.folder / "server"
+        if place.exists():
+            return open_folder(place)
+        fresh = self.folder / "fresh"
+        for stale in ("fresh", "devices", "logs"):
+            shutil.rmtree(self.folder / stale, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        world = self.world
+        server = make_server_folder(fresh / "server", world)
+        database = server.database()
+        try:
+            users = world.cohort.users.tolist()
+            invitations = invite(server, database, "https://127.0.0.1", users)
+        finally:
+            database.close()
+        for row, invitation in enumerate(invitations):
+            path = fresh / "devices" / self.store(row).name
+            path.parent.mkdir(exist_ok=True)
+            with make_store(path, world, np.array([row])) as store:
+                keep_invitation(store, invitation)
+        (fresh / "devices").rename(self.folder / "devices")
+        (fresh / "server").rename(place)
+        fresh.rmdir()
+        return open_folder(place)
+
+    def store(self, row: int) -> Path:
+        """The folder of one device."""
+        return self.folder / "devices" / f"{row:0{number_width(len(self.world.cohort))}d}"
+
+    def _settled_vector(self, row: int, round: int) -> NDArray[np.float32]:
+        """A device's vector, once it knows whether its last report counted, and has the model of
+        this round. An agent that was killed is not waited for."""
+        until = time.monotonic() + _SETTLING_SECONDS
+        agent = self.agents[row % len(self.agents)] if self.agents else None
+        with CohortStore.open(self.store(row), readonly=True) as store:
+            hosted = Hosted(store)
+            while agent and agent.alive and not _settled(hosted, round):
+                if time.monotonic() > until:
+                    break
+                time.sleep(_LOOK_SECONDS)
+            return self.world.cohort.vectors[[row]] if hosted.terms is None else hosted.vectors()
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def _status(self) -> Mapping[str, Any]:
+        try:
+            return self.operator().status()
+        except Unreachable:
+            self._watch()
+            raise
+
+    def _require_movement(self, round: int, seconds: float) -> None:
+        """A server with a proxy waits for ever for devices that have used up their budgets."""
+        patience = self.world.rules.deadline_seconds + 3 * _HOLD_SECONDS
+        if self.world.terms.reporting is not None and seconds > patience:
+            raise Stalled(
+                f"in round {round} the proxy has held everything back for {seconds:.0f} seconds: "
+                "no tier has its minimum of devices with enough budget left; lower rounds, or let "
+                "the users permit more"
+            )
+
+    def _watch(self) -> None:
+        if self.server is not None:
+            self.server.require_alive()
+        if self.proxy is not None:
+            self.proxy.require_alive()
+        if self.agents and not any(agent.alive for agent in self.agents):
+            self.agents[0].require_alive()
+
+
+def prepare_proxy(folder: Path) -> Proxied:
+    """Address and authority of a trial's proxy, which the terms name and so must be there before
+    them; the same ones where the trial is gone on with."""
+    place = folder / _PROXY
+    if not (place / "keys" / CA_CERTIFICATE).exists():
+        init_keys(place / "keys")
+    if not (place / _PORT).exists():
+        write_new_files(place, {_PORT: str(free_port()).encode()})
+    return Proxied(f"https://127.0.0.1:{_kept_port(place)}", authority_pem(place / "keys"))
+
+
+def prepare_masker(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
+    """The same for the proxy of a secure sum, with the noise of the simulation."""
+    place = folder / _PROXY
+    if not (place / PUBLIC_KEY).exists():
+        init_masker(place, noise_key=noise_root(streams_of(root_key).child("masker").root))
+    told = prepare_proxy(folder)
+    key = (place / PUBLIC_KEY).read_text().strip()
+    return replace(link, url=told.url, authority=told.authority, key=key)
+
+
+def _kept_port(place: Path) -> int:
+    return int((place / _PORT).read_text())
+
+
+def _settled(hosted: Hosted, round: int) -> bool:
+    model = hosted.model()
+    return hosted.unresolved() is None and model is not None and model.round >= round

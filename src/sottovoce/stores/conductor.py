@@ -1,0 +1,414 @@
+"""The conductor's memory: one SQLite file in the server's folder, one transaction per round.
+
+Whatever is killed and whenever, the file says which round was folded last, from which devices, and
+which devices the open round asks. `flower-status.json` beside it is for onlookers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import FolderInUse, RunError, UsageError, VersionMismatch
+from sottovoce.stores.allotment import Ranges, overlap, show_ranges
+from sottovoce.stores.private import private_file
+from sottovoce.stores.stamps import stamp, unstamp
+
+FILE = "flower.db"
+LOCK = "flower.lock"
+STATUS = "flower-status.json"
+_SCHEMAS = (
+    """
+CREATE TABLE model (round INTEGER, attempt INTEGER, n_items INTEGER, items BLOB, changed BLOB,
+                    terms TEXT);
+CREATE TABLE open_round (round INTEGER, attempt INTEGER, goal INTEGER, numbers BLOB);
+CREATE TABLE rounds (round INTEGER, attempt INTEGER, outcome TEXT, asked INTEGER, reported INTEGER,
+                     missing TEXT, seconds REAL, PRIMARY KEY (round, attempt));
+CREATE TABLE counted (number INTEGER PRIMARY KEY, round INTEGER, attempt INTEGER);
+CREATE TABLE owners (number INTEGER PRIMARY KEY, node TEXT);
+CREATE INDEX owned ON owners (node);
+CREATE TABLE refused (reason TEXT PRIMARY KEY, count INTEGER);
+CREATE TABLE target (rounds INTEGER);
+""",
+    "CREATE TABLE allotted (first INTEGER PRIMARY KEY, last INTEGER, node TEXT, name TEXT)",
+    "CREATE TABLE memory (content BLOB)",
+    """
+UPDATE model SET items = stamp(items, 'items', round), changed = stamp(changed, 'changed', round);
+UPDATE memory SET content = stamp(content, 'memory');
+UPDATE open_round SET numbers = stamp(numbers, 'numbers', round, attempt)
+""",
+)
+"""What each version of the file adds to the one before."""
+_STAMPED_SINCE = 4
+"""The first version in which contents carry stamps."""
+
+Outcome = Literal["goal", "deadline", "abandoned"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """How one attempt at a round ended."""
+
+    round: int
+    attempt: int
+    outcome: Outcome
+    asked: int
+    reported: int
+    missing: tuple[int, ...]
+    """Devices that were asked and whose node gave no report that counts."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """The devices that the open round asks. Kept, so that a new run asks the same."""
+
+    round: int
+    attempt: int
+    goal: int
+    numbers: NDArray[np.int64] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Saved:
+    round: int
+    attempt: int
+    items: NDArray[np.float32]
+    changed: NDArray[np.int64]
+    """For each item the version in which its row last changed."""
+
+
+class Checkpoint:
+    """Opened by one conductor for writing; anyone may open it for reading."""
+
+    def __init__(self, folder: Path, *, readonly: bool = False) -> None:
+        self.folder = folder
+        path = folder / FILE
+        if readonly and not path.exists():
+            raise RunError(f"{folder} holds no Flower run yet")
+        if not readonly:
+            private_file(path)  # SQLite gives the files beside it the same mode
+        self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None)
+        try:
+            self._prepare(readonly)
+        except sqlite3.OperationalError as error:
+            self._db.close()
+            if "locked" in str(error):
+                raise FolderInUse(f"{path} is in use by another run") from None
+            raise RunError(f"{path} cannot be opened: {error}") from None
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise RunError(f"{path} is damaged or no checkpoint: {error}") from None
+
+    def _prepare(self, readonly: bool) -> None:
+        self._db.create_function("stamp", -1, stamp, deterministic=True)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version > len(_SCHEMAS):
+            raise VersionMismatch(
+                f"{self.folder / FILE} was written by a newer release; install that release"
+            )
+        if version < len(_SCHEMAS) and not readonly:
+            with self._transaction():
+                for schema in _SCHEMAS[version:]:
+                    for statement in schema.split(";"):
+                        self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={len(_SCHEMAS)}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def load(self) -> Saved | None:
+        row = self._db.execute(
+            "SELECT round, attempt, n_items, items, changed FROM model"
+        ).fetchone()
+        if row is None:
+            return None
+        round, attempt, n_items, items, changed = row
+        table = self._finite(self._genuine(items, "items", round)).reshape(n_items, -1)
+        moved = self._genuine(changed, "changed", round)
+        return Saved(round, attempt, table, np.frombuffer(moved, "<i8").astype(np.int64))
+
+    def memory(self, n_items: int) -> NDArray[np.float32]:
+        """What the server keeps to itself beside the model; without columns where it is nothing."""
+        row = self._db.execute("SELECT content FROM memory").fetchone()
+        flat = self._finite(b"" if row is None else self._genuine(row[0], "memory"))
+        return flat.reshape(n_items, -1) if len(flat) else np.zeros((n_items, 0), np.float32)
+
+    def begin(self, items: NDArray[np.float32], terms: str) -> None:
+        """The first model. `terms` is their digest: another federation is refused later."""
+        with self._transaction():
+            self._put_model(0, 0, items, np.zeros(len(items), np.int64), terms)
+
+    def terms(self) -> str | None:
+        row = self._db.execute("SELECT terms FROM model").fetchone()
+        return None if row is None else str(row[0])
+
+    def target(self) -> int:
+        """Rounds to run, as far as an operator has said so here."""
+        row = self._db.execute("SELECT max(rounds) FROM target").fetchone()
+        return int(row[0] or 0)
+
+    def raise_target(self, rounds: int) -> None:
+        """A run that holds goes on to this round; it never falls."""
+        with self._transaction():
+            self._db.execute("INSERT INTO target VALUES (?)", (rounds,))
+
+    def open_round(self) -> OpenRound | None:
+        row = self._db.execute("SELECT round, attempt, goal, numbers FROM open_round").fetchone()
+        if row is None:
+            return None
+        numbers = self._genuine(row[3], "numbers", row[0], row[1])
+        return OpenRound(row[0], row[1], row[2], np.frombuffer(numbers, "<i8").astype(np.int64))
+
+    def open(self, opened: OpenRound) -> None:
+        """Durable before the first device is asked."""
+        with self._transaction():
+            self._db.execute("DELETE FROM open_round")
+            where = opened.round, opened.attempt
+            numbers = stamp(opened.numbers.astype("<i8").tobytes(), "numbers", *where)
+            self._db.execute(
+                "INSERT INTO open_round VALUES (?, ?, ?, ?)", (*where, opened.goal, numbers)
+            )
+
+    def close_round(
+        self,
+        record: RoundRecord,
+        counted: NDArray[np.int64],
+        items: NDArray[np.float32],
+        changed: NDArray[np.int64],
+        memory: NDArray[np.float32] | None = None,
+    ) -> None:
+        """The round was folded: model, who was counted and the log move together."""
+        with self._transaction():
+            self._put_model(record.round + 1, 0, items, changed, self.terms())
+            if memory is not None and memory.size:
+                self._db.execute("DELETE FROM memory")
+                content = stamp(memory.astype("<f4").tobytes(), "memory")
+                self._db.execute("INSERT INTO memory VALUES (?)", (content,))
+            self._db.executemany(
+                "INSERT OR REPLACE INTO counted VALUES (?, ?, ?)",
+                [(number, record.round, record.attempt) for number in counted.tolist()],
+            )
+            self._log(record)
+
+    def abandon_round(self, record: RoundRecord) -> None:
+        with self._transaction():
+            self._db.execute("UPDATE model SET attempt = ?", (record.attempt + 1,))
+            self._log(record)
+
+    def skip_to(self, round: int) -> None:
+        """Go on with a later round from the model that is there. For a file that was set back:
+        devices never do a round twice."""
+        with self._transaction():
+            self._db.execute("DELETE FROM open_round")
+            saved = self.load()
+            if saved is not None and round > saved.round:
+                # Nodes may have versions in between that are lost here.
+                changed = np.full_like(saved.changed, round)
+                self._put_model(round, 0, saved.items, changed, self.terms())
+
+    def counted(self, node: str) -> tuple[int, int] | None:
+        """Round and attempt of this node's last report that was counted."""
+        row = self._db.execute(
+            "SELECT round, attempt FROM counted JOIN owners USING (number) WHERE node = ? "
+            "ORDER BY round DESC, attempt DESC LIMIT 1",
+            (node,),
+        ).fetchone()
+        return None if row is None else (int(row[0]), int(row[1]))
+
+    def claim(self, node: str, numbers: NDArray[np.int64]) -> None:
+        """Remember that this node answered for these devices, and no other does."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO owners VALUES (?, ?)",
+                [(number, node) for number in numbers.tolist()],
+            )
+
+    def allot(self, nodes: Mapping[str, tuple[str, Ranges]]) -> None:
+        """From now on each of these nodes (with its name) has these numbers and no others, and
+        nobody else has them. With no numbers a node is released. All of it is done, or nothing."""
+        with self._transaction():
+            for node in nodes:
+                self._db.execute("DELETE FROM allotted WHERE node = ?", (node,))
+            for node, (name, ranges) in nodes.items():
+                self._allot(node, name, ranges)
+            self._db.execute("DELETE FROM counted WHERE number NOT IN (SELECT number FROM owners)")
+
+    def _allot(self, node: str, name: str, ranges: Ranges) -> None:
+        for called, theirs in self.allotted().values():
+            common = overlap(ranges, theirs)
+            if common is not None:
+                raise UsageError(
+                    f"device numbers {show_ranges((common,))} are those of the node {called}; "
+                    "give other ones, or release that node first"
+                )
+        self._db.executemany(
+            "INSERT INTO allotted VALUES (?, ?, ?, ?)",
+            [(first, last, node, name) for first, last in ranges],
+        )
+        # What was said of a device under another owner does not hold under the next.
+        self._db.execute(
+            "DELETE FROM owners WHERE (node = :node) <> EXISTS (SELECT 1 FROM allotted WHERE "
+            "allotted.node = :node AND number BETWEEN first AND last)",
+            {"node": node},
+        )
+
+    def allotted(self) -> dict[str, tuple[str, Ranges]]:
+        """Name and numbers of every node that was given some, in the order of the numbers."""
+        if int(self._db.execute("PRAGMA user_version").fetchone()[0]) < 2:
+            return {}
+        found: dict[str, tuple[str, Ranges]] = {}
+        for first, last, node, name in self._db.execute("SELECT * FROM allotted ORDER BY first"):
+            found[node] = name, (*found.get(node, (name, ()))[1], (first, last))
+        return found
+
+    def refuse(self, reason: str) -> None:
+        """Count something that was turned away."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO refused VALUES (?, 1) "
+                "ON CONFLICT (reason) DO UPDATE SET count = count + 1",
+                (reason,),
+            )
+
+    def refused(self) -> dict[str, int]:
+        return dict(self._db.execute("SELECT reason, count FROM refused ORDER BY reason"))
+
+    def rounds(self, last: int | None = None) -> list[RoundRecord]:
+        """How rounds ended, oldest first."""
+        rows = self._db.execute(
+            "SELECT * FROM rounds ORDER BY round DESC, attempt DESC LIMIT ?",
+            (-1 if last is None else last,),
+        ).fetchall()
+        return [
+            RoundRecord(round, attempt, outcome, asked, reported, tuple(json.loads(who)), seconds)
+            for round, attempt, outcome, asked, reported, who, seconds in rows[::-1]
+        ]
+
+    def _put_model(
+        self,
+        round: int,
+        attempt: int,
+        items: NDArray[np.float32],
+        changed: NDArray[np.int64],
+        terms: str | None,
+    ) -> None:
+        self._db.execute("DELETE FROM model")
+        self._db.execute(
+            "INSERT INTO model VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                round,
+                attempt,
+                len(items),
+                stamp(items.astype("<f4").tobytes(), "items", round),
+                stamp(changed.astype("<i8").tobytes(), "changed", round),
+                terms,
+            ),
+        )
+
+    def _genuine(self, stamped: bytes, *where: str | int) -> bytes:
+        """What was stamped for this place. Raises where it is damaged."""
+        if int(self._db.execute("PRAGMA user_version").fetchone()[0]) < _STAMPED_SINCE:
+            return stamped  # of an earlier release, opened for reading
+        content = unstamp(stamped, *where)
+        if content is None:
+            raise RunError(f"{self.folder / FILE} is damaged; put it back from a copy")
+        return content
+
+    def _finite(self, content: bytes) -> NDArray[np.float32]:
+        numbers = np.frombuffer(content, "<f4").astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise RunError(
+                f"the model in {self.folder / FILE} has numbers that are none; put the file back "
+                "from a copy"
+            )
+        return numbers
+
+    def _log(self, record: RoundRecord) -> None:
+        self._db.execute("DELETE FROM open_round")
+        self._db.execute(
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.round,
+                record.attempt,
+                record.outcome,
+                record.asked,
+                record.reported,
+                json.dumps(record.missing),
+                record.seconds,
+            ),
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+@contextmanager
+def only_one(folder: Path, seconds: float = 30.0) -> Iterator[None]:
+    """One conductor per folder. The one of a run that was cut off may need a moment to end."""
+    with private_file(folder / LOCK).open("w") as file:
+        end = time.monotonic() + seconds
+        while not _locked(file):
+            if time.monotonic() >= end:
+                raise FolderInUse(f"{folder} is in use by another run")
+            time.sleep(0.2)
+        yield
+
+
+def conducted(folder: Path) -> bool:
+    """Whether a conductor is at work on this folder."""
+    try:
+        with (folder / LOCK).open("r") as file:
+            return not _locked(file)
+    except FileNotFoundError:
+        return False
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_status(folder: Path, status: Mapping[str, Any]) -> None:
+    """Replace the status file in one step; a reader never sees half of it."""
+    partial = folder / f".{STATUS}.{os.getpid()}"
+    private_file(partial).write_text(json.dumps(status), encoding="utf-8")
+    partial.replace(folder / STATUS)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What the conductor said last; empty where it has not said anything yet."""
+    try:
+        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}

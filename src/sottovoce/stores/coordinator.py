@@ -1,0 +1,342 @@
+"""Moves rounds on: opens them, decides when they are over, folds, tries again.
+
+All state is in the database, and every move is one transaction. Whatever is cut off is done again
+from what is stored and gives the same model, because sums of whole numbers have no order and every
+choice is drawn from (root key, round, attempt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from sottovoce.core.messages import DeviceReports, SummedReports, cut, decode
+from sottovoce.errors import ConfigError, ServiceError, UsageError
+from sottovoce.parties.defence import Defence
+from sottovoce.parties.server import NO_DEFENCE, RoundRules, Server
+from sottovoce.rng import streams_of
+from sottovoce.stores import server as records
+from sottovoce.stores import server as roster
+from sottovoce.stores.database import Leader
+from sottovoce.wire.terms import Terms
+
+CohortSize = int | Literal["all"]
+Clock = Callable[[], float]
+"""Seconds that only go forward. The time of day plays no part."""
+Verdict = Literal["goal", "deadline", "abandoned"]
+What = Literal[
+    "opened", "closing", "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an operator decided when the federation was made."""
+
+    terms: Terms
+    cohort_size: CohortSize
+    rounds: int
+    """To run at first; an operator may raise it later."""
+    root_key: int
+    """Of the server's random streams: the first model, and who is asked."""
+    rules: RoundRules
+    defence: Defence = NO_DEFENCE
+    """Caps on what devices can do to the model."""
+
+    def __post_init__(self) -> None:
+        if self.terms.counts_senders and self.rules.max_value < 1:
+            raise ConfigError(
+                "service.max_value must be at least 1 in UC-FedRec, whose rows count their sender"
+            )
+        link, size = self.terms.secure_sum, self.cohort_size
+        if link is not None and size != "all" and size < link.min_devices:
+            raise ConfigError(
+                f"{size} devices are asked in a round, and a secure sum needs at least "
+                f"link.min_devices = {link.min_devices}"
+            )
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server sees sums alone, with the help of a proxy."""
+        return self.terms.secure_sum is not None
+
+    @property
+    def proxied(self) -> bool:
+        """Whether reports come through a proxy, from devices that the server cannot tell apart."""
+        return self.terms.reporting is not None
+
+    @property
+    def value_limit(self) -> int:
+        """Where the values of reports are cut, in steps of the grid; noise must not be."""
+        return self.terms.noise_limit or self.rules.value_limit
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a round, for the log."""
+
+    what: What
+    round: int
+    attempt: int
+    asked: int
+    reported: int = 0
+    seconds: float = 0.0
+    trouble: str = ""
+    """What the operator should know of it."""
+    notices: tuple[str, ...] = ()
+    """The same of what cost no round."""
+
+
+class Coordinator:
+    """One process at a time is it (`Database.leading`)."""
+
+    def __init__(self, plan: Plan, clock: Clock) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._algorithm = plan.terms.build()
+        self._guard = plan.defence.guard()
+        self._watched: tuple[int, int] | None = None
+        self._since = 0.0
+
+    def start(self, link: sa.Connection) -> None:
+        """Make the first model, or check that the database is this federation's."""
+        terms = self._plan.terms
+        found = records.fact(link, "terms")
+        if found is None:
+            server = Server.start(self._algorithm, terms.n_items, streams_of(self._plan.root_key))
+            records.set_fact(link, "terms", terms.digest())
+            unmoved = np.zeros(terms.n_rows, np.int32)
+            records.save_model(link, 0, server.items, unmoved, server.memory)
+        elif found != terms.digest():
+            raise ServiceError(
+                "the database belongs to another federation, or its terms were changed; put the "
+                "right federation.json back or use another database"
+            )
+        self._require_whole(link)
+        records.raise_target(link, self._plan.rounds)
+
+    def _require_whole(self, link: sa.Connection) -> None:
+        """Raises where what would be published next is damaged."""
+        now = records.position(link)
+        for round in (now.round - 1, now.round):
+            records.model(link, round, self._plan.terms.width)
+        records.memory(link, now.round, self._plan.terms.n_rows)
+        if now.state == "open":
+            records.selected(link, now.round, now.attempt)
+
+    def skip_to(self, link: sa.Connection, round: int) -> None:
+        """Go on with round `round` from the model that is there. For a database that was set back:
+        devices never do a round twice, so it must go on after the last one that they have seen."""
+        now = records.position(link)
+        found = records.model(link, now.round, self._plan.terms.width)
+        if found is None or round <= now.round:
+            raise UsageError(
+                f"the federation is at round {now.round}; it can only skip to a later one than that"
+            )
+        if now.state in ("open", "closing"):
+            nobody = records.packed(np.zeros(0, np.uint32))
+            ended = {"selected": None, "missing": nobody, "outcome": "abandoned", "seconds": 0.0}
+            records.move_round(link, now.round, now.attempt, now.state, "abandoned", **ended)
+            records.drop_reports(link, now.round, now.attempt)
+        # Devices may have versions in between that are lost here: each row counts as changed.
+        items, changed = found
+        memory = records.memory(link, now.round, len(items))
+        records.save_model(link, round, items, np.full_like(changed, round), memory)
+
+    def tidy(self, link: sa.Connection) -> None:
+        """Let go of what the rounds so far do not need any more. To be called when one was opened,
+        in every process."""
+
+    def step(self, leader: Leader) -> list[Event]:
+        """Move on as far as can be moved now."""
+        with leader.reading() as link:
+            now = records.position(link)
+            if not self._due(link, now):
+                return []
+        if now.state == "closing":  # a process that is gone began it
+            self._watch(now.round, now.attempt)
+            return self._close(leader, now)
+        with leader.writing() as link:
+            records.hold_round(link, now.round, now.attempt)
+            now = records.position(link)
+            if now.state == "waiting":
+                opened = self._open(link, now.round, now.attempt)
+                return [] if opened is None else [opened]
+            outcome = self._verdict(link, now) if now.state == "open" else None
+            if outcome is None:
+                return []
+            if outcome == "abandoned":
+                return self._abandon(link, now, "abandoned")
+            # From here on nothing comes in; the fold is over exactly what is stored.
+            records.move_round(link, now.round, now.attempt, "open", "closing", outcome=outcome)
+        return self._ended(leader, now)
+
+    def _ended(self, leader: Leader, now: records.Position) -> list[Event]:
+        """What follows at once when nothing comes in any more."""
+        return self._close(leader, now)
+
+    def _due(self, link: sa.Connection, now: records.Position) -> bool:
+        if now.state == "open":
+            return self._verdict(link, now) is not None
+        if now.state == "waiting":
+            return self._choose(link, now.round, now.attempt) is not None
+        return now.state == "closing"
+
+    def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
+        rules = self._plan.rules
+        self._watch(now.round, now.attempt)
+        everyone = now.reported >= now.asked and now.reported >= rules.least(now.goal)
+        verdict = rules.verdict(now.goal, now.reported, self._elapsed())
+        if everyone or now.reported >= now.goal:
+            return "goal"
+        if verdict == "wait":
+            return None
+        return "deadline" if verdict == "close" else "abandoned"
+
+    def _watch(self, round: int, attempt: int) -> None:
+        """Count the seconds of this attempt from now on, unless they are being counted."""
+        if self._watched != (round, attempt):
+            self._watched, self._since = (round, attempt), self._clock()
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._since
+
+    def seconds_left(self) -> float:
+        """Until the deadline of the round that is being watched."""
+        return max(0.0, self._plan.rules.deadline_seconds - self._elapsed())
+
+    def _choose(
+        self, link: sa.Connection, round: int, attempt: int
+    ) -> tuple[int, records.Numbers] | None:
+        """How many reports a round wants and who is asked; None where there are too few devices
+        for the round to be able to count."""
+        plan = self._plan
+        if round == 0 and attempt == 0 and roster.count_devices(link)[0] < plan.rules.min_devices:
+            return None
+        pool = roster.pool(link)
+        goal = len(pool) if plan.cohort_size == "all" else plan.cohort_size
+        if len(pool) < plan.rules.least(goal):
+            return None
+        items = np.zeros((0, plan.terms.width), np.float32)
+        server = self._server(items, round)
+        rows = server.select(len(pool), plan.rules.asked(goal, len(pool)), attempt)
+        return goal, pool[rows]
+
+    def _open(self, link: sa.Connection, round: int, attempt: int) -> Event | None:
+        choice = self._choose(link, round, attempt)
+        if choice is None:
+            return None
+        goal, chosen = choice
+        records.open_round(link, round, attempt, goal, chosen)
+        self._watch(round, attempt)
+        return Event("opened", round, attempt, len(chosen))
+
+    def _close(self, leader: Leader, now: records.Position) -> list[Event]:
+        with leader.reading() as link:
+            found = records.model(link, now.round, self._plan.terms.width)
+            if found is None:
+                raise ServiceError(f"the database lacks the model of round {now.round}")
+            before, changed = found
+            memory = records.memory(link, now.round, len(before))
+            server = self._server(before, now.round, memory)
+            left_out = self._fold(link, server, now)
+        moved = (before.view(np.uint32) != server.items.view(np.uint32)).any(axis=1)
+        changed = np.where(moved, now.round + 1, changed).astype(np.int32)
+        with leader.writing() as link:
+            if not np.isfinite(server.items).all():
+                return self._diverged(link, now)
+            outcome = records.outcome(link, now.round, now.attempt)
+            over = self._end(link, now, "closing", "closed", outcome, outcome)
+            records.save_model(link, now.round + 1, server.items, changed, server.memory)
+            self._forget(link, now)
+            records.count_refusals(link, left_out)
+            more = now.round + 1 < now.target
+            opened = self._open(link, now.round + 1, 0) if more else None
+        self._guard = server.guard  # not before it counts: what is cut off is done again
+        return [over] if opened is None else [over, opened]
+
+    def _server(
+        self, items: NDArray[np.float32], round: int, memory: NDArray[np.float32] | None = None
+    ) -> Server:
+        rng = streams_of(self._plan.root_key)
+        if memory is None:
+            return Server(self._algorithm, items, rng, round)
+        return Server(self._algorithm, items, rng, round, memory, self._guard.copy())
+
+    def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
+        """Everything that is stored for the round, into the server; what of it was left out."""
+        n_items, width = server.items.shape
+        total: list[SummedReports] = []
+        waiting: list[DeviceReports] = []
+        limit = self._plan.value_limit
+        for part in records.bodies(link, now.round, now.attempt):
+            waiting += [
+                cut(
+                    decode(body, sender=number, n_items=n_items, width=width, round=now.round),
+                    limit,
+                )
+                for number, body in part
+            ]
+            # How many devices sent a row is known when all are here.
+            if not self._plan.defence.min_contributors:
+                total = [server.add_sums([*total, server.sum_reports(waiting)])]
+                waiting = []
+        if waiting:
+            total.append(server.sum_reports(waiting))
+        server.fold(server.add_sums(total))
+        return {}
+
+    def _forget(self, link: sa.Connection, now: records.Position) -> None:
+        """What was folded need not be kept."""
+        records.forget_reports(link, now.round, now.attempt)
+
+    def _diverged(self, link: sa.Connection, now: records.Position) -> list[Event]:
+        return self._abandon(link, now, "diverged", "closing")
+
+    def _abandon(
+        self,
+        link: sa.Connection,
+        now: records.Position,
+        what: Literal["abandoned", "diverged"],
+        state: str = "open",
+    ) -> list[Event]:
+        """Nothing of this attempt counts; the next one asks others."""
+        over = self._end(link, now, state, "abandoned", "abandoned", what)
+        records.drop_reports(link, now.round, now.attempt)
+        opened = self._open(link, now.round, now.attempt + 1)
+        return [over] if opened is None else [over, opened]
+
+    def _end(
+        self,
+        link: sa.Connection,
+        now: records.Position,
+        before: str,
+        after: str,
+        outcome: str,
+        what: What,
+    ) -> Event:
+        """Mark the attempt as over, with who was asked and stayed silent."""
+        asked = records.selected(link, now.round, now.attempt)
+        there = records.reporters(link, now.round, now.attempt)
+        missing = np.setdiff1d(there if asked is None else asked, there).astype(np.uint32)
+        seconds = round(self._elapsed(), 3)
+        if not records.move_round(
+            link,
+            now.round,
+            now.attempt,
+            before,
+            after,
+            selected=None,
+            missing=records.packed(missing),
+            outcome=outcome,
+            seconds=seconds,
+        ):
+            raise ServiceError(f"round {now.round} was ended by another process")
+        roster.missed(link, missing.tolist(), self._plan.rules.dormant_after)
+        roster.seen(link, there.tolist())
+        return Event(what, now.round, now.attempt, now.asked, len(there), seconds)

@@ -1,0 +1,348 @@
+"""The server's database: tables, transactions, and what can go wrong with it.
+
+SQLite by default, for one server process; PostgreSQL where several processes share one federation.
+Both run the same statements. A transaction is on the disk when it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from sottovoce.errors import ServiceError, UsageError
+from sottovoce.stores.stamps import stamp, unstamp
+
+SCHEMA = 3
+"""The version of the tables. A database of a later one is left alone."""
+_UNSTAMPED = 2
+"""The version in which contents had no stamps."""
+
+_metadata = sa.MetaData()
+meta = sa.Table(
+    "meta",
+    _metadata,
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+devices = sa.Table(
+    "devices",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("token_hash", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("public_key", sa.LargeBinary),
+    sa.Column("missed", sa.Integer, nullable=False),
+    sa.Column("dormant", sa.Boolean, nullable=False),
+)
+shut_out = sa.Table(
+    "shut_out",
+    _metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+)
+rounds = sa.Table(
+    "rounds",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String(16), nullable=False),  # open, closing, closed, abandoned
+    sa.Column("goal", sa.Integer, nullable=False),
+    sa.Column("asked", sa.Integer, nullable=False),
+    sa.Column("reported", sa.Integer, nullable=False),
+    sa.Column("selected", sa.LargeBinary),  # uint32, ascending; dropped when the round is over
+    sa.Column("missing", sa.LargeBinary),  # uint32, ascending; there when the round is over
+    sa.Column("outcome", sa.String(16)),
+    sa.Column("seconds", sa.Float),
+    sa.Column("report_key", sa.LargeBinary),  # public; where reports come through a proxy
+)
+submissions = sa.Table(
+    "submissions",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("mark", sa.LargeBinary, nullable=False),  # tells this submission from others
+    sa.Column("body", sa.LargeBinary),  # dropped when it is part of the model
+)
+models = sa.Table(
+    "models",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("items", sa.LargeBinary, nullable=False),  # float32, row by row
+    sa.Column("changed", sa.LargeBinary, nullable=False),  # int32: last version that moved a row
+    sa.Column("memory", sa.LargeBinary),  # float32: what is kept beside the newest one, unpublished
+)
+batches = sa.Table(
+    "batches",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("tier", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("mark", sa.LargeBinary, nullable=False),  # tells this batch from others
+    sa.Column("devices", sa.BigInteger, nullable=False),
+    sa.Column("parts", sa.BigInteger, nullable=False),
+    sa.Column("stored", sa.BigInteger, nullable=False),  # parts that are here
+    sa.Column("reports", sa.BigInteger, nullable=False),  # in these parts
+)
+batch_parts = sa.Table(
+    "batch_parts",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("tier", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("part", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+refusals = sa.Table(
+    "refusals",
+    _metadata,
+    sa.Column("reason", sa.String(32), primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
+)
+
+
+_STAMPED = {
+    models.c["items"]: "the model",
+    models.c.changed: "the model",
+    models.c.memory: "what is kept beside the model",
+    submissions.c.body: "a report",
+    batch_parts.c.body: "a batch",
+    rounds.c.selected: "the list of devices that are asked",
+}
+"""Columns whose contents are stamped with their place, and what they hold. A place is the primary
+key, of which the round is the first part."""
+
+
+def stamped(column: sa.Column[bytes], content: bytes, *key: int) -> bytes:
+    """A content of this column as it is stored in the row with this key."""
+    return stamp(content, str(column), *key)
+
+
+def genuine(column: sa.Column[bytes], found: bytes, *key: int) -> bytes:
+    """What `stamped` stored. Raises where it is damaged."""
+    content = unstamp(found, str(column), *key)
+    if content is None:
+        raise ServiceError(
+            f"{_STAMPED[column]} of round {key[0]} is damaged in the database; put the database "
+            "back from a copy"
+        )
+    return content
+
+
+class Database:
+    """Connections to one database. Any thread may use it."""
+
+    def __init__(self, engine: sa.Engine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._writes = threading.Lock()
+
+    @classmethod
+    def sqlite(cls, path: Path) -> Database:
+        """A file that only its owner can read: the reports of an open round are in it."""
+        keep_private_file(path)
+        engine = sa.create_engine(
+            sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": 10}
+        )
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return cls(engine, str(path))
+
+    @classmethod
+    def at(cls, url: str) -> Database:
+        """A PostgreSQL database by its URL: postgresql://user@host/name."""
+        try:
+            parsed = sa.make_url(url)
+        except ArgumentError:
+            raise UsageError(
+                "the database must be a URL like postgresql://user@host/name"
+            ) from None
+        if parsed.get_backend_name() != "postgresql":
+            raise UsageError(
+                f"only PostgreSQL can be named by URL, not {parsed.get_backend_name()}; without "
+                "--database the server keeps its own SQLite file"
+            )
+        engine = sa.create_engine(
+            parsed.set(drivername="postgresql+psycopg"),
+            pool_pre_ping=True,
+            # A connection that went dead without a word must not keep the right to coordinate.
+            connect_args={
+                "connect_timeout": 5,
+                "keepalives_idle": 20,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+            },
+        )
+        return cls(engine, parsed.render_as_string(hide_password=True))
+
+    @property
+    def shared(self) -> bool:
+        """Whether several server processes may use it."""
+        return self._engine.dialect.name == "postgresql"
+
+    def create(self) -> None:
+        """Make the tables where there are none. Raises where they are of another version."""
+        with self.writing() as link:
+            self.take_turn(link)
+            _metadata.create_all(link)
+            version = self._version(link)
+            if version is None:
+                link.execute(meta.insert().values(key="schema", value=str(SCHEMA)))
+            elif version == _UNSTAMPED:
+                _stamp_everything(link)
+
+    def require(self) -> None:
+        """Raises where there are no tables, or tables of a version that is not known. Makes none;
+        those of an earlier release are brought up to this one."""
+        with self.reading() as link:
+            there = sa.inspect(link).has_table(meta.name)
+            version = self._version(link) if there else None
+        if version is None:
+            raise ServiceError(
+                f"{self._name} is empty, but the state of this federation was there before; "
+                "put it back from a copy, or make a new federation in another folder"
+            )
+        if version == _UNSTAMPED:
+            self.create()
+
+    def _version(self, link: sa.Connection) -> int | None:
+        found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()
+        if found not in (None, str(SCHEMA), str(_UNSTAMPED)):
+            raise ServiceError(
+                f"{self._name} was written by another release of Sottovoce (version {found} of "
+                f"the tables, this release knows {SCHEMA}); use the release that wrote it"
+            )
+        return None if found is None else int(found)
+
+    def take_turn(self, link: sa.Connection) -> None:
+        """Until the transaction ends, no other process that takes turns goes on. For starts, when
+        several processes may find that something is to be made."""
+        if self.shared:
+            link.execute(sa.text("SELECT pg_advisory_xact_lock(7305)"))
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """A transaction that is on the disk on leaving, or, where anything raises, undone."""
+        with self._in_words():
+            if self.shared:
+                with self._engine.begin() as link:
+                    yield link
+            else:
+                with self._writes, self._engine.connect() as link:
+                    link = link.execution_options(writes=True)
+                    with link.begin():
+                        yield link
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """Everything read within is as it was at one moment."""
+        with self._in_words(), self._engine.connect() as link:
+            if self.shared:
+                link = link.execution_options(isolation_level="REPEATABLE READ")
+            with link.begin():
+                yield link
+
+    @contextlib.contextmanager
+    def leading(self) -> Iterator[Leader | None]:
+        """Within, this process alone coordinates the federation; None where another one does."""
+        if not self.shared:
+            yield Leader(self, None)
+            return
+        with self._in_words(), self._engine.connect() as link:
+            # A session of its own: the lock goes when the process or the connection does.
+            link.detach()
+            won = link.execute(sa.text("SELECT pg_try_advisory_lock(7306)")).scalar()
+            link.commit()
+            yield Leader(self, link) if won else None
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            # The driver's text may quote parameters, which hold reports: only its first line.
+            lines = str(error.orig).splitlines() or [type(error.orig).__name__]
+            raise ServiceError(
+                f"the database {self._name} cannot be used: {lines[0]}; nothing was stored"
+            ) from None
+        except SQLAlchemyError as error:
+            raise ServiceError(
+                f"the database {self._name} cannot be used: {type(error).__name__}"
+            ) from None
+
+
+class Leader:
+    """The right to move rounds on. Writes go through the connection that holds the right, so that a
+    process that has lost it without knowing can write nothing."""
+
+    def __init__(self, database: Database, link: sa.Connection | None) -> None:
+        self._database = database
+        self._link = link
+
+    def reading(self) -> contextlib.AbstractContextManager[sa.Connection]:
+        return self._database.reading()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        if self._link is None:
+            with self._database.writing() as link:
+                yield link
+        else:
+            with self._database._in_words(), self._link.begin():
+                yield self._link
+
+
+def _stamp_everything(link: sa.Connection) -> None:
+    """Bring a database without stamps up to this release, as it is found."""
+    for column in _STAMPED:
+        table = column.table
+        keys = list(table.primary_key)
+        for key in link.execute(sa.select(*keys).where(column.is_not(None))).all():
+            here = [part == value for part, value in zip(keys, key, strict=True)]
+            content = link.execute(sa.select(column).where(*here)).scalar_one()
+            new = stamped(column, bytes(content), *key)
+            link.execute(sa.update(table).where(*here).values({column: new}))
+    link.execute(meta.update().where(meta.c.key == "schema").values(value=str(SCHEMA)))
+
+
+def keep_private(path: Path, mode: int) -> None:
+    """Take away what others may do with a file or folder. Raises where only its owner can."""
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        try:
+            path.chmod(mode)
+        except PermissionError:
+            raise ServiceError(
+                f"{path} may be read by others; its owner must run `chmod {mode:o} {path}`"
+            ) from None
+
+
+def keep_private_file(path: Path) -> None:
+    """Make sure that only its owner can read a SQLite file, there already or not."""
+    # SQLite gives the files beside it the mode of the first one. It is not opened here where it
+    # exists: closing it would take away the locks that this process may hold on it.
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    for place in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with contextlib.suppress(FileNotFoundError):
+            keep_private(place, 0o600)
+
+
+def _prepare_sqlite(connection: object, record: object) -> None:
+    # The driver must not begin transactions by itself: `_begin_sqlite` says which kind.
+    connection.isolation_level = None  # type: ignore[attr-defined]
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=4000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(link: sa.Connection) -> None:
+    writes = link.get_execution_options().get("writes", False)
+    link.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,652 @@
+"""The store of a cohort: all that a device (or a gateway, for many) knows, encrypted at rest.
+
+A folder with `store.db` and `store.key`. Every change is durable when the method returns. Several
+processes may have a store open, so that an owner can change her mind while the agent runs; only one
+of them may be the agent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.interactions import Interactions, Vocabulary
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.one_bit import noise_root
+from sottovoce.errors import DataError, UsageError
+from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
+from sottovoce.stores.device_rounds import ledger_rows
+from sottovoce.stores.encrypted import StoreFile
+from sottovoce.stores.user import UserStore
+
+# The two keys from which a store's users draw: what others may see, and private coins. A draw
+# depends on its key, the user and the round. Under other terms a round's number comes again, with
+# another model: the same coin for two values would tell how they differ, and no ε would bound
+# what that reveals; the same draws would tell that two reports are one device's. So every terms
+# have keys of their own, derived from the store's. Both have 256 bits from the operating system,
+# but in a trial, which has the draws and coins of the simulation.
+
+NOISE_BYTES = 32
+_DRAWS, _FORMER, _COINS = "root-key", "former-root-key", "noise-root"
+
+
+def first_roots(root_key: int | None) -> dict[str, bytes]:
+    """Of a new store, by name; a trial gives a root key."""
+    if root_key is None:
+        return {_DRAWS: secrets.token_bytes(SECRET_BYTES), _COINS: secrets.token_bytes(NOISE_BYTES)}
+    return {_DRAWS: streams_of(root_key).root_bytes(), _COINS: noise_root(root_key)}
+
+
+def streams(file: StoreFile, era: int) -> Streams:
+    """What is drawn under the `era`-th terms. Which positives may ever leave is drawn once for all
+    terms."""
+    former, root = _read(file, _FORMER), _streams(_read(file, _DRAWS))
+    if not isinstance(root, SecretStreams) or not (era or former):
+        return root
+    now = root.child("terms", era) if era else root
+    return now.with_lasting(_streams(former) if former else root)
+
+
+def coins(file: StoreFile, era: int) -> bytes:
+    """The root of the private coins under the `era`-th terms, 32 bytes."""
+    root = _read(file, _COINS)
+    if not root:  # a store of a former release
+        with file.transaction():
+            root = _read(file, _COINS) or secrets.token_bytes(NOISE_BYTES)
+            _write(file, _COINS, root)
+    if era == 0:
+        return root
+    place = b"terms" + era.to_bytes(8, "little")
+    return hashlib.blake2b(place, key=root, digest_size=NOISE_BYTES).digest()
+
+
+def renew(file: StoreFile) -> None:
+    """From now on all is drawn from new keys. Only what may ever leave is still drawn from the
+    first one: a second choice would let more leave than its owner permits."""
+    with file.transaction():
+        _renew_draws(file)
+        _write(file, _COINS, secrets.token_bytes(NOISE_BYTES))
+
+
+def renew_weak(file: StoreFile) -> None:
+    """A store of a former release has a key of 64 bits, which could be computed from what was sent,
+    and gets a new one. A trial keeps the key that it was given."""
+    if _is_weak(file):
+        with file.transaction():
+            if _is_weak(file):
+                _renew_draws(file)
+
+
+def _is_weak(file: StoreFile) -> bool:
+    key = _read(file, _DRAWS)
+    return len(key) < SECRET_BYTES and _read(file, _COINS) != noise_root(_number(key))
+
+
+def _renew_draws(file: StoreFile) -> None:
+    if not _read(file, _FORMER):
+        _write(file, _FORMER, _read(file, _DRAWS))
+    _write(file, _DRAWS, secrets.token_bytes(SECRET_BYTES))
+
+
+def _streams(key: bytes) -> Streams:
+    return streams_of(_number(key))
+
+
+def _number(key: bytes) -> int:
+    return int.from_bytes(key, "little")
+
+
+def _read(file: StoreFile, name: str) -> bytes:
+    row = file.row("SELECT value FROM meta WHERE name = ?", [name])
+    return b"" if row is None else bytes(row[0])
+
+
+def _write(file: StoreFile, name: str, key: bytes) -> None:
+    file.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", [name, key])
+
+
+# What a store knows of its users: an attribute's value by its name. Values are used at home, and
+# named nowhere else: neither in an error nor in a log nor in a repr.
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms.uc.settings import FilterConfig
+
+
+def of_user(file: StoreFile, number: int) -> dict[str, str]:
+    rows = file.rows("SELECT name, value FROM attributes WHERE number = ? ORDER BY name", [number])
+    return dict(rows)
+
+
+def change(file: StoreFile, number: int, name: str, value: str | None, now: int) -> None:
+    """Keep a value, or (None) forget it. A report that was prepared with another one will not
+    leave, as if she had chosen anew."""
+    if not name or value == "":
+        raise DataError("an attribute needs a name and a value")
+    with file.transaction():
+        former = of_user(file, number).get(name)
+        if former == value:
+            return
+        if value is None:
+            file.write("DELETE FROM attributes WHERE (number, name) = (?, ?)", [number, name])
+        else:
+            file.write(
+                "INSERT OR REPLACE INTO attributes VALUES (?, ?, ?, ?)", [number, name, value, now]
+            )
+        file.write(
+            "INSERT INTO consent (number, choice, changed_at) SELECT number, choice, ?"
+            " FROM consent WHERE number = ? ORDER BY version DESC LIMIT 1",
+            [now, number],
+        )
+    if former is not None:
+        file.cut_log()
+
+
+def labels(
+    file: StoreFile, users: NDArray[np.int64], filters: Sequence[FilterConfig]
+) -> NDArray[np.int64]:
+    """[users, filters]: classes; -1 where a value is missing, or is none of a filter's."""
+    found = np.full((len(users), len(filters)), -1, dtype=np.int64)
+    sql = "SELECT number, value FROM attributes WHERE name = ?"
+    for column, wanted in enumerate(filters):
+        rows = file.rows(sql, [wanted.name])
+        codes = {value: wanted.code(value) for value in {value for _, value in rows}}
+        numbers = np.array([number for number, _ in rows], dtype=np.int64)
+        found[np.searchsorted(users, numbers), column] = [codes[value] for _, value in rows]
+    return found
+
+
+# A store's budget: what its users have released in all. Nothing here ever falls.
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one user has released in all, by one kind of release."""
+
+    number: int
+    kind: str
+    releases: int
+    positive_rows: int
+    negative_rows: int
+    bytes: int
+    epsilon: float
+    reports: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SentReports:
+    """Randomised reports of one user and one ε that have left, whatever became of them."""
+
+    number: int
+    epsilon: float
+    """Of each."""
+    batch: int
+    """The fewest devices whose reports a proxy hands on together; 0 where there was none."""
+    reports: int
+
+
+def by_kind(file: StoreFile, number: int | None) -> list[Spent]:
+    where, values = _of(number)
+    rows = file.rows(f"SELECT * FROM budget {where} ORDER BY number, kind", values)
+    return [Spent(*row) for row in rows]
+
+
+def sent_reports(file: StoreFile, number: int | None) -> list[SentReports]:
+    where, values = _of(number)
+    sql = f"SELECT number, epsilon, batch, reports FROM spent {where} ORDER BY 1, 2, 3"
+    return [SentReports(*row) for row in file.rows(sql, values)]
+
+
+def spent(file: StoreFile) -> dict[int, float]:
+    """ε by plain composition, of those who have spent any."""
+    costs: dict[int, list[float]] = {}
+    for sent in sent_reports(file, None):
+        costs.setdefault(sent.number, []).append(sent.reports * sent.epsilon)
+    return {number: math.fsum(each) for number, each in costs.items()}
+
+
+def _of(number: int | None) -> tuple[str, list[int]]:
+    return ("", []) if number is None else ("WHERE number = ?", [int(number)])
+
+
+# What becomes of stores that were set back to an older copy.
+
+
+def releases(store: CohortStore | UserStore) -> int:
+    """What has left the store, or may have; of all users, ever."""
+    if isinstance(store, UserStore):
+        return len(store.ledger())
+    return sum(spent.releases for spent in store.budget())
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sottovoce.algorithms.uc.settings import FilterConfig
+
+MAX_NUMBER = 2**32 - 1
+_NO_TIME = -(2**63)
+_AT_HOME = Choice(takes_part=False)
+"""What holds for a user until she chooses."""
+_ADD_HISTORY = """
+INSERT INTO history (number, item, time) VALUES (?, ?, ?) ON CONFLICT (number, item)
+DO UPDATE SET time = excluded.time WHERE excluded.time > ifnull(time, excluded.time - 1)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A choice as it was made."""
+
+    choice: Choice
+    changed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """A request that said that a device is there, or may have."""
+
+    number: int
+    party: str
+    what: str
+    """`enrolment` or `check-in`."""
+    bytes: int
+    """Of this user's part in it."""
+    epsilon: float
+    """0: no history is in it. That the device is there, its party knows from then on."""
+    at: int
+
+
+class CohortStore:
+    """Users with their histories, choices, ledger and budget. A phone has one user."""
+
+    def __init__(self, file: StoreFile, clock: Callable[[], float] = time.time) -> None:
+        self.file = file
+        self._clock = clock
+        self._history: tuple[int, Interactions] | None = None
+
+    @classmethod
+    def create(
+        cls, path: Path, users: Sequence[tuple[int, str]], *, root_key: int | None = None
+    ) -> CohortStore:
+        """A new store for these users (number and name). A trial gives a root key and has the draws
+        and coins of the simulation; otherwise they come from the operating system."""
+        _check_users(users)
+        roots = first_roots(root_key)
+
+        def fill(file: StoreFile) -> None:
+            with file.transaction():
+                file.write_many("INSERT INTO meta VALUES (?, ?)", roots.items())
+                file.write_many("INSERT INTO users VALUES (?, ?)", sorted(users))
+
+        StoreFile.create(path, fill)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> CohortStore:
+        """`agent=True` is for the one process that serves the store's users; a second one is
+        refused. Others, readers and writers, may come and go meanwhile."""
+        store = cls(StoreFile(Path(path), readonly=readonly, agent=agent))
+        if not readonly:
+            renew_weak(store.file)
+        return store
+
+    def close(self) -> None:
+        self.file.close()
+
+    def __enter__(self) -> CohortStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<CohortStore {self.file.folder}, redacted>"
+
+    @property
+    def path(self) -> Path:
+        return self.file.folder
+
+    def now(self) -> int:
+        return int(self._clock())
+
+    # --- users and secrets -----------------------------------------------------------------------
+
+    @property
+    def users(self) -> NDArray[np.int64]:
+        """The users' numbers in the federation, ascending."""
+        rows = self.file.rows("SELECT number FROM users ORDER BY number")
+        return np.array([number for (number,) in rows], dtype=np.int64)
+
+    def name(self, number: int) -> str:
+        row = self.file.row("SELECT name FROM users WHERE number = ?", [int(number)])
+        if row is None:
+            raise DataError(f"user {number} is not in the store {self.path}")
+        return str(row[0])
+
+    def find(self, user: str) -> int:
+        """The number of the user of this name, or of this number (which may be written #5, for
+        names that are numbers, too)."""
+        rows = self.file.rows("SELECT number FROM users WHERE name = ? LIMIT 2", [user])
+        named = [int(number) for (number,) in rows]
+        numbered = self._numbered(user)
+        found = sorted({*named, *numbered})
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise DataError(f"there is no user {user!r} in the store {self.path}")
+        if numbered:
+            raise DataError(
+                f"{user!r} is the name of one user and the number of another in the store "
+                f"{self.path}; say which number is meant: " + " or ".join(f"#{n}" for n in found)
+            )
+        raise DataError(
+            f"there are several users {user!r} in the store {self.path}; say the number, as in "
+            f"#{found[0]}"
+        )
+
+    def _numbered(self, user: str) -> list[int]:
+        digits = user.removeprefix("#")
+        if not (digits.isdecimal() and digits.isascii() and len(digits) <= 10):
+            return []
+        sql = "SELECT number FROM users WHERE number = ?"
+        return [int(number) for (number,) in self.file.rows(sql, [int(digits)])]
+
+    def renumber(self, old: int, new: int) -> None:
+        """Give a user another number, as an invitation says; only before her first round."""
+        _check_users([(new, "")])
+        with self.file.transaction():
+            self.name(old)
+            if self.file.row("SELECT 1 FROM rounds LIMIT 1") is not None:
+                raise UsageError(
+                    f"the store in {self.path} has taken part in rounds already; make a new store "
+                    f"for another federation"
+                )
+            if old != new and self.file.row("SELECT 1 FROM users WHERE number = ?", [new]):
+                raise UsageError(f"there is already a user {new} in the store {self.path}")
+            self.file.write("UPDATE users SET number = ? WHERE number = ?", [new, old])
+            self._touch_history()
+
+    def streams(self, era: int = 0) -> Streams:
+        """All draws of these users under the `era`-th terms, by which no other party can link what
+        they send."""
+        return streams(self.file, era)
+
+    def noise(self, era: int) -> bytes:
+        """The root of the private coins under the `era`-th terms, 32 bytes."""
+        return coins(self.file, era)
+
+    def secret(self, name: str) -> bytes | None:
+        """An entry that other parts keep here: keys, addresses."""
+        return self._meta(f"secret:{name}")
+
+    def set_secret(self, name: str, value: bytes) -> None:
+        self._set_meta(f"secret:{name}", value)
+
+    # --- catalogue and history -------------------------------------------------------------------
+
+    def set_catalogue(self, items: Sequence[tuple[str, str]]) -> None:
+        """Id and title of every item, by item number."""
+        if len({item for item, _ in items}) != len(items):
+            raise DataError("a catalogue must not name two items alike")
+        with self.file.transaction():
+            self.file.write("DELETE FROM catalogue")
+            self.file.write_many(
+                "INSERT INTO catalogue VALUES (?, ?, ?)",
+                ((number, item, title) for number, (item, title) in enumerate(items)),
+            )
+            self._touch_history()
+
+    def catalogue(self) -> list[tuple[str, str]]:
+        """Id and title by item number; empty while none is known."""
+        return [(i, t) for i, t in self.file.rows("SELECT id, title FROM catalogue ORDER BY item")]
+
+    def add_history(
+        self, number: int, items: Sequence[str], times: Sequence[int] | None = None
+    ) -> tuple[int, int]:
+        """How many interactions were new, and how many were there already. One that is there keeps
+        the latest time."""
+        self.name(number)
+        stamps: Sequence[int | None] = [None] * len(items) if times is None else times
+        if len(stamps) != len(items):
+            raise DataError("a history needs one time per interaction, or none at all")
+        rows = ((int(number), item, stamp) for item, stamp in zip(items, stamps, strict=True))
+        count = "SELECT count(*) FROM history WHERE number = ?"
+        return self._add_history(rows, len(items), count, [int(number)])
+
+    def add_histories(self, history: Interactions) -> tuple[int, int]:
+        """`add_history` for all users at once: row u of the table is the u-th of `users`, and items
+        are named as its vocabulary names them."""
+        users = self.users
+        if history.n_users != len(users):
+            raise DataError(
+                f"the histories are of {history.n_users:,} users, the store has {len(users):,}"
+            )
+        names = history.items_vocabulary().names()
+        items = map(names.__getitem__, history.items.tolist())
+        count = history.n_interactions
+        times = [None] * count if history.timestamps is None else history.timestamps.tolist()
+        rows = zip(users[history.users].tolist(), items, times, strict=True)
+        return self._add_history(rows, count, "SELECT count(*) FROM history", [])
+
+    def history(self) -> Interactions:
+        """Row u is the history of the u-th of `users`, in item numbers of the catalogue. What the
+        catalogue does not know is left out; see `unknown`. Times are there if all are known."""
+        with self.file.snapshot():
+            version = self._history_version()
+            if self._history is not None and self._history[0] == version:
+                return self._history[1]
+            users = self.users
+            names = [item for item, _ in self.catalogue()]
+            found = self.file.rows(
+                "SELECT h.number, c.item, ifnull(h.time, ?) FROM history h "
+                "JOIN catalogue c ON c.id = h.item",
+                [_NO_TIME],
+            )
+        table = np.array(found, dtype=np.int64).reshape(-1, 3)
+        times = table[:, 2]
+        history = Interactions.from_pairs(
+            np.searchsorted(users, table[:, 0]),
+            table[:, 1],
+            n_users=len(users),
+            n_items=len(names),
+            timestamps=times if len(times) and (times != _NO_TIME).all() else None,
+            user_ids=Vocabulary([str(number) for number in users.tolist()]),
+            item_ids=Vocabulary(names),
+        )
+        self._history = version, history
+        return history
+
+    def interactions(self, number: int) -> list[tuple[str, int | None]]:
+        """One user's items and times, also those that the catalogue does not know."""
+        sql = "SELECT item, time FROM history WHERE number = ? ORDER BY time, item"
+        return [(item, stamp) for item, stamp in self.file.rows(sql, [int(number)])]
+
+    def count_history(self) -> int:
+        """Interactions of all users."""
+        return self._count("SELECT count(*) FROM history", [])
+
+    def unknown(self) -> list[str]:
+        """Items of histories that the catalogue does not name; empty while there is none."""
+        rows = self.file.rows(
+            "SELECT DISTINCT item FROM history WHERE EXISTS (SELECT 1 FROM catalogue) "
+            "AND item NOT IN (SELECT id FROM catalogue) ORDER BY item"
+        )
+        return [item for (item,) in rows]
+
+    def _add_history(
+        self, rows: Iterable[tuple[Any, ...]], given: int, count: str, values: list[int]
+    ) -> tuple[int, int]:
+        with self.file.transaction():
+            before = self._count(count, values)
+            self.file.write_many(_ADD_HISTORY, rows)
+            added = self._count(count, values) - before
+            self._touch_history()
+        return added, given - added
+
+    def _history_version(self) -> int:
+        return int.from_bytes(self._meta("history-version") or b"", "little")
+
+    def _touch_history(self) -> None:
+        self._set_meta("history-version", (self._history_version() + 1).to_bytes(8, "little"))
+
+    # --- consent ---------------------------------------------------------------------------------
+
+    def set_choice(self, number: int, choice: Choice) -> None:
+        """In force from the next round on; the earlier choices stay on record."""
+        with self.file.transaction():
+            self.name(number)
+            self._set_choices([(int(number), _to_text(choice))])
+
+    def set_choices(self, consent: Consent) -> None:
+        """`set_choice` for every user of these records."""
+        rows = [
+            (number, _to_text(consent.row(row)))
+            for row, number in enumerate(consent.users.tolist())
+        ]
+        with self.file.transaction():
+            strangers = set(consent.users.tolist()) - set(self.users.tolist())
+            if strangers:
+                raise DataError(f"user {min(strangers)} is not in the store {self.path}")
+            self._set_choices(rows)
+
+    def choice(self, number: int) -> Choice:
+        """The choice in force for one user."""
+        self.name(number)
+        records = self.records(number)
+        return records[-1].choice if records else _AT_HOME
+
+    def choices(self) -> Consent:
+        """The choice in force for each of `users`. Who has not chosen takes no part."""
+        rows = self.file.rows(
+            "SELECT u.number, c.choice FROM users u LEFT JOIN consent c ON c.version = "
+            "(SELECT max(version) FROM consent WHERE number = u.number) ORDER BY u.number"
+        )
+        texts = sorted({text for _, text in rows if text is not None})
+        known = [_AT_HOME, *map(_from_text, texts)]
+        place = {None: 0} | {text: row for row, text in enumerate(texts, start=1)}
+        return Consent.of(
+            np.array([number for number, _ in rows], dtype=np.int64),
+            known,
+            np.array([place[text] for _, text in rows], dtype=np.int64),
+            sorted({name for choice in known for name in choice.hidden_attributes}),
+            sorted({name for choice in known for name in choice.refused_owners}),
+        )
+
+    def records(self, number: int) -> list[Record]:
+        """Every choice that a user has made, oldest first."""
+        sql = "SELECT choice, changed_at FROM consent WHERE number = ? ORDER BY version"
+        rows = self.file.rows(sql, [int(number)])
+        # One that repeats the former stands for a changed attribute.
+        new = [row for k, row in enumerate(rows) if not k or row[0] != rows[k - 1][0]]
+        return [Record(_from_text(text), at) for text, at in new]
+
+    def _set_choices(self, rows: Iterable[tuple[int, str]]) -> None:
+        # Who makes the same choice again has not changed her mind: a round under way goes on.
+        self.file.write_many(
+            "INSERT INTO consent (number, choice, changed_at) SELECT ?1, ?2, ?3 WHERE ?2 IS NOT "
+            "(SELECT choice FROM consent WHERE number = ?1 ORDER BY version DESC LIMIT 1)",
+            ((number, text, self.now()) for number, text in rows),
+        )
+
+    # --- attributes ------------------------------------------------------------------------------
+
+    def attributes(self, number: int) -> dict[str, str]:
+        """What the store knows of a user, by name."""
+        self.name(number)
+        return of_user(self.file, int(number))
+
+    def set_attribute(self, number: int, name: str, value: str | None) -> None:
+        """Keep one, or (None) forget it. What was prepared with another value does not leave."""
+        self.name(number)
+        change(self.file, int(number), name, value, self.now())
+
+    def labels(self, filters: Sequence[FilterConfig]) -> NDArray[np.int64]:
+        """[users, filters]: by class; -1 where a value is missing or unknown to the filter."""
+        return labels(self.file, self.users, filters)
+
+    # --- ledger and budget -----------------------------------------------------------------------
+
+    def ledger(self, number: int | None = None) -> pa.Table:
+        """What has left, or may have, in the columns of a run's ledger."""
+        return self.ledger_rows(number).select(Ledger().pending().schema.names)
+
+    def ledger_rows(self, number: int | None = None) -> pa.Table:
+        """The same with what became of it (`state`), and with the message that carried it: attempt,
+        time, bytes on the wire, how many devices are in it, SHA-256."""
+        return ledger_rows(self.file, number)
+
+    def budget(self, number: int | None = None) -> list[Spent]:
+        """Running totals by user and kind of release. They never fall."""
+        return by_kind(self.file, number)
+
+    def sent_reports(self, number: int | None = None) -> list[SentReports]:
+        """Randomised reports that have left, by user, ε and batch. Their numbers never fall."""
+        return sent_reports(self.file, number)
+
+    def spent(self) -> NDArray[np.float64]:
+        """ε that each of `users` has spent so far, by plain composition, over all federations and
+        terms. Releases that vouch for nothing are not in it."""
+        found = spent(self.file)
+        return np.array([found.get(number, 0.0) for number in self.users.tolist()])
+
+    def contacts(self, number: int | None = None) -> list[Contact]:
+        """What told others that these devices are there, or may have, oldest first."""
+        where, values = ("", []) if number is None else ("WHERE number = ?", [int(number)])
+        sql = f"SELECT number, party, what, bytes, epsilon, at FROM contacts {where} ORDER BY id"
+        return [Contact(*row) for row in self.file.rows(sql, values)]
+
+    def note_contacts(self, contacts: Iterable[Contact]) -> None:
+        """On record from here on, for good."""
+        with self.file.transaction():
+            self.file.write_many(
+                "INSERT INTO contacts (number, party, what, bytes, epsilon, at) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (astuple(contact) for contact in contacts),
+            )
+
+    # --- helpers ---------------------------------------------------------------------------------
+
+    def _meta(self, name: str) -> bytes | None:
+        row = self.file.row("SELECT value FROM meta WHERE name = ?", [name])
+        return None if row is None else bytes(row[0])
+
+    def _set_meta(self, name: str, value: bytes) -> None:
+        with self.file.transaction():
+            self.file.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", [name, bytes(value)])
+
+    def _count(self, sql: str, values: list[int]) -> int:
+        row = self.file.row(sql, values)
+        return 0 if row is None else int(row[0])
+
+
+def _check_users(users: Sequence[tuple[int, str]]) -> None:
+    numbers = [number for number, _ in users]
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise UsageError("a store needs at least one user, and a number of its own for each")
+    if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
+        raise UsageError(f"a user's number must lie in [0, {MAX_NUMBER}]")
+
+
+def _to_text(choice: Choice) -> str:
+    return json.dumps(choice.table(), sort_keys=True)
+
+
+def _from_text(text: str) -> Choice:
+    return Choice(**json.loads(text))

@@ -1,0 +1,307 @@
+"""A store's book of rounds: terms, model, vectors, and what was prepared, left and came of it.
+
+One round at a time is open: the latest. `vectors` are those at its start and `learnt` those at its
+end; which of them count is told by its state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.messages import ModelView
+from sottovoce.stores.encrypted import StoreFile
+from sottovoce.wire.terms import PROTOCOL, Terms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+State = Literal["prepared", "dropped", "left", "arrived", "refused"]
+"""`prepared`: nothing has left. `dropped`: nothing will. `left`: its fate is unknown. `arrived`: it
+counts. `refused`: it has left, but does not count."""
+_GONE = ("left", "arrived", "refused")
+_ROUND = "(era, round, attempt) = (?, ?, ?)"
+_LEDGER = (
+    *("user", "kind", "positive_rows", "negative_rows", "bytes", "epsilon"),
+    *("reports", "report_epsilon", "batch"),
+)
+"""Columns of a ledger as a store has them, after those of the round."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Round:
+    """The latest round of a store."""
+
+    era: int
+    round: int
+    attempt: int
+    state: State
+    asked: bytes
+    """A digest of what was asked for: model and devices."""
+    consent: int
+    """The latest choice that was known when the round was prepared."""
+    devices: int
+    nonce: bytes
+    message: bytes
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.era, self.round, self.attempt
+
+    @property
+    def gone(self) -> bool:
+        """Whether its bytes have left, or may have."""
+        return self.state in _GONE
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBook:
+    file: StoreFile
+
+    # --- terms and model -------------------------------------------------------------------------
+
+    def latest_terms(self) -> tuple[int, Terms] | None:
+        """The terms that were written down last, and how many before them. The first are those that
+        the server showed first, later ones were agreed to."""
+        row = self.file.row("SELECT era, content FROM terms ORDER BY era DESC LIMIT 1")
+        return None if row is None else (row[0], kept_terms(row[1]))
+
+    def all_terms(self) -> list[tuple[int, str]]:
+        """All that were ever written down, by era."""
+        return [
+            (int(era), str(text)) for era, text in self.file.rows("SELECT era, content FROM terms")
+        ]
+
+    def written_digest(self) -> str:
+        """Of the latest terms as they were written down, perhaps by a former release."""
+        row = self.file.row("SELECT content FROM terms ORDER BY era DESC LIMIT 1")
+        content = b"" if row is None else str(row[0]).encode()
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+    def add_terms(self, era: int, terms: Terms, now: int) -> None:
+        content = json.dumps(terms.to_table(), sort_keys=True)
+        self.file.write("INSERT INTO terms VALUES (?, ?, ?)", [era, content, now])
+
+    def keep_model(self, view: ModelView) -> None:
+        items = np.ascontiguousarray(view.items, dtype="<f4")
+        values = [view.round, items.shape[1], items.tobytes()]
+        with self.file.transaction():
+            self.file.write("INSERT OR REPLACE INTO model VALUES (0, ?, ?, ?)", values)
+
+    def model(self) -> ModelView | None:
+        row = self.file.row("SELECT round, width, items FROM model")
+        if row is None:
+            return None
+        items = np.frombuffer(row[2], "<f4").astype(np.float32)
+        return ModelView(row[0], items.reshape(-1, row[1]))
+
+    # --- vectors ---------------------------------------------------------------------------------
+
+    def overlay(
+        self,
+        table: Literal["vectors", "learnt"],
+        users: NDArray[np.int64],
+        onto: NDArray[np.float32],
+    ) -> None:
+        """Put the vectors of a table in their users' places."""
+        rows = self.file.rows(f"SELECT number, vector FROM {table} ORDER BY number")
+        if rows:
+            numbers = np.array([number for number, _ in rows], dtype=np.int64)
+            flat = np.frombuffer(b"".join(vector for _, vector in rows), "<f4")
+            onto[np.searchsorted(users, numbers)] = flat.reshape(len(rows), -1)
+
+    def fold_learnt(self) -> None:
+        """From now on, what was learnt in the latest round is what the next one starts from."""
+        self.file.write(
+            "INSERT INTO vectors SELECT number, vector FROM learnt WHERE true "
+            "ON CONFLICT (number) DO UPDATE SET vector = excluded.vector"
+        )
+        self.forget_learnt()
+
+    def forget_learnt(self) -> None:
+        self.file.write("DELETE FROM learnt")
+
+    def keep_learnt(self, numbers: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        rows = np.ascontiguousarray(vectors, dtype="<f4")
+        self.file.write_many(
+            "INSERT INTO learnt VALUES (?, ?)",
+            zip(numbers.tolist(), map(np.ndarray.tobytes, rows), strict=True),
+        )
+
+    def forget_vectors(self) -> None:
+        """Everybody starts anew."""
+        self.forget_learnt()
+        self.file.write("DELETE FROM vectors")
+        self.file.write("DELETE FROM model")
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def latest(self) -> Round | None:
+        """The latest round under the terms in force."""
+        row = self.file.row(
+            "SELECT era, round, attempt, state, asked, consent, devices, nonce,"
+            " ifnull(message, x'') FROM rounds WHERE era = (SELECT max(era) FROM terms)"
+            " ORDER BY era DESC, round DESC, attempt DESC LIMIT 1"
+        )
+        return None if row is None else Round(*row)
+
+    def latest_choice(self) -> int:
+        """The number of the latest choice that anybody has made."""
+        row = self.file.row("SELECT ifnull(max(version), 0) FROM consent")
+        return 0 if row is None else int(row[0])
+
+    def changed_since(self, choice: int) -> NDArray[np.int64]:
+        """Who has chosen anew since that choice."""
+        sql = "SELECT DISTINCT number FROM consent WHERE version > ?"
+        return np.array([n for (n,) in self.file.rows(sql, [choice])], dtype=np.int64)
+
+    def minds_changed(self, entry: Round) -> bool:
+        """Whether one whose report is in this round has chosen anew since it was prepared."""
+        sql = (
+            f"SELECT 1 FROM ledger WHERE {_ROUND} AND number IN "
+            "(SELECT number FROM consent WHERE version > ?) LIMIT 1"
+        )
+        return self.file.row(sql, [*entry.key, entry.consent]) is not None
+
+    def add(self, entry: Round, book: Ledger, digest: str, now: int) -> None:
+        """Write a prepared round, with the ledger rows of its devices."""
+        self.file.write(
+            "INSERT INTO rounds (era, round, attempt, state, asked, consent, devices, nonce,"
+            " message, wire_bytes, digest, prepared_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET state = excluded.state, asked = excluded.asked,"
+            " consent = excluded.consent, devices = excluded.devices, nonce = excluded.nonce,"
+            " message = excluded.message, wire_bytes = excluded.wire_bytes,"
+            " digest = excluded.digest, prepared_at = excluded.prepared_at, reason = ''",
+            [
+                *entry.key,
+                entry.state,
+                entry.asked,
+                entry.consent,
+                entry.devices,
+                entry.nonce,
+                entry.message,
+                # Reports are sealed one by one on their way out, and larger then.
+                max(len(entry.message), book.totals.bytes),
+                digest,
+                now,
+            ],
+        )
+        table = book.pending()
+        self.file.write_many(
+            f"INSERT INTO ledger VALUES ({entry.era}, {entry.round}, {entry.attempt},"
+            f" {', '.join('?' * len(_LEDGER))})",
+            zip(*(table[name].to_pylist() for name in _LEDGER), strict=True),
+        )
+
+    def drop(self, entry: Round, reason: str) -> None:
+        """Forget a prepared round: nothing of it has left, and nothing will."""
+        self.file.write(f"DELETE FROM ledger WHERE {_ROUND}", entry.key)
+        self.forget_learnt()
+        self._mark(entry, "dropped", reason)
+        self.forget_message(entry)
+
+    def forget_message(self, entry: Round) -> None:
+        self.file.write(f"UPDATE rounds SET message = NULL WHERE {_ROUND}", entry.key)
+
+    def mark_left(self, entry: Round, now: int) -> None:
+        """Book a prepared round as left: its rows count towards the budget from here on."""
+        self._mark(entry, "left", "")
+        self.file.write(f"UPDATE rounds SET left_at = ? WHERE {_ROUND}", [now, *entry.key])
+        self.file.write(
+            "INSERT INTO budget SELECT number, kind, 1, positive_rows, negative_rows, bytes,"
+            f" epsilon, reports FROM ledger WHERE {_ROUND} ON CONFLICT (number, kind) DO UPDATE SET"
+            " releases = releases + excluded.releases,"
+            " positive_rows = positive_rows + excluded.positive_rows,"
+            " negative_rows = negative_rows + excluded.negative_rows,"
+            " bytes = bytes + excluded.bytes, epsilon = epsilon + excluded.epsilon,"
+            " reports = reports + excluded.reports",
+            entry.key,
+        )
+        # A cost that is bounded, but not that of reports, counts as one report of that cost.
+        self.file.write(
+            "INSERT INTO spent SELECT number, iif(reports > 0, report_epsilon, epsilon), batch,"
+            f" max(reports, 1) FROM ledger WHERE {_ROUND} AND epsilon > 0 AND epsilon < 9e999"
+            " ON CONFLICT (number, epsilon, batch) DO UPDATE SET"
+            " reports = reports + excluded.reports",
+            entry.key,
+        )
+
+    def costs(self, entry: Round) -> list[tuple[int, float]]:
+        """Whose reports are in this round, and what they cost."""
+        sql = (
+            "SELECT number, iif(reports > 0, reports * report_epsilon, epsilon) FROM ledger"
+            f" WHERE {_ROUND} ORDER BY number"
+        )
+        return [(int(number), float(cost)) for number, cost in self.file.rows(sql, entry.key)]
+
+    def unbounded_releases(self) -> list[tuple[int, int, int]]:
+        """User, era, and how many of her releases have left under its terms, or may have, of which
+        no ε of their own bounds what they cost."""
+        sql = (
+            "SELECT l.number, l.era, count(*) FROM ledger l JOIN rounds r"
+            f" USING (era, round, attempt) WHERE r.state IN {_GONE} AND l.epsilon >= 9e999"
+            " GROUP BY 1, 2"
+        )
+        return [(int(number), int(era), int(n)) for number, era, n in self.file.rows(sql)]
+
+    def has_left(self, era: int, round: int) -> NDArray[np.int64]:
+        """Whose reports have left in any attempt at a round, or may have."""
+        sql = (
+            "SELECT DISTINCT l.number FROM ledger l JOIN rounds r USING (era, round, attempt)"
+            f" WHERE l.era = ? AND l.round = ? AND r.state IN {_GONE}"
+        )
+        return np.array([n for (n,) in self.file.rows(sql, [era, round])], dtype=np.int64)
+
+    def mark(self, entry: Round, state: Literal["left", "arrived", "refused"], reason: str) -> None:
+        """Say what became of a round that has left."""
+        self._mark(entry, state, reason)
+
+    def _mark(self, entry: Round, state: State, reason: str) -> None:
+        self.file.write(
+            f"UPDATE rounds SET state = ?, reason = ? WHERE {_ROUND}", [state, reason, *entry.key]
+        )
+
+
+def kept_terms(text: str) -> Terms:
+    """Terms that a store holds. What a former release wrote means the same in this one's words."""
+    table = json.loads(text)
+    if isinstance(table, dict) and table.get("protocol") == 1:
+        table |= {"protocol": PROTOCOL, "link": {"name": "direct"}}
+    return Terms.from_table(table)
+
+
+def ledger_rows(file: StoreFile, number: int | None) -> pa.Table:
+    """What has left, or may have: the columns of a run's ledger, then those of the message."""
+    import pyarrow as pa
+
+    schema = Ledger().pending().schema
+    for name, kind in (
+        ("attempt", pa.int64()),
+        ("state", pa.string()),
+        ("time", pa.int64()),
+        ("wire_bytes", pa.int64()),
+        ("devices", pa.int64()),
+        ("digest", pa.string()),
+        ("terms", pa.int64()),
+    ):
+        schema = schema.append(pa.field(name, kind))
+    where, values = ("", []) if number is None else ("AND l.number = ?", [int(number)])
+    rows: Sequence[tuple[Any, ...]] = file.rows(
+        "SELECT l.number, l.round, l.kind, l.positive_rows, l.negative_rows, l.bytes, l.epsilon,"
+        " l.reports, l.report_epsilon, l.batch,"
+        " l.attempt, r.state, r.left_at, r.wire_bytes, r.devices, r.digest, l.era"
+        " FROM ledger l JOIN rounds r USING (era, round, attempt)"
+        f" WHERE r.state IN {_GONE} {where} ORDER BY l.era, l.round, l.attempt, l.number",
+        values,
+    )
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    return pa.table(
+        [pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,615 @@
+"""What a data owner keeps on its disk: `owner.db` (SQLite) in a folder, and a lock beside it.
+
+What a transaction has committed survives a crash; what it has not is gone as if it had never been.
+A user who is forgotten is gone from the files as well once `erase_traces` returns; where a crash
+comes before it, opening the store does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import config
+from sottovoce.algorithms.drift.aggregated import Learnt
+from sottovoce.algorithms.drift.blocks import Block
+from sottovoce.algorithms.drift.messages import Row
+from sottovoce.algorithms.drift.system import DRIFTConfig, Saved, Stream
+from sottovoce.errors import ConfigError, StoreError
+from sottovoce.stores.stamps import stamp, unstamp
+
+# The SQLite file of a data owner, and the lock beside it.
+
+LOCK = "owner.lock"
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """What is committed is on the disk, and what is deleted is written over."""
+    link = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+    try:
+        link.create_function("stamp", -1, stamp, deterministic=True)
+        for pragma in (
+            *("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"),
+            # What SQLite puts aside while it works must not lie about in other files.
+            *("temp_store=MEMORY", "wal_autocheckpoint=4000", "cache_size=-16000"),
+        ):
+            link.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error:
+        link.close()
+        raise
+    return link
+
+
+def take_lock(folder: Path) -> int:
+    """The lock of the one process that may have the store. Raises where another has it."""
+    place = folder / LOCK
+    try:
+        handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{place} cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise StoreError(
+            f"the data owner in {folder} is in use by another process; stop that one first"
+        ) from None
+    return handle
+
+
+# Blocks as a data owner's store holds them: packed, and stamped for their place.
+
+STAMP_BLOCKS = """
+UPDATE parts SET negatives = stamp(negatives, 'parts', 0, user, part),
+                 positives = stamp(positives, 'parts', 1, user, part);
+UPDATE blocks SET negatives = stamp(negatives, 'blocks', 0, user, place),
+                  positives = stamp(positives, 'blocks', 1, user, place);
+"""
+"""Brings tables of an earlier release up to this one, within a connection that knows `stamp`."""
+
+
+def packed(
+    negatives: Sequence[int], positives: Sequence[int], table: str, *key: int
+) -> tuple[bytes, bytes]:
+    """The two fields of the row with this key."""
+    fields = [struct.pack(f"<{len(items)}I", *items) for items in (negatives, positives)]
+    return stamp(fields[0], table, 0, *key), stamp(fields[1], table, 1, *key)
+
+
+def unpacked(
+    negatives: bytes, positives: bytes, table: str, *key: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What `packed` was given. Raises where it is damaged."""
+    fields = unstamp(negatives, table, 0, *key), unstamp(positives, table, 1, *key)
+    if fields[0] is None or fields[1] is None:
+        raise StoreError("the owner's store is damaged; put back a copy of it")
+    return _numbers(fields[0]), _numbers(fields[1])
+
+
+def _numbers(content: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(content) // 4}I", content)
+
+
+# The tables of a data owner that sends sums over people (`release = "aggregated"`): vectors of
+# users, sums that wait for more people, and rows that have left. They are part of `owner.db`.
+
+TABLES = """
+CREATE TABLE vectors (user INTEGER PRIMARY KEY, row BLOB NOT NULL);
+CREATE TABLE sums (item INTEGER PRIMARY KEY, row BLOB NOT NULL, people BLOB NOT NULL);
+CREATE TABLE sent (item INTEGER PRIMARY KEY, row BLOB NOT NULL);
+"""
+
+
+STAMP_SUMS = """
+UPDATE vectors SET row = stamp(row, 'vectors', user);
+UPDATE sums SET row = stamp(row, 'sums', item), people = stamp(people, 'people', item);
+UPDATE sent SET row = stamp(row, 'sent', item);
+"""
+"""Brings tables of an earlier release up to this one, within a connection that knows `stamp`."""
+
+
+class _Rows(Protocol):
+    def fetchall(self) -> list[Any]: ...
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KeptSums:
+    """All that the tables hold. Private."""
+
+    learnt: Learnt
+    sent: dict[int, Row]
+    """By item: what has left and is not known to be counted."""
+
+    def __repr__(self) -> str:
+        return "<KeptSums, redacted>"
+
+
+class SumTables:
+    """Writes within a transaction of the store."""
+
+    def __init__(
+        self,
+        run: Callable[[str], _Rows],
+        run_many: Callable[[str, Sequence[Sequence[Any]]], None],
+    ) -> None:
+        self._run, self._run_many = run, run_many
+
+    def __repr__(self) -> str:
+        return "<SumTables, redacted>"
+
+    def load(self, size: int) -> KeptSums:
+        """Raises where a row has not `size` numbers."""
+        learnt = Learnt()
+        for user, row in self._run("SELECT user, row FROM vectors").fetchall():
+            learnt.vectors[user] = _row(row, "<f4", size, "vectors", user).astype(np.float32)
+        for item, row, people in self._run("SELECT item, row, people FROM sums").fetchall():
+            learnt.waiting[item] = _row(row, "<f8", size, "sums", item).astype(np.float64)
+            numbers = np.frombuffer(_genuine(people, "people", item), "<u4")
+            learnt.people[item] = frozenset(numbers.tolist())
+        sent = self._run("SELECT item, row FROM sent").fetchall()
+        return KeptSums(
+            learnt,
+            {item: _row(row, "<f4", size, "sent", item).astype(np.float32) for item, row in sent},
+        )
+
+    def put_vectors(self, vectors: Mapping[int, Row], users: Iterable[int]) -> None:
+        """Of these users."""
+        rows = [
+            (user, stamp(vectors[user].astype("<f4").tobytes(), "vectors", user)) for user in users
+        ]
+        self._run_many("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
+
+    def drop_vector(self, user: int) -> None:
+        self._run_many("DELETE FROM vectors WHERE user = ?", [(user,)])
+
+    def put_sums(self, learnt: Learnt) -> None:
+        """All that wait, in the place of those that waited."""
+        self._run("DELETE FROM sums")
+        rows = [
+            (
+                item,
+                stamp(row.astype("<f8").tobytes(), "sums", item),
+                stamp(_sum_numbers(learnt.people[item]), "people", item),
+            )
+            for item, row in learnt.waiting.items()
+        ]
+        self._run_many("INSERT INTO sums VALUES (?, ?, ?)", rows)
+
+    def put_sent(self, sent: Mapping[int, Row]) -> None:
+        """All that have left, in the place of those before."""
+        self._run("DELETE FROM sent")
+        rows = [
+            (item, stamp(row.astype("<f4").tobytes(), "sent", item)) for item, row in sent.items()
+        ]
+        self._run_many("INSERT INTO sent VALUES (?, ?)", rows)
+
+
+def _sum_numbers(people: Iterable[int]) -> bytes:
+    return np.array(sorted(people), dtype="<u4").tobytes()
+
+
+def _row(stamped: bytes, kind: str, size: int, table: str, key: int) -> NDArray[Any]:
+    found: NDArray[Any] = np.frombuffer(_genuine(stamped, table, key), kind)
+    if len(found) != size or not np.isfinite(found).all():
+        raise StoreError("the owner's store is damaged; put back a copy of it")
+    return found
+
+
+def _genuine(stamped: bytes, table: str, key: int) -> bytes:
+    """What was stamped for this place. Raises where it is damaged."""
+    content = unstamp(stamped, table, key)
+    if content is None:
+        raise StoreError("the owner's store is damaged; put back a copy of it")
+    return content
+
+
+DATABASE = "owner.db"
+SCHEMAS = {"printed": 3, "aggregated": 4}
+_UNSTAMPED = {1: "printed", 2: "aggregated"}
+"""Earlier versions, in which contents had no stamps."""
+NONE = -1
+"""In the place of a round that has not been."""
+_NO_SPACE = 13
+
+_TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE items (item INTEGER PRIMARY KEY);
+CREATE TABLE users (
+    user INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, clock INTEGER, public BLOB NOT NULL);
+CREATE TABLE parts (
+    user INTEGER, part INTEGER, negatives BLOB NOT NULL, positives BLOB NOT NULL,
+    PRIMARY KEY (user, part)) WITHOUT ROWID;
+CREATE TABLE blocks (
+    user INTEGER, place INTEGER, negatives BLOB NOT NULL, positives BLOB NOT NULL,
+    PRIMARY KEY (user, place)) WITHOUT ROWID;
+CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+# An open block is stored in parts, each appended once, so that a long one is not written over and
+# over. Blocks have ascending places; those before the place `asked_until` have been asked for.
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerFacts:
+    """What does not change while an owner is in a federation."""
+
+    number: int
+    name: str
+    federation: str
+    issuer: bytes
+    settings: DRIFTConfig
+    public: bytes
+    """The owner's long-term key."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Kept:
+    """All that an owner's store holds of its items and users. Private."""
+
+    items: frozenset[int]
+    sequences: dict[int, int]
+    """By user: the last number of hers."""
+    publics: dict[int, bytes]
+    """By user: her long-term key."""
+    streams: dict[int, Stream]
+    saved: list[Saved]
+    asked: list[Saved]
+    asked_round: int
+    flushed_round: int
+    last_round: int
+    """The newest that the orchestrator asked in."""
+    counts: Counter[str]
+
+    def __repr__(self) -> str:
+        return "<Kept, redacted>"
+
+
+class OwnerStore:
+    """One connection, of the one process that may have it. Threads must take turns."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        """With the lock of that folder, which is given back by `close`."""
+        self._path, self._lock = folder / DATABASE, lock
+        self._next_place = self._next_part = 0
+        self.sums = SumTables(self._run, self._run_many)
+        """Where the owner sends sums over people."""
+        self._link: sqlite3.Connection | None = None
+        self.unclean = False
+        """Whether something was deleted whose traces may still be in the files."""
+        try:
+            with self._in_words():
+                self._link = connect(self._path)
+            self.facts = self._read_facts()
+            if self._value("unclean"):
+                self.unclean = True
+                self.erase_traces()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return "<OwnerStore, redacted>"
+
+    @classmethod
+    def create(cls, folder: Path, facts: OwnerFacts, items: Iterable[int]) -> OwnerStore:
+        """A new owner's store; it is there whole, or not at all."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"no data owner can be made in {folder}: {error.strerror}") from None
+        lock = take_lock(folder)
+        try:
+            if (folder / DATABASE).exists():
+                raise StoreError(f"there is a data owner in {folder} already")
+            _write_new(folder, facts, items)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(folder, lock)
+
+    @classmethod
+    def open(cls, folder: Path) -> OwnerStore:
+        """A store that is there. Raises where another process has it."""
+        if not (folder / DATABASE).is_file():
+            raise StoreError(f"there is no data owner in {folder}")
+        return cls(folder, take_lock(folder))
+
+    def close(self) -> None:
+        """Closing twice does no harm."""
+        link, self._link = self._link, None
+        lock, self._lock = self._lock, -1
+        if link is not None:
+            link.close()
+        if lock >= 0:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is written within is on the disk on leaving, or nothing of it is."""
+        with self._in_words():
+            self._run("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._commit()
+            except BaseException:
+                # A full disk may have rolled it back already.
+                if self._link is not None and self._link.in_transaction:
+                    self._run("ROLLBACK")
+                raise
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def load(self) -> Kept:
+        with self._in_words():
+            users = self._run("SELECT user, sequence, clock, public FROM users").fetchall()
+            opened: dict[int, tuple[list[int], list[int]]] = {
+                user: ([], []) for user, _, clock, _ in users if clock is not None
+            }
+            self._next_part = 0
+            parts = self._run("SELECT * FROM parts ORDER BY user, part")
+            for user, part, negatives, positives in parts:
+                for more, into in zip(
+                    unpacked(negatives, positives, "parts", user, part), opened[user], strict=True
+                ):
+                    into.extend(more)
+                self._next_part = max(self._next_part, part + 1)
+            streams = {
+                user: Stream(clock, *map(tuple, opened[user]))
+                for user, _, clock, _ in users
+                if clock is not None
+            }
+            until = self._value("asked_until")
+            # By user, then by place, as an update goes; what waits is in the order of places.
+            rows = self._run("SELECT * FROM blocks ORDER BY user, place").fetchall()
+            blocks = [
+                (place, (user, Block(*unpacked(negatives, positives, "blocks", user, place))))
+                for user, place, negatives, positives in rows
+            ]
+            self._next_place = max([until, *(place + 1 for place, _ in blocks)])
+            waiting = sorted(((p, b) for p, b in blocks if p >= until), key=_place_of)
+            return Kept(
+                frozenset(item for (item,) in self._run("SELECT item FROM items")),
+                {user: sequence for user, sequence, *_ in users},
+                {user: public for user, *_, public in users},
+                streams,
+                [block for _, block in waiting],
+                [block for place, block in blocks if place < until],
+                self._value("asked_round"),
+                self._value("flushed_round"),
+                self._value("last_round"),
+                Counter(dict(self._run("SELECT name, value FROM counts").fetchall())),
+            )
+
+    # --- writing, within a transaction ------------------------------------------------------------
+
+    def put_users(self, users: Sequence[tuple[int, int, int | None, bytes]]) -> None:
+        """Each with her last sequence number, the time of her last event in an open stream, and her
+        long-term key."""
+        self._run_many("INSERT OR REPLACE INTO users VALUES (?, ?, ?, ?)", users)
+
+    def add_parts(self, parts: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
+        """More negatives and positives of users' open blocks."""
+        rows = [
+            (user, number, *packed(negatives, positives, "parts", user, number))
+            for number, (user, negatives, positives) in enumerate(parts, self._next_part)
+        ]
+        self._next_part += len(rows)
+        self._run_many("INSERT INTO parts VALUES (?, ?, ?, ?)", rows)
+
+    def drop_parts(self, users: Iterable[int]) -> None:
+        """Their open blocks are over."""
+        self._run_many("DELETE FROM parts WHERE user = ?", [(user,) for user in users])
+
+    def end_streams(self) -> None:
+        """All of them."""
+        self._run("DELETE FROM parts")
+        self._run("UPDATE users SET clock = NULL WHERE clock IS NOT NULL")
+
+    def add_blocks(self, blocks: Sequence[Saved]) -> None:
+        rows = [
+            (user, place, *packed(block.negatives, block.positives, "blocks", user, place))
+            for place, (user, block) in enumerate(blocks, self._next_place)
+        ]
+        self._next_place += len(rows)
+        self._run_many("INSERT INTO blocks VALUES (?, ?, ?, ?)", rows)
+
+    def ask(self, round: int) -> None:
+        """All blocks there are were asked for in this round."""
+        self._set(asked_round=round, asked_until=self._next_place)
+
+    def settle(self, accepted: bool) -> None:
+        """The blocks that were asked for are done with, or wait again."""
+        if accepted:
+            self._run("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
+        self._set(asked_round=NONE, asked_until=0)
+
+    def answered(self, round: int) -> None:
+        """The blocks that were asked for are in sums that leave in this round."""
+        self._run("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
+        self._set(asked_until=0, answered_round=round)
+
+    def answered_round(self) -> int:
+        """The last round in which sums have left."""
+        return self._value("answered_round")
+
+    def flushed(self, round: int) -> None:
+        self._set(flushed_round=round)
+
+    def reached(self, round: int) -> None:
+        self._set(last_round=round)
+
+    def forget(self, user: int) -> None:
+        """To be followed by `erase_traces` when the transaction is over."""
+        for table in ("users", "parts", "blocks"):
+            self._run(f"DELETE FROM {table} WHERE user = ?", (user,))
+        self._set(unclean=1)
+        self.unclean = True
+
+    def add_items(self, items: Iterable[int]) -> None:
+        self._run_many("INSERT OR IGNORE INTO items VALUES (?)", [(item,) for item in items])
+
+    def withdraw_items(
+        self,
+        items: Iterable[int],
+        streams: Mapping[int, Stream],
+        asked: Sequence[Saved],
+        saved: Sequence[Saved],
+    ) -> None:
+        """Items go; these are the streams and blocks without them."""
+        self._run_many("DELETE FROM items WHERE item = ?", [(item,) for item in items])
+        self._run("DELETE FROM parts")
+        self._run("DELETE FROM blocks")
+        self.add_parts([(u, s.negatives, s.positives) for u, s in streams.items()])
+        self.add_blocks(asked)
+        self._set(asked_until=self._next_place)
+        self.add_blocks(saved)
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        self._run_many(
+            "INSERT INTO counts VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            list(counts.items()),
+        )
+
+    # --- erasing ----------------------------------------------------------------------------------
+
+    def erase_traces(self) -> None:
+        """No byte of what was deleted remains in the files. Takes time with the size of the store.
+
+        Deleted rows are zeroed, but SQLite moves rows about within its pages and leaves copies, and
+        its log has older pages; so the database is written anew and the log emptied."""
+        with self._in_words():
+            self._run("VACUUM")
+            busy, *_ = self._run("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                raise StoreError(
+                    f"{self._path} is being read by another program; what was deleted stays in "
+                    "its log until that is closed"
+                )
+            self._set(unclean=0)
+            self.unclean = False
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _read_facts(self) -> OwnerFacts:
+        with self._in_words():
+            meta = dict(self._run("SELECT name, value FROM meta").fetchall())
+        schema = meta.get("schema")
+        if schema not in SCHEMAS.values() and schema not in _UNSTAMPED:
+            raise StoreError(
+                f"{self._path} was written by another release of Sottovoce (version {schema} of "
+                f"the tables, this release knows {', '.join(map(str, SCHEMAS.values()))}); use the "
+                "release that wrote it"
+            )
+        try:
+            settings = config.build(DRIFTConfig, json.loads(meta["settings"]), "settings")
+            if schema in _UNSTAMPED and _UNSTAMPED[schema] == settings.release:
+                schema = self._stamp_everything(settings.release)
+            if schema != SCHEMAS[settings.release]:
+                raise StoreError(
+                    f"{self._path} was made by a release of Sottovoce that sent the gradients of "
+                    "single users in this federation, and no sums; make a new federation"
+                )
+            return OwnerFacts(
+                int(meta["number"]),
+                str(meta["name"]),
+                str(meta["federation"]),
+                bytes(meta["issuer"]),
+                settings,
+                bytes(meta["public"]),
+            )
+        except (KeyError, ValueError, TypeError, ConfigError):
+            raise StoreError(f"{self._path} is damaged; put back a copy of it") from None
+
+    def _stamp_everything(self, release: str) -> int:
+        """Bring a store of an earlier release up to this one, as it is found; its version now."""
+        statements = STAMP_BLOCKS + (STAMP_SUMS if release == "aggregated" else "")
+        with self.transaction():
+            for statement in filter(str.strip, statements.split(";")):
+                self._run(statement)
+            self._set(schema=SCHEMAS[release])
+        return SCHEMAS[release]
+
+    def _value(self, name: str) -> int:
+        with self._in_words():
+            found = self._run("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return int(found[0])
+
+    def _set(self, **values: int) -> None:
+        rows = [(value, name) for name, value in values.items()]
+        self._run_many("UPDATE meta SET value = ? WHERE name = ?", rows)
+
+    def _commit(self) -> None:
+        self._run("COMMIT")
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        return self._open_link().execute(statement, values)
+
+    def _run_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        if rows:
+            self._open_link().executemany(statement, rows)
+
+    def _open_link(self) -> sqlite3.Connection:
+        if self._link is None:
+            raise StoreError(f"the store {self._path} was closed")
+        return self._link
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == _NO_SPACE
+            why = "there is no space left; free some" if full else str(error)
+            raise StoreError(
+                f"the store {self._path} cannot be used: {why}; what was stored before is still "
+                "there"
+            ) from None
+
+
+def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
+    table = asdict(facts)
+    table["settings"] = json.dumps(table["settings"])
+    meta = {
+        **table,
+        **{"schema": SCHEMAS[facts.settings.release], "unclean": 0},
+        **{"asked_round": NONE, "asked_until": 0, "flushed_round": NONE},
+        **{"last_round": NONE, "answered_round": NONE},
+    }
+    tables = _TABLES + (TABLES if facts.settings.release == "aggregated" else "")
+    partial = folder / f".{DATABASE}-{secrets.token_hex(4)}"
+    try:
+        # SQLite gives the files beside it the mode of this one.
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(connect(partial)) as link:
+            link.executescript(f"BEGIN;{tables}")
+            link.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+            link.executemany("INSERT INTO items VALUES (?)", [(i,) for i in sorted(set(items))])
+            link.execute("COMMIT")
+        partial.rename(folder / DATABASE)
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"no data owner could be made in {folder}: {error}") from None
+    finally:
+        for left in folder.glob(f"{partial.name}*"):
+            left.unlink(missing_ok=True)
+
+
+def _place_of(placed: tuple[int, Saved]) -> int:
+    return placed[0]

@@ -1,0 +1,293 @@
+"""A report on its way out of a store, and what is checked about the question that it answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.masking import SEED_BYTES
+from sottovoce.core.messages import (
+    MaskedReports,
+    MaskSeeds,
+    ModelView,
+    encode,
+    encode_bits,
+    encode_sum,
+)
+from sottovoce.errors import ConsentError, MessageError, UsageError
+from sottovoce.parties.device import Devices
+from sottovoce.privacy.accountant import rounded_up
+from sottovoce.privacy.central import MOST_ROUNDS, price
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.device_rounds import Round, RoundBook, State, kept_terms
+from sottovoce.wire.terms import Terms
+
+Pack = Callable[[Terms, int, ModelView, MaskedReports, MaskSeeds], bytes]
+"""One device's message from the terms, the attempt, the model that it learnt from, its masked
+update and the seed of the mask."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prepared:
+    """A report that is ready to leave, or that has left already (`state`)."""
+
+    round: int
+    attempt: int
+    message: bytes
+    nonce: bytes
+    """Drawn from the operating system, once for this message."""
+    devices: int
+    state: State
+
+    @classmethod
+    def of(cls, entry: Round) -> Prepared:
+        return cls(
+            entry.round, entry.attempt, entry.message, entry.nonce, entry.devices, entry.state
+        )
+
+    def __repr__(self) -> str:
+        return f"<Prepared round={self.round} attempt={self.attempt} {self.state}, redacted>"
+
+
+def same(one: Round | None, other: Round | None) -> bool:
+    """Whether a round is as it was."""
+    if one is None or other is None:
+        return one is other
+    return (one.key, one.state, one.nonce) == (other.key, other.state, other.nonce)
+
+
+def among(
+    willing: NDArray[np.int64], users: NDArray[np.int64], numbers: NDArray[np.int64] | None
+) -> NDArray[np.int64]:
+    """Rows of the willing that were asked."""
+    if numbers is None:
+        return willing
+    wanted = np.asarray(numbers, dtype=np.int64)
+    if not np.isin(wanted, users).all():
+        raise MessageError("the server asks for devices that are not in this store")
+    return willing[np.isin(users[willing], wanted)]
+
+
+def as_bytes(
+    devices: Devices,
+    view: ModelView,
+    rows: NDArray[np.int64],
+    terms: Terms,
+    attempt: int,
+    *,
+    summed: bool,
+    pack: Pack | None,
+) -> bytes:
+    """What leaves these devices in a round, through the door, as one message."""
+    if summed and devices.reports_bits:
+        raise UsageError("randomised reports are sent by each device itself, not as a sum")
+    if summed and terms.secure_sum is not None:
+        raise UsageError("masked updates are sent by each device itself, not as a sum")
+    if summed:
+        return encode_sum(devices.report_sum(view, rows))
+    if len(rows) > 1:
+        raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
+    if devices.reports_bits:
+        return encode_bits(devices.report_bits(view, rows))
+    if terms.secure_sum is None:
+        return encode(devices.report(view, rows))
+    if pack is None:
+        raise UsageError("this store has no key to sign with, which a secure sum needs")
+    # From the operating system, anew for every message: a mask serves once.
+    seed = secrets.token_bytes(SEED_BYTES)
+    return pack(terms, attempt, view, *devices.report_masked(view, rows, (seed,)))
+
+
+def space(terms: Terms) -> tuple[object, ...]:
+    """Vectors mean something within one federation, algorithm and size alone."""
+    algorithm = terms.algorithm
+    shape = terms.n_items, terms.n_rows, terms.width, algorithm.embedding_size
+    return terms.federation, *algorithm.vector_space, *shape
+
+
+def how_revealing(terms: Terms) -> str:
+    """Why a single round may give a history away under terms that are `revealing`."""
+    why = terms.algorithm.how_revealing(terms.n_items)
+    if terms.secure_sum is not None:
+        return f"if the server and the proxy put together what they have, {why}"
+    return why
+
+
+def check_shape(view: ModelView, terms: Terms) -> None:
+    if view.items.shape != (terms.n_rows, terms.width):
+        raise MessageError("the model has another shape than the federation's terms say")
+
+
+def digest(view: ModelView, numbers: NDArray[np.int64] | None, summed: bool) -> bytes:
+    """Of what was asked for."""
+    asked = hashlib.blake2b(b"summed" if summed else b"single", digest_size=16)
+    asked.update(np.ascontiguousarray(view.items, dtype="<f4").tobytes())
+    if numbers is not None:
+        asked.update(np.unique(np.asarray(numbers, dtype="<i8")).tobytes())
+    return asked.digest()
+
+
+def explain(
+    devices: Devices,
+    asked: NDArray[np.int64],
+    noise: float,
+    plain: NDArray[np.int64],
+    store: Path,
+) -> None:
+    """Raises where the one device that was asked takes part and can learn, but may not send: its
+    owner should know why. `noise` is that on sums, `plain` says how many releases of each device
+    nothing bounds."""
+    cohort = devices.cohort
+    able = cohort.consent.takes_part & devices.algorithm.device_able(cohort)
+    if len(asked) != 1 or not able[asked[0]]:
+        return
+    row = int(asked[0])
+    if devices.reports_bits and devices.tiers()[row] < 0:
+        raise ConsentError(
+            f"the federation asks for more reports, or for a larger ε of each, than the choice "
+            f"permits; see `sottovoce device agree {store}` and `sottovoce device consent "
+            f"{store}`"
+        )
+    if noise:
+        raise ConsentError(
+            f"the limit on ε is reached: {_no_room(devices, row, noise, int(plain[row]))}; nothing "
+            f"leaves any more unless `sottovoce device consent {store} --total-epsilon` permits "
+            "more"
+        )
+    raise ConsentError(
+        f"the limit on ε is reached: {cohort.spent[row]:.10g} of "
+        f"{cohort.consent.total_epsilon[row]:.10g} is spent, and another round does not fit; "
+        f"nothing leaves any more, see `sottovoce device status {store}`"
+    )
+
+
+def _no_room(devices: Devices, row: int, noise: float, plain: int) -> str:
+    """Why a limit has no room for another round of noisy sums."""
+    cohort = devices.cohort
+    sent, limit = int(cohort.sent[row]), f"{cohort.consent.total_epsilon[row]:.10g}"
+    so_far = f"after {_count(sent, 'round')}"
+    if plain:
+        return (
+            f"{so_far}, counting {_count(plain, 'release')} without noise on sums, which no ε "
+            f"bounds, as a round each, {limit} has no room for another"
+        )
+    after = rounded_up(cohort.spent[row] + price(noise, min(sent + 1, MOST_ROUNDS)))
+    more = "more than " if sent >= MOST_ROUNDS else ""
+    return f"{so_far} another would make it {more}{after:.10g}, and {limit} is permitted"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+# The terms of a federation as a store has them: which the server showed, and which its owner has
+# agreed to. That she takes part is no agreement to what she has not seen.
+
+_OFFERED, _SEEN = "offered-terms", "terms-seen"
+
+
+class Agreeing(ABC):
+    """A store whose owner agrees to terms, or has not yet."""
+
+    def __init__(self, store: CohortStore, foreseen: str = "") -> None:
+        """`foreseen` is the digest of terms that the owner has seen elsewhere and agrees to."""
+        self.store = store
+        self._book, self._foreseen = RoundBook(store.file), foreseen
+
+    @abstractmethod
+    def _settle(self, round: int | None) -> None:
+        """Close the latest round, because `round` (or, None, whatever comes next) begins."""
+
+    @property
+    def terms(self) -> Terms | None:
+        """The terms that this store goes by: those that its owner agreed to last or, before she has
+        agreed to any, the first that the server showed, which serve at home."""
+        found = self._book.latest_terms()
+        return None if found is None else found[1]
+
+    @property
+    def offered(self) -> Terms | None:
+        """Other terms that the server has published since, which nobody has agreed to."""
+        content = self.store.secret(_OFFERED)
+        return kept_terms(content.decode()) if content else None
+
+    @property
+    def pending(self) -> Terms | None:
+        """Terms that wait for the owner's word; nothing leaves meanwhile."""
+        offered, known = self.offered, self._book.latest_terms()
+        if offered is not None or known is None:
+            return offered
+        era, terms = known
+        digests = terms.digest(), self._book.written_digest()
+        seen = era > 0 or self.store.secret(_SEEN) in [digest.encode() for digest in digests]
+        return None if seen else terms
+
+    def meet(self, terms: Terms) -> None:
+        """The server shows its terms. They are kept for the owner to look at; that she takes part
+        is no agreement to what she has not seen. Raises where they are others than before: what may
+        leave does not change behind her back."""
+        with self.store.file.transaction():
+            known, foreseen = self._book.latest_terms(), terms.digest() == self._foreseen
+            changed = known is not None and known[1] != terms and not foreseen
+            if known is None:
+                self._book.add_terms(0, terms, self.store.now())
+            content = json.dumps(terms.to_table()).encode() if changed else b""
+            if content != (self.store.secret(_OFFERED) or b""):
+                self.store.set_secret(_OFFERED, content)
+            if foreseen and (known is None or known[1] != terms or self.pending is not None):
+                self.agree(terms)
+        if changed:
+            raise ConsentError(
+                f"the server changed the terms of the federation; {self._how_to_agree}"
+            )
+
+    def agree(self, terms: Terms) -> None:
+        """The owner has seen these terms and agrees to them. What was learnt under others is kept
+        where it still fits."""
+        with self.store.file.transaction():
+            known = self._book.latest_terms()
+            if known is None:
+                self._book.add_terms(0, terms, self.store.now())
+            elif known[1] != terms:
+                era, before = known
+                self._settle(None)
+                if space(before) != space(terms):
+                    self._book.forget_vectors()
+                self._book.add_terms(era + 1, terms, self.store.now())
+            if self.offered == terms:
+                self.store.set_secret(_OFFERED, b"")
+            self.store.set_secret(_SEEN, terms.digest().encode())
+
+    def require_agreed(self) -> Terms:
+        """The terms in force; raises where their owner has not agreed to them, or others wait for
+        her word."""
+        terms, pending = self._known()[1], self.pending
+        if pending is None:
+            return terms
+        why = "nobody has agreed to the terms of the federation yet"
+        if pending.revealing:
+            why = f"{why}, and {how_revealing(pending)}"
+        raise ConsentError(f"{why}; {self._how_to_agree}")
+
+    @property
+    def _how_to_agree(self) -> str:
+        return (
+            f"see who reads what with `sottovoce device agree {self.store.path}`, which also says "
+            "how to agree; until then nothing leaves"
+        )
+
+    def _known(self) -> tuple[int, Terms]:
+        found = self._book.latest_terms()
+        if found is None:
+            raise ConsentError(
+                f"the store in {self.store.path} has not seen the terms of any federation yet"
+            )
+        return found

@@ -1,0 +1,495 @@
+"""The folder of a server: what the federation is, its catalogue and its keys, and who is invited.
+
+`federation.json` (terms, plan), `catalogue.json` (the items by number), `keys/`, `server.db` (the
+state, unless it is in PostgreSQL), `state.json` (in which of both it is), `server.json` (address
+and process of a running server).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sottovoce import config
+from sottovoce.errors import (
+    ConfigError,
+    KeyTrouble,
+    MessageError,
+    ServiceError,
+    UsageError,
+    VersionMismatch,
+)
+from sottovoce.parties.defence import Defence
+from sottovoce.parties.server import NO_DEFENCE, RoundRules
+from sottovoce.rng import SECRET_BYTES
+from sottovoce.stores import server as records
+from sottovoce.stores import server as roster
+from sottovoce.stores import server as searches
+from sottovoce.stores.coordinator import CohortSize, Plan
+from sottovoce.stores.database import Database, keep_private
+from sottovoce.stores.keys import ReportKeys, authority_pem, init_keys, read_secret, write_new_files
+from sottovoce.stores.ready import locked, running
+from sottovoce.wire.invitations import MAX_NUMBER, Invitation
+from sottovoce.wire.signing import is_signed
+from sottovoce.wire.terms import PROTOCOL, Terms
+
+# What the server of a federation with a proxy gives to others: to a device, word that it has
+# enrolled (an admission), which the proxy asks for; to the proxy's operator, once and in
+# confidence, all that the proxy needs of the server (an introduction). Files of the key folder:
+# `admission.key` (signs admissions), `proxy.token` (by which the server knows the proxy, or the
+# proxy of a secure sum the server). Both have mode 600.
+
+ADMISSION_KEY, PROXY_TOKEN = "admission.key", "proxy.token"
+_LARGEST = 1 << 20
+_FIELDS = ("server", "ca", "federation", "verifying_key", "token")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Introduction:
+    """All that a proxy needs to know of the server that it hands its batches to."""
+
+    server: str
+    """The server's address, as in https://example.org:8443."""
+    ca: str
+    """The server's certificate authority, as PEM; empty for a plaintext server on loopback."""
+    federation: str
+    verifying_key: str
+    """By which admissions are known (Ed25519); hexadecimal."""
+    token: str
+    """By which the server knows the proxy; hexadecimal. A secret."""
+
+    def __repr__(self) -> str:
+        return f"<Introduction to {self.federation}, redacted>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ProxySecrets:
+    """What a server process needs where reports come through a proxy."""
+
+    admission_key: Ed25519PrivateKey
+    token: str
+
+    @classmethod
+    def of(cls, folder: Path) -> ProxySecrets:
+        """From the server's key folder."""
+        return cls(admission_key(folder), proxy_token(folder))
+
+
+def init_proxy_secrets(folder: Path) -> None:
+    """Make the server's key for admissions and the proxy's token. Never over existing ones."""
+    key = Ed25519PrivateKey.generate().private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+    )
+    token = secrets.token_hex(32).encode() + b"\n"
+    write_new_files(folder, {ADMISSION_KEY: key, PROXY_TOKEN: token})
+
+
+def init_proxy_token(folder: Path) -> None:
+    """Make the token by which the proxy of a secure sum knows the server. Never over one."""
+    write_new_files(folder, {PROXY_TOKEN: secrets.token_hex(32).encode() + b"\n"})
+
+
+def proxy_token(folder: Path) -> str:
+    """The secret with which the proxy hands over batches; or with which the server asks the proxy
+    of a secure sum."""
+    return read_secret(folder / PROXY_TOKEN).decode("ascii", "replace").strip()
+
+
+def admission_key(folder: Path) -> Ed25519PrivateKey:
+    path = folder / ADMISSION_KEY
+    try:
+        key = form.load_pem_private_key(read_secret(path), None)
+    except (ValueError, TypeError):
+        raise KeyTrouble(f"{path} is no private key; put the right file back") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyTrouble(f"{path} is not an Ed25519 key as the server makes it")
+    return key
+
+
+def admission_statement(federation: str, public_key: bytes) -> bytes:
+    """What the server signs when a device has enrolled."""
+    return b"sottovoce proxy admission\0" + federation.encode() + b"\0" + public_key
+
+
+def enrolment_statement(federation: str, admission: bytes, challenge: bytes) -> bytes:
+    """What a device signs to have an account with the proxy, which has asked so."""
+    return b"sottovoce proxy enrolment 2\0" + federation.encode() + b"\0" + admission + challenge
+
+
+def admit(key: Ed25519PrivateKey, federation: str, public_key: bytes) -> bytes:
+    """The admission of a device by its public key. The same each time."""
+    return key.sign(admission_statement(federation, public_key))
+
+
+def is_admitted(
+    verifying_key: bytes,
+    federation: str,
+    public_key: bytes,
+    admission: bytes,
+    signature: bytes,
+    challenge: bytes,
+) -> bool:
+    """Whether the server admitted this key, and whoever shows the admission holds it and was asked
+    with this challenge."""
+    word = admission_statement(federation, public_key)
+    answer = enrolment_statement(federation, admission, challenge)
+    return is_signed(verifying_key, word, admission) and is_signed(public_key, answer, signature)
+
+
+def introduce(keys: Path, server: str, ca: str, federation: str) -> Introduction:
+    """What the proxy's operator is given, from the server's key folder."""
+    public = admission_key(keys).public_key().public_bytes_raw()
+    return Introduction(server, ca, federation, public.hex(), proxy_token(keys))
+
+
+def write_introduction(path: Path, introduction: Introduction) -> None:
+    """As a file of mode 600. Never over an existing one."""
+    if path.exists():
+        raise UsageError(f"{path} is there already and is not overwritten")
+    content = json.dumps({"protocol": PROTOCOL, **asdict(introduction)}, indent=1) + "\n"
+    write_new_files(path.parent, {path.name: content.encode()})
+
+
+def read_introduction(path: Path) -> Introduction:
+    """Raises with one sentence where the file is missing, of another version or none."""
+    try:
+        with path.open("rb") as source:
+            return parse_introduction(json.loads(source.read(_LARGEST)))
+    except OSError as error:
+        raise UsageError(
+            f"the introduction {path} cannot be read: {error.strerror or error}"
+        ) from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is no introduction; ask the server's operator for one") from None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def parse_introduction(table: Any) -> Introduction:
+    """From the content of a file."""
+    if not isinstance(table, Mapping):
+        raise UsageError("this is no introduction; ask the server's operator for one")
+    spoken = table.get("protocol")
+    if spoken != PROTOCOL:
+        raise VersionMismatch(
+            f"the introduction is for version {spoken!r} of the protocol, this program speaks "
+            f"version {PROTOCOL}; install the release of Sottovoce that the server runs"
+        )
+    if set(table) != {"protocol", *_FIELDS} or not all(isinstance(table[f], str) for f in _FIELDS):
+        raise UsageError(f"an introduction has the fields {', '.join(_FIELDS)}; ask for another")
+    found = Introduction(**{name: table[name] for name in _FIELDS})
+    if not found.server.startswith(("https://", "http://")):
+        raise UsageError("the introduction's server must begin with https://; ask for another")
+    try:
+        good = len(bytes.fromhex(found.verifying_key)) == 32 and len(bytes.fromhex(found.token)) > 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError("the introduction's keys are not hexadecimal; ask for another")
+    return found
+
+
+DATABASE = "server.db"
+FORMAT = 1
+ROOT_BITS = 8 * SECRET_BYTES
+DATABASE_VARIABLE = "SOTTOVOCE_DATABASE"
+"""Environment variable with the database's URL: a command line would show its password."""
+
+_KINDS = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+
+Catalogue = Sequence[tuple[str, str]]
+"""Id and title of every item, by item number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFolder:
+    path: Path
+    plan: Plan
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    def catalogue(self) -> bytes:
+        """As it is published. Raises where it is not that of the terms."""
+        place = self.path / "catalogue.json"
+        content = _read(place)
+        try:
+            items = json.loads(content)["items"]
+            good = all(len(item) == 2 and {*map(type, item)} == {str} for item in items)
+        except (ValueError, RecursionError, KeyError, TypeError):
+            good = False
+        if not good:
+            raise ServiceError(f"{place} is no catalogue; put the right file back")
+        if len(items) != self.plan.terms.n_items:
+            raise ServiceError(
+                f"{place} has {len(items)} items, the terms of the federation "
+                f"{self.plan.terms.n_items}; put the right file back"
+            )
+        return content
+
+    def database(self, url: str | None = None) -> Database:
+        """The database that `url` names, else the folder's own. The first time it is made; later a
+        federation without its state is not taken for a new one."""
+        named = url or os.environ.get(DATABASE_VARIABLE)
+        kind = "postgresql" if named else "sqlite"
+        before = self.kept_in()
+        if before in _KINDS and before != kind:
+            raise ServiceError(
+                f"the state of {self.path} is in {_KINDS[before]}, not in {_KINDS[kind]}; "
+                + ("name it with --database" if not named else "leave --database out")
+            )
+        place = self.path / DATABASE
+        if before == "sqlite" and not place.exists():
+            raise ServiceError(
+                f"{place} is not there, but the state of this federation was in it; put it back "
+                "from a copy, or make a new federation in another folder"
+            )
+        if not named:
+            keep_private(self.path, 0o700)
+        database = Database.at(named) if named else Database.sqlite(place)
+        try:
+            if before == kind:
+                database.require()
+            else:
+                database.create()
+                with contextlib.suppress(OSError):  # it is marked another time
+                    _write(self.path / "state.json", {"kept_in": kind})
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def kept_in(self) -> str | None:
+        """Where the state is; "nowhere" or, in folders of earlier releases, None where that is not
+        known yet."""
+        place = self.path / "state.json"
+        if not place.exists():
+            return None
+        try:
+            kept = json.loads(_read(place))["kept_in"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            kept = None
+        if kept not in (*_KINDS, "nowhere"):
+            raise ServiceError(f"{place} does not say where the state is; put the right file back")
+        return str(kept)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Within, no other process can serve from this folder's own database."""
+        advice = "stop that one, or use --database with PostgreSQL for several processes"
+        return locked(self.path / "server.lock", advice)
+
+    def ready_file(self, port: int, *, shared: bool) -> Path:
+        return self.path / (f"server-{port}.json" if shared else "server.json")
+
+    def running(self) -> dict[str, Any] | None:
+        """Address and process of a server that runs from this folder."""
+        found = map(running, sorted(self.path.glob("server*.json")))
+        return next((process for process in found if process is not None), None)
+
+
+def create_folder(
+    path: Path,
+    terms: Terms,
+    catalogue: Catalogue,
+    *,
+    cohort_size: CohortSize = "all",
+    rounds: int = 100,
+    root_key: int | None = None,
+    rules: RoundRules | None = None,
+    defence: Defence = NO_DEFENCE,
+    hosts: Sequence[str] = (),
+) -> ServerFolder:
+    """The folder of a new federation, for its owner alone, with new keys where it has none. The
+    root key has 256 bits from the operating system unless a trial sets it."""
+    if (path / "federation.json").exists():
+        raise UsageError(f"{path} holds a federation already; start it without --experiment")
+    if len(catalogue) != terms.n_items:
+        raise ConfigError(f"the catalogue has {len(catalogue)} items, the terms {terms.n_items}")
+    if cohort_size != "all" and cohort_size < 1:
+        raise ConfigError(f"cohort_size must be at least 1, not {cohort_size}")
+    key = secrets.randbits(ROOT_BITS) if root_key is None else root_key
+    plan = Plan(terms, cohort_size, rounds, key, rules or RoundRules(), defence)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    keep_private(path, 0o700)
+    if not (path / "keys" / "server.key").exists():
+        init_keys(path / "keys", hosts)
+    if plan.proxied and not ReportKeys(path / "keys").exists:
+        init_proxy_secrets(path / "keys")
+        ReportKeys(path / "keys").create()
+    if plan.summed and not (path / "keys" / PROXY_TOKEN).exists():
+        init_proxy_token(path / "keys")
+    _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})
+    _write(path / "state.json", {"kept_in": "nowhere"})
+    _write(
+        path / "federation.json",
+        {
+            "format": FORMAT,
+            "terms": terms.to_table(),
+            "cohort_size": cohort_size,
+            "rounds": rounds,
+            "root_key": key,
+            "trial": root_key is not None,
+            "rules": asdict(plan.rules),
+            "defence": asdict(plan.defence),
+        },
+    )
+    return ServerFolder(path, plan)
+
+
+def open_folder(path: Path) -> ServerFolder:
+    """A folder that `create_folder` made. Raises with one sentence where it is none."""
+    place = path / "federation.json"
+    try:
+        table = json.loads(_read(place))
+    except (ValueError, RecursionError):
+        raise ServiceError(f"{place} is not JSON; put the right file back") from None
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        raise ServiceError(
+            f"{path} was made by another release of Sottovoce, which this one cannot read; use the "
+            "release that made it"
+        )
+    try:
+        rules = config.build(RoundRules, _part(table, "rules", dict), "rules")
+        size = table["cohort_size"] if table.get("cohort_size") == "all" else None
+        plan = Plan(
+            Terms.from_table(table.get("terms")),
+            size or _part(table, "cohort_size", int),
+            _part(table, "rounds", int),
+            _root_key(table),
+            rules,
+            # Folders of earlier releases have none.
+            config.build(Defence, table.get("defence", {}), "defence"),
+        )
+    except (ConfigError, MessageError) as error:
+        raise ServiceError(f"{place}: {error}") from None
+    return ServerFolder(path, plan)
+
+
+def invite(
+    folder: ServerFolder,
+    database: Database,
+    server: str,
+    numbers: Sequence[int] | None = None,
+    *,
+    count: int = 1,
+) -> list[Invitation]:
+    """Invitations for devices with these numbers, or for the next `count` ones. The server may be
+    running; only hashes of the tokens are stored."""
+    require_address(server)
+    plaintext = server.startswith("http://")
+    authority = "" if plaintext else authority_pem(folder.keys)
+    with database.writing() as link:
+        if numbers is None:
+            first = roster.next_number(link)
+            numbers = range(first, first + count)
+        if any(not 0 <= number <= MAX_NUMBER for number in numbers):
+            raise UsageError(f"a device's number lies between 0 and {MAX_NUMBER}")
+        taken = roster.known_numbers(link, numbers)
+        if taken:
+            raise UsageError(f"device {min(taken)} was invited before; choose other numbers")
+        tokens = [secrets.token_bytes(32) for _ in numbers]
+        roster.invite(link, numbers, tokens)
+    federation = folder.plan.terms.federation
+    return [
+        Invitation(server, authority, token.hex(), int(number), federation)
+        for number, token in zip(numbers, tokens, strict=True)
+    ]
+
+
+def introduction(folder: ServerFolder, server: str) -> Introduction:
+    """What the operator of the federation's proxy is given."""
+    if not folder.plan.proxied:
+        raise UsageError(f"the federation in {folder.path} has no proxy; its terms name none")
+    require_address(server)
+    authority = "" if server.startswith("http://") else authority_pem(folder.keys)
+    return introduce(folder.keys, server, authority, folder.plan.terms.federation)
+
+
+def require_address(server: str, option: str = "--server") -> None:
+    """Raises where this is not the address of a server, and nothing but that."""
+    wrong = UsageError(f"{option} is an address like https://example.org:8443, not {server!r}")
+    try:
+        parts = urlsplit(server)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("https", "http") or not host or port == 0:
+        raise wrong
+    name = f"[{host}]" if ":" in host else host
+    plain = f"{parts.scheme}://{name}" + ("" if port is None else f":{port}")
+    if server.lower() != plain or not re.fullmatch(r"[a-z0-9.:_\[\]-]+", name):
+        raise wrong
+
+
+def shut_out(database: Database, numbers: Sequence[int], *, undo: bool = False) -> list[int]:
+    """Shut devices out, or let them in again; all who are out now. The server may be running."""
+    with database.writing() as link:
+        strangers = set(numbers) - set(roster.known_numbers(link, numbers))
+        if strangers:
+            raise UsageError(f"device {min(strangers)} was never invited; look at the number again")
+        if undo:
+            roster.readmit(link, numbers)
+            searches.forgive(link, numbers)
+        else:
+            roster.shut(link, numbers)
+        return roster.shut_numbers(link)
+
+
+def raise_target(database: Database, rounds: int) -> int:
+    """Run at least so many rounds; what the target was before. The server may be running."""
+    with database.writing() as link:
+        before = records.position(link).target
+        if rounds < before:
+            raise UsageError(f"the target is {before} rounds already; it can only be raised")
+        records.raise_target(link, rounds)
+    return before
+
+
+def _root_key(table: Mapping[str, Any]) -> int:
+    """Who is asked must not follow from who was asked before. Folders of earlier releases have a
+    key of 64 bits; it has made the first model, and nobody needs it any more."""
+    key: int = _part(table, "root_key", int)
+    return key if key >> 64 or table.get("trial") else secrets.randbits(ROOT_BITS)
+
+
+def _part(table: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    value = table.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{name} is missing or of the wrong type")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ServiceError(
+            f"{path} is not there; make a federation with `sottovoce serve server "
+            f"{path.parent} --experiment FILE`"
+        ) from None
+    except OSError as error:
+        raise ServiceError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all; only for the operator's eyes."""
+    fresh = path.with_suffix(".new")
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as out:
+        json.dump(content, out)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(fresh, path)

@@ -1,0 +1,435 @@
+"""What a proxy keeps, in one SQLite file: accounts, who has sent in the last rounds, and sealed
+reports until they are handed over.
+
+What is on the disk on leaving a method survives a crash. A stored submission has a random place
+and no other mark: nothing in its row says whose it is or when it came, and its place decides where
+it comes in the batch. That does not bind whoever holds the proxy's own disk: until the batch is
+gone, the order in which SQLite filled its pages follows that of arrival, and the mark by which a
+replay is known can be matched with a submission by whoever has the accounts' secret too.
+
+Of a batch that is over no report remains: deleted rows are written over with zeros, every batch has
+a table of its own, which is dropped (SQLite leaves copies of rows in the pages that it rearranges,
+so that no page may hold rows of two batches), and the log is emptied soon after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import MessageError, ServiceError
+from sottovoce.parties.shuffler import new_seed
+from sottovoce.stores.database import keep_private_file
+from sottovoce.wire.sealing import SEALED_BYTES
+from sottovoce.wire.shuffled import Submission
+
+Decision = Literal["accepted", "replay", "second_submission", "late"]
+State = Literal["open", "sealed", "over"]
+
+SCHEMA = 2
+KEPT_ROUNDS = 2
+"""Rounds after which it is forgotten who has sent; until then a replay is known as one."""
+_PLACE_BITS = 62
+"""Of a random place in a batch."""
+_ROWS = 256
+_MARK_BYTES = 16
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS accounts (
+    account BLOB PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS seen (
+    round INTEGER, account BLOB, mark BLOB NOT NULL, PRIMARY KEY (round, account)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY, round INTEGER NOT NULL, tier INTEGER NOT NULL, key BLOB NOT NULL,
+    devices INTEGER NOT NULL, state TEXT NOT NULL, mark BLOB, seed BLOB, sent INTEGER NOT NULL,
+    UNIQUE (round, tier));
+CREATE TABLE IF NOT EXISTS refusals (
+    reason TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outcomes (
+    outcome TEXT, tier INTEGER, devices INTEGER NOT NULL,
+    PRIMARY KEY (outcome, tier)) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the federation is, as the server said last."""
+
+    round: int = -1
+    open: bool = False
+    key: bytes = b""
+    """Name of the key to which the round's reports are sealed."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Held:
+    """A tier's batch of one round."""
+
+    number: int
+    round: int
+    tier: int
+    key: bytes
+    devices: int
+    state: State = "open"
+    """Open for more; sealed: nothing is added, and it is being handed over; over: handed over or
+    dropped."""
+    mark: bytes = b""
+    """Names a sealed batch to the server."""
+    seed: bytes = b""
+    """Gives a sealed batch its order."""
+    sent: int = 0
+    """Parts of a sealed batch that the server has."""
+
+    def __repr__(self) -> str:
+        return f"<Held round={self.round} tier={self.tier} devices={self.devices} {self.state}>"
+
+    @property
+    def table(self) -> str:
+        """Where its reports are."""
+        return f"reports_{self.number:d}"
+
+
+class ProxyStore:
+    """Any thread may use it."""
+
+    def __init__(self, path: Path) -> None:
+        keep_private_file(path)
+        self._path = path
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        with self._in_words():
+            self._writer, self._reader = self._connect(), self._connect()
+            try:
+                with self._transaction():
+                    self._prepare()
+            except BaseException:
+                self.close()
+                raise
+            meta = dict(self._writer.execute("SELECT name, value FROM meta").fetchall())
+            held = self._writer.execute(
+                "SELECT number, round, tier, key, devices, state, mark, seed, sent FROM batches"
+            ).fetchall()
+        self.position = Position(
+            meta.get("round", -1), bool(meta.get("open", False)), meta.get("key", b"")
+        )
+        self._held = {
+            (round, tier): Held(
+                number, round, tier, key, devices, state, mark or b"", seed or b"", sent
+            )
+            for number, round, tier, key, devices, state, mark, seed, sent in held
+        }
+
+    def close(self) -> None:
+        """When whoever uses it now is done."""
+        with self._lock, self._reading:
+            self._writer.close()
+            self._reader.close()
+
+    # --- accounts ---------------------------------------------------------------------------------
+
+    def enrol(self, account: bytes) -> int:
+        """The generation of the account's new key; keys of earlier ones are good no more."""
+        with self._writing():
+            row = self._writer.execute(
+                "INSERT INTO accounts VALUES (?, 0) ON CONFLICT (account) "
+                "DO UPDATE SET generation = generation + 1 RETURNING generation",
+                (account,),
+            ).fetchall()
+            return int(row[0][0])
+
+    def generation(self, account: bytes) -> int | None:
+        """Of the account's key; None where there is no such account."""
+        with self._in_words(), self._reading:
+            row = self._reader.execute(
+                "SELECT generation FROM accounts WHERE account = ?", (account,)
+            ).fetchone()
+        return None if row is None else int(row[0])
+
+    # --- submissions ------------------------------------------------------------------------------
+
+    def accept(self, batch: Sequence[Submission], counts: Mapping[str, int]) -> list[Decision]:
+        """Decide about submissions, in their order, and store those that are accepted."""
+        with self._writing() as before:
+            decisions = [self._accept(submission) for submission in batch]
+            for where, held in self._held.items():
+                if before.get(where) is not held:
+                    self._writer.execute(
+                        "UPDATE batches SET devices = ? WHERE number = ?",
+                        (held.devices, held.number),
+                    )
+            for reason, count in counts.items():
+                self._writer.execute(
+                    "INSERT INTO refusals VALUES (?, ?) "
+                    "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
+                    (reason, count),
+                )
+        return decisions
+
+    def seen(self, submission: Submission) -> bytes | None:
+        """The mark of what this account has sent in this round."""
+        with self._in_words(), self._reading:
+            row = self._reader.execute(
+                "SELECT mark FROM seen WHERE round = ? AND account = ?",
+                (submission.round, submission.account),
+            ).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def _accept(self, submission: Submission) -> Decision:
+        now, where = self.position, (submission.round, submission.tier)
+        if not now.open or submission.round != now.round or submission.key != now.key:
+            return "late"
+        run = self._writer.execute
+        known = run("SELECT mark FROM seen WHERE round = ? AND account = ?",
+                    (submission.round, submission.account)).fetchone()  # fmt: skip
+        if known is not None:
+            return "replay" if known[0] == submission.mark else "second_submission"
+        held = self._held.get(where)
+        if held is None:
+            taken = {held.number for held in self._held.values()}
+            number = next(n for n in range(len(taken) + 1) if n not in taken)
+            run(
+                "INSERT INTO batches (number, round, tier, key, devices, state, sent) "
+                "VALUES (?, ?, ?, ?, 0, 'open', 0)",
+                (number, *where, submission.key),
+            )
+            held = Held(number, *where, submission.key, 0)
+            run(f"CREATE TABLE {held.table} (place INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+        elif held.state != "open" or held.key != submission.key:
+            return "late"
+        run("INSERT INTO seen VALUES (?, ?, ?)",
+            (submission.round, submission.account, submission.mark))  # fmt: skip
+        while not run(
+            f"INSERT OR IGNORE INTO {held.table} VALUES (?, ?)",
+            (secrets.randbits(_PLACE_BITS), submission.reports),
+        ).rowcount:
+            pass  # somebody has that place
+        self._held[where] = replace(held, devices=held.devices + 1)
+        return "accepted"
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    def held(self) -> list[Held]:
+        """All batches that are not over, by round and tier."""
+        found = [held for held in list(self._held.values()) if held.state != "over"]
+        return sorted(found, key=lambda held: (held.round, held.tier))
+
+    def gone(self, round: int, tier: int) -> bool:
+        """Whether a tier takes nothing more in this round."""
+        held = self._held.get((round, tier))
+        return held is not None and held.state != "open"
+
+    def move(self, position: Position) -> list[Held]:
+        """Follow the server. What is held for an earlier round and was not sealed is dropped;
+        returns it. Who has sent is forgotten after a few rounds. Raises, and stays, where a round
+        would get another key: reports sealed to different keys could be told apart."""
+        with self._writing():
+            now = self.position
+            if position.round == now.round and now.key:
+                if position.key not in (now.key, b""):
+                    raise MessageError(
+                        f"the server shows another key for round {now.round} than before; nothing "
+                        "that is sealed to it is taken"
+                    )
+                position = replace(position, key=now.key)
+            dropped = [h for h in self.held() if h.round < position.round and h.state == "open"]
+            self._put_position(position)
+            last = position.round - KEPT_ROUNDS
+            self._writer.execute("DELETE FROM seen WHERE round < ?", (last,))
+            for held in dropped:
+                self._end(held, "dropped")
+            return dropped
+
+    def go_on_with(self, round: int) -> None:
+        """For a copy without reports: nothing is taken for the rounds before this one."""
+        with self._writing():
+            if self._held or round <= self.position.round:
+                raise ServiceError(f"{self._path} is no copy that could go on with round {round}")
+            self._put_position(Position(round))
+
+    def _put_position(self, position: Position) -> None:
+        self._writer.executemany(
+            "INSERT INTO meta VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            [("round", position.round), ("open", position.open), ("key", position.key)],
+        )
+        self.position = position
+
+    def seal(self, held: Held) -> Held:
+        """Add nothing more to a batch, and settle its order."""
+        with self._writing():
+            held = self._held[held.round, held.tier]
+            if held.state != "open":
+                return held
+            mark = secrets.token_bytes(_MARK_BYTES)
+            sealed = replace(held, state="sealed", mark=mark, seed=new_seed())
+            self._writer.execute(
+                "UPDATE batches SET state = 'sealed', mark = ?, seed = ? WHERE number = ?",
+                (sealed.mark, sealed.seed, sealed.number),
+            )
+            self._held[held.round, held.tier] = sealed
+            return sealed
+
+    def sent(self, held: Held, parts: int) -> Held:
+        """Note how many parts of a sealed batch the server has. The batch may be over by now."""
+        with self._writing():
+            now = replace(self._held[held.round, held.tier], sent=parts)
+            self._writer.execute(
+                "UPDATE batches SET sent = ? WHERE number = ?", (parts, now.number)
+            )
+            self._held[held.round, held.tier] = now
+            return now
+
+    def end(self, held: Held, outcome: Literal["handed_over", "dropped"]) -> None:
+        """A batch is over. Its order is forgotten at once, its reports by `forget`."""
+        with self._writing():
+            self._end(self._held[held.round, held.tier], outcome)
+
+    def _end(self, held: Held, outcome: str) -> None:
+        if held.state == "over":
+            return
+        self._writer.execute(
+            "UPDATE batches SET state = 'over', mark = NULL, seed = NULL WHERE number = ?",
+            (held.number,),
+        )
+        self._writer.execute(
+            "INSERT INTO outcomes VALUES (?, ?, ?) "
+            "ON CONFLICT (outcome, tier) DO UPDATE SET devices = devices + excluded.devices",
+            (outcome, held.tier, held.devices),
+        )
+        self._held[held.round, held.tier] = replace(held, state="over", mark=b"", seed=b"")
+
+    def forget(self) -> bool:
+        """Delete some of what is over, so that others need not wait long; whether there is more."""
+        for held in sorted(self._held.values(), key=lambda held: held.number):
+            if held.state != "over":
+                continue
+            with self._writing():
+                run, table = self._writer.execute, held.table
+                if run("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+                    if run(
+                        f"DELETE FROM {table} WHERE place IN (SELECT place FROM {table} LIMIT ?)",
+                        (_ROWS,),
+                    ).rowcount:
+                        return True
+                    run(f"DROP TABLE {table}")
+                if held.round < self.position.round - KEPT_ROUNDS:
+                    run("DELETE FROM batches WHERE number = ?", (held.number,))
+                    del self._held[held.round, held.tier]
+        return False
+
+    def wipe_log(self) -> bool:
+        """Take what was deleted out of SQLite's log as well; False where somebody reads or writes
+        just now, and it is still there."""
+        with self._in_words(), contextlib.closing(self._connect()) as link:
+            link.execute("PRAGMA busy_timeout = 200")
+            busy = link.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            return not busy
+
+    def rows(self, held: Held) -> Iterator[NDArray[np.uint8]]:
+        """All sealed reports of a batch, some at a time, by place: a random order of devices."""
+        with self._in_words(), contextlib.closing(self._connect()) as link:
+            found = link.execute(f"SELECT body FROM {held.table} ORDER BY place")
+            while some := found.fetchmany(_ROWS):
+                joined = b"".join(body for (body,) in some)
+                yield np.frombuffer(joined, np.uint8).reshape(-1, SEALED_BYTES)
+
+    # --- what the operator sees -------------------------------------------------------------------
+
+    def refused(self) -> dict[str, int]:
+        return dict(self._read("SELECT reason, count FROM refusals"))
+
+    def outcomes(self) -> list[tuple[str, int, int]]:
+        """Outcome, tier, devices."""
+        return self._read("SELECT outcome, tier, devices FROM outcomes ORDER BY outcome, tier")
+
+    def accounts(self) -> int:
+        return int(self._read("SELECT count(*) FROM accounts")[0][0])
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _read(self, query: str) -> list[Any]:
+        with self._in_words(), contextlib.closing(self._connect()) as link:
+            return link.execute(query).fetchall()
+
+    def _connect(self) -> sqlite3.Connection:
+        link = sqlite3.connect(
+            self._path, timeout=10, isolation_level=None, check_same_thread=False
+        )
+        try:
+            for pragma in (
+                *("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"),
+                *("wal_autocheckpoint=4000", "cache_size=-16000"),
+            ):
+                link.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error:
+            link.close()
+            raise
+        return link
+
+    def _prepare(self) -> None:
+        for statement in _TABLES.split(";"):
+            self._writer.execute(statement)
+        self._writer.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (SCHEMA,))
+        found = self._writer.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()[0]
+        if found != SCHEMA:
+            raise ServiceError(
+                f"{self._path} was written by another release of Sottovoce (version {found} of "
+                f"the tables, this release knows {SCHEMA}); use the release that wrote it"
+            )
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[dict[tuple[int, int], Held]]:
+        """Within, a transaction; what was held before it, which is so again where it fails."""
+        with self._in_words(), self._lock:
+            held, position = dict(self._held), self.position
+            try:
+                with self._transaction():
+                    yield held
+            except BaseException:
+                self._held, self.position = held, position
+                raise
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._writer.execute("COMMIT")
+        except BaseException:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise ServiceError(
+                f"the database {self._path} cannot be used: {error}; nothing was stored"
+            ) from None
+
+
+def copy_accounts(source: sqlite3.Connection, target: Path) -> None:
+    """All that a proxy keeps for long, of one moment, to a database that is there and empty: its
+    accounts and counts, and the round it has reached. No report, and nothing of who has sent."""
+    source.execute("ATTACH ? AS copy", (str(target),))
+    source.execute("BEGIN")
+    for statement in _TABLES.split(";")[:-1]:
+        source.execute(statement.replace("EXISTS ", "EXISTS copy."))
+    for table in ("meta", "accounts", "refusals", "outcomes"):
+        source.execute(f"INSERT INTO copy.{table} SELECT * FROM main.{table}")
+    source.execute("UPDATE copy.meta SET value = 0 WHERE name = 'open'")
+    source.execute("UPDATE copy.meta SET value = x'' WHERE name = 'key'")
+    source.execute("COMMIT")
+    source.execute("DETACH copy")

@@ -1,0 +1,74 @@
+"""The round descriptor: all that a device must read to know whether there is something to do."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sottovoce.errors import MessageError, VersionMismatch
+from sottovoce.wire.sealing import KEY_BYTES, key_id
+from sottovoce.wire.terms import PROTOCOL
+
+State = Literal["waiting", "open", "finished"]
+Selection = Literal["all", "list"]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    federation: str
+    terms: str
+    """Digest of the terms in force."""
+    round: int
+    attempt: int
+    state: State
+    selection: Selection
+    """Whether everyone is asked, or those of a list."""
+    model: int
+    """The round of the model to learn from."""
+    poll_seconds: float
+    report_key: bytes = b""
+    """Public key to which reports are sealed, in an open round of a federation with a proxy."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.round, self.attempt
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Descriptor:
+        """From what a server published; fields that are not known here are left alone."""
+        spoken = table.get("protocol")
+        if spoken != PROTOCOL:
+            raise VersionMismatch(
+                f"the server speaks version {spoken!r} of the protocol, this program version "
+                f"{PROTOCOL}; install the same release of Sottovoce on both sides"
+            )
+        texts = [table.get(name) for name in ("federation", "terms", "state", "selection")]
+        counts = [table.get(name) for name in ("round", "attempt", "model")]
+        seconds = table.get("poll_seconds")
+        if (
+            not all(isinstance(text, str) for text in texts)
+            or not all(type(count) is int and 0 <= count < 2**32 for count in counts)
+            or isinstance(seconds, bool)
+            or not isinstance(seconds, int | float)
+            or not abs(seconds) <= sys.float_info.max  # a whole number may be larger
+            or texts[2] not in get_args(State)
+            or texts[3] not in get_args(Selection)
+        ):
+            raise MessageError("what the server says of the round makes no sense")
+        names = ("federation", "terms", "round", "attempt", "state", "selection", "model")
+        told = {name: table[name] for name in names}
+        key = _report_key(table.get("report_key"))
+        return cls(**told, poll_seconds=float(seconds), report_key=key)
+
+
+def _report_key(told: object) -> bytes:
+    if told is None:
+        return b""
+    try:
+        public, id = bytes.fromhex(told["public"]), bytes.fromhex(told["id"])  # type: ignore[index]
+    except (KeyError, TypeError, ValueError, IndexError):
+        public, id = b"", b""
+    if len(public) != KEY_BYTES or id != key_id(public):
+        raise MessageError("the report key that the server published makes no sense")
+    return public

@@ -1,0 +1,431 @@
+"""The price list: every system as printed and as it survives, with accuracy, bytes, time, and what
+each attack came to. A table and a plot for each data set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sottovoce.evaluation import plots
+from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, write_report
+from sottovoce.evaluation.tables import Cell as Entry
+from sottovoce.evaluation.tables import Column, Table, Value
+from sottovoce.runs.tables import readable_bytes
+from sottovoce_papers.fpl_table2 import claim
+from sottovoce_papers.price_cells import Cell, PriceStudy, Row
+
+# What the price list claims, and whether it is so: what fails as printed, what holds if sound.
+
+Found = Sequence[tuple[Row, Cell]]
+FOUND_AT_LEAST = 0.95
+"""Of the hidden positives that were drawn, by A1 as printed."""
+EXPECTED: Mapping[str, tuple[str, str]] = {
+    "A3": ("FPL", "the sign of a bias names positives (A3)"),
+    "A4": ("FCF", "one upload names every item (A4)"),
+    "A6": ("DRIFT", "the orchestrator recognises users in gradients (A6)"),
+    "A7": ("DRIFT", "requests name who touched what (A7)"),
+    "A9": ("UC-FedRec", "a filter's update names the class (A9)"),
+}
+"""What must succeed as printed, so that nobody takes it for protection: by code, and whose."""
+MEMBERSHIP = "A12"
+"""The attack that needs nothing but the published model."""
+
+
+def broken_codes(cell: Cell) -> list[str]:
+    """Codes of the attacks that have won."""
+    return list(dict.fromkeys(a["code"] for a in cell.attacks if a["verdict"] == "broken"))
+
+
+def every_claim(study: PriceStudy, source: str, found: Found) -> list[dict[str, Any]]:
+    claims = [
+        *_inversion(source, found),
+        *_expected(source, found),
+        *_sound(source, found),
+        *_membership(source, found),
+        *_same_model(study, source, found),
+    ]
+    return claims
+
+
+def _words(attack: Mapping[str, Any]) -> str:
+    low, high = attack["interval"]
+    return (
+        f"{attack['code']} {attack['attack']}, seed {attack['seed']}: {attack['measure']} "
+        f"{attack['value']:.3f} "
+        f"[{low:.3f}, {high:.3f}], {attack['base_rate']:.3f} without it"
+    )
+
+
+def _inversion(source: str, found: Found) -> list[dict[str, Any]]:
+    """A1 on updates in the clear, where no positive may leave."""
+    claims = []
+    for row, cell in found:
+        shares = {choice.get("share_positives") for choice in _choices(row, source)}
+        if row.system != "FPL" or row.kind != "printed" or shares != {0.0}:
+            continue
+        tried = [a for a in cell.attacks if (a["code"], a["party"]) == ("A1", "server")]
+        parts = [
+            (
+                a["recall"] is not None
+                and a["recall"] >= FOUND_AT_LEAST
+                and a["verdict"] == "broken",
+                f"{_found(a)} found, {_words(a)}",
+            )
+            for a in tried
+        ]
+        text = (
+            f"{source}: as printed, with π = 0, A1 recovers at least {FOUND_AT_LEAST:.0%} of the "
+            "hidden positives that were drawn"
+        )
+        claims.append(claim(text, *(parts or [(False, "the attack was not run")])))
+    return claims
+
+
+def _found(attack: Mapping[str, Any]) -> str:
+    return "none" if attack["recall"] is None else f"{attack['recall']:.1%}"
+
+
+def _choices(row: Row, source: str) -> list[Mapping[str, Any]]:
+    """The choices of those who take part."""
+    consent = {**row.sections.get("consent", {}), **row.at.get(source, {}).get("consent", {})}
+    choices = consent.get("mix", [consent])
+    return [choice for choice in choices if choice.get("takes_part", True)]
+
+
+def _expected(source: str, found: Found) -> list[dict[str, Any]]:
+    claims = []
+    for code, (system, words) in EXPECTED.items():
+        tried = [
+            (row, a)
+            for row, cell in found
+            if row.system == system and row.kind == "printed"
+            for a in cell.attacks
+            if a["code"] == code and a["verdict"] != "nothing to attack"
+        ]
+        if tried:
+            row, best = max(tried, key=lambda one: one[1]["interval"][0] - one[1]["base_rate"])
+            text = f"{source}: as printed, {words}"
+            claims.append(
+                claim(text, (best["verdict"] == "broken", f"{row.label}, {_words(best)}"))
+            )
+    return claims
+
+
+def _sound(source: str, found: Found) -> list[dict[str, Any]]:
+    """That no attack wins, membership inference left out, which has a claim of its own."""
+    claims = []
+    for row, cell in found:
+        if row.kind != "sound":
+            continue
+        tried = [a for a in cell.attacks if a["code"] != MEMBERSHIP]
+        lost = [a for a in tried if a["verdict"] == "broken"]
+        codes = ", ".join(dict.fromkeys(a["code"] for a in tried)) or "none"
+        detail = "; ".join(map(_words, lost)) or f"tried: {codes}"
+        text = (
+            f"{source}: {row.system}, {row.label}: no attack beats the guess without it "
+            f"({MEMBERSHIP} aside)"
+        )
+        claims.append(claim(text, (not lost, detail)))
+    return claims
+
+
+def _membership(source: str, found: Found) -> list[dict[str, Any]]:
+    """What the published model tells, and what closing it costs."""
+    plain = [(r, c) for r, c in found if r.kind == "sound" and not r.epsilon and _members(c)]
+    noisy = [(r, c) for r, c in found if r.kind == "sound" and r.epsilon and _members(c)]
+    claims = []
+    for row, cell in plain:
+        text = f"{source}: {row.system}, {row.label}: the model tells nothing of members (A12)"
+        claims.append(claim(text, *[(a["verdict"] != "broken", _words(a)) for a in _members(cell)]))
+    for row, cell in noisy:
+        base = next((c for r, c in plain if r.system == row.system), None)
+        cost = ""
+        if base is not None and base.accuracy["P@10"] > 0:
+            change = cell.accuracy["P@10"] / base.accuracy["P@10"] - 1.0
+            cost = f", P@10 {cell.accuracy['P@10']:.4f} ({change:+.0%})"
+        text = f"{source}: {row.system}: noise for ε = {row.epsilon:g} closes A12"
+        claims.append(
+            claim(text, *[(a["verdict"] != "broken", _words(a) + cost) for a in _members(cell)])
+        )
+    return claims
+
+
+def _members(cell: Cell) -> list[Mapping[str, Any]]:
+    return [
+        a for a in cell.attacks if a["code"] == MEMBERSHIP and a["verdict"] != "nothing to attack"
+    ]
+
+
+def _same_model(study: PriceStudy, source: str, found: Found) -> list[dict[str, Any]]:
+    """A secure sum without noise gives the model of the direct link, bit for bit."""
+    claims = []
+    direct: dict[str, Cell] = {}
+    for row, cell in found:
+        table = dict(row.experiment(source, study.data[source], study.config.seeds[0]).table)
+        link = table.pop("link", {})
+        key = repr(table)
+        if link.get("name", "direct") == "direct":
+            direct.setdefault(key, cell)
+        elif link.get("name") == "secure-sum" and not link.get("clip") and key in direct:
+            same = direct[key].digest == cell.digest
+            gap = cell.accuracy["P@10"] - direct[key].accuracy["P@10"]
+            text = (
+                f"{source}: {row.system} over a secure sum is the same as on the direct link, bit "
+                "for bit"
+            )
+            claims.append(
+                claim(text, (same, f"model and vectors {cell.digest[:8]} and "
+                             f"{direct[key].digest[:8]}, P@10 {gap:+.4f}"))
+            )  # fmt: skip
+    return claims
+
+
+NAME = "price-list"
+_READING = (
+    "Accuracy is that of the run's own protocol, by full ranking. Trainings are short, and in most "
+    "cases the same for all ways to run a system; on Foursquare Italy FPL makes more draws in "
+    "fewer rounds where the link is a sum, and with noise vectors are smaller and rounds fewer. "
+    "Two in ten users take no part and are served at home.\n\n"
+    "Bytes up are what a device sends in a round in which it is asked, by its ledger; down is the "
+    "published model. In DRIFT they are those of a data owner in an epoch, to the orchestrator and "
+    "back. Seconds are those of a whole round on this machine, every message written out: what "
+    "devices learn, masks, server and proxy; in DRIFT, of an epoch without messages, data and "
+    "evaluation included.\n\n"
+    "An attack has won (broken) where even the low end of its 95 % interval lies above what the "
+    "best guess without it reaches. That a promise holds says that this attack got nowhere on "
+    "these data, not that none could. The attacks on rows of a sum that are one device's give the "
+    "attacker everybody's vectors to tell whose they are, which nobody in these systems has. A12 "
+    "needs nothing but the published model, so that only noise on the sums can close it. FMF-LDP "
+    "as printed lets the proxy read reports; that is no attack here, since it needs none: to such "
+    "a proxy the plain sum of all ε holds, and nothing else."
+)
+
+
+def price_list(study: PriceStudy, out: Path) -> dict[str, Any]:
+    tables: list[Table] = []
+    claims: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    attacks: list[dict[str, Any]] = []
+    sections: list[Section] = []
+    data: list[str] = []
+    for source in study.config.sources:
+        found = study.results(source)
+        mine = every_claim(study, source, found)
+        prices, tried = _prices(source, found), _attacks(source, found)
+        drawn = _draw(out / "figures" / f"{NAME}-{source}", source, found)
+        caption = f"What each way to run a system reaches on {source}, and which attacks win"
+        blocks: list[Block] = [prices, FigureBlock(drawn.svg, caption), tried, _claims(mine)]
+        sections.append(Section(source, blocks))
+        tables += [prices, tried]
+        claims += mine
+        rows += [_row(source, row, cell) for row, cell in found]
+        attacks += [
+            {"data": source, "run": f"{row.system}, {row.label}", **attack}
+            for row, cell in found
+            for attack in cell.attacks
+        ]
+        data.append(found[0][1].data if found else source)
+    sections.append(Section("How to read this", [TextBlock(_READING)]))
+    page = write_report(out / "report.html", NAME, sections)
+    return {
+        "name": NAME,
+        "data": "; ".join(data),
+        "protocol": _protocol(study),
+        "rows": rows,
+        "attacks": attacks,
+        "claims": claims,
+        "tables": tables,
+        "report": str(page),
+    }
+
+
+def _protocol(study: PriceStudy) -> str:
+    return (
+        "each user's latest 20 % held out, top 10 of all training items that the user has not "
+        f"touched; {_seeds(study)}; short trainings, so that accuracy is below that of "
+        "the accuracy tables; attacks on the messages of the first rounds and on the final model"
+    )
+
+
+def _seeds(study: PriceStudy) -> str:
+    named = ", ".join(map(str, study.config.seeds))
+    return f"mean of the seeds {named}" if len(study.config.seeds) > 1 else f"seed {named}"
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def _row(source: str, row: Row, cell: Cell) -> dict[str, Any]:
+    return {
+        "data": source,
+        "system": row.system,
+        "way": row.label,
+        "kind": row.kind,
+        **cell.accuracy,
+        "top_pop": cell.top_pop,
+        "up": cell.up,
+        "down": cell.down,
+        "seconds": cell.seconds,
+        "devices": cell.devices,
+        "rounds": cell.rounds,
+        "epsilon": row.epsilon or None,
+        "noise": cell.noise,
+        "model": cell.digest,
+        "broken": broken_codes(cell),
+        "held": _held(cell),
+        "notes": list(cell.notes),
+    }
+
+
+def _broken(cell: Cell) -> list[str]:
+    """Codes of the attacks that have won, and with how many seeds where not with all."""
+    every = {a["seed"] for a in cell.attacks}
+    found = []
+    for code in broken_codes(cell):
+        won = {a["seed"] for a in cell.attacks if a["code"] == code and a["verdict"] == "broken"}
+        found.append(code if won == every else f"{code} ({len(won)} of {len(every)} seeds)")
+    return found
+
+
+def _held(cell: Cell) -> list[str]:
+    """Codes of which no attack has won, and one was tried."""
+    lost = {a["code"] for a in cell.attacks if a["verdict"] == "broken"}
+    tried = [a["code"] for a in cell.attacks if a["verdict"] == "holds" and a["code"] not in lost]
+    return list(dict.fromkeys(tried))
+
+
+def _prices(source: str, found: Sequence[tuple[Row, Cell]]) -> Table:
+    columns = [
+        Column("system"),
+        Column("way"),
+        Column("kind"),
+        Column("P@10", format=".4f"),
+        Column("NDCG@10", format=".4f"),
+        Column("change", "P@10 against printed", "+.1%"),
+        Column("up", "up"),
+        Column("down", "down"),
+        Column("seconds", "s per round", ".2f"),
+        Column("broken"),
+        Column("held"),
+    ]
+    printed = _printed(found)
+    rows: list[dict[str, Value | Entry]] = []
+    for row, cell in found:
+        base = printed.get(row.system, math.nan)
+        rows.append(
+            {
+                "system": row.system,
+                "way": row.label,
+                "kind": row.kind,
+                "P@10": cell.accuracy["P@10"],
+                "NDCG@10": cell.accuracy["NDCG@10"],
+                "change": cell.accuracy["P@10"] / base - 1.0 if base > 0 else math.nan,
+                "up": readable_bytes(cell.up),
+                "down": readable_bytes(cell.down),
+                "seconds": cell.seconds,
+                "broken": ", ".join(_broken(cell)) or "none",
+                "held": ", ".join(_held(cell)) or "none",
+            }
+        )
+    top = next((cell.top_pop for _, cell in found), math.nan)
+    notes = [f"Top-Pop has P@10 {top:.4f}. Up and down: per device and round."]
+    protocol = found[0][1].protocol if found else ""
+    return Table(f"What it costs on {source}", columns, rows, protocol, notes)
+
+
+def _printed(found: Sequence[tuple[Row, Cell]]) -> Mapping[str, float]:
+    """The best P@10 of each system as printed."""
+    best: dict[str, float] = {}
+    for row, cell in found:
+        if row.kind == "printed":
+            best[row.system] = max(best.get(row.system, 0.0), cell.accuracy["P@10"])
+    return best
+
+
+def _attacks(source: str, found: Sequence[tuple[Row, Cell]]) -> Table:
+    columns = [
+        Column("system"),
+        Column("way"),
+        Column("attack"),
+        Column("seed"),
+        Column("party", "by"),
+        Column("measure"),
+        Column("value", "result", ".3f"),
+        Column("interval", "95 %"),
+        Column("base", "without the attack", ".3f"),
+        Column("recall", "found", ".3f"),
+        Column("verdict"),
+    ]
+    rows: list[dict[str, Value | Entry]] = []
+    for row, cell in found:
+        for attack in cell.attacks:
+            there = attack["verdict"] != "nothing to attack"
+            low, high = attack["interval"]
+            rows.append(
+                {
+                    "system": row.system,
+                    "way": row.label,
+                    "attack": f"{attack['code']} {attack['attack']}",
+                    "seed": attack["seed"],
+                    "party": attack["party"],
+                    "measure": attack["measure"],
+                    "value": attack["value"] if there else math.nan,
+                    "interval": f"{low:.3f} to {high:.3f}" if there else "–",
+                    "base": attack["base_rate"] if there else math.nan,
+                    "recall": attack["recall"] if attack["recall"] is not None else math.nan,
+                    "verdict": attack["verdict"],
+                }
+            )
+    notes = [
+        "Attacks that do not apply to a way to run a system are left out; `sottovoce attack` on a "
+        "run says why."
+    ]
+    return Table(f"Every attack on {source}", columns, rows, notes=notes)
+
+
+def _claims(claims: Sequence[Mapping[str, Any]]) -> Table:
+    columns = [Column("claim"), Column("holds"), Column("detail")]
+    return Table("What is claimed, tested", columns, list(claims))
+
+
+# --- the plot ------------------------------------------------------------------------------------
+
+
+def _draw(path: Path, source: str, found: Sequence[tuple[Row, Cell]]) -> plots.Figures:
+    """A line for each way: its accuracy, and beside it what won against it and what it sends."""
+    title = f"{source}: accuracy, bytes per round, and which attacks win"
+    with plots.drawing(path, title, (9.2, 1.6 + 0.36 * len(found))) as (figure, axes):
+        places = list(range(len(found)))[::-1]
+        most = max([cell.accuracy["P@10"] for _, cell in found] + [found[0][1].top_pop])
+        for won, colour, words in (
+            (True, plots.PALETTE[1], "an attack wins"),
+            (False, plots.PALETTE[0], "no attack wins"),
+        ):
+            mine = [
+                (place, cell)
+                for place, (_, cell) in zip(places, found, strict=True)
+                if bool(broken_codes(cell)) == won
+            ]
+            if mine:
+                axes.scatter(
+                    [cell.accuracy["P@10"] for _, cell in mine], [place for place, _ in mine],
+                    color=colour, marker="X" if won else "o", s=52, zorder=3, label=words,
+                )  # fmt: skip
+        for place, (_, cell) in zip(places, found, strict=True):
+            lost = ", ".join(_broken(cell)) or "none"
+            axes.text(
+                1.06 * most, place, f"{readable_bytes(cell.up)} up; broken: {lost}", fontsize=8,
+                va="center",
+            )  # fmt: skip
+        axes.axvline(
+            found[0][1].top_pop, color="#57606a", linestyle=(0, (5, 2)), linewidth=1.2,
+            label="Top-Pop",
+        )  # fmt: skip
+        labels = [f"{row.system}: {row.label}" for row, _ in found]
+        axes.set_yticks(places, labels, fontsize=8)
+        axes.set(xlim=(0.0, 1.75 * most), ylim=(-0.7, len(found) - 0.3), xlabel="P@10")
+        axes.grid(visible=False, axis="y")
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return plots.figure_files(path)

@@ -1,0 +1,388 @@
+"""`sottovoce device` where attributes can be hidden: what is told, hidden, shown and exported."""
+
+import json
+import stat
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
+from sottovoce.cli import call
+from sottovoce.core.consent import Choice
+from sottovoce.core.links import Proxied
+from sottovoce.core.messages import ModelView
+from sottovoce.errors import ConsentError
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.privacy.reports import KReports
+from sottovoce.privacy.updates import Clipped
+from sottovoce.rng import Streams
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.session import Hosted
+from sottovoce.wire.terms import Terms
+
+ITEMS = [(f"venue-{i}", f"Venue number {i}") for i in range(12)]
+GENDER = FilterConfig("gender", ("female", "male"), (0.3, 0.7))
+AGE = FilterConfig("age", ("young", "middle", "old"), (0.2, 0.3, 0.5))
+SETTINGS = UCConfig(embedding_size=5, local_epochs=1, pairs=4, attributes=(GENDER, AGE))
+NOISY = Clipped(clip=1.0, norm="l1", epsilon=2.0)
+SHARING = Choice(share_positives=1.0)
+
+
+@pytest.fixture
+def ask(capsys):
+    """A command within this process, as JSON."""
+
+    def ask(*arguments, code=0):
+        capsys.readouterr()
+        assert call(["device", *map(str, arguments), "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return ask
+
+
+@pytest.fixture
+def say(capsys):
+    """A command within this process, for people: what it prints."""
+
+    def say(*arguments, code=0):
+        capsys.readouterr()
+        assert call(["device", *map(str, arguments)]) == code
+        told = capsys.readouterr()
+        if code:
+            assert told.out == ""
+            assert told.err.count("\n") == 1
+        return told.err if code else told.out
+
+    return say
+
+
+def terms_of(release=None, settings=SETTINGS):
+    pytest.importorskip("torch")
+    return Terms.of("town", len(ITEMS), settings, 0, release or Clipped())
+
+
+def joined(path, terms, choice=SHARING):
+    """A store in a federation with these terms."""
+    with CohortStore.create(path, [(7, "anna")]) as store:
+        store.set_catalogue(ITEMS)
+        store.add_history(7, ["venue-1", "venue-2", "venue-3"])
+        store.set_choice(7, choice)
+        Hosted(store).agree(terms)
+    return path
+
+
+def states(told):
+    return {line["name"]: line["words"].split(":")[0] for line in told["attributes"]}
+
+
+# --- telling --------------------------------------------------------------------------------------
+
+
+def test_attributes_are_told_shown_and_forgotten(tmp_path, ask, say):
+    path = tmp_path / "phone"
+    ask("init", path, "--name", "anna")
+    assert "knows nothing of anna" in say("attributes", path)
+    told = ask("attributes", path, "gender=female", "home town= A=B ")
+    assert told["changed"]
+    assert {line["name"]: line["value"] for line in told["attributes"]} == {
+        "gender": "female",
+        "home town": "A=B",
+    }
+    shown = say("attributes", path)
+    assert "female" in shown
+    assert "used by nothing" in shown  # there is no filter
+    assert not ask("attributes", path)["changed"]
+    told = ask("attributes", path, "gender=anything", "--forget", "home town")
+    assert [(line["name"], line["value"]) for line in told["attributes"]] == [
+        ("gender", "anything")
+    ]
+
+
+def test_values_must_be_classes_once_the_terms_are_known(tmp_path, ask, say):
+    path = joined(tmp_path / "phone", terms_of())
+    error = say("attributes", path, "gender=canary", code=2)
+    assert "no class of gender in this federation, which has female, male" in error
+    assert "canary" not in error
+    assert ask("attributes", path)["attributes"][0]["value"] is None
+    told = ask("attributes", path, "gender=male", "income=high")
+    assert states(told) == {
+        "gender": "shared",
+        "age": "not known",
+        "income": "no filter",
+    }
+    shown = say("attributes", path)
+    assert "age: young, middle, old." in shown
+    ask("consent", path, "--hide", "gender")
+    assert states(ask("attributes", path))["gender"] == "hidden"
+
+
+def test_a_value_of_another_federation_counts_as_hidden(tmp_path, ask):
+    path = joined(tmp_path / "phone", terms_of())
+    with CohortStore.open(path) as store:
+        store.set_attribute(7, "gender", "f")
+    told = ask("attributes", path)
+    assert states(told)["gender"] == "no class of it"
+
+
+def test_many_classes_are_named_as_far_as_they_can_be_read(tmp_path, say):
+    many = FilterConfig("town", tuple(f"town {k}" for k in range(453)), (1.0,) * 453)
+    path = joined(tmp_path / "phone", terms_of(settings=replace(SETTINGS, attributes=(many,))))
+    error = say("attributes", path, "town=nowhere", code=2)
+    assert "town 0, town 1" in error
+    assert "(453 in all)" in error
+    assert len(error) < 1000
+    assert len(say("agree", path, "--look")) < 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["canary"], "told as NAME=VALUE"),
+        (["gender="], "told as NAME=VALUE"),
+        (["=canary"], "told as NAME=VALUE"),
+        (["gender=canary", "gender=male"], "'gender' is named twice"),
+        (["gender=canary", "--forget", "gender"], "'gender' is named twice"),
+        (["--forget", "age"], "knows no 'age' that it could forget; it knows gender"),
+    ],
+)
+def test_wrong_words_change_nothing(tmp_path, ask, say, words, error):
+    path = tmp_path / "phone"
+    ask("init", path)
+    ask("attributes", path, "gender=first")
+    told = say("attributes", path, *words, code=2)
+    assert error in told
+    assert "canary" not in told
+    assert "first" not in told
+    assert [line["value"] for line in ask("attributes", path)["attributes"]] == ["first"]
+
+
+def test_a_gateway_says_whose(tmp_path, ask, say):
+    users = tmp_path / "users.csv"
+    users.write_text("number,name\n1,anna\n2,bert\n")
+    ask("init", tmp_path / "gate", "--users", users)
+    assert "choose by --user" in say("attributes", tmp_path / "gate", "gender=f", code=2)
+    ask("attributes", tmp_path / "gate", "gender=f", "--user", "bert")
+    assert ask("attributes", tmp_path / "gate", "--user", "anna")["attributes"] == []
+
+
+def test_the_export_has_them_in_a_file_of_the_owner_alone(tmp_path, ask):
+    path = joined(tmp_path / "phone", terms_of())
+    ask("attributes", path, "gender=male", "age=old")
+    ask("export", path, tmp_path / "all.jsonl")
+    assert stat.S_IMODE((tmp_path / "all.jsonl").stat().st_mode) == 0o600
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [line for line in lines if line["kind"] == "attribute"] == [
+        {"kind": "attribute", "number": 7, "name": "age", "value": "old"},
+        {"kind": "attribute", "number": 7, "name": "gender", "value": "male"},
+    ]
+
+
+# --- hiding ---------------------------------------------------------------------------------------
+
+
+def test_hiding_and_revealing(tmp_path, ask, say):
+    path = joined(tmp_path / "phone", terms_of())
+    told = ask("consent", path, "--hide", "gender", "--hide", "age", "--strength", "0.7")
+    assert told["choice"]["hidden_attributes"] == ["gender", "age"]
+    assert told["choice"]["strength"] == 0.7
+    assert "hides gender, age with strength 0.7" in told["words"]
+    assert told["choice"]["share_positives"] == 1.0  # as it was
+    assert ask("consent", path, "--hide", "age")["choice"]["hidden_attributes"] == ["gender", "age"]
+    assert "hides age with strength 0.7" in say("consent", path, "--reveal", "gender")
+    told = ask("consent", path)
+    assert not told["changed"]
+    assert [r["hidden_attributes"] for r in told["records"]] == [[], ["gender", "age"], ["age"]]
+    assert "strength" not in say("consent", path, "--reveal", "age")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--hide", "income"], "no filter for 'income', so that it cannot be hidden; it has "
+         "filters for gender, age"),
+        (["--reveal", "age"], "'age' is not hidden; hidden are: gender"),
+        (["--hide", "age", "--reveal", "age"], "choose one of --hide age and --reveal age"),
+        (["--hide", ""], "needs the name"),
+        (["--strength", "1"], "strength must be below 1"),
+        (["--strength", "-0.1"], "strength must lie in [0, 1]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_hidden_is_told(tmp_path, ask, say, words, error):
+    path = joined(tmp_path / "phone", terms_of())
+    ask("consent", path, "--hide", "gender")
+    assert error in say("consent", path, *words, code=2)
+    assert ask("consent", path)["choice"]["hidden_attributes"] == ["gender"]
+
+
+def test_a_federation_without_filters_says_so(tmp_path, ask, say):
+    terms = Terms.of("town", len(ITEMS), FPLConfig(embedding_size=3), 4, ShareFraction())
+    path = joined(tmp_path / "phone", terms)
+    assert "it has filters for none" in say("consent", path, "--hide", "age", code=2)
+    assert "filter" not in one_text(" ".join(ask("status", path)["what_leaves"]))
+
+
+def test_hiding_before_the_terms_are_known_holds_and_may_stop_everything(tmp_path, ask, say):
+    path = tmp_path / "phone"
+    ask("init", path)
+    told = ask("consent", path, "--take-part", "--share-positives", "1", "--hide", "income")
+    assert told["choice"]["hidden_attributes"] == ["income"]
+    with CohortStore.open(path) as store:
+        store.set_catalogue(ITEMS)
+        store.add_history(int(store.users[0]), ["venue-1"])
+        hosted, terms = Hosted(store), terms_of()
+        hosted.agree(terms)
+        model = ModelView(0, terms.build().server_init(len(ITEMS), Streams.from_seed(1)))
+        with pytest.raises(ConsentError, match="income"):
+            hosted.prepare(model, 0, summed=False)
+    assert "has no filter: nothing leaves. Choose --reveal income" in say("consent", path)
+    assert ask("consent", path, "--reveal", "income")["means"] == []
+
+
+def test_randomised_reports_hide_no_attribute(tmp_path, ask):
+    """Whoever hides something there is told the reason, not to permit more."""
+    terms = Terms.of(
+        "town", len(ITEMS), FMFConfig(embedding_size=4), 0, KReports(10), Proxied("https://p", "")
+    )
+    choice = Choice(epsilon=2.5, max_reports=10, hidden_attributes=("age",))
+    path = joined(tmp_path / "phone", terms, choice)
+    (line,) = ask("consent", path)["means"]
+    assert "hides age, for which this federation has no filter: nothing leaves" in line
+
+
+# --- what leaves, in words ------------------------------------------------------------------------
+
+
+def one_text(told):
+    return " ".join(told.split())
+
+
+def test_the_terms_say_what_leaves_and_what_it_tells(tmp_path, say, ask):
+    path = joined(tmp_path / "phone", terms_of())
+    ask("attributes", path, "gender=male")
+    ask("consent", path, "--hide", "age")
+    for told in (say("agree", path, "--look"), say("status", path)):
+        words = one_text(told)
+        assert "filters for gender, age" in words
+        assert "some items' rows, by name, items of the history among them." in words
+        assert "a server can read the value" in words
+        assert "tell it what is hidden, or not known" in words
+        assert "Who shares an attribute sends her embedding with it" in words
+        assert "shows her value to everybody who reads the model" in words
+        assert "networks" not in words  # the rows are all there is
+    standing = one_text(say("status", path))
+    assert "attributes gender (shared: trains its filter); age (hidden: trains nothing)" in standing
+    assert "male" not in say("status", path)
+    assert "male" not in json.dumps(ask("status", path)["attributes"])
+    assert "Mind: with an update for each item" in say("agree", path, "--look")
+
+
+def test_other_recommenders_and_releases_have_other_words(tmp_path, say):
+    ncf = replace(SETTINGS, recommender="ncf")
+    words = one_text(say("agree", joined(tmp_path / "ncf", terms_of(settings=ncf)), "--look"))
+    assert "among them; and of the recommender's networks." in words
+    assert "sends her embedding" in words
+    layers = terms_of(settings=replace(SETTINGS, filters="two-layer"))
+    words = one_text(say("agree", joined(tmp_path / "layers", layers), "--look"))
+    assert "a server can read the value" in words
+    assert "sends her embedding" not in words
+    scalar = Clipped(clip=1.0, norm="scalar", epsilon=3.0)
+    words = one_text(say("agree", joined(tmp_path / "scalar", terms_of(scalar)), "--look"))
+    assert "a server can read the value" in words
+    assert "ε = 3 bounds what one number tells, not what a report of thousands does" in words
+    noisy = joined(tmp_path / "noisy", terms_of(NOISY))
+    words = one_text(say("agree", noisy, "--look"))
+    assert "a change of every row of the model, also of the filters of hidden attributes" in words
+    assert "a report costs ε = 2 in all" in words
+    for untrue in ("can read", "tell it what is hidden", "sends her embedding", "Mind:"):
+        assert untrue not in words
+    marked = joined(tmp_path / "marked", terms_of(replace(NOISY, hiding_epsilon=1.0)))
+    words = one_text(say("agree", marked, "--look"))
+    assert "it tells that something is hidden" in words
+    bare = joined(tmp_path / "bare", terms_of(settings=replace(SETTINGS, attributes=())))
+    words = one_text(say("agree", bare, "--look"))
+    assert "no attribute can be hidden" in words
+    assert "can read the value" not in words
+    assert "sends her embedding" not in words
+
+
+def test_what_a_choice_means_under_each_release(tmp_path, ask):
+    exact = joined(tmp_path / "exact", terms_of())
+    assert ask("consent", exact)["means"] == []
+    assert ask("consent", exact, "--share-positives", "0.5")["means"] == []
+    for words, line in (
+        (["--share-positives", "1", "--epsilon", "1"], "adds no noise"),
+        (["--epsilon", "0", "--total-epsilon", "3"], "Choose --total-epsilon inf"),
+    ):
+        (told,) = ask("consent", exact, *words)["means"]
+        assert line in told
+        assert "nothing leaves" in told
+    noisy = joined(tmp_path / "noisy", terms_of(NOISY), Choice())
+    assert "Permit it with --epsilon 2" in ask("consent", noisy)["means"][0]
+    told = ask("consent", noisy, "--epsilon", "2", "--total-epsilon", "7")
+    assert told["words"] == (
+        "takes part, updates with noise at ε ≤ 2 each; no more than ε = 7 over all rounds together"
+    )
+    assert told["round_cost"] == 2.0
+    assert told["means"] == [
+        "A round costs ε = 2; what was spent never comes back.",
+        "The limit of 7 in all lasts for 3 rounds.",
+    ]
+    assert ask("consent", noisy, "--epsilon", "0.5")["round_cost"] == 0.5  # by more noise
+    assert "Choose --reports 0" in ask("consent", noisy, "--reports", "3")["means"][0]
+
+
+def test_the_means_are_what_the_door_does(tmp_path, ask):
+    """Nothing leaves exactly where the command says so."""
+    releases = [Clipped(), NOISY, Clipped(clip=1.0, norm="scalar", epsilon=3.0)]
+    choices = [
+        SHARING,
+        Choice(),
+        Choice(epsilon=1.0),
+        Choice(epsilon=0.2),  # less than an eighth of what the terms ask for
+        replace(SHARING, epsilon=1.0),
+        replace(SHARING, max_reports=2),
+        replace(SHARING, total_epsilon=1.0),
+        replace(SHARING, hidden_attributes=("gender",)),
+        replace(SHARING, hidden_attributes=("income",)),
+    ]
+    model = terms_of().build().server_init(len(ITEMS), Streams.from_seed(1))
+    for number, release in enumerate(releases):
+        path = joined(tmp_path / str(number), terms_of(release))
+        for choice in choices:
+            with CohortStore.open(path) as store:
+                store.set_choice(7, choice)
+                try:
+                    leaves = Hosted(store).prepare(ModelView(0, model), 0, summed=False) is not None
+                except ConsentError:
+                    leaves = False
+            means = " ".join(ask("consent", path)["means"])
+            assert ("nothing leaves" in means) != leaves, (release, choice, means)
+
+
+def test_a_budget_of_noisy_updates(tmp_path, ask, say):
+    path = joined(tmp_path / "noisy", terms_of(NOISY), Choice(epsilon=2.0, total_epsilon=6.0))
+    with CohortStore.open(path) as store:
+        hosted = Hosted(store)
+        algorithm = hosted.terms.build()
+        for round in range(2):
+            model = algorithm.server_init(len(ITEMS), Streams.from_seed(round))
+            hosted.leaving(hosted.prepare(ModelView(round, model), 0, summed=False))
+            hosted.arrived(round, 0)
+    budget = ask("status", path)["budget"]
+    assert (budget["spent"], budget["limit"], budget["round_cost"]) == (4.0, 6.0, 2.0)
+    assert budget["rounds_left"] == 1
+    assert not budget["other_releases_without_bound"]
+    assert "ε = 4 of 6 spent" in say("status", path)
+    assert np.allclose([line["epsilon"] for line in ask("ledger", path)["lines"]], 2.0)
+
+
+def test_the_help_names_what_there_is(say):
+    told = say("attributes", "--help")
+    assert "gender=F" in told
+    assert "--forget" in told
+    told = say("consent", "--help")
+    for option in ("--hide", "--reveal", "--strength"):
+        assert option in told

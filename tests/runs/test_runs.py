@@ -1,0 +1,340 @@
+"""Run folders: one run each, resumable to the same numbers, never half-written."""
+
+import errno
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from sottovoce.core import ledger as ledgers
+from sottovoce.errors import (
+    ConfigError,
+    CorruptData,
+    DataError,
+    FolderInUse,
+    RunError,
+    UsageError,
+)
+from sottovoce.experiment import Experiment
+from sottovoce.runs import train as module
+from sottovoce.runs.folder import RunFolder, check_writable, load_arrays, new_figures, save_arrays
+from sottovoce.runs.train import run_experiment
+
+TABLE = {
+    "seed": 3,
+    "town": {"residents": 60, "venues": 80, "visits_per_resident": 20.0},
+    "algorithm": {"configuration": "pFPL+", "embedding_size": 6, "epochs": 3},
+    "consent": {"mix": [{"weight": 3, "share_positives": 0.5}, {"weight": 1, "takes_part": False}]},
+    "evaluation": {"every_epochs": 1},
+    "baselines": {"top-pop": {}},
+}
+
+
+def make(**changes):
+    return Experiment.from_table(TABLE | changes)
+
+
+def content(path):
+    folder = RunFolder.open(path)
+    return folder.model(), folder.vectors(), ledgers.read(path / "ledger.parquet"), folder.metrics()
+
+
+def same(one, other):
+    return (
+        np.array_equal(one[0], other[0])
+        and np.array_equal(one[1], other[1])
+        and one[2].equals(other[2])
+        and one[3] == other[3]
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    run_experiment(make(), path)
+    return path
+
+
+def test_a_run_leaves_what_it_promises(whole):
+    manifest = RunFolder.open(whole).manifest()
+    assert manifest["status"] == "finished"
+    assert manifest["seed"] == 3
+    assert set(manifest["versions"]) >= {"sottovoce", "numpy", "numba", "python"}
+    assert manifest["data"]["fingerprint"]
+    assert set(manifest["results"]) == {"top-pop", "pFPL+"}
+    lines = RunFolder.open(whole).metrics()
+    assert [round(line["epoch"]) for line in lines[:-1]] == [1, 2]
+    assert lines[-1]["final"]
+    assert not (whole / "checkpoint.npz").exists()
+    assert not list(whole.glob("*.partial"))
+    table = ledgers.read(whole / "ledger.parquet")
+    assert table.num_rows == manifest["ledger"]["releases"]
+    assert ledgers.totals_of(table).bytes == manifest["ledger"]["bytes"]
+
+
+@pytest.mark.parametrize("configuration", ["pFPL+", "sFPL", "sFPL+"])
+@pytest.mark.parametrize("moment", [1, 2, 7])
+def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(
+    tmp_path, monkeypatch, configuration, moment
+):
+    experiment = make(algorithm=TABLE["algorithm"] | {"configuration": configuration})
+    run_experiment(experiment, tmp_path / "whole")
+    calls = 0
+    original = RunFolder.save_checkpoint
+
+    def save_then_die(self, *arguments):
+        nonlocal calls
+        original(self, *arguments)
+        calls += 1
+        if calls == moment:
+            raise SystemError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Checkpoints, "look", eager)
+        patch.setattr(RunFolder, "save_checkpoint", save_then_die)
+        with pytest.raises(SystemError):
+            run_experiment(experiment, tmp_path / "cut")
+    with pytest.raises(RunError, match="not finished"):
+        RunFolder.open(tmp_path / "cut").model()
+    run_experiment(experiment, tmp_path / "cut", resume=True)
+    assert same(content(tmp_path / "whole"), content(tmp_path / "cut"))
+
+
+def eager(self, moment):
+    self.save(moment)
+
+
+def test_interrupting_saves_and_resumes(tmp_path, monkeypatch, whole):
+    def interrupt(self, moment):
+        if moment.round == 11:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Periodically, "look", interrupt)
+        patch.setattr(module.Periodically, "next_stop", lambda self, round: round + 1)
+        with pytest.raises(KeyboardInterrupt):
+            run_experiment(make(), tmp_path / "cut")
+    assert int(load_arrays(tmp_path / "cut" / "checkpoint.npz")["round"]) == 11
+    run_experiment(make(), tmp_path / "cut", resume=True)
+    assert same(content(whole), content(tmp_path / "cut"))
+
+
+def test_threads_and_transcripts_do_not_change_a_run(tmp_path, whole):
+    run_experiment(make(), tmp_path / "two", threads=2)
+    run_experiment(make(), tmp_path / "heard", transcript=True)
+    assert same(content(whole), content(tmp_path / "two"))
+    assert same(content(whole), content(tmp_path / "heard"))
+    assert len(list((tmp_path / "heard" / "transcript" / "server").glob("*.npz"))) == int(
+        RunFolder.open(whole).manifest()["schedule"]["rounds"]
+    )
+
+
+def test_a_folder_holds_one_run(tmp_path, whole):
+    with pytest.raises(FolderInUse, match="--resume"):
+        run_experiment(make(), whole)
+    with pytest.raises(FolderInUse, match="another run"):
+        run_experiment(make(seed=4), whole, resume=True)
+    before = sorted(p.name for p in whole.iterdir())
+    run_experiment(make(), whole, resume=True)  # finished: nothing to do, nothing changes
+    assert sorted(p.name for p in whole.iterdir()) == before
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FolderInUse, match="not empty"):
+        run_experiment(make(), tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_two_processes_cannot_write_one_folder(tmp_path):
+    folder = RunFolder.claim(tmp_path / "run", {"identity": "x"}, resume=False)
+    with folder.locked(), pytest.raises(FolderInUse, match="another process"), folder.locked():
+        pass
+
+
+def test_damaged_folders_give_one_sentence(tmp_path, whole):
+    with pytest.raises(RunError, match="not a run folder"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"identity"')
+    with pytest.raises(CorruptData, match=r"manifest\.json"):
+        RunFolder.open(tmp_path).manifest()
+    (tmp_path / "model.npz").write_bytes(b"PK not really")
+    with pytest.raises(CorruptData, match=r"model\.npz"):
+        load_arrays(tmp_path / "model.npz")
+    (tmp_path / "model.npz").write_bytes((whole / "model.npz").read_bytes()[:-200])
+    with pytest.raises(CorruptData, match=r"model\.npz"):
+        load_arrays(tmp_path / "model.npz")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(CorruptData, match="single array"):
+        load_arrays(tmp_path / "one.npy")
+    (tmp_path / "manifest.json").write_bytes(b'{"name": "\xff"}')
+    with pytest.raises(CorruptData, match=r"manifest\.json cannot be read"):
+        RunFolder.open(tmp_path).manifest()
+    (tmp_path / "ledger.parquet").write_bytes(b"nothing")
+    with pytest.raises(CorruptData, match="ledger"):
+        ledgers.read(tmp_path / "ledger.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"algoritm": {}}, "unknown keys"),
+        ({"algorithm": {"name": "fpm"}}, "algorithm.name"),
+        ({"algorithm": {"name": [1]}}, "algorithm.name"),
+        ({"baselines": {"top-pop": {"name": {}}}}, "baselines.top-pop.name"),
+        ({"baselines": {"mult-vae": {"hidden_size": 10**9}}}, "hidden_size"),
+        ({"name": "../../x"}, "cannot name an experiment"),
+        ({"name": ""}, "cannot name an experiment"),
+        ({"name": "a/b"}, "cannot name an experiment"),
+        ({"name": ".."}, "cannot name an experiment"),
+        ({"data": {"min_user_items": -1}}, "data.min_user_items"),
+        ({"data": {"min_item_users": -1}}, "data.min_item_users"),
+        ({"data": {"min_rating": float("inf")}}, "data.min_rating"),
+        ({"data": {"test_fraction": 0.0}}, "data.test_fraction"),
+        ({"data": {"test_fraction": 1.5}}, "data.test_fraction"),
+        ({"data": {"test_fraction": -0.2}}, "data.test_fraction"),
+        ({"algorithm": {"embeding_size": 3}}, "unknown keys"),
+        ({"algorithm": {"learning_rate": -1.0}}, "learning_rate"),
+        ({"release": {"per": "week"}}, "release.per"),
+        ({"data": {"split": "tomorrow"}}, "data.split"),
+        ({"evaluation": {"k": 0}}, "evaluation.k"),
+        ({"baselines": {"svd": {}}}, "baselines.svd"),
+        ({"baselines": {"top-pop": 1}}, "must be a table"),
+        ({"seed": "x"}, "seed"),
+        ({"data": 3}, "must be a table"),
+        ({"town": {"residents": -4}}, "residents"),
+        ({"consent": {"share_positives": 2.0}}, "share_positives"),
+    ],
+)
+def test_bad_experiments_raise(change, words):
+    with pytest.raises(ConfigError, match=words):
+        make(**change)
+
+
+def test_filters_that_leave_nothing_raise(tmp_path):
+    with pytest.raises(DataError):
+        run_experiment(make(data={"min_user_items": 10_000}), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"evaluation": {"candidates": 79}}, DataError, "fewer"),
+        ({"evaluation": {"candidates": 5000}}, DataError, "ask for fewer"),
+        ({"data": {"test_fraction": 0.0001}}, DataError, "test_fraction"),
+        ({"baselines": {"mult-vae": {"device": "tpu"}}}, ConfigError, "device must be"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_a_folder_is_claimed(
+    tmp_path, change, kind, words
+):
+    if "baselines" in change:
+        pytest.importorskip("torch")
+    with pytest.raises(kind, match=words):
+        run_experiment(make(**change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_baseline_without_its_package_is_refused_before_a_folder_is_claimed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "sottovoce.baselines.mult_vae_training", raising=False)
+    with pytest.raises(UsageError, match="needs torch"):
+        run_experiment(make(baselines={"mult-vae": {}}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(FolderInUse, match="a file, not a folder"):
+            run_experiment(make(), place)
+        with pytest.raises(FolderInUse, match="a file, not a folder"):
+            RunFolder.claim(place, {"identity": "x"}, resume=False)
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(RunError, match="too long"):
+        check_writable(tmp_path / ("x" * 300))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(RunError, match="cannot be written"):
+        run_experiment(make(), tmp_path / "run")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
+    save_arrays(tmp_path / "old.npz", a=np.arange(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            save_arrays(tmp_path / "old.npz", a=np.zeros(9))
+    assert [p.name for p in tmp_path.iterdir()] == ["old.npz"]
+    assert load_arrays(tmp_path / "old.npz")["a"].tolist() == [0, 1, 2]
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", full)
+        with pytest.raises(RunError, match="No space"):
+            run_experiment(make(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
+        with pytest.raises(RunError, match=r"No space .* go on with --resume"):
+            run_experiment(make(), tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.partial"))
+    run_experiment(make(), tmp_path / "run", resume=True)
+    assert RunFolder.open(tmp_path / "run").finished
+
+
+def test_figures_are_replaced_together(tmp_path):
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    (figures / "a.png").write_text("old")
+
+    def draw_half():
+        with new_figures(figures) as fresh:
+            fresh.mkdir()
+            (fresh / "a.png").write_text("half")
+            full()
+
+    with pytest.raises(OSError, match="No space"):
+        draw_half()
+    assert [p.name for p in tmp_path.iterdir()] == ["figures"]
+    assert (figures / "a.png").read_text() == "old"
+    with new_figures(figures) as fresh:
+        fresh.mkdir()
+        (fresh / "b.png").write_text("new")
+    assert [p.name for p in tmp_path.rglob("*")] == ["figures", "b.png"]
+
+
+def test_an_experiment_without_a_name_is_called_after_its_file(tmp_path):
+    for stem, name in (("mine", "mine"), ("my run=2", "my-run-2"), ("__", "experiment")):
+        (tmp_path / f"{stem}.toml").write_text("seed = 1\n")
+        assert Experiment.from_file(tmp_path / f"{stem}.toml").name == name
+
+
+def test_experiment_files_are_read_with_settings(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("seed = 1\n[algorithm]\nepochs = 2\n")
+    read = Experiment.from_file(path, ["algorithm.epochs=5", "consent.share_positives=0.25"])
+    assert read.name == "mine"
+    assert read.algorithm.epochs == 5
+    assert read.consent.choices[0].share_positives == 0.25
+    path.write_text("seed = ")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        Experiment.from_file(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Experiment.from_file(tmp_path / "missing.toml")
+
+
+def test_manifest_is_plain_json(whole):
+    assert json.loads((whole / "manifest.json").read_text())["name"] == "experiment"
+
+
+def test_a_transcript_is_written_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.Federation, "check_device", lambda self, device: None)
+    with pytest.raises(ConfigError, match="transcript"):
+        run_experiment(make(), tmp_path / "run", device="cuda", transcript=True)
+    assert not (tmp_path / "run").exists()

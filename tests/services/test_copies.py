@@ -1,0 +1,502 @@
+"""Backups of folders in general: as secret as what they copy from the first byte on, there whole or
+not at all, and put back only where everything is right."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+
+import pytest
+from secure_sum_world import masker_folder
+from server_world import new_folder
+
+from sottovoce.cli import call
+from sottovoce.errors import CorruptData, DataNotFound, ServiceError, UsageError, VersionMismatch
+from sottovoce.services.copies import copying as backups
+from sottovoce.services.copies import copying as files
+from sottovoce.services.copies.copying import Manifest, make_backup, restore_backup
+from sottovoce.stores.server_folder import open_folder
+
+MONDAY = datetime(2026, 11, 16, 10, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def town(tmp_path):
+    """A server's folder with a database."""
+    folder = new_folder(tmp_path / "town")
+    folder.database().close()
+    return folder.path
+
+
+@pytest.fixture
+def masks(tmp_path):
+    return masker_folder(tmp_path / "masks").path
+
+
+def contents(folder):
+    """Everything in a folder, byte by byte, but for files that only say that somebody is there."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    }
+
+
+def readable_by_others(folder):
+    places = [folder, *folder.rglob("*")]
+    return [str(p) for p in places if stat.S_IMODE(p.lstat().st_mode) & 0o077]
+
+
+def seen_by_others(root, act):
+    """What anybody else could have opened anywhere below `root` while `act` ran: a watcher that
+    looks as often as it can, and after every write."""
+    found, stop = set(), threading.Event()
+
+    def look():
+        for folder, folders, names in os.walk(root):
+            for name in [*folders, *names]:
+                place = os.path.join(folder, name)
+                try:
+                    mode = os.lstat(place).st_mode
+                except FileNotFoundError:
+                    continue
+                if stat.S_IMODE(mode) & 0o077:
+                    found.add(place)
+
+    def watch():
+        while not stop.is_set():
+            look()
+
+    before = os.umask(0)
+    watcher = threading.Thread(target=watch)
+    try:
+        watcher.start()
+        act()
+    finally:
+        stop.set()
+        watcher.join()
+        os.umask(before)
+    look()
+    return found
+
+
+def test_nobody_else_can_read_a_backup_or_what_was_put_back_at_any_moment(town, tmp_path):
+    """Under umask 0, with somebody looking all the time."""
+    safe = tmp_path / "safe"
+    safe.mkdir()
+    assert not seen_by_others(safe, lambda: make_backup(town, safe / "monday"))
+    assert not readable_by_others(safe / "monday")
+    assert not seen_by_others(safe, lambda: restore_backup(safe / "monday", safe / "town"))
+    assert not readable_by_others(safe / "town")
+    # The watcher does see what is written as others do it.
+    assert seen_by_others(safe, lambda: shutil.copytree(town, safe / "copied"))
+
+
+def test_a_backup_is_there_whole_or_not_at_all(town, tmp_path, monkeypatch):
+    """The disk is full at every file in turn, then at the manifest."""
+    safe = tmp_path / "safe"
+    real, left = files.new_file, [0]
+
+    def full(path):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path)
+
+    monkeypatch.setattr(files, "new_file", full)
+    monkeypatch.setattr(backups, "new_file", full)
+    fits = 0
+    while not (safe / "monday").exists():
+        left[0] = fits
+        with contextlib.suppress(OSError):
+            make_backup(town, safe / "monday")
+        assert [path.name for path in safe.iterdir()] in ([], ["monday"])
+        fits += 1
+    assert fits == len(contents(safe / "monday")) + 1
+    assert fits > 5
+
+
+def test_a_full_disk_is_one_sentence(town, tmp_path, monkeypatch, ask):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(backups, "copy_new", full)
+    said = ask("serve", "backup", town, tmp_path / "b", code=4)
+    assert "No space left on device; free some space" in said["error"]
+    assert not (tmp_path / "b").exists()
+
+
+def test_nothing_that_is_there_is_overwritten(town, tmp_path, ask):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    for target in (taken, town / "keys" / "ca.crt"):
+        said = ask("serve", "backup", town, target, code=2)
+        assert "is there already and is not overwritten" in said["error"]
+    assert "lies in" in ask("serve", "backup", town, town / "inside", code=2)["error"]
+    assert (
+        "there is no folder"
+        in ask("serve", "backup", tmp_path / "no", taken / "b", code=2)["error"]
+    )
+    assert (
+        "is not the folder of a server"
+        in ask("serve", "backup", taken, tmp_path / "b", code=2)["error"]
+    )
+    assert list(taken.iterdir()) == []
+
+
+def test_one_that_comes_first_is_not_overwritten_either(town, tmp_path, monkeypatch):
+    target, real = tmp_path / "b", backups.sync_folders
+
+    def come_first(partial):
+        real(partial)
+        target.mkdir()
+
+    monkeypatch.setattr(backups, "sync_folders", come_first)
+    with pytest.raises(UsageError, match="is there already"):
+        make_backup(town, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "town"]
+    assert list(target.iterdir()) == []
+
+
+def test_the_manifest_says_what_it_is(town, tmp_path, ask):
+    said = ask("serve", "backup", town, tmp_path / "b")
+    assert (said["kind"], said["federation"]) == ("server", "little-town")
+    assert said["left_out"] == said["notes"] == []
+    table = json.loads((tmp_path / "b" / "backup.json").read_text())
+    assert (table["format"], table["kind"]) == (1, "server")
+    assert said["files"] == len(table["files"]) == len(contents(tmp_path / "b" / "content"))
+    assert {"server.db", "federation.json", "catalogue.json", "state.json"} < set(table["files"])
+    assert "keys/ca.key" in table["files"]
+    assert datetime.strptime(table["created"], "%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_what_is_put_back_is_what_was_copied(masks, tmp_path, ask):
+    there = contents(masks)
+    ask("serve", "backup", masks, tmp_path / "b")
+    shutil.rmtree(masks)
+    said = ask("serve", "restore", tmp_path / "b", masks, "--next-round", 1)
+    assert said["before"] is None
+    now = contents(masks)
+    told = json.loads(now.pop("answered.json"))
+    del there["answered.json"]
+    assert now == there
+    # No room for rounds in groups either: how many there were is forgotten.
+    assert (told["round"], told["set"], told["spent"]) == (0, "", 256)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "masks"]
+
+
+def test_everything_in_a_backup_is_checked_before_anything_is_changed(masks, tmp_path, ask):
+    backup = tmp_path / "b"
+    make_backup(masks, backup)
+    there, places = contents(masks), [path for path in backup.rglob("*") if path.is_file()]
+    assert len(places) > 10
+    for place in places:
+        good = place.read_bytes()
+        middle = len(good) // 2
+        place.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+        with pytest.raises(CorruptData, match="is damaged; nothing was changed"):
+            restore_backup(backup, masks)
+        place.write_bytes(good)
+    last = backup / "content" / "seal.key"
+    for place in (last, backup / "backup.json"):
+        good = place.read_bytes()
+        place.write_bytes(good[: len(good) // 2])
+        said = ask("serve", "restore", backup, masks, code=3)
+        assert "is damaged; nothing was changed, use another backup" in said["error"]
+        place.unlink()
+        ask("serve", "restore", backup, masks, code=3)
+        place.write_bytes(good)
+    assert contents(masks) == there
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "masks"]
+    ask("serve", "restore", backup, masks)
+
+
+def rewritten(backup, **changes):
+    """A manifest with its own checksum right."""
+    table = json.loads((backup / "backup.json").read_text())
+    files = changes.pop("files", table["files"])
+    made = Manifest(
+        **{
+            **{k: table[k] for k in ("kind", "federation", "whose", "created", "release")},
+            "files": {name: tuple(facts) for name, facts in files.items()},
+            "left_out": tuple(table["left_out"]),
+            **changes,
+        }
+    )
+    (backup / "backup.json").write_bytes(made.to_bytes())
+
+
+def test_a_backup_writes_nothing_but_what_belongs_there(masks, tmp_path):
+    backup = tmp_path / "b"
+    make_backup(masks, backup)
+    facts = [1, "00"]
+    for name in ("../evil", "keys/../../evil", "/etc/evil", "keys//evil", "a b", "."):
+        rewritten(backup, files={name: facts})
+        with pytest.raises(CorruptData, match="is damaged"):
+            restore_backup(backup, masks)
+    rewritten(backup, files={"evil.so": facts})
+    with pytest.raises(CorruptData, match="no part of"):
+        restore_backup(backup, masks)
+    rewritten(backup, kind="nobody")
+    with pytest.raises(VersionMismatch, match="does not know"):
+        restore_backup(backup, masks)
+    place = backup / "backup.json"
+    place.write_text(place.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(VersionMismatch, match="another release"):
+        restore_backup(backup, masks)
+    with pytest.raises(DataNotFound, match="is no backup"):
+        restore_backup(tmp_path, masks)
+
+
+def test_a_backup_of_another_kind_or_federation_is_refused(masks, town, tmp_path, ask):
+    ask("serve", "backup", town, tmp_path / "b")
+    there = contents(masks)
+    said = ask("serve", "restore", tmp_path / "b", masks, code=2)
+    assert "the backup is of the server of a federation, and" in said["error"]
+    assert contents(masks) == there
+    ask("serve", "backup", masks, tmp_path / "m")
+    other = masker_folder(tmp_path / "other").path
+    said = ask("serve", "restore", tmp_path / "m", other, code=2)
+    assert "holds another one, of little-town" in said["error"]
+    said = ask("device", "restore", tmp_path / "m", tmp_path / "store", code=2)
+    assert "not of a store" in said["error"]
+    assert "is no store" in ask("device", "backup", masks, tmp_path / "x", code=2)["error"]
+    said = ask("serve", "restore", tmp_path / "b", tmp_path / "b" / "backup.json", code=2)
+    assert "is no folder" in said["error"]
+
+
+def test_a_folder_that_is_served_is_not_replaced(masks, tmp_path, ask):
+    ask("serve", "backup", masks, tmp_path / "b")
+    holds = (
+        "import sys, time; from pathlib import Path; from sottovoce.stores.ready import "
+        "locked\nwith locked(Path(sys.argv[1])):\n print('holds', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", holds, str(masks / "masker.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"holds\n"
+        there = contents(masks)
+        said = ask("serve", "restore", tmp_path / "b", masks, code=7)
+        assert "is served by another process already; stop that one first" in said["error"]
+        ask("serve", "backup", masks, tmp_path / "while it runs")
+        child.kill()
+    assert contents(masks) == there
+    assert ask("serve", "restore", tmp_path / "b", masks)["next_round"] == 0
+
+
+def test_one_that_serves_from_postgresql_is_known_by_its_process(town, tmp_path, ask):
+    """Where there is no lock."""
+    (town / "state.json").write_text('{"kept_in": "postgresql"}')
+    (town / "server.db").unlink()
+    said = ask("serve", "backup", town, tmp_path / "b")
+    assert "copy it with pg_dump" in said["notes"][0]
+    assert "server.db" not in contents(tmp_path / "b" / "content")
+    ready = town / "server-8443.json"
+    ready.write_text(json.dumps({"url": "https://x", "pid": os.getpid(), "port": 8443}))
+    said = ask("serve", "restore", tmp_path / "b", town, code=7)
+    assert f"served by process {os.getpid()}" in said["error"]
+    ready.unlink()
+    said = ask("serve", "restore", tmp_path / "b", town, "--next-round", 9, code=2)
+    assert "--skip-to-round" in said["error"]
+    said = ask("serve", "restore", tmp_path / "b", town)
+    assert "pg_restore" in said["means"][0]
+    assert said["next_round"] is None
+    assert open_folder(town).kept_in() == "postgresql"
+
+
+def test_keys_that_were_left_out_come_from_elsewhere(masks, tmp_path, ask):
+    ends = (".key", "secret", "token", "introduction.json")
+    secret = {name: body for name, body in contents(masks).items() if name.endswith(ends)}
+    assert len(secret) >= 5
+    said = ask("serve", "backup", masks, tmp_path / "b", "--without-keys")
+    assert set(secret) < set(said["left_out"])
+    kept = b"".join(contents(tmp_path / "b").values())
+    assert not any(body.strip() in kept for body in secret.values())
+    ask("serve", "restore", tmp_path / "b", masks)  # they are there
+    assert {name: contents(masks)[name] for name in secret} == secret
+    elsewhere = tmp_path / "elsewhere"
+    masks.rename(elsewhere)
+    lost = ("serve", "restore", tmp_path / "b", masks, "--next-round", 3)
+    assert "name the folder that has it with --keys" in ask(*lost, code=2)["error"]
+    wrong = masker_folder(tmp_path / "wrong").path
+    assert "is not the key of seal.pub" in ask(*lost, "--keys", wrong, code=7)["error"]
+    assert not masks.exists()
+    ask(*lost, "--keys", elsewhere)
+    assert {name: contents(masks)[name] for name in secret} == secret
+
+
+def test_what_was_replaced_is_kept_and_is_nobodys_business(masks, tmp_path):
+    make_backup(masks, tmp_path / "b")
+    (masks / "notes.txt").write_text("mine")
+    masks.chmod(0o755)
+    there = contents(masks)
+    done = restore_backup(tmp_path / "b", masks, now=MONDAY)
+    assert done.aside == tmp_path / "masks.before-20261116-100000"
+    assert contents(done.aside) == there
+    assert stat.S_IMODE(done.aside.stat().st_mode) == 0o700
+    # Twice within a second: neither what was there first nor what is there now is lost.
+    again = restore_backup(tmp_path / "b", masks, now=MONDAY)
+    assert again.aside == tmp_path / "masks.before-20261116-100000-2"
+    assert contents(done.aside) == there
+    assert (masks / "seal.key").is_file()
+
+
+def test_a_move_that_fails_leaves_everything_in_its_place(masks, tmp_path, monkeypatch):
+    make_backup(masks, tmp_path / "b")
+    there = contents(masks)
+
+    def busy(first, second, flag):
+        if flag == files._EXCHANGE:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(second))
+        return real(first, second, flag)
+
+    real = files._renamed
+    monkeypatch.setattr(files, "_renamed", busy)
+    with pytest.raises(OSError, match="busy"):
+        restore_backup(tmp_path / "b", masks)
+    assert contents(masks) == there
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "masks"]
+
+
+def test_it_works_where_the_system_cannot_exchange(masks, tmp_path, monkeypatch):
+    make_backup(masks, tmp_path / "b")
+    there = contents(masks)
+    monkeypatch.setattr(files, "_renamed", lambda *_: False)
+    done = restore_backup(tmp_path / "b", masks)
+    assert contents(done.aside) == contents(masks) == there
+    with pytest.raises(UsageError, match="is there already"):
+        make_backup(masks, tmp_path / "b")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sottovoce.services.copies import files
+from sottovoce.services.copies.copying import restore_backup
+steps, last = [0], int(sys.argv[3])
+def die(real):
+    def then(*given, **named):
+        for moment in (0, 1):
+            if steps[0] == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            steps[0] += 1
+            done = done if moment else real(*given, **named)
+        return done
+    return then
+os.fsync, files._renamed = die(os.fsync), die(files._renamed)
+restore_backup(Path(sys.argv[1]), Path(sys.argv[2]))
+print(steps[0])
+"""
+
+
+@pytest.mark.slow
+def test_whenever_it_is_killed_the_folder_is_the_former_or_the_restored_one(masks, tmp_path):
+    """Before and after each move, and before and after some of the writes."""
+    make_backup(masks, tmp_path / "b")
+    restored, ends = contents(tmp_path / "b" / "content"), []
+
+    def restore(step):
+        (masks / "notes.txt").write_text("mine")
+        command = [sys.executable, "-c", KILLED, tmp_path / "b", masks, str(step)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == (0 if step < 0 else -signal.SIGKILL), done.stderr
+        now = contents(masks)
+        assert now in (restored | {"notes.txt": b"mine"}, restored)
+        if now == restored:  # and what was there is still to be found
+            [aside] = [place for place in tmp_path.glob("*masks?*") if place.is_dir()]
+            assert contents(aside) == restored | {"notes.txt": b"mine"}
+        ends.append(now == restored)
+        for rest in tmp_path.glob("*masks?*"):
+            shutil.rmtree(rest)
+        return done.stdout
+
+    steps = int(restore(-1))
+    for step in [*range(0, steps - 8, 8), *range(steps - 8, steps)]:
+        restore(step)
+    assert {*ends} == {True, False}
+
+
+# --- databases ------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_database_in_use_is_of_one_moment(town, tmp_path):
+    """A writer moves two numbers together, as fast as it can."""
+    place, stop = town / "server.db", threading.Event()
+    link = sqlite3.connect(place, check_same_thread=False, isolation_level=None, timeout=10)
+    link.execute("CREATE TABLE pair (a INTEGER, b INTEGER, filler BLOB)")
+    link.executemany("INSERT INTO pair VALUES (0, 0, ?)", [(bytes(4000),)] * 200)
+    wrote = [0]
+
+    def write():
+        while not stop.is_set():
+            link.execute("BEGIN IMMEDIATE")
+            link.execute("UPDATE pair SET a = a + 1")
+            link.execute("UPDATE pair SET b = b + 1")
+            link.execute("COMMIT")
+            wrote[0] += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for n in range(5):
+            make_backup(town, tmp_path / f"b{n}")
+    finally:
+        stop.set()
+        writer.join()
+        link.close()
+    moments = []
+    for n in range(5):
+        copy = tmp_path / f"b{n}" / "content" / "server.db"
+        assert not list(copy.parent.glob("server.db-*"))
+        with sqlite3.connect(copy) as found:
+            [(a, b, rows)] = found.execute("SELECT min(a), max(b), count(*) FROM pair")
+        assert (a, rows) == (b, 200)
+        moments.append(a)
+    assert moments == sorted(moments)
+    assert 0 < moments[-1] <= wrote[0]
+
+
+def test_a_damaged_database_is_not_copied(town, tmp_path):
+    place = town / "server.db"
+    body = bytearray(place.read_bytes())
+    body[5000:9000] = os.urandom(4000)
+    place.write_bytes(body)
+    with pytest.raises((CorruptData, ServiceError), match=r"server\.db"):
+        make_backup(town, tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["town"]
+
+
+def test_a_key_ring_that_is_written_over_meanwhile_is_copied_whole(town, tmp_path, monkeypatch):
+    """The server destroys old keys by writing zeros over the former file."""
+    place, real, once = town / "keys" / "server.key", backups.copy_new, []
+
+    def copy(source, target):
+        if source == place and not once:
+            once.append(1)
+            body = place.read_bytes()
+            with place.open("r+b") as file:
+                file.write(bytes(len(body)))
+            facts = real(source, target)
+            place.write_bytes(body)
+            return facts
+        return real(source, target)
+
+    monkeypatch.setattr(backups, "copy_new", copy)
+    make_backup(town, tmp_path / "b")
+    assert once
+    assert (tmp_path / "b" / "content" / "keys" / "server.key").read_bytes() == place.read_bytes()
+
+
+def test_help_says_it_all(capsys):
+    for words in ("serve backup", "serve restore", "device backup", "device restore"):
+        assert call([*words.split(), "--help"]) == 0
+        said = capsys.readouterr().out
+        assert "Example" in said
+        assert "--json" in said

@@ -1,0 +1,464 @@
+"""The proxy of a secure sum, in this process: what it tells, to whom, and what it never tells."""
+
+import json
+import secrets
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from secure_sum_world import (
+    LEAST,
+    MODEL,
+    NOISY,
+    TOKEN,
+    MaskerApp,
+    SeedKeeper,
+    group_question,
+    masker_folder,
+    question,
+)
+from server_world import ITEMS
+
+from sottovoce.core.links import Direct
+from sottovoce.core.masking import sum_masks
+from sottovoce.errors import KeyTrouble, ServiceError, UsageError
+from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
+from sottovoce.services import helper as folders
+from sottovoce.stores.keys import operator_token
+from sottovoce.wire.masked import (
+    LONGEST_QUESTION,
+    RECORD_BYTES,
+    binding,
+    decode_question,
+    decode_sum,
+    encode_group_question,
+    encode_question,
+)
+from sottovoce.wire.terms import Terms
+
+NUMBERS = ITEMS * 5
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return masker_folder(tmp_path / "masker")
+
+
+@pytest.fixture
+def app(folder):
+    with MaskerApp(folder) as running:
+        yield running
+
+
+@pytest.fixture
+def terms(folder):
+    return folder.introduction.terms
+
+
+@pytest.fixture
+def devices():
+    return [SeedKeeper() for _ in range(6)]
+
+
+def told(got):
+    assert got.status == 200, got.body
+    return decode_sum(got.body)
+
+
+def refused(got, status, reason):
+    assert (got.status, got.error) == (status, reason), got.body
+    return got.json()["detail"]
+
+
+def test_it_tells_the_sum_of_exactly_these_masks(app, terms, devices):
+    sums = told(app.sums(question(terms, 0, devices)))
+    assert (sums.round, sums.devices) == (0, 6)
+    expected = sum_masks([device.seed(0) for device in devices], NUMBERS)
+    assert np.array_equal(sums.masks, expected)
+    sums = told(app.sums(question(terms, 1, devices[2:])))
+    assert np.array_equal(sums.masks, sum_masks([d.seed(1) for d in devices[2:]], NUMBERS))
+
+
+@pytest.mark.parametrize("link", [{}, NOISY], ids=["exact", "noisy"])
+def test_the_same_set_gets_the_same_bytes_also_after_a_restart(tmp_path, devices, link):
+    folder = masker_folder(tmp_path / "masker", **link)
+    terms = folder.introduction.terms
+    records = [device.record(terms, 4) for device in devices]
+    ask = encode_question(terms, 4, 0, MODEL, records)
+    with MaskerApp(folder) as app:
+        first = app.sums(ask)
+        assert first.status == 200
+        assert app.sums(ask).body == first.body
+        shuffled = encode_question(terms, 4, 0, MODEL, records[::-1])
+        assert app.sums(shuffled).body == first.body
+    with MaskerApp(folders.open_masker(folder.path)) as again:
+        assert again.sums(ask).body == first.body
+    exact = sum_masks([device.seed(4) for device in devices], NUMBERS)
+    assert np.array_equal(decode_sum(first.body).masks, exact) == (not link)
+
+
+def test_the_noise_is_that_of_its_own_terms(tmp_path, devices):
+    folder = masker_folder(tmp_path / "masker", **NOISY)
+    with MaskerApp(folder) as app:
+        ask = question(folder.introduction.terms, 0, devices)
+        exact = sum_masks([device.seed(0) for device in devices], NUMBERS)
+        noise = (exact - told(app.sums(ask)).masks).view(np.int64) / 2**24
+    assert 0.5 < noise.std() / (NOISY["clip"] * NOISY["noise"]) < 1.5
+
+
+def test_another_set_of_a_round_is_refused_also_after_a_restart(folder, terms, devices):
+    with MaskerApp(folder) as app:
+        told(app.sums(question(terms, 2, devices)))
+        for others in (devices[1:], [*devices, SeedKeeper()], [*devices[1:], SeedKeeper()]):
+            refused(app.sums(question(terms, 2, others)), 409, "second_submission")
+    with MaskerApp(folders.open_masker(folder.path)) as app:
+        refused(app.sums(question(terms, 2, devices[1:])), 409, "second_submission")
+        refused(app.sums(question(terms, 1, devices)), 409, "late")
+        told(app.sums(question(terms, 3, devices[1:])))
+
+
+def test_the_same_devices_second_submissions_are_another_set(app, terms, devices):
+    """Or from the sums of a first and a second attempt one device's change would follow."""
+    first = [device.record(terms, 0) for device in devices]
+    told(app.sums(encode_question(terms, 0, 0, MODEL, first)))
+    refused(app.sums(question(terms, 0, devices, attempt=1)), 409, "second_submission")
+    mixed = [devices[0].record(terms, 0, seed=secrets.token_bytes(32)), *first[1:]]
+    refused(app.sums(encode_question(terms, 0, 0, MODEL, mixed)), 409, "second_submission")
+
+
+@pytest.mark.parametrize("count", [0, 1, LEAST - 1])
+def test_below_the_minimum_nothing_is_told_or_kept(app, terms, devices, count):
+    refused(app.sums(question(terms, 0, devices[:count])), 400, "too_few")
+    assert told(app.sums(question(terms, 0, devices[:LEAST]))).devices == LEAST
+
+
+def test_a_device_counts_once(app, terms, devices):
+    """With one key it is one device, however many seeds it sends."""
+    twice = [device.record(terms, 0) for device in devices[:2]]
+    more = [devices[0].record(terms, 0, seed=secrets.token_bytes(32)) for _ in range(3)]
+    refused(app.sums(encode_question(terms, 0, 0, MODEL, [*twice, *more])), 400, "duplicate")
+    refused(app.sums(encode_question(terms, 0, 0, MODEL, [twice[0]] * 3)), 400, "duplicate")
+
+
+def test_what_was_sealed_or_signed_for_something_else_is_not_opened(app, terms, devices):
+    good = [device.record(terms, 5) for device in devices[1:]]
+    odd = devices[0]
+    elsewhere = replace(terms, federation="other-town")
+    stricter = replace(terms, link=replace(terms.secure_sum, min_devices=2))
+    for terms_there, round, attempt in (
+        (terms, 4, 0), (terms, 5, 1), (elsewhere, 5, 0), (stricter, 5, 0),
+    ):  # fmt: skip
+        wrong = odd.record(terms_there, round, attempt)
+        refused(app.sums(encode_question(terms, 5, 0, MODEL, [wrong, *good])), 401, "bad_signature")
+        resigned = odd.record(terms, 5, sealed_for=(terms_there, round, attempt))
+        got = app.sums(encode_question(terms, 5, 0, MODEL, [good[0], resigned, *good[1:]]))
+        refused(got, 409, "undecryptable")
+        assert got.json()["which"] == [1]
+    bound = binding(terms, 5, 0, MODEL)
+    stolen = odd.signed(devices[1].record(terms, 5), bound)
+    got = app.sums(encode_question(terms, 5, 0, MODEL, [stolen, *good[1:]]))
+    assert (got.status, got.json()["which"]) == (409, [0]), "sealed by another device"
+    # Nothing of it was told: the others can still be.
+    assert told(app.sums(encode_question(terms, 5, 0, MODEL, good))).devices == 5
+
+
+def test_all_in_a_sum_have_learnt_from_one_model(app, terms, devices):
+    """A server that shows one device the model, and all others one that teaches nothing, would read
+    this device's update in the sum."""
+    apart = SeedKeeper(model=bytes(32))
+    sealed = [device.record(terms, 5) for device in (apart, *devices)]
+    for model in (MODEL, apart.model):
+        got = app.sums(encode_question(terms, 5, 0, model, sealed))
+        refused(got, 401, "bad_signature")
+    assert told(app.sums(encode_question(terms, 5, 0, MODEL, sealed[1:]))).devices == len(devices)
+
+
+def test_a_changed_bit_is_found(app, terms, devices):
+    records = [device.record(terms, 0) for device in devices]
+    for at in (0, 40, RECORD_BYTES - 1):
+        content = bytearray(records[0].content)
+        content[at] ^= 1
+        ask = bytearray(encode_question(terms, 0, 0, MODEL, records))
+        ask[-6 * RECORD_BYTES : -5 * RECORD_BYTES] = content
+        refused(app.sums(bytes(ask)), 401, "bad_signature")
+
+
+def test_terms_other_than_its_own_are_refused(app, terms, devices):
+    """It counts and adds noise as its own folder says, whatever the question is."""
+    loose = replace(terms, link=replace(terms.secure_sum, min_devices=2))
+    refused(app.sums(question(loose, 0, devices[:2])), 409, "other_terms")
+    refused(app.sums(question(loose, 0, devices)), 409, "other_terms")
+
+
+def test_only_the_server_may_ask(app, terms, devices, folder):
+    ask = question(terms, 0, devices)
+    for token in ("", "no", operator_token(folder.keys), TOKEN[:-1], "ä"):
+        refused(app.sums(ask, token=token), 401, "unknown_server")
+    refused(app.ask("POST", "/v1/sums", ask), 401, "unknown_server")
+    assert app.ask("GET", "/v1/sums").status == 405
+    assert app.ask("GET", "/v1/seeds").status == 404
+
+
+def test_malformed_questions_are_refused_and_never_break_it(app, terms, devices):
+    good = question(terms, 0, devices)
+    rng = np.random.default_rng(0)
+    bad = [b"", b"{}", good[:-1], good + b"x", b"SVQ2" + good[4:], good[: len(good) // 2]]
+    bad.append(struct.pack("<4sIII32s32s", b"SVQ1", 0, 0, 1 << 31, bytes(32), bytes(32)))
+    bad += [rng.bytes(int(n)) for n in rng.integers(0, 2000, 40)]
+    for _ in range(60):
+        changed = bytearray(good)
+        changed[int(rng.integers(len(good)))] ^= 1 << int(rng.integers(8))
+        bad.append(bytes(changed))
+    for payload in bad:
+        got = app.sums(payload)
+        assert 400 <= got.status < 500, (got.status, got.body)
+    got = app.run(
+        app.asked(
+            "POST", "/v1/sums", b"",
+            {"authorization": f"Bearer {TOKEN}", "content-length": str(LONGEST_QUESTION + 1)},
+            pieces=[b"x"],
+        )
+    )  # fmt: skip
+    refused(got, 413, "oversized")
+    told(app.sums(good))
+
+
+def test_it_gets_seeds_and_no_update(terms, devices):
+    """The question is records of one size, none of which has room for a number of an update."""
+    ask = question(terms, 0, devices)
+    assert len(decode_question(ask).records) == 6
+    assert len(ask) == struct.calcsize("<4sIII32s32s") + 6 * RECORD_BYTES
+    assert RECORD_BYTES == 32 + (32 + 32 + 16) + 64
+
+
+def test_nothing_of_a_question_stays_with_it(app, terms, devices, folder):
+    told(app.sums(question(terms, 0, devices)))
+    kept = b"".join(f.read_bytes() for f in folder.path.rglob("*") if f.is_file())
+    for device in devices:
+        assert device.seed(0) not in kept
+        public = device.key.public_key().public_bytes_raw()
+        assert public not in kept
+        assert public.hex().encode() not in kept
+    table = json.loads((folder.path / "answered.json").read_text())
+    assert set(table) == {"round", "set", "stamp"}
+
+
+def test_health_and_metrics(app, terms, devices, folder):
+    assert app.ask("GET", "/health").body == b"ok"
+    told(app.sums(question(terms, 7, devices)))
+    app.sums(question(terms, 7, devices[1:]))
+    assert app.ask("GET", "/metrics").status == 401
+    bearer = {"authorization": f"Bearer {operator_token(folder.keys)}"}
+    text = app.ask("GET", "/metrics", headers=bearer).body.decode()
+    assert "sottovoce_masker_round 7.0" in text
+    assert "sottovoce_masker_sums_total 1.0" in text
+    assert 'sottovoce_masker_refused_total{reason="second_submission"} 1.0' in text
+
+
+def test_what_cannot_be_kept_is_not_told(app, terms, devices, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "replace_file", full)
+        refused(app.sums(question(terms, 0, devices)), 503, "unavailable")
+    told(app.sums(question(terms, 0, devices[1:])))
+
+
+def test_a_folder_is_made_once_and_for_its_own_key(tmp_path, folder):
+    with pytest.raises(UsageError, match="already"):
+        folders.init_masker(folder.path)
+    with pytest.raises(UsageError, match="without --introduction"):
+        folders.create_masker(folder.path, folder.introduction)
+    with pytest.raises(UsageError, match="--init"):
+        folders.create_masker(tmp_path / "empty", folder.introduction)
+    folders.init_masker(tmp_path / "other")
+    with pytest.raises(KeyTrouble, match="another key"):
+        folders.create_masker(tmp_path / "other", folder.introduction)
+    with pytest.raises(ServiceError, match="--init"):
+        folders.open_masker(tmp_path / "other")
+    plain = replace(folder.introduction.terms, link=Direct())
+    with pytest.raises(UsageError, match="no secure sum"):
+        folders.create_masker(tmp_path / "other", folders.MaskerIntroduction(plain, TOKEN))
+
+
+def test_a_proxy_that_forgot_what_it_told_does_not_start(folder):
+    (folder.path / "answered.json").unlink()
+    with pytest.raises(ServiceError, match="second one"):
+        folders.open_masker(folder.path).answers()
+    (folder.path / "answered.json").write_text("{}")
+    with pytest.raises(ServiceError, match="put the right file back"):
+        folders.open_masker(folder.path).answers()
+
+
+def test_introductions_of_other_kinds_are_refused(tmp_path, folder):
+    place = tmp_path / "introduction.json"
+    for content in (b"", b"[]", b'{"protocol": 2}', b'{"protocol":2,"terms":{},"token":"ab"}'):
+        place.write_bytes(content)
+        with pytest.raises(UsageError):
+            folders.read_masker_introduction(place)
+    with pytest.raises(UsageError, match="cannot be read"):
+        folders.read_masker_introduction(tmp_path / "none")
+    place.unlink()
+    folders.write_masker_introduction(place, folder.introduction)
+    assert place.stat().st_mode & 0o077 == 0
+    assert folders.read_masker_introduction(place) == folder.introduction
+    assert TOKEN not in repr(folder.introduction) + repr(folder)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many():
+    return [SeedKeeper() for _ in range(12)]
+
+
+def sealed(terms, round, groups):
+    return [[device.record(terms, round) for device in group] for group in groups]
+
+
+@pytest.mark.parametrize("link", [{}, NOISY], ids=["exact", "noisy"])
+def test_it_tells_one_sum_for_every_group_also_after_a_restart(tmp_path, many, link):
+    folder = masker_folder(tmp_path / "masker", **link)
+    terms, groups = folder.introduction.terms, (many[:3], many[3:7], many[7:])
+    records = sealed(terms, 4, groups)
+    asked = [encode_group_question(terms, 4, 0, MODEL, records, k) for k in range(3)]
+    with MaskerApp(folder) as app:
+        first = [app.sums(ask) for ask in asked]
+        assert [told(got).devices for got in first] == [3, 4, 5]
+    with MaskerApp(folders.open_masker(folder.path)) as again:
+        assert [again.sums(ask).body for ask in asked[::-1]] == [got.body for got in first[::-1]]
+    noise = []
+    for group, got in zip(groups, first, strict=True):
+        exact = sum_masks([device.seed(4) for device in group], NUMBERS)
+        noise.append((exact - told(got).masks).view(np.int64))
+    if not link:
+        assert not np.any(noise)
+        return
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert 0.5 < noise[one].std() / 2**24 / (NOISY["clip"] * NOISY["noise"]) < 1.5
+        assert abs(np.corrcoef(noise[one], noise[other])[0, 1]) < 0.3
+
+
+def test_no_other_groups_of_a_round_also_after_a_restart(folder, terms, many):
+    records = sealed(terms, 2, (many[:3], many[3:6], many[6:9]))
+    a, b, c = records
+    others = (
+        [[*a, *b, *c]],  # one sum over all
+        [a],
+        [a, b],
+        [b, a, c],
+        [[*a[:2], b[0]], [a[2], *b[1:]], c],
+        [a, b, [*c, many[9].record(terms, 2)]],
+        sealed(terms, 2, (many[:3], many[3:6], many[6:9])),  # sealed anew
+    )
+    with MaskerApp(folder) as app:
+        told(app.sums(encode_group_question(terms, 2, 0, MODEL, records, 1)))
+    for _ in range(2):
+        with MaskerApp(folders.open_masker(folder.path)) as app:
+            for other in others:
+                if len(other) == 1:
+                    ask = encode_question(terms, 2, 0, MODEL, other[0])
+                else:
+                    ask = encode_group_question(terms, 2, 0, MODEL, other, 0)
+                refused(app.sums(ask), 409, "second_submission")
+            told(app.sums(encode_group_question(terms, 2, 0, MODEL, records, 0)))
+    with MaskerApp(folder) as app:
+        told(app.sums(question(terms, 3, many)))
+        refused(app.sums(group_question(terms, 3, (many[:6], many[6:]))), 409, "second_submission")
+
+
+def test_groups_that_it_must_not_tell(app, terms, many):
+    overlapping = (many[:4], many[3:7])
+    refused(app.sums(group_question(terms, 0, overlapping)), 400, "duplicate")
+    for group in (0, 1):
+        small = (many[:6], many[6:8])
+        refused(app.sums(group_question(terms, 0, small, group)), 400, "too_few")
+    empty = (many[:6], [])
+    refused(app.sums(group_question(terms, 0, empty)), 400, "too_few")
+    other_seed = [[device.record(terms, 0) for device in many[:3]] for _ in range(2)]
+    ask = encode_group_question(terms, 0, 0, MODEL, other_seed, 0)
+    refused(app.sums(ask), 400, "duplicate")
+    assert told(app.sums(group_question(terms, 0, (many[:6], many[6:])))).devices == 6
+
+
+def test_more_groups_than_the_terms_permit_are_refused(tmp_path, many):
+    folder = masker_folder(tmp_path / "masker", groups=2)
+    terms = folder.introduction.terms
+    three, two = (many[:4], many[4:8], many[8:]), (many[:6], many[6:])
+    with MaskerApp(folder) as app:
+        refused(app.sums(group_question(terms, 0, three)), 400, "too_many")
+        told(app.sums(group_question(terms, 0, two)))
+    older = masker_folder(tmp_path / "older", groups=1)
+    with MaskerApp(older) as app:
+        ask = group_question(older.introduction.terms, 0, two)
+        refused(app.sums(ask), 400, "too_many")
+
+
+def test_an_unopened_seed_in_any_group_is_named_before_anything_is_told(app, terms, many):
+    records = sealed(terms, 5, (many[:4], many[4:8]))
+    records[1][2] = many[6].record(terms, 5, sealed_for=(terms, 9, 0))
+    got = app.sums(encode_group_question(terms, 5, 0, MODEL, records, 0))
+    refused(got, 409, "undecryptable")
+    assert got.json()["which"] == [6]
+    told(app.sums(group_question(terms, 5, (many[:4], [*many[4:6], many[7]]))))
+
+
+def test_rounds_in_groups_are_few_also_after_a_restart(folder, terms, many):
+    two, left = (many[:6], many[6:]), folder.answers().last
+    left = Answered(left.round, left.name, GROUPED_ROUNDS * REGAINED_AFTER - 1)
+    folder.answers().keep(left)
+    with MaskerApp(folder) as app:
+        refused(app.sums(group_question(terms, 0, two)), 429, "too_often")
+        told(app.sums(question(terms, 0, many)))  # nothing was kept of it
+        for round in range(1, 3):
+            refused(app.sums(group_question(terms, round, two)), 429, "too_often")
+            told(app.sums(question(terms, round, many)))
+    with MaskerApp(folders.open_masker(folder.path)) as app:
+        told(app.sums(group_question(terms, 3, two)))
+        refused(app.sums(group_question(terms, 4, two)), 429, "too_often")
+    assert json.loads((folder.path / "answered.json").read_text())["spent"] == 256
+
+
+def test_malformed_questions_for_groups_never_break_it(app, terms, many):
+    good = group_question(terms, 0, (many[:6], many[6:]), 1)
+    assert decode_question(good).sizes == (6, 6)
+    rng, head = np.random.default_rng(0), struct.calcsize("<4sIII32s32s")
+    bad = [good[:-1], good + b"x", b"SVQ1" + good[4:], good[:head], good[: head + 7]]
+    for many_groups, group in ((0, 0), (1, 0), (2, 2), (65, 0), (2**32 - 1, 1), (3, 0)):
+        bad.append(good[:head] + struct.pack("<II", many_groups, group) + good[head + 8 :])
+    for sizes in ((12, 0), (7, 6), (2**32 - 6, 18), (0, 0)):
+        bad.append(good[: head + 8] + struct.pack("<II", *sizes) + good[head + 16 :])
+    for _ in range(60):
+        changed = bytearray(good)
+        changed[int(rng.integers(head + 16))] ^= 1 << int(rng.integers(8))
+        bad.append(bytes(changed))
+    for payload in bad:
+        got = app.sums(payload)
+        if payload[head + 4 : head + 8] != good[head + 4 : head + 8] and got.status == 200:
+            continue  # it asks for the other group
+        assert 400 <= got.status < 500, (got.status, got.body)
+    told(app.sums(good))
+
+
+def test_what_was_written_before_there_were_groups_still_opens(folder, terms, many):
+    """Terms that say nothing of groups have one sum a round, and the name that they had."""
+    table = terms.to_table()
+    assert table["link"]["groups"] == 8
+    del table["link"]["groups"]
+    before = Terms.from_table(table)
+    assert before.secure_sum.groups == 1
+    assert before.to_table() == table
+    assert replace(before, link=replace(before.secure_sum, groups=8)) == terms
+    introduction = json.loads((folder.path / "introduction.json").read_text())
+    del introduction["terms"]["link"]["groups"]
+    (folder.path / "introduction.json").write_text(json.dumps(introduction))
+    (folder.path / "answered.json").write_text(json.dumps({"round": 6, "set": "ab" * 32}))
+    older = folders.open_masker(folder.path)
+    assert older.introduction.terms == before
+    assert older.answers().last == Answered(6, bytes.fromhex("ab" * 32), 0)
+    with MaskerApp(older) as app:
+        told(app.sums(question(before, 7, many)))
+        refused(app.sums(group_question(before, 8, (many[:6], many[6:]))), 400, "too_many")

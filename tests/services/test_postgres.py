@@ -1,0 +1,331 @@
+"""Several server processes on one PostgreSQL, which the test starts by itself."""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server_world import USERS, Client, Fleet, ServerProcess, new_folder, selected, simulated
+
+from sottovoce.errors import ServiceError, UsageError
+from sottovoce.stores import server as records
+from sottovoce.stores.database import Database
+from sottovoce.stores.server_folder import shut_out
+from sottovoce.stores.stamps import STAMP_BYTES
+
+
+def binaries():
+    """Where PostgreSQL's programs are."""
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    found = shutil.which("postgres")
+    places += [Path(found).parent] if found else []
+    for place in reversed(places):
+        if (place / "initdb").exists() and (place / "postgres").exists():
+            return place
+    sentence = "PostgreSQL is not installed here (Debian: apt install postgresql)"
+    if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
+        pytest.fail(sentence)
+    pytest.skip(sentence)
+
+
+def unprivileged(folder):
+    """Options that run a program as somebody who is not root: PostgreSQL refuses to be."""
+    if os.geteuid() != 0:
+        return {}
+    names = {user.pw_name for user in pwd.getpwall()}
+    user = pwd.getpwnam("postgres" if "postgres" in names else "nobody")
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+class Postgres:
+    def __init__(self, folder):
+        self.bin, self.folder = binaries(), folder
+        self.options = {**unprivileged(folder), "cwd": folder}
+        with (folder / "initdb.log").open("w") as log:
+            subprocess.run(
+                [self.bin / "initdb", "-D", folder / "data", "-U", "town", "-A", "trust", "-N"],
+                check=True,
+                stdout=log,
+                stderr=log,
+                **self.options,
+            )
+        self.start()
+
+    def start(self):
+        with (self.folder / "postgres.log").open("a") as log:
+            self.process = subprocess.Popen(
+                [
+                    self.bin / "postgres", "-D", self.folder / "data", "-k", self.folder,
+                    "-c", "listen_addresses=", "-c", "fsync=on", "-c", "max_connections=60",
+                ],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **self.options,
+            )  # fmt: skip
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(ServiceError):
+                database = Database.at(self.url("postgres"))
+                with database.reading():
+                    pass
+                database.close()
+                return
+            time.sleep(0.1)
+        raise AssertionError((self.folder / "postgres.log").read_text())
+
+    def url(self, name):
+        return f"postgresql://town@/{name}?host={self.folder}"
+
+    def fresh(self, name):
+        """The URL of an empty database."""
+        database = Database.at(self.url("postgres"))
+        engine = database._engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as link:
+            link.exec_driver_sql(f"CREATE DATABASE {name}")
+        database.close()
+        return self.url(name)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)  # "fast": clients are cut off
+        self.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    # Not below pytest's folder, into which only its owner may look.
+    folder = Path(tempfile.mkdtemp(prefix="sottovoce-pg-"))
+    try:
+        server = Postgres(folder)
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def coordinates(server):
+    return "round o" in server.log.read_text()
+
+
+def test_two_processes_share_a_federation_and_one_is_killed(tmp_path, postgres):
+    """Reports are spread over both; the one that coordinates dies in the middle of a round."""
+    url = postgres.fresh("two")
+    rounds = 4
+    folder, fleet = new_folder(tmp_path, rounds=rounds, min_fraction=1.0), Fleet()
+    with (
+        ServerProcess(tmp_path, database=url) as one,
+        ServerProcess(tmp_path, database=url) as two,
+        Client(folder, one.port) as first,
+        Client(folder, two.port) as second,
+    ):
+        fleet.enrol(folder, first, url, [0, 1, 2, 3])
+        fleet.enrol(folder, second, url, [4, 5, 6, 7])
+        for round in range(2):
+            for client in (first, second):
+                client.wait(round=round, state="open")
+            view = first.model(round)
+            assert np.array_equal(second.model(round).items, view.items)
+            for number in range(USERS):
+                # Also a device that enrolled with the other process.
+                client = (first, second)[(number + round) % 2]
+                payload = fleet.report(number, view)
+                assert client.post("/v1/reports", payload).status == 204
+                if number < USERS - 1:
+                    other = (second, first)[(number + round) % 2]
+                    assert other.post("/v1/reports", payload).error == "replay"
+                    again = fleet.sealed(number, round, 0, payload[-200:])
+                    assert other.post("/v1/reports", again).status in (400, 409)
+        for client in (first, second):
+            client.wait(round=2, state="open")
+        assert [coordinates(one), coordinates(two)].count(True) == 1
+        view = second.model(2)
+        for number in range(5):
+            client = (first, second)[number % 2]
+            assert client.post("/v1/reports", fleet.report(number, view)).status == 204
+        dying, living = (one, second) if coordinates(one) else (two, first)
+        dying.kill()
+        for number in range(5):
+            got = living.post("/v1/reports", fleet.report(number, view))
+            assert got.error == "replay", "an acknowledged report was lost"
+        for number in range(5, USERS):
+            assert living.post("/v1/reports", fleet.report(number, view)).status == 204
+        living.wait(round=3, state="open")
+        assert fleet.run_round(living) == [204] * USERS
+        living.wait(round=4, state="finished")
+        assert np.array_equal(living.model(4).items, simulated(4))
+        status = living.status()
+        assert [(p["round"], p["reported"]) for p in status["rounds"]] == [
+            (r, USERS) for r in range(rounds)
+        ]
+        assert status["refused"]["replay"] >= 12
+
+
+def test_a_device_may_ask_the_process_that_lags_behind(tmp_path, postgres):
+    """What one process published the other one has, too, at once."""
+    url = postgres.fresh("lag")
+    folder, fleet = new_folder(tmp_path, rounds=3, cohort_size=4), Fleet()
+    with (
+        ServerProcess(tmp_path, database=url, wait=False) as one,
+        ServerProcess(tmp_path, database=url) as two,  # both at once, on an empty database
+        Client(folder, two.port) as second,
+    ):
+        one.wait_until_ready()
+        first = Client(folder, one.port)
+        fleet.enrol(folder, first, url)
+        for round in range(3):
+            now = first.wait(round=round, state="open")
+            asked = selected(second, round, now["attempt"])
+            view = second.model(round)
+            for number in asked:
+                assert second.post("/v1/reports", fleet.report(number, view)).status == 204
+        first.wait(round=3, state="finished")
+        assert len(list(tmp_path.glob("server-*.json"))) == 2
+        first.close()
+        assert one.stop() == 0
+        assert [p.name for p in tmp_path.glob("server-*.json")] == [f"server-{two.port}.json"]
+        assert np.array_equal(second.model(3).items, simulated(3, cohort_size=4))
+
+
+def test_who_is_shut_out_is_out_in_every_process_at_once(tmp_path, postgres):
+    url = postgres.fresh("shut")
+    folder, fleet = new_folder(tmp_path, rounds=3), Fleet()
+    with (
+        ServerProcess(tmp_path, database=url) as one,
+        ServerProcess(tmp_path, database=url) as two,
+        Client(folder, one.port) as first,
+        Client(folder, two.port) as second,
+    ):
+        fleet.enrol(folder, first, url)
+        view = first.wait(round=0, state="open") and first.model(0)
+        database = folder.database(url)
+        assert shut_out(database, [4]) == [4]
+        for client in (first, second):
+            got = client.post("/v1/reports", fleet.report(4, view))
+            assert (got.status, got.error) == (401, "unknown_device")
+        assert shut_out(database, [4], undo=True) == []
+        database.close()
+        assert second.post("/v1/reports", fleet.report(4, view)).status == 204
+
+
+def test_concurrent_reports_of_one_device_count_once(postgres):
+    """The database decides, whichever process was asked."""
+    database = Database.at(postgres.fresh("race"))
+    database.create()
+    database.create()
+    with database.writing() as link:
+        records.open_round(link, 0, 0, 5, np.arange(5))
+    from concurrent.futures import ThreadPoolExecutor
+
+    def send(turn):
+        mark = bytes([turn]) * 16
+        with database.writing() as link:
+            return records.accept(link, [records.Submission(0, 0, 3, mark, b"body")])[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = sorted(pool.map(send, range(24)))
+    assert found == ["accepted"] + ["second_submission"] * 23
+    with database.reading() as link:
+        assert list(records.bodies(link, 0, 0)) == [[(3, b"body")]]
+    database.close()
+
+
+def test_an_attempt_that_cannot_be_is_late_and_no_failure(tmp_path, postgres):
+    """A number that no column holds was "the database cannot be used"."""
+    url = postgres.fresh("attempts")
+    folder, fleet = new_folder(tmp_path, rounds=2), Fleet()
+    with ServerProcess(tmp_path, database=url) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client, url)
+        client.wait(round=0, state="open")
+        assert fleet.run_round(client) == [204] * USERS
+        client.wait(round=1, state="open")
+        for attempt in (1, 2**31 - 1, 2**31, 2**32 - 1):
+            for purpose, path in (("report", "/v1/reports"), ("check-in", "/v1/checkin")):
+                got = client.post(path, fleet.sealed(0, 0, attempt, b"", purpose))
+                assert (got.status, got.error) == (410, "late")
+        assert client.status()["refused"] == {"late": 8}
+
+
+def test_a_database_of_an_earlier_release_gets_stamps(postgres):
+    url, table = postgres.fresh("unstamped"), np.arange(6, dtype=np.float32).reshape(3, 2)
+    with contextlib.closing(Database.at(url)) as database:
+        database.create()
+        with database.writing() as link:
+            records.save_model(link, 0, table, np.zeros(3, np.int32), table)
+            for name in ("items", "changed", "memory"):
+                kept = f"substring({name} for length({name}) - {STAMP_BYTES})"
+                link.exec_driver_sql(f"UPDATE models SET {name} = {kept}")
+            link.exec_driver_sql("UPDATE meta SET value = '2' WHERE key = 'schema'")
+    with contextlib.closing(Database.at(url)) as database:
+        database.require()
+        with database.reading() as link:
+            assert np.array_equal(records.model(link, 0, 2)[0], table)
+            assert np.array_equal(records.memory(link, 0, 3), table)
+        with database.writing() as link:
+            link.exec_driver_sql("UPDATE models SET items = set_byte(items, 3, 1)")
+        with database.reading() as link, pytest.raises(ServiceError, match="damaged"):
+            records.model(link, 0, 2)
+
+
+def test_one_leader_at_a_time(postgres):
+    databases = [Database.at(postgres.fresh("leaders")), Database.at(postgres.url("leaders"))]
+    with databases[0].leading() as leader:
+        assert leader is not None
+        with databases[1].leading() as other:
+            assert other is None
+    with databases[1].leading() as other:
+        assert other is not None
+    for database in databases:
+        database.close()
+
+
+def test_the_server_outlives_a_restart_of_the_database(tmp_path, postgres):
+    url = postgres.fresh("restart")
+    folder, fleet = new_folder(tmp_path, rounds=1, min_fraction=1.0), Fleet()
+    with ServerProcess(tmp_path, database=url) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client, url)
+        client.wait(round=0, state="open")
+        view = client.model(0)
+        assert client.post("/v1/reports", fleet.report(0, view)).status == 204
+        postgres.stop()
+        got = client.post("/v1/reports", fleet.report(1, view))
+        assert (got.status, got.error) == (503, "unavailable")
+        assert client.get("/v1/round").status == 200
+        postgres.start()
+        for number in range(1, USERS):
+            end = time.monotonic() + 20
+            while client.post("/v1/reports", fleet.report(number, view)).status != 204:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        client.wait(round=1, state="finished")
+        assert np.array_equal(client.model(1).items, simulated(1))
+
+
+def test_other_databases_and_wrong_urls_are_refused(tmp_path):
+    for url in ("mysql://a@b/c", "nonsense", "sqlite:///x.db"):
+        with pytest.raises(UsageError):
+            Database.at(url)
+    absent = Database.at(f"postgresql://town:geheim@/town?host={tmp_path}")
+    with pytest.raises(ServiceError) as caught:
+        absent.create()
+    assert "geheim" not in str(caught.value)
+    absent.close()
+
+
+def test_an_emptied_database_is_not_taken_for_a_new_federation(tmp_path, postgres):
+    folder = new_folder(tmp_path)
+    folder.database(postgres.fresh("used")).close()
+    folder.database(postgres.url("used")).close()
+    with pytest.raises(ServiceError, match="is empty, but"):
+        folder.database(postgres.fresh("vanished"))
+    with pytest.raises(ServiceError, match="PostgreSQL"):
+        folder.database()

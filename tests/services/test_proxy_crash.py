@@ -1,0 +1,319 @@
+"""kill -9, too much at once, a server that comes and goes: what was acknowledged reaches the server
+once, in the order that was settled, or is dropped when its round is over."""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from fake_server import Reply
+from proxy_world import App, Link, ProxyProcess, proxied, proxy_terms
+from test_proxy_service import count, devices, kept, opened, wait_for
+from test_proxy_strangers import memory
+
+from sottovoce.services import shuffler_handover as proxy_handover
+from sottovoce.services.server.shuffled_rounds import decode_part
+from sottovoce.wire.sealing import SEALED_BYTES
+
+
+class Links:
+    """A connection for each thread; `close` them all."""
+
+    def __init__(self, folder):
+        self._folder, self._own, self._all = folder, threading.local(), []
+
+    def to(self, port):
+        link = getattr(self._own, "link", None)
+        if link is None or link.port != port:
+            if link is not None:
+                link.close()
+            link = self._own.link = Link(self._folder, port)
+            self._all.append(link)
+        return link
+
+    def close(self):
+        for link in self._all:
+            link.close()
+
+
+class Restarting:
+    """A proxy that is killed and started again, and devices that send until they are answered."""
+
+    def __init__(self, folder, **options):
+        self.folder, self.options = folder, options
+        self.proxy = ProxyProcess(folder, **options)
+        self.kills = 0
+        self._links = Links(folder)
+
+    def kill_and_restart(self):
+        self.proxy.kill()
+        self.kills += 1
+        self.proxy = ProxyProcess(self.folder, **self.options)
+
+    def close(self):
+        self._links.close()
+        self.proxy.kill()
+
+    def send(self, payload):
+        """What a device is told in the end."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            link = self._links.to(self.proxy.port)
+            try:
+                got = link.submit(payload)
+            except (OSError, http.client.HTTPException):
+                link.close()
+            else:
+                if got.status != 503 and not (got.status == 409 and got.error == "early"):
+                    return got
+            time.sleep(0.02)
+        raise AssertionError("no answer")
+
+
+def enrolled(server, folder, count):
+    """Devices with accounts, without asking for each of them."""
+    with App(folder, courier=False) as app:
+        return devices(app, server, count)
+
+
+def run_with_kills(path, *, rounds, users, kills, seed):
+    """Devices send while the proxy is killed; the batch of each round must be exactly what was
+    acknowledged in it."""
+    rng = np.random.default_rng(seed)
+    terms = proxy_terms(minimum=(users - 2, 2))
+    with proxied(path, terms=terms, poll_seconds=0.2) as (server, folder):
+        some = enrolled(server, folder, users)
+        here = Restarting(folder, hold_seconds=0.3, goal={"0": users - 2})
+        stop = threading.Event()
+
+        def killer():
+            while here.kills < kills and not stop.wait(rng.uniform(0.0, 1.5)):
+                here.kill_and_restart()
+
+        thread = threading.Thread(target=killer)
+        thread.start()
+        try:
+            round = 0
+            while round < rounds or here.kills < kills:  # rounds go on while it is killed
+                payloads = [device.submission(round) for device in some]
+                with ThreadPoolExecutor(8) as pool:
+                    answers = list(pool.map(here.send, payloads))
+                counted = {
+                    n for n, got in enumerate(answers)
+                    if got.status == 204 or got.error == "replay"
+                }  # fmt: skip
+                assert {got.error for n, got in enumerate(answers) if n not in counted} <= {"late"}
+                batch = wait_for(lambda r=round: server.batch(r, 0), 180)
+                expected = [r for n in counted for r in some[n].records(round)]
+                assert sorted(batch) == sorted(expected), "none lost, none doubled"
+                round += 1
+                server.move(round)
+        finally:
+            stop.set()
+            thread.join()
+            here.close()
+        assert here.kills >= kills
+        marks = {}
+        for part in server.parts.values():
+            marks.setdefault((part.round, part.tier), set()).add(part.mark)
+        assert all(len(names) == 1 for names in marks.values())
+
+
+# Python leaves a socket open whose peer is killed in the middle of the handshake.
+half_open = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@half_open
+def test_killed_under_load(tmp_path):
+    run_with_kills(tmp_path, rounds=2, users=24, kills=3, seed=1)
+
+
+def small_parts(monkeypatch, records=5):
+    monkeypatch.setattr(proxy_handover, "PER_PART", records)
+
+
+def test_a_handover_that_was_cut_off_goes_on_with_the_same_order(tmp_path, monkeypatch):
+    small_parts(monkeypatch)
+    with proxied(tmp_path) as (server, folder):
+        with App(folder) as app:
+            opened(app)
+            some = devices(app, server, 3)
+            server.answers = [Reply(204), *[Reply(raw=b"")] * 50]
+            for device in some:
+                assert app.submit(device.submission(0)).status == 204
+            wait_for(lambda: len(server.seen) >= 3)
+        lost = server.seen[0][1]
+        (held,) = kept(folder, "SELECT state, sent, length(seed) FROM batches")
+        assert held == ("sealed", 1, 32)
+        server.seen.clear()
+        with App(folder) as app:
+            server.answers = []
+            wait_for(lambda: count(folder, "outcomes"))
+        sent = [lost, *(body for _, body in server.seen)]
+        records = b"".join(decode_part(body).body for body in sent)
+        found = [records[at : at + SEALED_BYTES] for at in range(0, len(records), SEALED_BYTES)]
+        assert sorted(found) == sorted(r for d in some for r in d.records(0))
+        assert len({decode_part(body).mark for body in sent}) == 1, "one batch by one name"
+
+
+def test_a_server_that_has_a_part_already_is_not_troubled_by_it(tmp_path, monkeypatch):
+    small_parts(monkeypatch)
+    replay = Reply(409, json.dumps({"error": "replay", "detail": ""}).encode())
+    with proxied(tmp_path) as (server, folder), App(folder) as app:
+        opened(app)
+        server.answers = [Reply(204), replay]
+        for device in devices(app, server, 3):
+            assert app.submit(device.submission(0)).status == 204
+        wait_for(lambda: count(folder, "outcomes"))
+        assert len(server.seen) == 3
+        assert kept(folder, "SELECT * FROM outcomes") == [("handed_over", 0, 3)]
+
+
+@pytest.mark.parametrize("status", [401, 503])
+def test_a_server_that_refuses_is_asked_again(tmp_path, status):
+    no = Reply(status, json.dumps({"error": "no", "detail": "not now"}).encode())
+    with proxied(tmp_path) as (server, folder), App(folder) as app:
+        opened(app)
+        server.answers = [no]
+        some = devices(app, server, 3)
+        for device in some:
+            assert app.submit(device.submission(0)).status == 204
+        wait_for(lambda: server.batch(0, 0))
+        assert len(server.seen) == 2
+        assert len({body for _, body in server.seen}) == 1
+        said = [line for line in app.log.lines if line[0] == "a batch cannot be handed over"]
+        assert len(said) == 1, "once"
+
+
+def test_a_batch_that_comes_too_late_is_dropped(tmp_path):
+    late = Reply(409, json.dumps({"error": "late", "detail": ""}).encode())
+    with proxied(tmp_path) as (server, folder), App(folder) as app:
+        opened(app)
+        server.answers = [late]
+        for device in devices(app, server, 3):
+            assert app.submit(device.submission(0)).status == 204
+        wait_for(lambda: count(folder, "outcomes"))
+        wait_for(lambda: not count(folder, "reports"))
+        assert kept(folder, "SELECT * FROM outcomes") == [("dropped", 0, 3)]
+        assert server.batch(0, 0) is None
+
+
+def test_what_is_over_is_deleted_also_after_a_restart(tmp_path, monkeypatch):
+    with proxied(tmp_path) as (server, folder):
+        with App(folder) as app:
+            opened(app)
+            with monkeypatch.context() as patch:
+                patch.setattr(type(app.store), "forget", lambda self: False)
+                for device in devices(app, server, 3):
+                    assert app.submit(device.submission(0)).status == 204
+                wait_for(lambda: count(folder, "outcomes"))
+        assert count(folder, "reports") == 3
+        with App(folder) as app:
+            wait_for(lambda: not count(folder, "reports"))
+
+
+def test_deleted_reports_are_not_left_in_the_file(tmp_path):
+    with proxied(tmp_path) as (server, folder):
+        with App(folder) as app:
+            opened(app)
+            some = devices(app, server, 3)
+            for device in some:
+                assert app.submit(device.submission(0)).status == 204
+            wait_for(lambda: not count(folder, "reports") and count(folder, "outcomes"))
+            wait_for(lambda: not (folder.path / "proxy.db-wal").stat().st_size)
+        held = b"".join(p.read_bytes() for p in folder.path.glob("proxy.db*"))
+        for device in some:
+            for record in device.records(0):
+                assert record[:16] not in held
+
+
+# --- too much at once -----------------------------------------------------------------------------
+
+
+def crowd(folder, port, payloads, threads):
+    """Every one sent by itself until it is accepted; how often each answer came."""
+    answers, lock, links = [], threading.Lock(), Links(folder)
+
+    def send(payload):
+        while True:
+            got = links.to(port).submit(payload)
+            with lock:
+                answers.append(got)
+            if got.status not in (429, 503):
+                return got.status
+            time.sleep(0.002)
+
+    with ThreadPoolExecutor(threads) as pool:
+        final = list(pool.map(send, payloads))
+    links.close()
+    return final, answers
+
+
+def overload(path, *, users, waiting):
+    terms = proxy_terms(minimum=(10**6, 2))
+    with proxied(path, terms=terms) as (server, folder):
+        some = enrolled(server, folder, users)
+        limits = {"waiting": waiting, "retry_seconds": 3}
+        with ProxyProcess(folder, limits=limits) as proxy, Link(folder, proxy.port) as link:
+            wait_for(lambda: link.submit(b"").status == 400)
+            payloads = [device.submission(0) for device in some]
+            half = users // 2
+            final, first = crowd(folder, proxy.port, payloads[:half], 3 * waiting)
+            assert set(final) == {204}
+            middle = memory(proxy.process.pid)
+            final, second = crowd(folder, proxy.port, payloads[half:], 3 * waiting)
+            assert set(final) == {204}
+            grown = memory(proxy.process.pid) - middle
+            begun = time.monotonic()
+            assert link.submit(payloads[0]).error == "replay", "it answers as before"
+            assert time.monotonic() - begun < 5.0
+            assert "unforeseen" not in proxy.log.read_text()
+        answers = [*first, *second]
+        busy = [got for got in answers if got.status == 503]
+        assert {got.status for got in answers} == {204, 503}
+        assert {(got.error, got.headers["retry-after"]) for got in busy} == {("overload", "3")}
+        assert grown < 10 << 20
+        assert count(folder, "seen") == users
+
+
+def test_three_times_more_than_it_takes_on(tmp_path):
+    overload(tmp_path, users=300, waiting=4)
+
+
+@pytest.mark.slow
+def test_three_times_more_than_it_takes_on_for_longer(tmp_path):
+    overload(tmp_path, users=6_000, waiting=32)
+
+
+def test_a_proxy_with_a_mistake_stops_rather_than_hang(tmp_path):
+    with proxied(tmp_path) as (server, folder):
+        (some,) = enrolled(server, folder, 1)
+        broken = """
+import sys
+from pathlib import Path
+from sottovoce.services import proxy_serve, proxy_store
+from sottovoce.errors import ServiceError
+
+def broken(*_):
+    raise KeyError("a mistake of ours")
+
+proxy_store.ProxyStore._accept = broken
+try:
+    proxy_serve.run_proxy(Path(sys.argv[1]), port=0)
+except ServiceError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+        with ProxyProcess(folder, program=broken) as proxy, Link(folder, proxy.port) as link:
+            wait_for(lambda: link.submit(b"").status == 400)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                assert link.submit(some.submission(0)).status != 204
+            assert proxy.process.wait(timeout=10) == 7
+            assert "nobody has foreseen" in proxy.log.read_text()
+        with ProxyProcess(folder) as proxy, Link(folder, proxy.port) as link:
+            wait_for(lambda: link.submit(b"").status == 400)
+            assert link.submit(some.submission(0)).status == 204

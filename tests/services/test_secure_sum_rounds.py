@@ -1,0 +1,326 @@
+"""Rounds of a secure sum without a network: the server over its database, the proxy's application,
+and whatever goes wrong between the two."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from secure_sum_world import LEAST, NOISY, SeedKeeper, SummedWorld, folded, question
+from server_world import USERS, simulated
+
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import MaskSum
+from sottovoce.errors import ConfigError, ServiceError, UsageError
+from sottovoce.parties.helper import noise_of
+from sottovoce.services.agent.client import Answer
+from sottovoce.services.server.summed_rounds import ProxyLine
+from sottovoce.wire.masked import (
+    RECORD_BYTES,
+    decode_question,
+    decode_sum,
+    encode_sum,
+)
+
+EVERYONE = tuple(range(USERS))
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(SummedWorld(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def run_round(here, *numbers):
+    assert here.report(*(numbers or EVERYONE)) == ["accepted"] * len(numbers or EVERYONE)
+    assert here.step() == ["closing"]
+    return here.step()
+
+
+def test_three_rounds_give_the_simulations_model_to_the_last_bit(world):
+    here = world(rounds=3)
+    assert here.step() == ["opened"]
+    assert run_round(here) == ["goal", "opened"]
+    here.restart_proxy()
+    assert run_round(here) == ["goal", "opened"]
+    here.restart()
+    assert run_round(here) == ["goal"]
+    assert here.position().state == "finished"
+    assert np.array_equal(here.model(), simulated(3))
+    assert np.array_equal(here.model(), folded([(EVERYONE, EVERYONE)] * 3))
+    assert len(here.asked) == 3
+
+
+def test_the_proxys_noise_is_in_what_is_folded(world):
+    here = world(rounds=1, link=NOISY)
+    here.step()
+    run_round(here)
+    link = here.terms.secure_sum
+    noise = noise_of(link, 0, here.model().size, bytes(range(32)))
+    assert np.abs(noise).max() > 0
+    exact = folded([(EVERYONE, EVERYONE)], clip=NOISY["clip"])
+    assert not np.array_equal(here.model(), exact)
+    # FPL adds the sum of updates times its rate, so that the noise can be seen in the model.
+    moved = (here.model().astype(np.float64) - exact).ravel()
+    assert np.allclose(moved, FPLConfig().learning_rate * noise / 2**24, atol=1e-6)
+
+
+def test_who_drops_out_does_not_count(world):
+    here = world(rounds=2, min_fraction=0.5, deadline_seconds=60.0)
+    here.step()
+    here.report(0, 2, 3, 6, 7)
+    assert here.step() == []
+    here.time += 61
+    assert here.step() == ["closing"]
+    assert here.step() == ["deadline", "opened"]
+    assert len(decode_question(here.asked[0]).records) == 5
+    assert here.past()[0].missing == (1, 4, 5)
+    assert np.array_equal(here.model(), folded([((0, 2, 3, 6, 7), (0, 2, 3, 6, 7))]))
+
+
+@pytest.mark.parametrize("count", [0, 1, LEAST - 1])
+def test_too_few_are_never_shown_to_the_proxy(world, count):
+    """Whatever the rules of rounds permit."""
+    here = world(min_fraction=0.0, deadline_seconds=60.0)
+    here.step()
+    here.report(*range(count))
+    here.time += 61
+    assert here.step() == ["abandoned", "opened"]
+    now = here.position()
+    assert (now.round, now.attempt) == (0, 1), "the proxy was not asked: it may be tried again"
+    assert not here.asked
+    assert run_round(here)[0] == "goal"
+    expected = folded([(range(count), "again"), (EVERYONE, EVERYONE)])
+    assert np.array_equal(here.model(), expected)
+
+
+def test_a_round_waits_for_enough_devices(world):
+    here = world(link={"min_devices": USERS + 1})
+    assert here.step() == []
+    assert here.position().state == "waiting"
+
+
+def test_a_plan_asks_no_fewer_than_the_minimum(world):
+    with pytest.raises(ConfigError, match="min_devices"):
+        world(cohort_size=LEAST - 1)
+
+
+def test_while_the_proxy_is_down_the_round_stays_closing(world):
+    here = world(rounds=1)
+    here.step()
+    here.report(*EVERYONE)
+    here.step()
+    here.down = True
+    with pytest.raises(ServiceError, match="waits for the proxy"):
+        here.step()
+    before, tries = here.model(), 0
+    for _ in range(40):
+        here.time += 1.0
+        try:
+            assert here.step() == []
+        except ServiceError:
+            tries += 1
+    assert 3 <= tries <= 6, "less and less often"
+    assert here.position().state == "closing"
+    assert np.array_equal(here.model(), before)
+    here.restart()  # the server, too
+    here.down = False
+    assert here.step() == ["goal"]
+    assert np.array_equal(here.model(), folded([(EVERYONE, EVERYONE)]))
+
+
+def test_a_server_killed_between_asking_and_folding_goes_on_with_the_same_answer(world):
+    here = world(rounds=1)
+    here.step()
+    here.report(*EVERYONE)
+    here.step()
+    answers = []
+
+    class Killed(BaseException):
+        pass
+
+    def killed(told):
+        answers.append(told.body)
+        raise Killed
+
+    here.change = killed
+    with pytest.raises(Killed):
+        here.step()
+    here.change = lambda told: answers.append(told.body) or told
+    here.restart()
+    here.restart_proxy()
+    assert here.step() == ["goal"]
+    assert answers[0] == answers[1]
+    assert np.array_equal(here.model(), folded([(EVERYONE, EVERYONE)]))
+
+
+def spoiled(answer, how):
+    told = decode_sum(answer.body)
+    rng = np.random.default_rng(0)
+    changed = {
+        "other seeds": MaskSum(0, 8, rng.integers(0, 2**64, len(told.masks), np.uint64)),
+        "one mask too few": MaskSum(0, 8, told.masks - rng.integers(0, 2**64, 200, np.uint64)),
+        "nothing": MaskSum(0, 8, np.zeros_like(told.masks)),
+        "one number": MaskSum(0, 8, told.masks + (np.arange(200) == 7) * np.uint64(1 << 50)),
+        "another round": MaskSum(1, 8, told.masks),
+        "fewer devices": MaskSum(0, 7, told.masks),
+        "another shape": MaskSum(0, 8, told.masks[:-1]),
+    }
+    return Answer(200, "", encode_sum(changed[how]) if how in changed else how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["other seeds", "one mask too few", "nothing", "one number", "another round", "fewer devices",
+     "another shape", b"", b"SVK1", b"no sum at all, and long enough to be one"],
+)  # fmt: skip
+def test_a_wrong_sum_is_found_and_the_federation_goes_on(world, how):
+    here = world(rounds=3)
+    here.step()
+    before = here.model()
+    here.change = lambda told: spoiled(told, how)
+    here.report(*EVERYONE)
+    here.step()
+    assert here.step() == ["wrong_sum", "opened"]
+    assert "round 0 does not count" in here.events[0].trouble
+    now = here.position()
+    assert (now.round, now.attempt, now.state) == (1, 0, "open"), "never a second attempt"
+    assert np.array_equal(here.model(), before), "nothing was folded"
+    assert here.refused() == {"wrong_sum": 1}
+    assert here.past()[0].outcome == "abandoned"
+    assert not here.bodies()
+    here.change = None
+    assert run_round(here) == ["goal", "opened"]
+    assert run_round(here) == ["goal"]
+    given_up = (EVERYONE, None)
+    expected = folded([given_up, (EVERYONE, EVERYONE), (EVERYONE, EVERYONE)])
+    assert np.array_equal(here.model(), expected)
+
+
+def test_a_device_that_sends_garbage_costs_a_round_and_no_more(world):
+    here = world(rounds=2)
+    here.step()
+    values = np.random.default_rng(1).integers(-(2**62), 2**62, (40, 5))
+    here.report(0, values=values)
+    here.report(*EVERYONE[1:])
+    here.step()
+    assert here.step() == ["wrong_sum", "opened"]
+    assert run_round(here) == ["goal"]
+
+
+def test_seeds_that_cannot_be_opened_are_left_out_with_their_updates(world):
+    here = world(rounds=1)
+    here.step()
+    stranger = SeedKeeper(here.keepers[3].key, here.model_name())
+    unopened = stranger.record(here.terms, 0, sealed_for=(here.terms, 9, 0))
+    here.report(3, record=unopened)
+    others = tuple(n for n in EVERYONE if n != 3)
+    here.report(*others)
+    here.step()
+    assert here.step() == ["goal"]
+    assert [len(decode_question(q).records) for q in here.asked] == [8, 7]
+    assert here.refused() == {"undecryptable": 1}
+    assert np.array_equal(here.model(), folded([(EVERYONE, others)]))
+
+
+def test_where_too_few_can_be_opened_the_proxy_is_not_asked_again(world):
+    here = world(rounds=2, min_fraction=0.0, deadline_seconds=60.0)
+    here.step()
+    for n in (0, 1):
+        made = here.keepers[n].record(here.terms, 0, sealed_for=(here.terms, 9, 0))
+        here.report(n, record=made)
+    here.report(2, 3)
+    here.time += 61
+    here.step()
+    assert here.step() == ["sum_refused", "opened"]
+    assert "2 good submissions" in here.events[0].trouble
+    assert len(here.asked) == 1
+    assert here.position().round == 1
+
+
+def test_a_refusal_of_the_proxy_gives_the_round_up(world):
+    """It has told this round's sum before, to whoever had the server's token."""
+    here = world(rounds=2)
+    here.step()
+    here.report(*EVERYONE)
+    others = [SeedKeeper() for _ in range(3)]
+    assert here.proxy.sums(question(here.terms, 0, others)).status == 200
+    here.step()
+    assert here.step() == ["sum_refused", "opened"]
+    assert "second_submission" in here.events[0].trouble
+    assert here.refused() == {"sum_refused": 1}
+    assert run_round(here) == ["goal"]
+
+
+@pytest.mark.parametrize("status", [401, 404, 426])
+def test_services_that_are_set_up_wrong_cost_no_round(world, status):
+    here = world(rounds=1)
+    here.step()
+    here.report(*EVERYONE)
+    here.step()
+    here.change = lambda told: Answer(status, "", b'{"error": "unknown_server", "detail": "no"}')
+    with pytest.raises(ServiceError, match=f"status {status}"):
+        here.step()
+    assert here.position().state == "closing"
+    here.change, here.time = None, here.time + 5
+    assert here.step() == ["goal"]
+
+
+def test_one_device_has_one_submission(world):
+    here = world(rounds=1)
+    here.step()
+    assert here.report(4) == ["accepted"]
+    assert here.report(4) == ["second_submission"], "another sealing of the same seed"
+    assert here.position().reported == 1
+
+
+def test_an_operator_can_skip_a_round_that_waits(world):
+    here = world(rounds=3)
+    here.step()
+    here.report(*EVERYONE)
+    here.step()
+    here.down = True
+    with pytest.raises(ServiceError):
+        here.step()
+    with here.database.writing() as link:
+        here.coordinator.skip_to(link, 1)
+    here.down = False
+    assert here.step() == ["opened"]
+    assert run_round(here) == ["goal", "opened"]
+
+
+def test_what_the_server_has_is_uniform_whatever_was_sent(world):
+    """A chi-square test of the bytes of all masked updates, and none of them is a plain row."""
+    here = world(rounds=1)
+    here.step()
+    plain = {n: here.plain(n) for n in EVERYONE}
+    here.report(0, 1, 2, values=np.zeros((40, 5), np.int64))
+    here.report(*EVERYONE[3:])
+    got = here.bodies()
+    assert len({len(body) for body in got.values()}) == 1
+    numbers = [body[16:-RECORD_BYTES] for body in got.values()]
+    counts = np.bincount(np.frombuffer(b"".join(numbers), np.uint8), minlength=256)
+    assert stats.chisquare(counts).pvalue > 1e-4
+    for n in EVERYONE[3:]:
+        moved = plain[n][plain[n].any(axis=1)]
+        assert len(moved)
+        for row in moved:
+            assert row.astype("<i8").tobytes() not in got[n]
+        values = np.frombuffer(got[n][16:-RECORD_BYTES], "<i8").astype(float)
+        assert (np.abs(values) < 2**40).mean() < 0.05, "nothing of the size of an update"
+    database = b"".join(f.read_bytes() for f in here.path.glob("server.db*"))
+    for keeper in here.keepers:
+        assert keeper.seed(0) not in database, "nor is any seed in the clear"
+
+
+def test_the_servers_line_needs_a_proxy(tmp_path):
+    with pytest.raises(ConfigError, match="no proxy"):
+        ProxyLine(SecureSum(), "ab", 10)
+    with pytest.raises(UsageError, match="this machine"):
+        ProxyLine(SecureSum(url="http://example.org", key="ab"), "ab", 10)

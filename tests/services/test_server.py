@@ -1,0 +1,250 @@
+"""The server as a process: rounds, starts and stops, and what it says where it cannot start."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from server_world import ITEMS, USERS, Client, Fleet, ServerProcess, new_folder, simulated, terms
+
+from sottovoce.errors import ConfigError, ServiceError, UsageError
+from sottovoce.stores.database import Database, meta
+from sottovoce.stores.keys import init_keys
+from sottovoce.stores.server_folder import create_folder, invite, open_folder
+
+
+def test_rounds_give_the_model_of_simulation_and_the_process_stops_cleanly(tmp_path):
+    folder, fleet = new_folder(tmp_path, rounds=3), Fleet()
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        assert client.get("/health").body == b"ok"
+        assert client.round()["state"] == "waiting"
+        fleet.enrol(folder, client)
+        for round in range(3):
+            client.wait(round=round, state="open")
+            assert fleet.run_round(client) == [204] * USERS
+        client.wait(round=3, state="finished")
+        assert np.array_equal(client.model(3).items, simulated(3))
+        status = client.status()
+        assert (status["enrolled"], status["active"], status["refused"]) == (USERS, USERS, {})
+        assert [p["outcome"] for p in status["rounds"]] == ["goal"] * 3
+
+        assert client.operator("POST", "/v1/operator/target", {"rounds": 4}).json() == {"rounds": 4}
+        client.wait(round=3, state="open")
+        fleet.run_round(client)
+        client.wait(round=4, state="finished")
+        assert np.array_equal(client.model(4).items, simulated(4))
+
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 5
+    assert not (tmp_path / "server.json").exists()
+    for line in server.log.read_text().splitlines():
+        found = json.loads(line)
+        assert found["level"] == "info"
+        assert not {"number", "devices", "client"} & set(found)
+
+
+def test_deadline_abandon_retry_and_coming_back(tmp_path):
+    """With real time: one attempt fails, the next succeeds by its deadline."""
+    folder = new_folder(
+        tmp_path,
+        rounds=1,
+        cohort_size=USERS,
+        min_fraction=0.5,
+        deadline_seconds=2.0,
+        dormant_after=1,
+    )
+    fleet = Fleet()
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client)
+        view = client.wait(round=0, state="open") and client.model(0)
+        early = fleet.report(0, view)
+        assert client.post("/v1/reports", early).status == 204
+        client.wait(attempt=1, state="waiting", timeout=10)  # all but one are dormant
+        assert client.post("/v1/reports", early).error == "late", "its attempt did not count"
+        status = client.status()
+        assert status["rounds"][0]["outcome"] == "abandoned"
+        assert status["rounds"][0]["missing"] == list(range(1, USERS))
+        assert status["active"] == 1
+        for number in (1, 2, 3):
+            checked = fleet.sealed(number, 0, 1, b"", "check-in")
+            assert client.post("/v1/checkin", checked).status == 204
+        client.wait(attempt=1, state="open")
+        assert fleet.run_round(client, range(4)) == [204] * 4
+        client.wait(round=1, state="finished")
+        assert client.status()["rounds"][1]["outcome"] == "goal", "nobody else was asked"
+
+
+def test_who_cannot_start_says_why(tmp_path):
+    folder = new_folder(tmp_path / "town")
+
+    def complaint(path=tmp_path / "town", **options):
+        with ServerProcess(path, wait=False, **options) as server:
+            code = server.process.wait(timeout=60)
+            text = server.log.read_text().strip()
+        assert code == 7, text
+        assert len(text.splitlines()) == 1
+        assert text.startswith("error: ")
+        return text
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "in use" in complaint(port=taken.getsockname()[1])
+
+    with ServerProcess(tmp_path / "town"):
+        assert "another process" in complaint()
+
+    (tmp_path / "empty").mkdir()
+    assert "federation.json is not there" in complaint(tmp_path / "empty")
+
+    (folder.keys / "server.key").rename(folder.keys / "elsewhere")
+    assert "server.key is not there" in complaint()
+    (folder.keys / "elsewhere").rename(folder.keys / "server.key")
+
+    os.rename(folder.keys, tmp_path / "good")
+    init_keys(folder.keys, days=1, now=datetime.now(UTC) - timedelta(days=30))
+    assert "expired" in complaint()
+    for file in folder.keys.iterdir():
+        file.unlink()
+    folder.keys.rmdir()
+    os.rename(tmp_path / "good", folder.keys)
+
+    database = Database.sqlite(tmp_path / "town" / "server.db")
+    with database.writing() as link:
+        link.execute(meta.update().where(meta.c.key == "schema").values(value="99"))
+    database.close()
+    assert "another release" in complaint()
+    (tmp_path / "town" / "server.db").write_bytes(b"not a database at all, by any means" * 40)
+    assert "cannot be used" in complaint()
+
+
+def test_plaintext_is_for_loopback(tmp_path):
+    from sottovoce.services.server.process import run_server
+
+    new_folder(tmp_path)
+    with pytest.raises(UsageError, match="loopback"):
+        run_server(tmp_path, "0.0.0.0", 0, plaintext=True)
+    with ServerProcess(tmp_path, plaintext=True) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        with socket.create_connection(("127.0.0.1", server.port)) as link:
+            link.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert link.recv(100).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_folders_are_checked(tmp_path):
+    new_folder(tmp_path)
+    with pytest.raises(UsageError, match="already"):
+        new_folder(tmp_path)
+    with pytest.raises(ConfigError, match="items"):
+        create_folder(tmp_path / "b", terms(), [("a", "A")])
+    table = json.loads((tmp_path / "federation.json").read_text())
+    for change in (
+        {"format": 2},
+        {"rounds": "many"},
+        {"cohort_size": None},
+        {"terms": {**table["terms"], "protocol": 9}},
+        {"rules": {"min_fraction": 7.0}},
+        {"rules": 3},
+    ):
+        (tmp_path / "federation.json").write_text(json.dumps({**table, **change}))
+        with pytest.raises(ServiceError):
+            open_folder(tmp_path)
+    (tmp_path / "federation.json").write_text("{")
+    with pytest.raises(ServiceError, match="JSON"):
+        open_folder(tmp_path)
+    assert (tmp_path / "federation.json").stat().st_mode & 0o077 == 0
+
+
+def test_invitations_are_unique_and_only_hashes_are_kept(tmp_path):
+    folder = new_folder(tmp_path)
+    database = folder.database()
+    first = invite(folder, database, "https://example.org", count=2)
+    more = invite(folder, database, "https://example.org", [7, 9])
+    last = invite(folder, database, "https://example.org")
+    assert [i.number for i in [*first, *more, *last]] == [0, 1, 7, 9, 10]
+    with pytest.raises(UsageError, match="device 7"):
+        invite(folder, database, "https://example.org", [6, 7])
+    with pytest.raises(UsageError, match="number"):
+        invite(folder, database, "https://example.org", [2**32])
+    database.close()
+    content = (tmp_path / "server.db").read_bytes()
+    for invitation in first:
+        assert bytes.fromhex(invitation.token) not in content
+        assert invitation.token.encode() not in content
+        assert invitation.token not in repr(invitation)
+
+
+def sottovoce(*arguments, **options):
+    command = [sys.executable, "-m", "sottovoce", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.mark.slow
+def test_the_command_line_from_nothing_to_a_status(tmp_path):
+    (tmp_path / "my.toml").write_text(
+        "[algorithm]\nembedding_size = 4\ntriples = 10\nrounds = 3\n[service]\nmin_devices = 2\n"
+    )
+    rows = "".join(f"v{n},Venue {n}\n" for n in range(ITEMS))
+    (tmp_path / "items.csv").write_text("item,title\n" + rows)
+    town = tmp_path / "town"
+    first = ["--experiment", tmp_path / "my.toml", "--catalogue", tmp_path / "items.csv"]
+    command = [sys.executable, "-m", "sottovoce", "serve", "server", town, "--port", "0", *first]
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE)
+    try:
+        end = time.monotonic() + 60
+        while not (town / "server.json").exists():
+            assert time.monotonic() < end
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        done = sottovoce("serve", "invite", town, "--count", 2, "--out", tmp_path / "out", "--json")
+        found = json.loads(done.stdout)
+        assert found["numbers"] == [0, 1]
+        files = [json.loads((tmp_path / "out" / f"device-{n}.json").read_text()) for n in (0, 1)]
+        assert files[0]["server"] == found["server"]
+        status = json.loads(sottovoce("serve", "status", town, "--json").stdout)
+        assert (status["round"], status["target"], status["enrolled"]) == (0, 3, 0)
+        url = found["server"]
+        keys = ["--ca", town / "keys" / "ca.crt", "--token", town / "keys" / "operator.token"]
+        assert json.loads(sottovoce("serve", "status", url, *keys, "--json").stdout) == status
+        assert "Round 0 of 3" in sottovoce("serve", "status", town).stdout
+        process.terminate()
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+    assert open_folder(town).plan.terms.n_items == ITEMS
+    again = sottovoce("serve", "server", town, *first)
+    assert again.returncode == 2
+    assert "already" in again.stderr
+    assert "--server" in sottovoce("serve", "invite", town).stderr
+    mean = sottovoce("serve", "server", tmp_path / "b", "--experiment", "pfpl-plus")
+    assert mean.returncode == 2
+    assert "triples" in mean.stderr
+
+
+def test_who_comes_after_a_round_was_opened_takes_nobodys_place(tmp_path):
+    """With everybody asked, a late comer reports first: the round still waits for those it asked,
+    and says how many they were."""
+    folder = new_folder(tmp_path, rounds=1, min_devices=2)
+    fleet = Fleet()
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client, numbers=[0, 2])
+        client.wait(round=0, state="open")
+        fleet.enrol(folder, client, numbers=[5])
+        assert fleet.run_round(client, [5, 0]) == [204, 204]
+        assert fleet.run_round(client, [5]) == [409], "the same again counts once"
+        status = client.status()
+        assert (status["reported"], status["goal"], status["asked"]) == (2, 3, 3)
+        assert client.round()["state"] == "open", "one who was asked is missing"
+        assert fleet.run_round(client, [2]) == [204]
+        client.wait(round=1, state="finished")
+        (past,) = client.status()["rounds"]
+    assert (past["asked"], past["reported"], past["missing"]) == (3, 3, [])
+    assert past["outcome"] == "goal"

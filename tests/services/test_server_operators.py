@@ -1,0 +1,318 @@
+"""What an operator does to a server: raising the target, shutting devices out, new certificates,
+and a database that was set back to an older copy."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import ssl
+import stat
+import time
+
+import httpx2
+import numpy as np
+import pytest
+from server_world import Client, Fleet, ServerProcess, new_folder
+
+from sottovoce.cli.serve_server import make_federation
+from sottovoce.core.consent import Choice
+from sottovoce.errors import ConfigError, KeyTrouble, MessageError, UsageError
+from sottovoce.services.agent.agent import Agent
+from sottovoce.services.server.operator import Operator
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.keys import SERVER_CERTIFICATE, renew_keys
+from sottovoce.stores.server_folder import invite
+from sottovoce.stores.session import Hosted
+from sottovoce.wire.invitations import keep_invitation
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_folder_and_the_database_are_the_owners_alone(tmp_path):
+    town = tmp_path / "town"
+    town.mkdir(mode=0o755)
+    town.chmod(0o755)
+    folder, fleet = new_folder(town), Fleet()
+    assert mode(town) == 0o700
+    with ServerProcess(town) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client)
+        client.wait(state="open")
+        fleet.run_round(client, [0, 1])
+        files = [town / f"server.db{end}" for end in ("", "-wal", "-shm")]
+        assert [mode(path) for path in files] == [0o600] * 3
+        server.kill()
+    for path in files:
+        path.chmod(0o644)
+    town.chmod(0o755)
+    with ServerProcess(town):
+        assert [mode(path) for path in [town, *files]] == [0o700, 0o600, 0o600, 0o600]
+
+
+@pytest.mark.parametrize("line", ["", 'configuration = "pFPL+"', 'configuration = "sFPL+"'])
+def test_the_advice_about_triples_helps(tmp_path, line):
+    (tmp_path / "my.toml").write_text(f"[algorithm]\n{line}\nrounds = 3\n")
+    (tmp_path / "items.csv").write_text("item\n" + "".join(f"v{n}\n" for n in range(4)))
+
+    def make(settings):
+        file, items = str(tmp_path / "my.toml"), tmp_path / "items.csv"
+        return make_federation(tmp_path / "town", file, settings, items, [], None)
+
+    with pytest.raises(ConfigError, match="triples must be a number") as told:
+        make([])
+    advice = shlex.split(str(told.value).split("; use ")[1].removesuffix(", say"))
+    assert set(advice[::2]) == {"--set"}
+    plan = make(advice[1::2]).plan
+    assert plan.terms.algorithm.triples == 50
+    assert plan.cohort_size == (1 if "sFPL+" in line else "all")
+
+
+def test_the_target_is_raised_while_the_server_runs_and_while_it_does_not(tmp_path, ask):
+    folder, fleet = new_folder(tmp_path, rounds=1), Fleet()
+    assert ask("serve", "target", tmp_path, "--rounds", 2)["rounds"] == 2
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client)
+        for round in range(2):
+            client.wait(round=round, state="open")
+            fleet.run_round(client)
+        client.wait(round=2, state="finished")
+        assert ask("serve", "target", tmp_path, "--rounds", 3)["before"] == 2
+        client.wait(round=2, state="open")
+        assert client.status()["target"] == 3
+    assert "only be raised" in ask("serve", "target", tmp_path, "--rounds", 2, code=2)["error"]
+
+
+def test_who_is_shut_out_is_refused_at_once_and_can_come_back(tmp_path, ask):
+    folder, fleet = new_folder(tmp_path, rounds=3, min_fraction=0.5), Fleet()
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client)
+        client.wait(round=0, state="open")
+        view = client.model(0)
+        assert ask("serve", "shut-out", tmp_path, 2, 6)["shut_out"] == [2, 6]
+        for number in (2, 6):
+            got = client.post("/v1/reports", fleet.report(number, view))
+            assert (got.status, got.error) == (401, "unknown_device")
+            assert "shut this device out" in got.json()["detail"]
+            got = client.post("/v1/checkin", fleet.sealed(number, 0, 0, b"", "check-in"))
+            assert (got.status, got.error) == (401, "unknown_device")
+        told = client.status()
+        assert (told["shut_out"], told["enrolled"], told["active"]) == ([2, 6], 6, 6)
+        assert told["refused"] == {"unknown_device": 4}
+        assert ask("serve", "shut-out", tmp_path, 6, "--undo")["shut_out"] == [2]
+        assert client.post("/v1/reports", fleet.report(6, view)).status == 204
+    assert ask("serve", "status", tmp_path)["shut_out"] == [2]
+    assert "never invited" in ask("serve", "shut-out", tmp_path, 99, code=2)["error"]
+
+
+def test_a_remote_status_needs_two_files_and_nothing_else(tmp_path, ask):
+    town, away = tmp_path / "town", tmp_path / "away"
+    folder = new_folder(town)
+    away.mkdir()
+    ca, token = away / "ca.crt", away / "operator.token"
+    for path in (ca, token):
+        shutil.copy(folder.keys / path.name, path)
+    with ServerProcess(town) as server:
+        remote = ask("serve", "status", server.url, "--ca", ca, "--token", token)
+        assert remote == ask("serve", "status", town)
+        assert "--token" in ask("serve", "status", server.url, code=2)["error"]
+        assert "ca.crt" in ask("serve", "status", server.url, "--token", token, code=2)["error"]
+        unclear = ask("serve", "status", town, "--ca", ca, code=2)["error"]
+        assert "not with a folder" in unclear
+        elsewhere = "http://example.org:8443"
+        with pytest.raises(UsageError, match="not encrypted"):
+            Operator.at(elsewhere, ca, token)
+        token.chmod(0o644)
+        with pytest.raises(KeyTrouble, match="chmod 600"):
+            Operator.at(server.url, ca, token)
+        token.chmod(0o600)
+        with pytest.raises(KeyTrouble, match="no certificate"):
+            Operator.at(server.url, token, token)
+        token.write_text("0" * 64)
+        assert "token" in ask(
+            "serve", "status", server.url, "--ca", ca, "--token", token, code=7
+        )["error"]  # fmt: skip
+        with pytest.raises(KeyTrouble, match="cannot be read"):
+            Operator.at(server.url, away / "nothing", token)
+
+
+def shown(client):
+    """The certificate that a new connection gets."""
+    return ssl.get_server_certificate(("127.0.0.1", client.port))
+
+
+def test_a_renewed_certificate_is_taken_up_and_nobody_is_cut_off(tmp_path):
+    folder = new_folder(tmp_path)
+    place = folder.keys / SERVER_CERTIFICATE
+    with ServerProcess(tmp_path) as server, Client(folder, server.port) as client:
+        before = shown(client)
+        client.round()
+        kept = client.link.sock
+        renew_keys(folder.keys)
+        os.kill(server.process.pid, signal.SIGHUP)
+        wait_for(lambda: shown(client) != before)
+        after = shown(client)
+        assert after.strip() == place.read_text().strip()
+        with Client(folder, server.port) as other:
+            assert other.round()["state"] == "waiting"
+
+        refused = "certificate not renewed"
+        for times, broken in enumerate(["no certificate", before.replace("A", "B")], start=1):
+            place.write_text(broken)
+            os.kill(server.process.pid, signal.SIGHUP)
+            wait_for(lambda n=times: server.log.read_text().count(refused) == n)
+            assert shown(client) == after, "the old one stays in use"
+        client.round()
+        assert client.link.sock is kept, "the connection was kept"
+        lines = [json.loads(line)["event"] for line in server.log.read_text().splitlines()]
+        assert lines == ["listening", "certificate renewed", refused, refused]
+        assert server.stop() == 0
+
+
+def test_without_tls_there_is_nothing_to_renew(tmp_path):
+    new_folder(tmp_path)
+    with ServerProcess(tmp_path, plaintext=True) as server:
+        os.kill(server.process.pid, signal.SIGHUP)
+        time.sleep(0.1)
+        assert httpx2.get(f"{server.url}/health", trust_env=False).text == "ok"
+        assert server.stop() == 0
+
+
+def visit(store, url):
+    """One visit of her agent; the reports that were acknowledged."""
+
+    async def once():
+        agent = Agent(store, server=url)
+        try:
+            await agent.visit()
+        finally:
+            await agent.close()
+        return agent.tally.counted
+
+    return asyncio.run(once())
+
+
+def take_part(store, server, folder, rounds):
+    with Client(folder, server.port) as client:
+        for round in rounds:
+            client.wait(round=round, state="open")
+            assert visit(store, server.url) == 1
+        return client.wait(round=rounds[-1] + 1, state="open")
+
+
+def owner(path, folder):
+    """The store of device 0, invited and willing."""
+    with contextlib.closing(folder.database()) as database:
+        [invitation] = invite(folder, database, "https://127.0.0.1:1", [0])
+    store = CohortStore.create(path, [(0, "me")])
+    keep_invitation(store, invitation)
+    store.add_history(0, [f"v{n}" for n in range(10)], list(range(10)))
+    store.set_choice(0, Choice(share_positives=0.5))
+    Hosted(store).agree(folder.plan.terms)
+    return store
+
+
+def test_the_agent_of_a_device_that_is_shut_out_sends_no_more(tmp_path, ask):
+    folder = new_folder(tmp_path / "town", rounds=50, min_devices=1, deadline_seconds=600.0)
+    with (
+        owner(tmp_path / "her", folder) as store,
+        ServerProcess(tmp_path / "town") as server,
+        Client(folder, server.port) as client,
+    ):
+        visit(store, server.url)  # enrols
+        take_part(store, server, folder, [0])
+        ask("serve", "shut-out", tmp_path / "town", 0)
+        assert visit(store, server.url) == 0
+        for _ in range(2):
+            with pytest.raises(KeyTrouble, match="invitation"):
+                visit(store, server.url)
+        assert client.status()["refused"] == {"bad_token": 2, "unknown_device": 1}
+        assert len(store.ledger_rows()) == 2, "nothing left after the first refusal"
+        ask("serve", "shut-out", tmp_path / "town", 0, "--undo")
+        assert visit(store, server.url) == 0, "its report of this round was refused"
+        assert client.status()["enrolled"] == 1
+
+
+def test_after_an_older_backup_devices_say_so_and_a_skip_goes_on(tmp_path):
+    """Devices never do a round twice. The server goes on from its model with a new number."""
+    town, backup = tmp_path / "town", tmp_path / "backup.db"
+    folder = new_folder(town, rounds=50, min_devices=1)
+    with owner(tmp_path / "her", folder) as store:
+        with ServerProcess(town) as server:
+            visit(store, server.url)  # enrols
+            take_part(store, server, folder, [0, 1])
+            assert server.stop() == 0
+        shutil.copy(town / "server.db", backup)
+        with ServerProcess(town) as server:
+            take_part(store, server, folder, [2, 3, 4])
+            assert server.stop() == 0
+        shutil.copy(backup, town / "server.db")
+
+        with ServerProcess(town) as server, Client(folder, server.port) as client:
+            client.wait(round=2, state="open")
+            with pytest.raises(MessageError, match="round 4"):
+                visit(store, server.url)
+            old = client.model(2).items
+            assert server.stop() == 0
+        with ServerProcess(town, skip_to_round=20) as server, Client(folder, server.port) as client:
+            client.wait(round=20, state="open")
+            assert np.array_equal(client.model(20).items, old)
+            take_part(store, server, folder, [20, 21])
+            kept = Hosted(store).model()
+            assert np.array_equal(kept.items, client.model(kept.round).items)
+            assert not np.array_equal(client.model(22).items, old)
+            assert server.stop() == 0
+        with ServerProcess(town, wait=False, skip_to_round=3) as server:
+            assert server.process.wait(timeout=60) == 2
+            assert "at round 22" in server.log.read_text()
+
+
+def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):
+    """A server that was killed leaves its newest state in SQLite's log. A copy that is simply put
+    in the database's place is overruled by that; `serve restore` puts the log aside as well, and
+    goes on with a round that no device has seen."""
+    town, backup = tmp_path / "town", tmp_path / "backup"
+    folder = new_folder(town, rounds=50, min_devices=1)
+    with owner(tmp_path / "her", folder) as store:
+        with ServerProcess(town) as server:
+            visit(store, server.url)  # enrols
+            take_part(store, server, folder, [0, 1])
+            assert ask("serve", "backup", town, backup)["kind"] == "server"
+            take_part(store, server, folder, [2, 3])
+            said = ask("serve", "restore", backup, town, code=7)
+            assert "stop that one" in said["error"]
+            server.kill()
+        assert (town / "server.db-wal").stat().st_size > 0
+        naive = tmp_path / "naive"
+        shutil.copytree(town, naive)
+        shutil.copy(backup / "content" / "server.db", naive / "server.db")
+        assert ask("serve", "status", naive)["round"] == 4, "the control: the newer state stays"
+
+        said = ask("serve", "restore", backup, town)
+        assert said["next_round"] == 5
+        assert "stays spent" in " ".join(said["means"])
+        assert ask("serve", "status", said["before"])["round"] == 4
+        assert ask("serve", "status", town)["round"] == 5
+        with ServerProcess(town) as server, Client(folder, server.port) as client:
+            client.wait(round=5, state="open")
+            take_part(store, server, folder, [5, 6])
+            assert server.stop() == 0
+        assert len(store.ledger_rows()) == 6
+
+        # The folder is lost: what is known of rounds is what the operator says.
+        shutil.rmtree(town)
+        assert ask("serve", "restore", backup, town)["next_round"] == 2
+        shutil.rmtree(town)
+        assert ask("serve", "restore", backup, town, "--next-round", 30)["next_round"] == 30
+        with ServerProcess(town) as server:
+            take_part(store, server, folder, [30])

@@ -1,0 +1,101 @@
+"""Parts of the server that need no network."""
+
+import asyncio
+import threading
+
+import pytest
+
+from sottovoce.services.kit.documents import Busy, Document, Shelf
+from sottovoce.wire.refusals import Tally
+
+
+def test_a_document_is_made_once_for_all_who_wait():
+    async def ask():
+        shelf, made, go = Shelf(1 << 20), [], threading.Event()
+
+        def make():
+            go.wait(5)
+            made.append(1)
+            return Document.of(b"x" * 100)
+
+        asked = [asyncio.ensure_future(shelf.get(("a",), make)) for _ in range(50)]
+        await asyncio.sleep(0.01)
+        go.set()
+        found = await asyncio.gather(*asked)
+        assert len(made) == 1
+        assert all(each is found[0] for each in found)
+        assert await shelf.get(("a",), make) is found[0]
+        shelf.close()
+
+    asyncio.run(ask())
+
+
+def test_a_shelf_keeps_what_was_used_last_within_its_limit():
+    async def ask():
+        shelf, made = Shelf(3 * 2024), []
+
+        async def get(name):
+            def make():
+                made.append(name)
+                return Document(bytes(1000), "identity", b"")
+
+            await shelf.get((name,), make)
+
+        for name in "abcacdaa":
+            await get(name)
+        assert made == list("abcd")
+        await get("b")
+        assert made == list("abcdb"), "it had not been used for the longest time"
+        shelf.drop(lambda key: key == ("a",))
+        await get("a")
+        assert made == list("abcdba")
+        shelf.close()
+
+    asyncio.run(ask())
+
+
+def test_too_many_documents_at_once_are_refused_and_failures_not_kept():
+    async def ask():
+        shelf, go = Shelf(1 << 20, waiting=2), threading.Event()
+
+        def slow():
+            go.wait(5)
+            return Document.of(b"")
+
+        first = [asyncio.ensure_future(shelf.get((n,), slow)) for n in range(2)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Busy):
+            await shelf.get((3,), slow)
+        go.set()
+        await asyncio.gather(*first)
+
+        def broken():
+            raise MemoryError
+
+        with pytest.raises(MemoryError):
+            await shelf.get((4,), broken)
+        assert (await shelf.get((4,), slow)).body == b""
+        shelf.close()
+
+    asyncio.run(ask())
+
+
+def test_what_could_not_be_stored_is_stored_later():
+    tally = Tally()
+    tally.count("late")
+    tally.count("late")
+
+    def fail():
+        with tally.storing() as counts:
+            tally.count("replay")
+            assert counts == {"late": 2}
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    with tally.settled() as new:
+        assert new == {"late": 2, "replay": 1}
+    with tally.storing() as counts:
+        assert counts == {"late": 2, "replay": 1}
+    with tally.settled() as new:
+        assert new == {}

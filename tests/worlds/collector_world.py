@@ -1,0 +1,91 @@
+"""A small federation with a proxy, whose part the tests play themselves."""
+
+import secrets
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from server_world import ITEMS, SEED, quick_rules
+
+from sottovoce.algorithms.fmf.system import FMFConfig
+from sottovoce.core.links import Proxied
+from sottovoce.core.messages import Batch
+from sottovoce.parties.server import Server
+from sottovoce.privacy.reports import KReports, Tier
+from sottovoce.rng import Streams
+from sottovoce.services.server.shuffled_rounds import Part
+from sottovoce.stores.server_folder import create_folder
+from sottovoce.wire.sealing import SEALED_BYTES, key_id, seal_reports
+from sottovoce.wire.terms import Terms
+
+K, FACTORS = 4, 3
+TIERS = (Tier(1.0, 2), Tier(2.5, 3))
+ENROLLED = 8
+
+
+def proxied_terms(tiers=TIERS, link=None):
+    return Terms(
+        "little-town",
+        ITEMS,
+        FMFConfig(embedding_size=FACTORS),
+        KReports(K, tiers),
+        link or Proxied("https://127.0.0.1:1", "PEM"),
+    )
+
+
+def proxied_folder(path, *, rounds=3, terms=None, **rules):
+    return create_folder(
+        path,
+        terms or proxied_terms(),
+        [(f"v{n}", f"Venue {n}") for n in range(ITEMS)],
+        rounds=rounds,
+        root_key=Streams.from_seed(SEED).key,
+        rules=quick_rules(**rules),
+    )
+
+
+def some_reports(devices, seed):
+    """Any reports that can be."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 2 * ITEMS * FACTORS, devices * K).astype(np.uint32)
+
+
+def parts_of(reports, public, *, round=0, tier=0, parts=1, mark=None, **changes):
+    """A batch as a proxy sends it; `changes` says what is wrong with it."""
+    sealed = changes.pop("sealed", None)
+    if sealed is None:
+        sealed = seal_reports(reports, public, federation="little-town", round=round, tier=tier)
+    mark = secrets.token_bytes(16) if mark is None else mark
+    count = len(sealed) // SEALED_BYTES
+    cuts = [SEALED_BYTES * (count * n // parts) for n in range(parts + 1)]
+    return [
+        Part(
+            **{
+                "round": round,
+                "tier": tier,
+                "key": key_id(public),
+                "devices": len(reports) // K,
+                "part": n,
+                "parts": parts,
+                "mark": mark,
+                "body": sealed[cuts[n] : cuts[n + 1]],
+                **changes,
+            }
+        )
+        for n in range(parts)
+    ]
+
+
+def folded(rounds):
+    """The model after rounds, each of them {tier: reports}, by the server's own arithmetic."""
+    server = Server.start(proxied_terms().build(), ITEMS, Streams.from_seed(SEED))
+    for number, batches in enumerate(rounds):
+        server.fold(
+            server.count(
+                [Batch(number, tier, len(r) // K, r) for tier, r in sorted(batches.items())]
+            )
+        )
+    return server.items
+
+
+def new_key():
+    return Ed25519PrivateKey.generate().public_key().public_bytes_raw()

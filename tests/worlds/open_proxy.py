@@ -1,0 +1,15 @@
+"""A proxy whose reports tests can look at."""
+
+from sottovoce.parties.shuffler import Proxy
+
+
+class Open(Proxy):
+    """A proxy that keeps what it was sent, for the truth."""
+
+    def __init__(self, minimum, reports):
+        super().__init__(minimum, reports)
+        self.bits = []
+
+    def collect(self, bits, threads=1):
+        self.bits.append(bits)
+        return super().collect(bits, threads)

@@ -1,0 +1,267 @@
+"""A small federation with a secure sum: its proxy as an application in this process, its server in
+a database, its devices by hand."""
+
+import secrets
+from dataclasses import replace
+
+import numpy as np
+from app_world import InProcess
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from server_world import ITEMS, SEED, USERS, quick_rules
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.ledger import Ledger
+from sottovoce.core.links import SecureSum
+from sottovoce.core.masking import masked
+from sottovoce.core.messages import ModelView
+from sottovoce.errors import Unreachable
+from sottovoce.parties.device import Devices
+from sottovoce.parties.server import Server
+from sottovoce.privacy.mechanisms import ShareFraction
+from sottovoce.rng import Streams
+from sottovoce.services.agent.client import Answer
+from sottovoce.services.helper import MaskerLimits, MaskerService
+from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.stores import server as records
+from sottovoce.stores import server as roster
+from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.database import Database
+from sottovoce.stores.helper_folder import MaskerIntroduction, create_masker, init_masker
+from sottovoce.stores.keys import operator_token
+from sottovoce.testing import random_world
+from sottovoce.wire.masked import (
+    binding,
+    encode_group_question,
+    encode_masked,
+    encode_question,
+    model_name,
+    seal_seed,
+)
+from sottovoce.wire.refusals import Tally
+from sottovoce.wire.terms import Terms
+
+TOKEN = "cd" * 32
+LEAST = 3
+NOISY = {"clip": 0.5, "noise": 1.5}
+
+
+def summed_terms(key="", **changes):
+    url = changes.pop("url", "https://127.0.0.1:1")
+    link = SecureSum(**{"min_devices": LEAST, "url": url, "key": key, **changes})
+    settings = FPLConfig(embedding_size=4, triples=10)
+    return Terms.of("little-town", ITEMS, settings, 10, ShareFraction(), link)
+
+
+def masker_folder(path, **changes):
+    """A proxy with keys of its own and the terms that name them."""
+    terms = summed_terms(init_masker(path, noise_key=bytes(range(32))), **changes)
+    return create_masker(path, MaskerIntroduction(terms, TOKEN))
+
+
+MODEL = bytes(range(32))
+"""Name of the model that devices have learnt from."""
+
+
+class MaskerApp(InProcess):
+    """The proxy in this process."""
+
+    def __init__(self, folder):
+        self.folder, self.tally = folder, Tally()
+
+    async def make(self):
+        token = operator_token(self.folder.keys)
+        return MaskerService(self.folder, token, self.tally, MaskerLimits())
+
+    def sums(self, question, token=TOKEN):
+        return self.ask("POST", "/v1/sums", question, {"authorization": f"Bearer {token}"})
+
+
+class SeedKeeper:
+    """A device that has a key and, for every round, a seed of its own choice."""
+
+    def __init__(self, key=None, model=MODEL):
+        self.key, self.model = key or Ed25519PrivateKey.generate(), model
+        self.seeds = {}
+
+    def seed(self, round, attempt=0):
+        return self.seeds.setdefault((round, attempt), secrets.token_bytes(32))
+
+    def record(self, terms, round, attempt=0, *, seed=None, sealed_for=None):
+        """Its sealed seed; `sealed_for` seals for something else than it signs."""
+        bound = binding(terms, round, attempt, self.model)
+        seed = self.seed(round, attempt) if seed is None else seed
+        made = seal_seed(seed, self.key, terms.secure_sum, bound)
+        if sealed_for is None:
+            return made
+        return self.signed(replace(made, sealed=self._sealed(seed, sealed_for)), bound)
+
+    def _sealed(self, seed, sealed_for):
+        terms, round, attempt = sealed_for
+        bound = binding(terms, round, attempt, self.model)
+        return seal_seed(seed, self.key, terms.secure_sum, bound).sealed
+
+    def signed(self, record, bound):
+        """The record in this device's name, whoever sealed it."""
+        device = self.key.public_key().public_bytes_raw()
+        signature = self.key.sign(b"sottovoce sealed mask seed\0" + bound + record.sealed)
+        return replace(record, device=device, signature=signature)
+
+
+def question(terms, round, devices, attempt=0):
+    sealed = [device.record(terms, round, attempt) for device in devices]
+    return encode_question(terms, round, attempt, devices[0].model if devices else MODEL, sealed)
+
+
+def group_question(terms, round, groups, group=0, attempt=0):
+    """For one of several groups; devices seal their seeds anew each time."""
+    sealed = [[device.record(terms, round, attempt) for device in one] for one in groups]
+    return encode_group_question(terms, round, attempt, MODEL, sealed, group)
+
+
+class SummedWorld:
+    """A server over a database, with a clock that is moved by hand and a proxy in this process."""
+
+    def __init__(self, path, *, rounds=3, cohort_size="all", link=None, users=USERS, **rules):
+        self.users = users
+        rules.setdefault("min_devices", users)
+        self.path, self.folder = path, masker_folder(path / "masker", **(link or {}))
+        self.terms = self.folder.introduction.terms
+        root = Streams.from_seed(SEED).key
+        self.plan = Plan(self.terms, cohort_size, rounds, root, quick_rules(**rules))
+        self.database = Database.sqlite(path / "server.db")
+        self.database.create()
+        self.time, self.asked, self.down, self.change = 1000.0, [], False, None
+        self.keepers = [SeedKeeper() for _ in range(users)]
+        self.devices = _devices(self.terms, users)
+        self.proxy = MaskerApp(self.folder).__enter__()
+        self.restart()
+        self._enrol()
+        for keeper in self.keepers:
+            keeper.model = self.model_name()
+
+    def close(self):
+        self.proxy.__exit__()
+        self.database.close()
+
+    def restart(self):
+        self.coordinator = SummedCoordinator(self.plan, lambda: self.time, self.ask)
+        with self.database.writing() as link:
+            self.coordinator.start(link)
+
+    def restart_proxy(self):
+        self.proxy.__exit__()
+        self.proxy = MaskerApp(self.folder).__enter__()
+
+    def ask(self, question):
+        """The server's line to the proxy; `change` is what somebody makes of the answer."""
+        if self.down:
+            raise Unreachable("no server answers")
+        self.asked.append(question)
+        got = self.proxy.sums(question)
+        told = Answer(got.status, "", got.body)
+        return told if self.change is None else self.change(told)
+
+    def _enrol(self):
+        tokens = [secrets.token_bytes(32) for _ in range(self.users)]
+        with self.database.writing() as link:
+            roster.invite(link, range(self.users), tokens)
+            for token, keeper in zip(tokens, self.keepers, strict=True):
+                roster.enrol(link, token, keeper.key.public_key().public_bytes_raw())
+
+    def step(self):
+        with self.database.leading() as leader:
+            self.events = self.coordinator.step(leader)
+            return [event.what for event in self.events]
+
+    def position(self):
+        with self.database.reading() as link:
+            return records.position(link)
+
+    def model(self):
+        now = self.position()
+        with self.database.reading() as link:
+            return records.model(link, now.round, self.terms.width)[0]
+
+    def model_name(self):
+        return model_name(self.model())
+
+    def past(self):
+        with self.database.reading() as link:
+            return records.past_rounds(link)
+
+    def shut_numbers(self):
+        with self.database.reading() as link:
+            return roster.shut_numbers(link)
+
+    def refused(self):
+        with self.database.reading() as link:
+            return records.refused(link)
+
+    def bodies(self):
+        """What the server has of the open or closing round."""
+        now = self.position()
+        with self.database.reading() as link:
+            return {
+                number: body
+                for part in records.bodies(link, now.round, now.attempt)
+                for number, body in part
+            }
+
+    def view(self):
+        return ModelView(self.position().round, self.model())
+
+    def body(self, number, record=None, values=None, now=None, view=None):
+        """A device's message for the present round."""
+        now, view, keeper = now or self.position(), view or self.view(), self.keepers[number]
+        if values is None:
+            values = self.plain(number, view)
+        keeper.model = model_name(view.items)
+        record = record or keeper.record(self.terms, now.round, now.attempt)
+        hidden = masked(values, keeper.seed(now.round, now.attempt))
+        return encode_masked(hidden, record, now.round, now.attempt)
+
+    def plain(self, number, view=None):
+        """What this device would send if the server could read it."""
+        view = view or self.view()
+        reports = self.devices.report(view, np.array([number]))
+        whole = np.zeros(view.items.shape, np.int64)
+        whole[reports.item] = reports.values
+        return whole
+
+    def report(self, *numbers, **changes):
+        now, view = self.position(), self.view()
+        made = [(n, self.body(n, now=now, view=view, **changes)) for n in numbers]
+        batch = [
+            records.Submission(now.round, now.attempt, n, records.mark_of(b"", body), body)
+            for n, body in made
+        ]
+        with self.database.writing() as link:
+            return records.accept(link, batch)
+
+
+def _devices(terms, users=USERS):
+    world = random_world(users, ITEMS, 100, seed=SEED)
+    rng, everyone = Streams.from_seed(SEED), np.arange(users, dtype=np.int64)
+    consent = Consent.uniform(everyone, Choice(share_positives=0.5))
+    algorithm = terms.build()
+    cohort = Cohort(everyone, world, consent, algorithm.device_init(everyone, rng))
+    return Devices.behind_door(
+        algorithm, cohort, ShareFraction(), Ledger(), rng, link=terms.secure_sum
+    )
+
+
+def folded(rounds, users=USERS, **link):
+    """The model by the plain sums of what devices report; a round is who sent and who was summed,
+    None where it was given up, "again" where it was tried again."""
+    terms = summed_terms(**link)
+    devices = _devices(terms, users)
+    server = Server.start(terms.build(), ITEMS, Streams.from_seed(SEED))
+    for sent, counted in rounds:
+        reports = {n: devices.report(server.publish(), np.array([n])) for n in sent}
+        if counted is None:
+            server.round += 1
+        elif counted != "again":
+            server.fold(server.sum_reports([reports[n] for n in counted]))
+    return server.items
