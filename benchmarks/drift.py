@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce import experiment as experiment_files
 from sottovoce.algorithms.drift.blocks import Blocks, Events, Model, learn
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan, replay
@@ -33,13 +32,14 @@ from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.data.sources import load
 from sottovoce.data.splitting import temporal_holdout
 from sottovoce.errors import DataNotFound
+from sottovoce.experiment import load_benchmark
 from sottovoce.rng import Streams
 from sottovoce.runs.folder import environment
 from sottovoce.wire.interactions import Identity, Offer, SharedKey, begin
 
 Progress = Callable[[str], None]
 Contestant = Callable[[], object]
-fpl: Any = experiment_files.load_benchmark("fpl")
+fpl: Any = load_benchmark("fpl")
 """Its way of writing a figure down."""
 
 SETTINGS = DRIFTConfig()

@@ -28,7 +28,6 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from sottovoce import experiment as experiment_files
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
@@ -36,6 +35,7 @@ from sottovoce.baselines import MFNP
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
+from sottovoce.experiment import load_benchmark
 from sottovoce.parties.shuffler import Proxy
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import KReports, Tier
@@ -45,7 +45,7 @@ from sottovoce.runs.folder import environment
 
 Progress = Callable[[str], None]
 Seconds = dict[str, float]
-fpl: Any = experiment_files.load_benchmark("fpl")
+fpl: Any = load_benchmark("fpl")
 """Its way of taking turns and of writing a figure down."""
 
 SIZE, REPORTS, EPSILON = 5, 100, 2.5

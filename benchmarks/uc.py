@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce import experiment as experiment_files
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.uc.system import UC, one_thread
 from sottovoce.algorithms.uc.training import train
 from sottovoce.core.messages import ModelView
 from sottovoce.core.recommender import default_threads
 from sottovoce.errors import UsageError
+from sottovoce.experiment import load_benchmark
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import environment
@@ -41,7 +41,7 @@ from sottovoce_papers.uc_training import Snapshot, Trained, Training, federated
 from sottovoce_papers.uc_training import run as train_run
 
 Progress = Callable[[str], None]
-fpl: Any = experiment_files.load_benchmark("fpl")
+fpl: Any = load_benchmark("fpl")
 """Its way of writing a figure down."""
 
 SETTINGS = "uc-table2"

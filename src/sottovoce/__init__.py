@@ -6,7 +6,10 @@ package costs nothing.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.resources import files
 from typing import Any
 
 __version__ = "0.1.0"
@@ -67,3 +70,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Moved(MetaPathFinder):
+    """Says where a module of an earlier release is now. It is asked only if there is no such
+    module."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname.startswith("sottovoce."):
+            table = files("sottovoce").joinpath("moved.txt")
+            for line in table.read_text().splitlines():
+                old, _, new = line.partition(" ")
+                if old == fullname:
+                    raise ImportError(f"{old} is {new} now; {table} has them all", name=fullname)
+
+
+sys.meta_path.append(_Moved())

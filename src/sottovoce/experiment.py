@@ -47,10 +47,8 @@ from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.wire.terms import check_fitting, named
 
-# Where experiment files and benchmarks lie: in the installed package, or in the checkout.
 
-
-def folder(name: str) -> Path:
+def shipped_folder(name: str) -> Path:
     """The folder `name` ("experiments" or "benchmarks") of this installation."""
     package = Path(__file__).resolve().parent
     for place in (package / name, package.parents[1] / name):
@@ -59,17 +57,17 @@ def folder(name: str) -> Path:
     raise UsageError(f"this installation has no folder of {name}")
 
 
-# Files that come with the package: experiments, also by path, and benchmarks by name.
+# --- files that come with the package -------------------------------------------------------------
 
 
-def find(name: str) -> Path:
+def find_experiment(name: str) -> Path:
     """A path to a TOML file, or the name of an installed one ("demo", "presets/pfpl", "pfpl")."""
     given = Path(name)
     if given.is_file():
         return given
     if given.is_dir():
         raise UsageError(f"{name} is a folder, not an experiment file")
-    known = installed()
+    known = shipped_experiments()
     asked = given.as_posix().removesuffix(".toml")
     matches = [path for path in known if asked in (path, path.rsplit("/", 1)[-1])]
     if f"presets/{asked}" in matches:
@@ -84,16 +82,16 @@ def find(name: str) -> Path:
     )
 
 
-def installed() -> dict[str, Path]:
+def shipped_experiments() -> dict[str, Path]:
     """Names of the experiment files of this installation, without suffix, and their paths."""
-    root = folder("experiments")
+    root = shipped_folder("experiments")
     found = sorted(p for p in root.rglob("*.toml") if p.parent.name != "reproduce")
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in found}
 
 
 def load_benchmark(name: str) -> Any:
     """The benchmark `name` as a module; dashes in the name are underscores in the file's name."""
-    root = folder("benchmarks")
+    root = shipped_folder("benchmarks")
     known = {
         path.stem.replace("_", "-"): path
         for path in sorted(root.glob("*.py"))

@@ -29,7 +29,7 @@ from sottovoce.data.splitting import Split, keep_active, temporal_holdout, valid
 from sottovoce.engines.observers import AtRounds
 from sottovoce.errors import CorruptData
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate, evaluate_lists
-from sottovoce.experiment import folder
+from sottovoce.experiment import shipped_folder
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
@@ -105,7 +105,7 @@ class StudyConfig:
 
 def installed(name: str) -> dict[str, Any]:
     """The file of a published table or figure."""
-    return tomllib.loads((folder("experiments") / "reproduce" / f"{name}.toml").read_text())
+    return tomllib.loads((shipped_folder("experiments") / "reproduce" / f"{name}.toml").read_text())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from sottovoce.attacks.suite.a01_lone_rows import ATTACK
-from sottovoce.experiment import Experiment, find
+from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.runs.attack import attack_experiment
 
 SPARSE = ["town.residents=600", "town.venues=2500", "algorithm.epochs=2"]
@@ -11,7 +11,7 @@ SPARSE = ["town.residents=600", "town.venues=2500", "algorithm.epochs=2"]
 
 
 def verdict_on(settings, rounds=None):
-    experiment = Experiment.from_file(find("sound/fpl"), settings)
+    experiment = Experiment.from_file(find_experiment("sound/fpl"), settings)
     (result,) = attack_experiment(experiment, rounds=rounds, attacks=[ATTACK]).results
     return result
 

@@ -818,7 +818,7 @@ def test_bench_loads_a_file_by_name(sottovoce_, monkeypatch, tmp_path):
         "           'target': 1.0, 'met': quick}\n"
         "    return {'bench': 'two-words', 'machine': {'cores': 2}, 'results': [row]}\n"
     )
-    monkeypatch.setattr(resources, "folder", lambda name: tmp_path)
+    monkeypatch.setattr(resources, "shipped_folder", lambda name: tmp_path)
     code, out, _ = sottovoce_("bench", "two-words", "--quick", "--json")
     assert code == 0
     assert only_json(out)["results"][0]["met"] is True

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce import experiment as resources
 from sottovoce.core.links import Proxied, SecureSum
-from sottovoce.experiment import Experiment
+from sottovoce.experiment import Experiment, shipped_folder
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports
 from sottovoce.runs.train import run_experiment
 
-SOUND = resources.folder("experiments") / "sound"
+SOUND = shipped_folder("experiments") / "sound"
 MINE = sorted(p for p in SOUND.glob("*.toml") if not p.stem.startswith("drift"))
 SHORT = {
     "fpl": ["algorithm.epochs=1"],

@@ -164,8 +164,8 @@ from sottovoce.errors import SottovoceError
 options = json.loads(sys.argv[2])
 limits = OwnerLimits(**options.pop("limits", {}))
 if not options.pop("users_only"):
-    from sottovoce.engines.flower.owner_node import OwnerNode
-    options["join"] = OwnerNode
+    from sottovoce.engines.flower.owner_node import Participation
+    options["join"] = Participation
 try:
     run_owner(Path(sys.argv[1]), "127.0.0.1", limits=limits, **options)
 except SottovoceError as error:

@@ -31,13 +31,12 @@ def make_federation(
     sum. `gateways`: it will run on Flower."""
     import secrets
 
-    from sottovoce import experiment as experiment_files
-    from sottovoce.experiment import Experiment
+    from sottovoce.experiment import Experiment, find_experiment
     from sottovoce.parties.server import NO_DEFENCE
     from sottovoce.stores.server_folder import create_folder
     from sottovoce.wire.terms import Terms
 
-    experiment = Experiment.from_file(experiment_files.find(file), settings)
+    experiment = Experiment.from_file(find_experiment(file), settings)
     algorithm, release, chosen = experiment.cross_device()
     if gateways and chosen.hosts:
         raise ConfigError(chosen.hosts)

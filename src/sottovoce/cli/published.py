@@ -90,10 +90,10 @@ def bench(
       sottovoce bench fpl
       sottovoce bench fpl --quick --json
     """
-    from sottovoce import experiment as experiment_files
     from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.experiment import load_benchmark
 
-    module = experiment_files.load_benchmark(name)
+    module = load_benchmark(name)
     with output.interruptible("nothing is kept of a benchmark; start it again"):
         found = module.run(quick=quick, progress=output.note)
     if as_json:

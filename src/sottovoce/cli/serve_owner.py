@@ -147,7 +147,7 @@ def owner(
     if chosen:
         _act(folder, admission, add_items, withdraw_items, federation, forget, as_json)
         return
-    from sottovoce.engines.flower.owner_node import OwnerNode, require_flower
+    from sottovoce.engines.flower.owner_node import Participation, require_flower
     from sottovoce.services.kit.connections import reverse_proxies
     from sottovoce.services.owner import OwnerLimits
     from sottovoce.services.owner_process import run_owner
@@ -161,7 +161,7 @@ def owner(
         port,
         plaintext=plaintext,
         limits=OwnerLimits(behind=reverse_proxies(behind)),
-        join=None if users_only else OwnerNode,
+        join=None if users_only else Participation,
         ready=None if as_json else lambda url: output.show(f"The data owner listens at {url}"),
     )
     if as_json:

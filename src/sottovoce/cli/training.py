@@ -72,16 +72,15 @@ def run(
       sottovoce run presets/pfpl-plus --set town.residents=8 --engine https
       sottovoce run drift/movielens-100k --set algorithm.theta=8
     """
-    from sottovoce import experiment as experiment_files
     from sottovoce.core.recommender import default_threads
-    from sottovoce.experiment import Experiment
+    from sottovoce.experiment import Experiment, find_experiment
     from sottovoce.runs.report import notes, write_run_report
     from sottovoce.runs.tables import hints, results_table
     from sottovoce.runs.train import run_experiment
 
     if processes is not None and engine == "simulation":
         raise UsageError("--processes is for --engine https and --engine flower")
-    experiment = Experiment.from_file(experiment_files.find(file), settings or [])
+    experiment = Experiment.from_file(find_experiment(file), settings or [])
     unprotected = list(experiment.algorithm.caveats())
     place = out or Path("runs") / experiment.name
     kept = f"go on with the same command and --resume; the run is kept in {place}"

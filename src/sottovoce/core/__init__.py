@@ -1,0 +1,1 @@
+"""What every room knows: choices, ledger, interactions, reports, links, rankings."""

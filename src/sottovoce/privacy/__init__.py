@@ -1,0 +1,1 @@
+"""Releases: what of an update leaves, and at what price."""

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce import experiment as experiment_files
 from sottovoce.core import ledger as ledgers
 from sottovoce.core.consent import Choice
 from sottovoce.core.ledger import Totals
 from sottovoce.errors import FolderInUse
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.tables import Table
-from sottovoce.experiment import Experiment
+from sottovoce.experiment import Experiment, find_experiment
 from sottovoce.runs.folder import check_writable
 from sottovoce.runs.read import FinishedRun, Recommendation, choice_groups
 from sottovoce.runs.report import side_by_side, write_run_report
@@ -73,7 +72,7 @@ class Story:
 
 
 def load() -> Experiment:
-    return Experiment.from_file(experiment_files.find("demo"))
+    return Experiment.from_file(find_experiment("demo"))
 
 
 def folder_for(out: Path | None) -> Path:

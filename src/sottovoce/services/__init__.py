@@ -1,0 +1,1 @@
+"""The parties as HTTPS services, and the agents that speak with them."""

@@ -1,0 +1,1 @@
+"""What each party keeps on its disk, and the sessions over it."""

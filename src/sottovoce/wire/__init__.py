@@ -1,0 +1,1 @@
+"""All that travels between parties, as bytes and documents."""

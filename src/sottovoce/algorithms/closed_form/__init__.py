@@ -1,0 +1,1 @@
+"""The closed-form vectors that FCF and FMF-LDP share."""

@@ -1,0 +1,1 @@
+"""DRIFT, data owners and an orchestrator."""

@@ -1,0 +1,1 @@
+"""FCF, federated collaborative filtering."""

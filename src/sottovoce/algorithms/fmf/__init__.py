@@ -1,0 +1,1 @@
+"""FMF-LDP, matrix factorisation by randomised reports."""

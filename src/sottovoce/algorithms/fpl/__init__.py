@@ -1,0 +1,1 @@
+"""FPL, federated pair-wise learning."""

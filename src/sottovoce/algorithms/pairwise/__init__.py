@@ -1,0 +1,1 @@
+"""The pair-wise step that FPL and BPR-MF share."""

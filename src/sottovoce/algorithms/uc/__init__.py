@@ -1,0 +1,1 @@
+"""UC-FedRec, attribute filters over a recommender."""

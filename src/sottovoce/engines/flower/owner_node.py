@@ -24,7 +24,7 @@ def require_flower() -> None:
         raise ModuleNotFoundError("No module named 'flwr'", name="flwr")
 
 
-class OwnerNode:
+class Participation:
     """The owner's part in the orchestrator's rounds: a thread, with Flower's SuperNode as its
     child. An orchestrator that is away, or does not let it in, is asked again; users' messages are
     taken meanwhile."""
