@@ -29,7 +29,7 @@ from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_r
 from sottovoce.evaluation.saros_metrics import Measured
 from sottovoce.evaluation.significance import paired_t
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
-from sottovoce.wire.silos import gradients_bytes, request_bytes, rows_bytes
+from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
 from sottovoce_papers.drift_study import METRICS, EpochStudy
 from sottovoce_papers.fpl_table2 import claim, claims_table
 

@@ -24,7 +24,7 @@ from sottovoce.runs.attack import attack_run
 from sottovoce.runs.card import Card
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.train import DeviceOutcome, Outcome, Report, SiloOutcome, run_experiment
-from sottovoce.wire.silos import gradients_bytes, request_bytes, rows_bytes
+from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
 from sottovoce_papers.fmf_study import laid_over
 from sottovoce_papers.study import installed, kept
 

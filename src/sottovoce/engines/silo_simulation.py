@@ -36,23 +36,21 @@ from sottovoce.parties.silo_door import InteractionDoor, UserAtDoor
 from sottovoce.rng import Streams
 from sottovoce.wire.interactions import (
     NONCE_BYTES,
-    PASS_BYTES,
     Identity,
-    Issuer,
     Offer,
-    Pass,
-    Receiver,
-    Sender,
+    SessionReceiver,
+    SessionSender,
     SharedKey,
     begin,
 )
-from sottovoce.wire.silos import (
-    pack_gradients,
-    pack_request,
-    pack_rows,
-    unpack_gradients,
-    unpack_request,
-    unpack_rows,
+from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass
+from sottovoce.wire.silo_rounds import (
+    decode_gradients,
+    decode_row_request,
+    decode_rows,
+    encode_gradients,
+    encode_row_request,
+    encode_rows,
 )
 
 # How DRIFT's messages travel in a simulation: as bytes, sealed or not, measured and witnessed.
@@ -178,7 +176,7 @@ class Shared:
 @dataclass(slots=True)
 class _Session:
     name: bytes
-    sender: Sender
+    sender: SessionSender
     sequence: int = 0
 
 
@@ -190,7 +188,7 @@ class Pairs:
         self._passes = {u: self._issuer.admit(u, i.public) for u, i in self._identities.items()}
         self._owners = {owner: Identity() for owner in owners}
         self._senders: dict[tuple[int, int], _Session] = {}
-        self._receivers: dict[tuple[int, bytes], Receiver] = {}
+        self._receivers: dict[tuple[int, bytes], SessionReceiver] = {}
 
     def send(self, interaction: Interaction) -> bytes:
         i = interaction
@@ -412,11 +410,11 @@ class _WiredOwner(Owner):
         if asked is None:
             return None
         start = perf_counter()
-        content = pack_request(asked)
+        content = encode_row_request(asked)
         self._meter.spent("transport", start)
         content = self._link.carry("request", content)
         start = perf_counter()
-        arrived = unpack_request(content)
+        arrived = decode_row_request(content)
         self._meter.spent("transport", start)
         self._meter.seen("orchestrator", 0, arrived)
         return arrived
@@ -429,11 +427,11 @@ class _WiredOwner(Owner):
         if found is None:
             return None
         start = perf_counter()
-        content = pack_gradients(found)
+        content = encode_gradients(found)
         self._meter.spent("transport", start)
         content = self._link.carry("gradients", content)
         start = perf_counter()
-        arrived = unpack_gradients(content)
+        arrived = decode_gradients(content)
         self._meter.spent("transport", start)
         self._meter.seen("orchestrator", 0, arrived)
         return arrived
@@ -462,11 +460,11 @@ class _WiredOrchestrator(Orchestrator):
         self._meter.spent("update", start)
         self._meter.seen("orchestrator", 0, rows)
         start = perf_counter()
-        content = pack_rows(rows)
+        content = encode_rows(rows)
         self._meter.spent("transport", start)
         content = self._links[request.owner].carry("rows", content)
         start = perf_counter()
-        arrived = unpack_rows(content)
+        arrived = decode_rows(content)
         self._meter.spent("transport", start)
         return arrived
 

@@ -18,7 +18,8 @@ from sottovoce.rng import Streams
 from sottovoce.stores.keys import init_keys, node_keys
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner import DataOwner
-from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Application
 
 ROOT, ISSUER = Streams.from_seed(2), Issuer("town")

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.engines.flower.wire import Content
+from sottovoce.wire.cohort_rounds import Content
 
 Kind = Literal["train", "query"]
 

@@ -24,11 +24,11 @@ from sottovoce.algorithms.drift.aggregated import in_turn
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.members import Kind, Post, Seen
 from sottovoce.engines.flower.silo_checks import Outcome, Refused, check_values
-from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
-from sottovoce.engines.flower.wire import NOTHING, Content
 from sottovoce.errors import ConfigError, DataError, MessageError, VersionMismatch
 from sottovoce.stores.conductor import write_status
 from sottovoce.stores.orchestrator import AdmittedOwner, OpenRound, OrchestratorStore, SiloRound
+from sottovoce.wire.cohort_rounds import NOTHING, Content
+from sottovoce.wire.silo_rounds import GradientsSent, QueryRows, RowsWanted, TaskRows
 
 PULL_SECONDS = 0.2
 """How often replies are fetched."""
