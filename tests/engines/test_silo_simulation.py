@@ -17,8 +17,8 @@ from sottovoce.engines.silo_simulation import (
     SEALINGS,
     SECURITY,
     SESSION_BYTES,
-    Packet,
     SiloSimulation,
+    WirePacket,
 )
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
@@ -96,7 +96,7 @@ def test_every_byte_is_counted(sealing, interaction, record):
     config, packets = DRIFTConfig(embedding_size=3), []
 
     def watch(party, message):
-        if isinstance(message, Packet):
+        if isinstance(message, WirePacket):
             packets.append(message)
 
     wired = simulation(config, sealing, witness=watch)
@@ -160,7 +160,12 @@ def test_a_way_that_there_is_not_is_refused():
 
 def test_nothing_private_is_shown():
     wired = simulation(DRIFTConfig(), "pairs")
-    shown = [wired, wired.owners[0], wired.orchestrator, Packet(("user", 7), ("owner", 1), b"secr")]
+    shown = [
+        wired,
+        wired.owners[0],
+        wired.orchestrator,
+        WirePacket(("user", 7), ("owner", 1), b"secr"),
+    ]
     text = " ".join(map(repr, shown))
     assert "secr" not in text
     assert "7" not in repr(shown[-1])
