@@ -1,0 +1,47 @@
+"""All that the tests of this folder import of the program: where something moves, this is the file
+to change."""
+
+import contextlib
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from sottovoce.cli import call
+
+
+def ask(*arguments, code=0):
+    """What a command answers."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        got = call([*map(str, arguments), "--json"])
+    assert got == code, (arguments, got, out.getvalue())
+    return json.loads(out.getvalue())
+
+
+def exported(store):
+    """All that a device's store holds about its users."""
+    file = Path(f"{store}.exported")
+    ask("device", "export", store, file)
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    finally:
+        file.unlink()
+
+
+def digests(run):
+    """What a finished run came to: its arrays and its ledger, bit for bit."""
+    import numpy as np
+
+    found = {}
+    for name in ("model.npz", "devices.npz"):
+        with np.load(run / name) as arrays:
+            for array in arrays.files:
+                content = arrays[array]
+                facts = f"{content.dtype} {content.shape}".encode()
+                found[f"{name}:{array}"] = hashlib.sha256(facts + content.tobytes()).hexdigest()
+    rows = pq.read_table(run / "ledger.parquet").to_pylist()
+    found["ledger"] = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+    return found

@@ -1,0 +1,297 @@
+"""Makes the fixtures: small folders of every kind, written by the program as it is now, as text.
+
+Run it once for a version whose folders later ones must be able to go on with:
+
+    python tests/before/make_fixtures.py [NAME...]
+
+Later versions are held to what is in `fixtures/`, so do not run it again when a test fails: mend
+the program, or have it bring old folders up to date. Worlds are made up, keys are worth nothing.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from doors import ask, digests, exported
+from restoring import captured, write_fixture
+
+from sottovoce import running, silo_running
+from sottovoce.cli import call
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.interactions import Interactions
+from sottovoce.data.prepared import write_prepared
+from sottovoce.engines.https import keys, trial
+
+AUTHORITIES_SINCE = datetime(2025, 1, 1, tzinfo=UTC)
+"""Certificates of authorities last ten years; tests renew those of servers."""
+
+TOWN = """
+seed = 3
+
+[town]
+residents = 4
+venues = 40
+visits_per_resident = 8.0
+districts = 1
+
+[evaluation]
+k = 5
+
+[baselines.top-pop]
+"""
+FPL = """
+[algorithm]
+configuration = "pFPL+"
+embedding_size = 4
+rounds = 6
+
+[consent]
+mix = [
+  { weight = 1, takes_part = false },
+  { weight = 3, share_positives = 0.5 },
+]
+"""
+SHOPS = """
+name = "shops"
+seed = 5
+
+[data]
+source = "shops"
+test_fraction = 0.3
+
+[algorithm]
+name = "drift"
+embedding_size = 4
+epochs = 6
+
+[consent]
+mix = [
+  { weight = 3 },
+  { weight = 1, refused_owners = ["red"] },
+  { weight = 1, takes_part = false },
+]
+
+[baselines.top-pop]
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Of functions below; all.")
+    names = parser.parse_args().names or list(MAKERS)
+    with _old_authorities():
+        for name in names:
+            before = Path.cwd()
+            with tempfile.TemporaryDirectory() as scratch:
+                os.chdir(scratch)
+                try:
+                    MAKERS[name](Path(scratch))
+                finally:
+                    os.chdir(before)
+            print(name)
+
+
+@contextlib.contextmanager
+def _old_authorities():
+    """So that they are valid also by a clock that is late."""
+    made = keys._authority
+    keys._authority = lambda key, now: made(key, AUTHORITIES_SINCE)
+    try:
+        yield
+    finally:
+        keys._authority = made
+
+
+def _written(experiment, name):
+    Path(f"{name}.toml").write_text(experiment)
+    return f"{name}.toml"
+
+
+PROSE = {"choice", "means", "nothing_leaves", "notes", "protocol", "store", "what_leaves"}
+
+
+def _said(*arguments):
+    """A command and what it answers, for a test to ask again; without whole sentences, which may be
+    written anew. Folders are named as seen from the place where everything is restored."""
+    said = ask(*arguments)
+    return {"ask": [*arguments], "said": {k: v for k, v in said.items() if k not in PROSE}}
+
+
+# --- run folders ----------------------------------------------------------------------------------
+
+
+def run_fpl(_):
+    """Finished; stopped after two rounds; and what it comes to."""
+    file = _written(TOWN + FPL, "fpl")
+    ask("run", file, "--out", "whole")
+    said = [
+        _said("ledger", "whole"),
+        _said("ledger", "whole", "--user", "r0001"),
+        _said("recommend", "whole", "--user", "r0001"),
+    ]
+    finished = {"experiment": Path(file).read_text(), **captured(Path("whole"))}
+    write_fixture("run_fpl", {**finished, "said": said, "digests": digests(Path("whole"))})
+    with _stopped_at(2):
+        call(["run", file, "--out", "cut"])
+    assert json.loads(Path("cut/manifest.json").read_text())["status"] == "running"
+    write_fixture("run_fpl_cut", {"round": 2, **captured(Path("cut"))})
+
+
+@contextlib.contextmanager
+def _stopped_at(round):
+    """As by Ctrl-C."""
+    look, stop = running.Periodically.look, running.Periodically.next_stop
+
+    def interrupt(self, moment):
+        if moment.round == round:
+            signal.raise_signal(signal.SIGINT)
+
+    running.Periodically.look = interrupt
+    running.Periodically.next_stop = lambda self, round: round + 1
+    try:
+        yield
+    finally:
+        running.Periodically.look, running.Periodically.next_stop = look, stop
+
+
+def run_drift(scratch):
+    """With its data set, which is a folder of ours as well."""
+    os.environ["SOTTOVOCE_DATA"] = str(scratch / "sets")
+    write_prepared(_shops(), scratch / "sets" / "shops")
+    for release in ("printed", "aggregated"):
+        changes = {"aggregated": ["--set", "algorithm.release=aggregated"]}.get(release, [])
+        if changes:
+            changes += ["--set", "algorithm.min_users=3"]
+        name = {"printed": "run_drift", "aggregated": "run_drift_sums"}[release]
+        file = _written(SHOPS, "shops")
+        ask("run", file, *changes, "--out", name)
+        with _stopped_in(3):
+            call(["run", file, *changes, "--out", f"{name}_cut"])
+        said = [_said("ledger", name)]
+        if release == "printed":
+            said.append(_said("recommend", name, "--user", "4"))
+            whole = captured(Path(name))
+            write_fixture(name, {**whole, "said": said, "digests": digests(Path(name))})
+        cut = {
+            "round": 3,
+            "experiment": Path(file).read_text(),
+            "changes": changes,
+            "digests": digests(Path(name)),
+            **captured(Path(f"{name}_cut")),
+        }
+        write_fixture(f"{name}_cut", cut)
+    write_fixture("data_set", captured(scratch / "sets"))
+
+
+def _shops():
+    """Eight users, twelve items of three owners, one of which has another's items too."""
+    draw = np.random.default_rng(8)
+    pairs = [(u, i) for u in range(8) for i in draw.permutation(12)[:8].tolist()]
+    users, items = (np.array(column) for column in zip(*pairs, strict=True))
+    kinds = [("red",), ("green",), ("blue",)]
+    return Dataset(
+        name="shops",
+        interactions=Interactions.from_pairs(
+            users,
+            items,
+            timestamps=draw.integers(0, 10**6, len(pairs)),
+            ratings=draw.integers(1, 6, len(pairs)),
+        ),
+        item_categories=tuple(
+            kinds[i % 3] + (("blue",) if i < 4 and i % 3 != 2 else ()) for i in range(12)
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _stopped_in(epoch):
+    note = silo_running._Run._note
+
+    def interrupt(self, number, model):
+        note(self, number, model)
+        if number == epoch:
+            signal.raise_signal(signal.SIGINT)
+
+    silo_running._Run._note = interrupt
+    try:
+        yield
+    finally:
+        silo_running._Run._note = note
+
+
+# --- a federation of devices ----------------------------------------------------------------------
+
+
+def federation(_):
+    """A run by real processes that was stopped after two rounds: the run's folder with that of its
+    server, and the stores of its devices."""
+    file = _written(TOWN + FPL, "fpl")
+    ask("run", file, "--out", "whole")
+    with _trial_stopped_at(2):
+        call(["run", file, "--engine", "https", "--processes", "1", "--out", "run"])
+    run = Path("run")
+    devices = sorted((run / "services" / "devices").iterdir())
+    stores = {device.name: exported(device) for device in devices}
+    said = [_said("serve", "status", "run/services/server")]
+    said += [_said("device", "status", f"run/services/devices/{d.name}") for d in devices]
+    parts = captured(run)
+    lying = {d.name: _below(parts, f"services/devices/{d.name}") for d in devices}
+    first, second = devices[: len(devices) // 2], devices[len(devices) // 2 :]
+    write_fixture(
+        "run_https_cut",
+        {
+            "round": 2,
+            "experiment": Path(file).read_text(),
+            "digests": digests(Path("whole")),
+            "said": said,
+            **_without(parts, "services/devices"),
+        },
+    )
+    for number, some in enumerate((first, second)):
+        content = {"folders": {}, "files": {}}
+        for device in some:
+            for kind in content:
+                content[kind] |= lying[device.name][kind]
+        content["exported"] = {device.name: stores[device.name] for device in some}
+        write_fixture(f"run_https_devices_{number}", content)
+
+
+@contextlib.contextmanager
+def _trial_stopped_at(round):
+    advance = trial.HttpsTrial.advance
+
+    def stop(self, to, tick):
+        advance(self, round, tick)
+        raise KeyboardInterrupt
+
+    trial.HttpsTrial.advance = stop
+    try:
+        yield
+    finally:
+        trial.HttpsTrial.advance = advance
+
+
+def _below(content, place):
+    return {
+        kind: {p: told for p, told in content[kind].items() if f"{p}/".startswith(f"{place}/")}
+        for kind in ("folders", "files")
+    }
+
+
+def _without(content, place):
+    return {
+        kind: {p: told for p, told in content[kind].items() if not f"{p}/".startswith(f"{place}/")}
+        for kind in ("folders", "files")
+    }
+
+
+MAKERS = {"run_fpl": run_fpl, "run_drift": run_drift, "federation": federation}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Stores, run folders and folders of services of the version before open and go on.
+
+`fixtures/` has what that version wrote, as text, and what it said of it. Nothing of it may be lost
+by opening it, and what goes on from there must come to the same as if nobody had stopped.
+"""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from doors import ask, digests, exported
+from restoring import FIXTURES, captured, fixture, restore, restored
+
+NAMES = sorted(path.stem for path in FIXTURES.glob("*.json"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Commands of fixtures name folders as seen from here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SOTTOVOCE_DATABASE", raising=False)
+    return tmp_path
+
+
+def missing(before, now, where=""):
+    """What was said before and is not said now. More may be said now."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            line
+            for key, value in before.items()
+            for line in (
+                missing(value, now[key], f"{where}.{key}") if key in now else [f"{where}.{key}"]
+            )
+        ]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True))
+        return [line for n, (b, v) in pairs for line in missing(b, v, f"{where}[{n}]")]
+    return [] if before == now else [f"{where}: {before!r} is now {now!r}"]
+
+
+def check_said(content):
+    assert content["said"]
+    for one in content["said"]:
+        assert not missing(one["said"], ask(*one["ask"])), one["ask"]
+
+
+def renew(keys):
+    """Servers' certificates do not last as long as fixtures do."""
+    ask("keys", "renew", keys)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fixture_is_restored_as_it_was(name, here):
+    """Of the tests themselves: what is put back is what was captured."""
+    content = restored(name, here / "folder")
+    again = captured(here / "folder")
+    for place, told in content["files"].items():
+        if not place.endswith("backup.json"):  # says how long databases are
+            assert again["files"][place] == told, place
+    assert {*again["files"]} == {*content["files"]}
+    assert content["folders"].items() <= again["folders"].items()
+
+
+# --- run folders ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sets(here, monkeypatch):
+    restored("data_set", here / "sets")
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(here / "sets"))
+
+
+@pytest.mark.parametrize("name", ["run_fpl", "run_drift"])
+def test_a_finished_run_is_what_it_was(name, here, sets):
+    content = fixture(name)
+    place = here / content["said"][0]["ask"][1]
+    restore(content, place)
+    check_said(content)
+    ask("report", place)
+    assert digests(place) == content["digests"]
+    assert (place / "report.html").stat().st_size > 10_000
+    after = captured(place)["files"]
+    for file in ("manifest.json", "metrics.jsonl", "model.npz", "devices.npz", "ledger.parquet"):
+        assert after[file] == content["files"][file], file
+
+
+CUT = {"run_fpl_cut": "run_fpl", "run_drift_cut": "", "run_drift_sums_cut": ""}
+
+
+def resume(name, here):
+    """The run of this fixture to its end; what it has to come to."""
+    content = fixture(name)
+    told = fixture(CUT[name]) if CUT[name] else content
+    if not (here / "run").exists():
+        restore(content, here / "run")
+    file = here / f"{json.loads((here / 'run/manifest.json').read_text())['name']}.toml"
+    file.write_text(told["experiment"])
+    ask("run", file, *content.get("changes", ()), "--out", here / "run", "--resume")
+    return content, told["digests"]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(name, here, sets):
+    content, wanted = resume(name, here)
+    assert digests(here / "run") == wanted
+    manifest = json.loads((here / "run/manifest.json").read_text())
+    before = json.loads("\n".join(content["files"]["manifest.json"]["text"]))
+    assert (manifest["status"], before["status"]) == ("finished", "running")
+    for key in ("identity", "started", "experiment", "schedule", "data"):
+        assert manifest[key] == before[key]
+    lines = (here / "run/metrics.jsonl").read_text().splitlines()
+    known = [line for line in content["files"].get("metrics.jsonl", {"text": ()})["text"] if line]
+    assert [line for line in lines if json.loads(line)["round"] <= content["round"]] == known
+    assert json.loads(lines[-1])["final"]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_run_goes_on_from_its_checkpoint_and_not_from_the_start(name, here, sets):
+    """The control: with another checkpoint it ends elsewhere."""
+    restore(fixture(name), here / "run")
+    place = here / "run/checkpoint.npz"
+    with np.load(place) as arrays:
+        saved = {key: arrays[key] for key in arrays.files}
+    assert int(saved["round"]) == fixture(name)["round"]
+    saved["items"] = saved["items"] + np.float32(0.25)
+    np.savez(place, **saved)
+    for owners in (here / "run").glob("owners-*.npz"):
+        with np.load(owners) as arrays:
+            held = {key: arrays[key] for key in arrays.files}
+        moved = {k: a + np.float32(0.25) for k, a in held.items() if a.dtype == np.float32}
+        np.savez(owners, **held | moved)
+    _, wanted = resume(name, here)
+    assert digests(here / "run")["model.npz:items"] != wanted["model.npz:items"]
+
+
+# --- a federation of devices ----------------------------------------------------------------------
+
+
+PARTS = ("run_https_cut", "run_https_devices_0", "run_https_devices_1")
+
+
+@pytest.fixture
+def run(here):
+    """A run by real processes, stopped after two rounds: a server's folder and devices' stores."""
+    for name in PARTS:
+        restored(name, here / "run")
+    return here / "run"
+
+
+def stores():
+    """By name of the folder, all that was in the stores."""
+    return {name: lines for part in PARTS[1:] for name, lines in fixture(part)["exported"].items()}
+
+
+def test_a_server_and_its_devices_say_what_they_said(run):
+    check_said(fixture(PARTS[0]))
+    kept = stores()
+    assert sum(line["kind"] == "report" for lines in kept.values() for line in lines) == 6
+    for name, lines in kept.items():
+        now = exported(run / "services/devices" / name)
+        assert not missing(lines, now), name
+
+
+def test_a_federation_goes_on_to_the_same_end(run, here):
+    """Real processes: the server publishes the model that it had, devices learn and book on."""
+    content = fixture(PARTS[0])
+    before = content["said"][0]["said"]
+    renew(run / "services/server/keys")
+    (here / "fpl.toml").write_text(content["experiment"])
+    trial = ("--engine", "https", "--processes", 1)
+    ask("run", "fpl.toml", *trial, "--out", run, "--resume")
+    assert digests(run) == content["digests"]
+    now = ask("serve", "status", run / "services/server")
+    assert (before["round"], now["round"]) == (2, 6)
+    assert now["rounds"][:2] == before["rounds"]
+    assert (now["enrolled"], now["refused"]) == (before["enrolled"], before["refused"])
+    for name, lines in stores().items():
+        after = exported(run / "services/devices" / name)
+        lasting = [line for line in lines if line["kind"] not in ("budget", "vector")]
+        assert all(line in after for line in lasting), name
+        sent = [line for line in after if line["kind"] == "report"]
+        spent = [line for line in after if line["kind"] == "budget"]
+        assert [line["round"] for line in sent] == ([*range(6)] if sent else [])
+        assert bool(sent) == any(line["kind"] == "report" for line in lines)
+        assert sum(line["releases"] for line in spent) == len(sent)
+        assert sum(line["bytes"] for line in spent) == sum(line["bytes"] for line in sent)
+
+
+def test_a_server_takes_devices_and_orders_as_before(run, here):
+    server = run / "services/server"
+    made = ask("serve", "invite", server, "--server", "https://127.0.0.1:8443", "--count", 2)
+    assert made["numbers"] == [4, 5]
+    assert ask("serve", "target", server, "--rounds", 9)["before"] == 2
+    assert ask("serve", "shut-out", server, 1)["shut_out"] == [1]
+    now = ask("serve", "status", server)
+    assert (now["target"], now["shut_out"], now["enrolled"]) == (9, [1], 3)
+    assert ask("serve", "shut-out", server, 1, "--undo")["shut_out"] == []
+    ask("serve", "backup", server, here / "safe")
+    shutil.rmtree(server)
+    ask("serve", "restore", here / "safe", server, "--next-round", 3)
+    assert ask("serve", "status", server)["rounds"] == now["rounds"]
+
+
+@pytest.mark.parametrize("name", ["0000", "0002"])
+def test_the_owner_of_a_device_goes_on(run, here, name):
+    """She changes her mind, adds to her history, and nothing that was on record changes."""
+    store, before = run / "services/devices" / name, stores()[name]
+    lists = ask("device", "recommend", store)
+    assert lists["recommendations"]
+    kept = [line for line in before if line["kind"] not in ("vector",)]
+    ask("device", "consent", store, "--share-positives", 0.25)
+    (here / "more.csv").write_text("item,timestamp\nnowhere,1700000000\n")
+    assert ask("device", "import", store, here / "more.csv")["added"] == 1
+    ask("device", "attributes", store, "age=25-34")
+    after = exported(store)
+    assert all(line in after for line in kept)
+    new = [line for line in after if line not in before]
+    assert [line["kind"] for line in new] == ["interaction", "attribute", "choice"]
+    assert new[-1]["share_positives"] == 0.25
+    assert sum(line["kind"] == "report" for line in after) == 2
