@@ -2,6 +2,7 @@
 to change."""
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from sottovoce.cli import call
+from sottovoce.parties.user_store import UserStore
 
 
 def ask(*arguments, code=0):
@@ -29,6 +31,15 @@ def exported(store):
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     finally:
         file.unlink()
+
+
+def user_ledger(store):
+    """What has left a user's store: a row for every request."""
+    with UserStore.open(store, readonly=True) as opened:
+        rows = [
+            dataclasses.asdict(release) for user in opened.users for release in opened.ledger(user)
+        ]
+    return [row | {"epsilon": repr(row["epsilon"])} for row in rows]
 
 
 def digests(run):

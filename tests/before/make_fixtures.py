@@ -14,11 +14,12 @@ import json
 import os
 import signal
 import tempfile
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from doors import ask, digests, exported
+from doors import ask, digests, exported, user_ledger
 from restoring import captured, write_fixture
 
 from sottovoce import running, silo_running
@@ -26,7 +27,9 @@ from sottovoce.cli import call
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.interactions import Interactions
 from sottovoce.data.prepared import write_prepared
+from sottovoce.engines import processes
 from sottovoce.engines.https import keys, trial
+from sottovoce.engines.https.orchestrator_folder import open_orchestrator_folder
 
 AUTHORITIES_SINCE = datetime(2025, 1, 1, tzinfo=UTC)
 """Certificates of authorities last ten years; tests renew those of servers."""
@@ -291,7 +294,131 @@ def _without(content, place):
     }
 
 
-MAKERS = {"run_fpl": run_fpl, "run_drift": run_drift, "federation": federation}
+# --- a federation of data owners ------------------------------------------------------------------
+
+
+HELD = {"Alpha": range(0, 6), "Beta": range(4, 10)}
+"""Who holds which of ten films."""
+SAID = """item,timestamp,positive
+film 0,1000,0
+film 1,1001,1
+film 4,1002,0
+film 5,1003,1
+film 2,1004,0
+film 3,1005,1
+film 7,1006,0
+film 8,1007,1
+"""
+
+
+def data_owners(_):
+    """Real processes hold two rounds; then one more message waits, as nobody is there."""
+    for release, name in (("printed", "drift"), ("aggregated", "drift_sums")):
+        with contextlib.chdir(_new(name)):
+            _data_owners(release, name)
+
+
+def _new(name):
+    Path(name).mkdir()
+    return name
+
+
+def _data_owners(release, name):
+    ports = {party: processes.free_port() for party in ("users", "link", "gateway", *HELD)}
+    Path("items.csv").write_text("item,title\n" + "".join(f"film {n},\n" for n in range(10)))
+    changes = ["--set", "embedding_size=4", "--set", "theta=1", "--set", f"release={release}"]
+    if release == "aggregated":
+        changes += ["--set", "min_users=2"]
+    town = ("serve", "orchestrator", "town")
+    ask(*town, "--make", "--catalogue", "items.csv", "--seed", 7, *changes)
+    for owner, items in HELD.items():
+        Path("held.txt").write_text("".join(f"film {n}\n" for n in items))
+        url, card = f"https://127.0.0.1:{ports[owner]}", f"{owner}.json"
+        made = ("--name", owner, "--items", "held.txt", "--url", url)
+        ask("serve", "owner", owner, "--make", "town/federation.json", *made)
+        gateway = f"127.0.0.1:{ports['gateway']}"
+        ask(*town, "--admit", f"{owner}/application.json", "--gateway", gateway, "--out", card)
+        ask("serve", "owner", owner, "--admission", card)
+    ask(*town, "--invite", 4, "--url", f"https://127.0.0.1:{ports['users']}")
+    where = ("--port", ports["users"], "--superlink-port", ports["link"])
+    more = (
+        "--gateway-port",
+        ports["gateway"],
+        "--every",
+        3,
+        "--rounds",
+        0,
+        "--wait-for",
+        2,
+        "--patience",
+        60,
+    )
+    with contextlib.ExitStack() as stack:
+        _started(stack, "town", *town, *where, *more)
+        for owner in HELD:
+            _started(stack, owner, "serve", "owner", owner, "--port", ports[owner])
+        for n in (1, 2, 3):
+            _until(lambda: Path("town/orchestrator.json").exists())
+            ask("user", "join", f"user-{n}", f"invitations/invitation-{n}.json")
+            refused = ["--refuse", "Beta"] if n == 3 else []
+            ask("user", "consent", f"user-{n}", "--takes-part", *refused)
+            Path("said.csv").write_text(SAID)
+            _until(lambda: all(Path(owner, "owner.json").exists() for owner in HELD))
+            sent = ask("user", "send", f"user-{n}", "said.csv", *(["--end"] if n == 1 else []))
+            assert sent["said"]["messages"] > 0
+            assert not sent["waiting"], sent
+        ask(*town, "--flush")
+        _target(Path("town"), 2)
+        _until(lambda: ask(*town, "--status")["round"] == 2, 120)
+        ranked = [_said("user", "recommend", f"user-{n}", "-n", 3) for n in (1, 2)]
+        ask("user", "send", "user-2", "said.csv")
+        for n in (2, 3):
+            Path("said.csv").write_text("item,timestamp,positive\nfilm 4,2000,0\nfilm 0,2001,1\n")
+            ask("user", "send", f"user-{n}", "said.csv")
+    for place in ("film 1", "film 5"):
+        ask("user", "interact", "user-2", place, "--liked", "--time", 3000)
+    said = {
+        "town": [_said(*town, "--status")],
+        **{owner: [_said("serve", "owner", owner, "--status")] for owner in HELD},
+        **{f"user-{n}": _users_said(f"user-{n}") for n in (1, 2, 3)},
+    }
+    for place, lines in said.items():
+        content = {**captured(Path(place)), "said": lines}
+        if place.startswith("user"):
+            content["ledger"] = user_ledger(Path(place))
+        if place == "town":
+            content["ranked"] = ranked
+        write_fixture(f"{name}_{place.lower().replace('-', '_')}", content)
+
+
+def _users_said(place):
+    return [_said("user", "show", place), _said("user", "consent", place)]
+
+
+def _target(folder, rounds):
+    with contextlib.closing(open_orchestrator_folder(folder).store()) as store:
+        store.raise_target(rounds)
+
+
+def _started(stack, name, *words):
+    command = processes.sottovoce_command(*map(str, words))
+    child = processes.Child(name, command, log=Path(f"{name}.log").absolute())
+    stack.callback(child.stop)
+
+
+def _until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, [p.read_text()[-3000:] for p in Path().glob("*.log")]
+        time.sleep(0.2)
+
+
+MAKERS = {
+    "run_fpl": run_fpl,
+    "run_drift": run_drift,
+    "federation": federation,
+    "data_owners": data_owners,
+}
 
 if __name__ == "__main__":
     main()

@@ -28,7 +28,8 @@ _PRAGMAS = ("application_id", "user_version", "page_size", "auto_vacuum", "encod
 _CIPHER = ("legacy", "legacy_page_size", "kdf_iter")
 _PASSING = ("-wal", "-shm", ".log", ".partial")
 """Ends of names of files that nobody needs after a program has ended."""
-_DRAWN = ("report.html", "figures", "logs")
+_LEFT_OUT = ("report.html", "figures", "logs", "superlink", "gateway")
+"""What is drawn from the rest, and what Flower and nginx get anew at every start."""
 _INTERNAL = ("sqlite_sequence", "sqlite_stat1")
 
 
@@ -40,7 +41,7 @@ def captured(folder):
     files, folders = {}, {".": _mode(folder)}
     for path in sorted(folder.rglob("*")):
         place = path.relative_to(folder).as_posix()
-        if {*path.relative_to(folder).parts} & {*_DRAWN} or place.endswith(_PASSING):
+        if {*path.relative_to(folder).parts} & {*_LEFT_OUT} or place.endswith(_PASSING):
             continue
         if path.is_dir():
             folders[place] = _mode(path)

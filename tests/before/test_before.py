@@ -4,12 +4,16 @@
 by opening it, and what goes on from there must come to the same as if nobody had stopped.
 """
 
+import contextlib
 import json
 import shutil
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
-from doors import ask, digests, exported
+from doors import ask, digests, exported, user_ledger
 from restoring import FIXTURES, captured, fixture, restore, restored
 
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.json"))
@@ -219,3 +223,101 @@ def test_the_owner_of_a_device_goes_on(run, here, name):
     assert [line["kind"] for line in new] == ["interaction", "attribute", "choice"]
     assert new[-1]["share_positives"] == 0.25
     assert sum(line["kind"] == "report" for line in after) == 2
+
+
+# --- a federation of data owners ------------------------------------------------------------------
+
+
+OWNERS = ("Alpha", "Beta")
+PARTIES = {"town": "town", "alpha": "Alpha", "beta": "Beta"}
+PARTIES |= {f"user_{n}": f"user-{n}" for n in (1, 2, 3)}
+
+
+DRIFT = pytest.mark.parametrize("drift", ["drift", "drift_sums"], indirect=True)
+"""In the second one owners send sums over people and keep their vectors."""
+
+
+@pytest.fixture
+def drift(request, here):
+    """An orchestrator, two data owners and three users, after two rounds: their fixtures by name."""
+    return {
+        place: restored(f"{request.param}_{name}", here / place) for name, place in PARTIES.items()
+    }
+
+
+@DRIFT
+def test_data_owners_and_users_say_what_they_said(drift, here):
+    for content in drift.values():
+        check_said(content)
+    for n in (1, 2, 3):
+        assert user_ledger(here / f"user-{n}") == drift[f"user-{n}"]["ledger"]
+
+
+@contextlib.contextmanager
+def served(*words):
+    """A service in a process of its own."""
+    command = [sys.executable, "-m", "sottovoce", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def address(file):
+    """Where a service listens, once it does."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(file.read_text())["url"]
+        time.sleep(0.05)
+    raise AssertionError(f"{file} does not come")
+
+
+def move(here, owner, url):
+    """The orchestrator's operator admits a data owner anew, at another address."""
+    card = json.loads((here / owner / "application.json").read_text())
+    (here / f"{owner}.json").write_text(json.dumps({**card, "url": url}))
+    words = ("--admit", f"{owner}.json", "--gateway", "127.0.0.1:9", "--out", f"{owner}-in.json")
+    made = ask("serve", "orchestrator", "town", *words)
+    assert made["number"] == OWNERS.index(owner)
+
+
+@pytest.mark.parametrize(
+    "drift", ["drift", pytest.param("drift_sums", marks=pytest.mark.slow)], indirect=True
+)
+def test_a_user_goes_on_with_data_owners(drift, here):
+    """Everybody is at another address than before. What waited arrives, and what was told before is
+    not told again; the model is the one that it was."""
+    before = {owner: drift[owner]["said"][0]["said"]["messages"]["taken"] for owner in OWNERS}
+    with contextlib.ExitStack() as stack:
+        ready = {"town": here / "town/orchestrator.json"}
+        ready |= {owner: here / owner / "owner.json" for owner in OWNERS}
+        for party in ready:
+            renew(here / party / "keys")
+            kind = "owner" if party in OWNERS else "orchestrator"
+            stack.enter_context(served("serve", kind, party, "--users-only", "--port", 0))
+        urls = {party: address(file) for party, file in ready.items()}
+        for owner in OWNERS:
+            move(here, owner, urls[owner])
+        url = urls["town"]
+        ask("serve", "orchestrator", "town", "--invite", 1, "--url", url, "--out", "invited")
+        for n in (1, 2):
+            ask("user", "join", f"user-{n}", "invited/invitation-1.json")
+        for one in drift["town"]["ranked"]:
+            assert not missing(one["said"], ask(*one["ask"]))
+        sent = ask("user", "send", "user-2")
+        assert (sent["waiting"], sent["refused"]) == (0, 0)
+        ask("user", "interact", "user-1", "film 9", "--liked", "--time", 4000)
+        now = {owner: ask("serve", "owner", owner, "--status") for owner in before}
+    shown = {n: ask("user", "show", f"user-{n}")["owners"] for n in (1, 2)}
+    told = {n: [o["arrived"] for o in shown[n]] for n in shown}
+    kept = {n: drift[f"user-{n}"]["said"][0]["said"]["owners"] for n in shown}
+    assert told[2] == [o["arrived"] + o["waiting"] for o in kept[2]]
+    assert told[1] == [kept[1][0]["arrived"], kept[1][1]["arrived"] + 1]
+    assert now["Alpha"]["messages"]["taken"] == before["Alpha"] + kept[2][0]["waiting"]
+    assert now["Beta"]["messages"]["taken"] == before["Beta"] + kept[2][1]["waiting"] + 1
+    for n in (1, 2):
+        ledger, rows = user_ledger(here / f"user-{n}"), drift[f"user-{n}"]["ledger"]
+        assert ledger[: len(rows)] == rows
+        assert sum(row["interactions"] for row in ledger[len(rows) :]) == {1: 1, 2: 3}[n]
