@@ -34,6 +34,9 @@ from sottovoce.engines.https.orchestrator_folder import open_orchestrator_folder
 AUTHORITIES_SINCE = datetime(2025, 1, 1, tzinfo=UTC)
 """Certificates of authorities last ten years; tests renew those of servers."""
 
+PROXY_PORT = 21_847
+"""Terms name the address of a proxy, so a test must have it; it is none that systems give out."""
+
 TOWN = """
 seed = 3
 
@@ -59,6 +62,29 @@ mix = [
   { weight = 1, takes_part = false },
   { weight = 3, share_positives = 0.5 },
 ]
+"""
+FMF = """
+[algorithm]
+name = "fmf"
+embedding_size = 3
+rounds = 4
+
+[release]
+max_reports = 5
+tiers = [{ epsilon = 1.0, min_devices = 2 }]
+
+[consent]
+mix = [
+  { weight = 2, epsilon = 1.5, max_reports = 20, total_epsilon = 1000.0 },
+  { weight = 2, epsilon = 3.0, max_reports = 50 },
+]
+"""
+SUMMED = """
+[link]
+name = "secure-sum"
+min_devices = 3
+clip = 0.5
+noise = 1.5
 """
 SHOPS = """
 name = "shops"
@@ -234,7 +260,21 @@ def _stopped_in(epoch):
 def federation(_):
     """A run by real processes that was stopped after two rounds: the run's folder with that of its
     server, and the stores of its devices."""
-    file = _written(TOWN + FPL, "fpl")
+    _trial("run_https", TOWN + FPL)
+
+
+def shuffled(_):
+    """With a proxy that shuffles, and budgets."""
+    _trial("run_shuffled", TOWN + FMF)
+
+
+def summed(_):
+    """With the proxy of a secure sum, which adds noise."""
+    _trial("run_summed", TOWN + FPL.replace("takes_part = false", "share_positives = 1.0") + SUMMED)
+
+
+def _trial(name, experiment):
+    file = _written(experiment, "fpl")
     ask("run", file, "--out", "whole")
     with _trial_stopped_at(2):
         call(["run", file, "--engine", "https", "--processes", "1", "--out", "run"])
@@ -247,7 +287,7 @@ def federation(_):
     lying = {d.name: _below(parts, f"services/devices/{d.name}") for d in devices}
     first, second = devices[: len(devices) // 2], devices[len(devices) // 2 :]
     write_fixture(
-        "run_https_cut",
+        f"{name}_cut",
         {
             "round": 2,
             "experiment": Path(file).read_text(),
@@ -262,7 +302,7 @@ def federation(_):
             for kind in content:
                 content[kind] |= lying[device.name][kind]
         content["exported"] = {device.name: stores[device.name] for device in some}
-        write_fixture(f"run_https_devices_{number}", content)
+        write_fixture(f"{name}_devices_{number}", content)
 
 
 @contextlib.contextmanager
@@ -273,11 +313,12 @@ def _trial_stopped_at(round):
         advance(self, round, tick)
         raise KeyboardInterrupt
 
-    trial.HttpsTrial.advance = stop
+    free_port = trial.free_port
+    trial.HttpsTrial.advance, trial.free_port = stop, lambda: PROXY_PORT
     try:
         yield
     finally:
-        trial.HttpsTrial.advance = advance
+        trial.HttpsTrial.advance, trial.free_port = advance, free_port
 
 
 def _below(content, place):
@@ -417,6 +458,8 @@ MAKERS = {
     "run_fpl": run_fpl,
     "run_drift": run_drift,
     "federation": federation,
+    "shuffled": shuffled,
+    "summed": summed,
     "data_owners": data_owners,
 }
 

@@ -7,6 +7,7 @@ by opening it, and what goes on from there must come to the same as if nobody ha
 import contextlib
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -141,54 +142,101 @@ def test_a_run_goes_on_from_its_checkpoint_and_not_from_the_start(name, here, se
 # --- a federation of devices ----------------------------------------------------------------------
 
 
-PARTS = ("run_https_cut", "run_https_devices_0", "run_https_devices_1")
-
-
 @pytest.fixture
-def run(here):
+def run(request, here):
     """A run by real processes, stopped after two rounds: a server's folder and devices' stores."""
-    for name in PARTS:
-        restored(name, here / "run")
+    for part in parts(getattr(request, "param", "run_https")):
+        restored(part, here / "run")
     return here / "run"
 
 
-def stores():
+def parts(name):
+    return [f"{name}_cut", f"{name}_devices_0", f"{name}_devices_1"]
+
+
+def stores(name="run_https"):
     """By name of the folder, all that was in the stores."""
-    return {name: lines for part in PARTS[1:] for name, lines in fixture(part)["exported"].items()}
+    return {
+        store: lines
+        for part in parts(name)[1:]
+        for store, lines in fixture(part)["exported"].items()
+    }
 
 
-def test_a_server_and_its_devices_say_what_they_said(run):
-    check_said(fixture(PARTS[0]))
-    kept = stores()
-    assert sum(line["kind"] == "report" for lines in kept.values() for line in lines) == 6
-    for name, lines in kept.items():
-        now = exported(run / "services/devices" / name)
-        assert not missing(lines, now), name
+SENT = {"run_https": 6, "run_shuffled": 8, "run_summed": 8}
+"""Reports in the stores of all devices."""
 
 
-def test_a_federation_goes_on_to_the_same_end(run, here):
-    """Real processes: the server publishes the model that it had, devices learn and book on."""
-    content = fixture(PARTS[0])
+@pytest.mark.parametrize(("run", "name"), [(n, n) for n in SENT], indirect=["run"])
+def test_a_server_and_its_devices_say_what_they_said(run, name):
+    check_said(fixture(f"{name}_cut"))
+    kept = stores(name)
+    assert sum(line["kind"] == "report" for all_ in kept.values() for line in all_) == SENT[name]
+    for store, lines in kept.items():
+        now = exported(run / "services/devices" / store)
+        assert not missing(lines, now), store
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ("run_https", "run_https"),
+        pytest.param("run_shuffled", "run_shuffled", marks=slow),
+        pytest.param("run_summed", "run_summed", marks=slow),
+    ],
+    indirect=["run"],
+)
+def test_a_federation_goes_on_to_the_same_end(run, name, here):
+    """Real processes: the server publishes the model that it had, devices learn and book on, and a
+    proxy knows who is who."""
+    content = fixture(f"{name}_cut")
     before = content["said"][0]["said"]
-    renew(run / "services/server/keys")
+    for keys in (run / "services").glob("*/keys"):
+        renew(keys)
+    need_port(run / "services/proxy/port")
     (here / "fpl.toml").write_text(content["experiment"])
     trial = ("--engine", "https", "--processes", 1)
     ask("run", "fpl.toml", *trial, "--out", run, "--resume")
     assert digests(run) == content["digests"]
     now = ask("serve", "status", run / "services/server")
-    assert (before["round"], now["round"]) == (2, 6)
+    rounds = json.loads((run / "manifest.json").read_text())["schedule"]["rounds"]
+    assert (before["round"], now["round"]) == (2, rounds)
     assert now["rounds"][:2] == before["rounds"]
     assert (now["enrolled"], now["refused"]) == (before["enrolled"], before["refused"])
-    for name, lines in stores().items():
-        after = exported(run / "services/devices" / name)
-        lasting = [line for line in lines if line["kind"] not in ("budget", "vector")]
-        assert all(line in after for line in lasting), name
+    for store, lines in stores(name).items():
+        after = exported(run / "services/devices" / store)
+        lasting = [line for line in lines if line["kind"] not in ("budget", "spent", "vector")]
+        assert all(line in after for line in lasting), store
         sent = [line for line in after if line["kind"] == "report"]
         spent = [line for line in after if line["kind"] == "budget"]
-        assert [line["round"] for line in sent] == ([*range(6)] if sent else [])
+        assert [line["round"] for line in sent] == ([*range(rounds)] if sent else [])
         assert bool(sent) == any(line["kind"] == "report" for line in lines)
         assert sum(line["releases"] for line in spent) == len(sent)
         assert sum(line["bytes"] for line in spent) == sum(line["bytes"] for line in sent)
+
+
+def need_port(file):
+    """Terms name the address of a proxy."""
+    if file.exists():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", int(file.read_text())))
+            except OSError:
+                pytest.skip(f"port {file.read_text()} is taken on this machine")
+
+
+@pytest.mark.parametrize("run", ["run_shuffled", "run_summed"], indirect=True)
+def test_a_proxy_remembers_where_it_was(run, here):
+    """What it has told or taken for a round it neither tells nor takes again."""
+    proxy = run / "services/proxy"
+    made = ask("serve", "backup", proxy, here / "safe")
+    assert made["kind"] == ("masker" if (proxy / "seal.pub").exists() else "proxy")
+    done = ask("serve", "restore", here / "safe", proxy)
+    assert done["next_round"] == 2 + (made["kind"] == "proxy")
 
 
 def test_a_server_takes_devices_and_orders_as_before(run, here):
@@ -239,7 +287,7 @@ DRIFT = pytest.mark.parametrize("drift", ["drift", "drift_sums"], indirect=True)
 
 @pytest.fixture
 def drift(request, here):
-    """An orchestrator, two data owners and three users, after two rounds: their fixtures by name."""
+    """An orchestrator, two data owners and three users after two rounds: their fixtures by name."""
     return {
         place: restored(f"{request.param}_{name}", here / place) for name, place in PARTIES.items()
     }
