@@ -8,9 +8,13 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from sottovoce.cli import call
+from sottovoce.engines.flower.checkpoint import Checkpoint
+from sottovoce.engines.https.proxy_folder import open_proxy_folder
+from sottovoce.parties.store import CohortStore
 from sottovoce.parties.user_store import UserStore
 
 
@@ -42,10 +46,24 @@ def user_ledger(store):
     return [row | {"epsilon": repr(row["epsilon"])} for row in rows]
 
 
+def open_device(store):
+    """For writing, as its agent does."""
+    CohortStore.open(store, agent=True).close()
+
+
+def open_proxy(folder):
+    """What a shuffling proxy holds, as its service does."""
+    open_proxy_folder(folder).store().close()
+
+
+def open_checkpoint(folder):
+    """What a server's part in Flower remembers, as its conductor does."""
+    with Checkpoint(folder):
+        pass
+
+
 def digests(run):
     """What a finished run came to: its arrays and its ledger, bit for bit."""
-    import numpy as np
-
     found = {}
     for name in ("model.npz", "devices.npz"):
         with np.load(run / name) as arrays:

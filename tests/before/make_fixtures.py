@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from doors import ask, digests, exported, user_ledger
-from restoring import captured, write_fixture
+from restoring import captured, restored, write_fixture
 
 from sottovoce import running, silo_running
 from sottovoce.cli import call
@@ -28,6 +28,7 @@ from sottovoce.data.dataset import Dataset
 from sottovoce.data.interactions import Interactions
 from sottovoce.data.prepared import write_prepared
 from sottovoce.engines import processes
+from sottovoce.engines.flower.trial import FlowerTrial
 from sottovoce.engines.https import keys, trial
 from sottovoce.engines.https.orchestrator_folder import open_orchestrator_folder
 
@@ -305,20 +306,47 @@ def _trial(name, experiment):
         write_fixture(f"{name}_devices_{number}", content)
 
 
+def flower(_):
+    """The same by Flower: a server with a checkpoint, and gateways with cohorts."""
+    file = _written(TOWN + FPL, "fpl")
+    ask("run", file, "--out", "whole")
+    with _trial_stopped_at(2):
+        call(["run", file, "--engine", "flower", "--processes", "2", "--out", "run"])
+    cohorts = sorted(path.parent for path in Path("run/services").glob("*/*/store.db"))
+    said = [_said("serve", "flower", "run/services/server", "--status")]
+    said += [_said("device", "status", str(place)) for place in cohorts]
+    write_fixture(
+        "run_flower_cut",
+        {
+            "round": 2,
+            "experiment": Path(file).read_text(),
+            "digests": digests(Path("whole")),
+            "said": said,
+            "exported": {str(place): exported(place) for place in cohorts},
+            **captured(Path("run")),
+        },
+    )
+
+
 @contextlib.contextmanager
 def _trial_stopped_at(round):
-    advance = trial.HttpsTrial.advance
+    def stopped(advance):
+        def stop(self, to, tick):
+            advance(self, round, tick)
+            raise KeyboardInterrupt
 
-    def stop(self, to, tick):
-        advance(self, round, tick)
-        raise KeyboardInterrupt
+        return stop
 
-    free_port = trial.free_port
-    trial.HttpsTrial.advance, trial.free_port = stop, lambda: PROXY_PORT
+    kinds = {kind: kind.advance for kind in (trial.HttpsTrial, FlowerTrial)}
+    free_port, trial.free_port = trial.free_port, lambda: PROXY_PORT
+    for kind, advance in kinds.items():
+        kind.advance = stopped(advance)
     try:
         yield
     finally:
-        trial.HttpsTrial.advance, trial.free_port = advance, free_port
+        trial.free_port = free_port
+        for kind, advance in kinds.items():
+            kind.advance = advance
 
 
 def _below(content, place):
@@ -454,13 +482,39 @@ def _until(condition, seconds=60):
         time.sleep(0.2)
 
 
+# --- backups --------------------------------------------------------------------------------------
+
+
+BACKUPS = {
+    "device": ("run_https_devices_0", "services/devices/0000"),
+    "user": ("drift_user_2", "."),
+    "server": ("run_https_cut", "services/server"),
+    "proxy": ("run_shuffled_cut", "services/proxy"),
+    "masker": ("run_summed_cut", "services/proxy"),
+    "owner": ("drift_alpha", "."),
+    "orchestrator": ("drift_town", "."),
+}
+"""Of which fixtures, and where in them."""
+
+
+def backups(scratch):
+    """Of folders that are in other fixtures."""
+    for name, (of, place) in BACKUPS.items():
+        restored(of, scratch / of)
+        made = ask("serve", "backup", scratch / of / place, scratch / name)
+        facts = {key: made[key] for key in ("kind", "federation", "created", "files", "left_out")}
+        write_fixture(f"backup_{name}", {"made": facts, **captured(scratch / name)})
+
+
 MAKERS = {
     "run_fpl": run_fpl,
     "run_drift": run_drift,
     "federation": federation,
     "shuffled": shuffled,
     "summed": summed,
+    "flower": flower,
     "data_owners": data_owners,
+    "backups": backups,
 }
 
 if __name__ == "__main__":
