@@ -6,6 +6,7 @@ Run it once for a version whose folders later ones must be able to go on with:
 
 Later versions are held to what is in `fixtures/`, so do not run it again when a test fails: mend
 the program, or have it bring old folders up to date. Worlds are made up, keys are worth nothing.
+What is there now was written by the tree of commit 6231881, before modules and stores were joined.
 """
 
 import argparse
