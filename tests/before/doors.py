@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from sottovoce.cli import call
-from sottovoce.engines.flower.checkpoint import Checkpoint
-from sottovoce.engines.https.proxy_folder import open_proxy_folder
-from sottovoce.parties.store import CohortStore
-from sottovoce.parties.user_store import UserStore
+from sottovoce.stores.conductor import Checkpoint
+from sottovoce.stores.shuffler_folder import open_proxy_folder
+from sottovoce.stores.device import CohortStore
+from sottovoce.stores.user import UserStore
 
 
 def ask(*arguments, code=0):
