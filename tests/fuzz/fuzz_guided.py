@@ -14,6 +14,7 @@ from pathlib import Path
 
 WATCHED = (
     "sottovoce.services", "sottovoce.wire", "sottovoce.config", "sottovoce.parties",
+    "sottovoce.stores",
 )  # fmt: skip
 _BEGIN = 1000
 
