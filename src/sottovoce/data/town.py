@@ -61,8 +61,8 @@ GENDERS, AGE_BANDS, OCCUPATIONS, _DISTRICTS, _TAILS = (
     tuple(_WORDS[name]) for name in ("genders", "age_bands", "occupations", "districts", "tails")
 )
 KINDS = tuple(
-    VenueKind(top, leaf, tuple(heads), *leans, tuple(jobs))
-    for top, leaf, heads, *leans, jobs in _WORDS["kinds"]
+    VenueKind(top, leaf, tuple(heads), weight, female, young, tuple(jobs))
+    for top, leaf, heads, weight, female, young, jobs in _WORDS["kinds"]
 )
 
 
