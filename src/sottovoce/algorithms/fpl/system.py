@@ -335,7 +335,9 @@ class FPL(CrossDevice):
     ) -> Accelerator:
         from sottovoce.algorithms.fpl.cuda import FPLOnGPU
 
-        return FPLOnGPU.load(self, cohort, n_items, rule, device)
+        return FPLOnGPU.load(
+            self.config.step(), self.config.width, self.triples, cohort, n_items, rule, device
+        )
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """By the same steps as in a round, on at least so many draws."""

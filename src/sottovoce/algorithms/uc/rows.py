@@ -27,7 +27,7 @@ from sottovoce.algorithms.uc.networks import (
     Recommender,
     Weights,
 )
-from sottovoce.algorithms.uc.settings import UCConfig
+from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.errors import Diverged
 from sottovoce.rng import Streams
@@ -115,7 +115,7 @@ class Layout:
     n_rows: int
 
     @classmethod
-    def of(cls, settings: UCConfig, n_items: int) -> Layout:
+    def of(cls, settings: UCOptions, n_items: int) -> Layout:
         settings.require_classes()
         layers = _HIDDEN[settings.filters]
         filters = tuple((a.name, len(a.classes), layers) for a in settings.attributes)

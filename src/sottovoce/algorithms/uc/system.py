@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Accelerator, Cohort, Counts, CrossDevice
 from sottovoce.algorithms.uc.networks import Model
+from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.algorithms.uc.rows import Layout
 from sottovoce.algorithms.uc.rows import Updates as Changes
-from sottovoce.algorithms.uc.settings import UCConfig
 from sottovoce.algorithms.uc.training import Clients, LocalTraining, train
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
@@ -56,7 +56,7 @@ class UC(CrossDevice):
     """Both halves of UC-FedRec, under a release that clips as `norm` says."""
 
     sums: ClassVar[bool] = True
-    config: UCConfig
+    config: UCOptions
     clip: float
     norm: Literal["l2", "l1", "scalar"]
     counted: bool = True
@@ -256,7 +256,7 @@ class UC(CrossDevice):
                 "somebody shares a part of her positive items, which is sorted out on the CPU; "
                 "leave it on --device cpu"
             )
-        return UCOnTorch.load(self, cohort, rng, scales, device)
+        return UCOnTorch.load(self.learn_on, cohort, rng, scales, device)
 
     def training(self, round: int) -> LocalTraining:
         """How devices learn in this round."""

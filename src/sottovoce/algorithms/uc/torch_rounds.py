@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,17 +14,30 @@ from torch import Tensor
 from sottovoce.algorithms.base import Cohort, Counts
 from sottovoce.algorithms.fpl.cuda import require
 from sottovoce.algorithms.uc.rows import Updates
-from sottovoce.algorithms.uc.system import UC
 from sottovoce.algorithms.uc.training import user_keys, words
 from sottovoce.core.messages import ModelView
 from sottovoce.rng import Streams
+
+
+class LearnOn(Protocol):
+    """A round of some devices as large operations on one place."""
+
+    def __call__(
+        self,
+        place: torch.device,
+        view: ModelView,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        rng: Streams,
+        perturb: Callable[[Updates, NDArray[np.int64]], Updates] | None,
+    ) -> tuple[NDArray[np.int64], Counts]: ...
 
 
 @dataclass(slots=True, repr=False)
 class UCOnTorch:
     """An `Accelerator` (parties/device.py) for one cohort."""
 
-    algorithm: UC
+    learn_on: LearnOn
     cohort: Cohort
     rng: Streams
     """The devices' own."""
@@ -35,14 +49,14 @@ class UCOnTorch:
     @classmethod
     def load(
         cls,
-        algorithm: UC,
+        learn_on: LearnOn,
         cohort: Cohort,
         rng: Streams,
         scales: NDArray[np.float64],
         device: str = "cuda",
     ) -> UCOnTorch:
         require(device)
-        return cls(algorithm, cohort, rng, torch.device(device), scales)
+        return cls(learn_on, cohort, rng, torch.device(device), scales)
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
@@ -55,7 +69,7 @@ class UCOnTorch:
             scale = torch.tensor(self.scales[part], dtype=torch.float32, device=self.place)
             return noisy(updates, keys, scale)
 
-        return self.algorithm.learn_on(
+        return self.learn_on(
             self.place,
             view,
             self.cohort,
