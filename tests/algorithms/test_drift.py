@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.drift.blocks import (
     Block,
     BlockStep,
+    DriftModel,
     Events,
-    Model,
     first_rows,
     gradient,
     learn,
@@ -74,7 +74,7 @@ def test_messages_and_the_plan_give_the_same_model(
     _, sent, updates = by_messages(config, train, member, epochs=2, refused=refused)
     events, told = door(table, 5, refused).would_leave(Events.of(train, 4.0, order))
     blocks = plan(events, table, theta, window, told)
-    planned = Model.start(5, 9, config.embedding_size, RNG)
+    planned = DriftModel.start(5, 9, config.embedding_size, RNG)
     for _ in range(2):
         learn(planned, blocks, config.step())
     assert updates == 2 * blocks.steps
@@ -198,7 +198,7 @@ def test_a_plan_of_nothing_has_no_rounds():
     nothing = Events.of(world(3, 6, 0, seed=0), 4.0, "time")
     blocks = plan(nothing, OwnerTable.of_membership(SEVERAL), 2)
     assert (len(blocks), blocks.steps) == (0, 0)
-    assert learn(Model.start(3, 6, 4, RNG), blocks, BlockStep()) == (0, 0)
+    assert learn(DriftModel.start(3, 6, 4, RNG), blocks, BlockStep()) == (0, 0)
 
 
 def test_an_epoch_goes_on_without_an_owner_that_does_not_answer():

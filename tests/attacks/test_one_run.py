@@ -148,8 +148,8 @@ def reports_run(settings, epsilon, reports):
         consent = Consent.uniform(everyone, Choice(epsilon=epsilon, max_reports=reports))
         link, heard = Proxied(), Recorder()
         made = Federation.build(settings, train, consent, release, Streams.from_seed(1), link=link)
-        made.run(listeners=[heard])
-        rounds = seen_by(heard.heard, "server")
+        made.run(message_observers=[heard])
+        rounds = seen_by(heard.seen, "server")
         return View("server", rounds, settings, release, link, train.n_items, made.server.items)
 
     return run
@@ -232,8 +232,8 @@ def sums_run(noise, rounds=2, kept=True):
         made = Federation.build(
             settings, train, consent, Everything(), Streams.from_seed(1), link=link
         )
-        made.run(listeners=[heard])
-        rounds_seen = seen_by(heard.heard, "server")
+        made.run(message_observers=[heard])
+        rounds_seen = seen_by(heard.seen, "server")
         return View(
             "server", rounds_seen, settings, Everything(), link, train.n_items, made.server.items
         )
@@ -245,10 +245,10 @@ class Everywhere:
     """Keeps every message as it is."""
 
     def __init__(self):
-        self.heard = {}
+        self.seen = {}
 
-    def hear(self, party, message):
-        self.heard.setdefault(party, {}).setdefault(message.round, []).append(message)
+    def on_message(self, party, message):
+        self.seen.setdefault(party, {}).setdefault(message.round, []).append(message)
 
 
 def distance(run):

@@ -62,7 +62,7 @@ class Senders:
     def __init__(self):
         self.rounds = {}
 
-    def hear(self, party, message):
+    def on_message(self, party, message):
         if party == "server" and hasattr(message, "sender"):
             self.rounds.setdefault(message.round, []).extend(message.sender.tolist())
 
@@ -70,7 +70,7 @@ class Senders:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_each_sends_as_often_as_its_limit_permits_and_the_others_go_on(kind):
     federation, heard = made(kind), Senders()
-    federation.run(listeners=[heard])
+    federation.run(message_observers=[heard])
     for round, sent in heard.rounds.items():
         third = {user % 3 for user in sent}
         assert third == {place for place, most in enumerate((2, 4, ROUNDS)) if round < most}

@@ -43,10 +43,10 @@ class Observer(Protocol):
     def look(self, moment: Moment) -> None: ...
 
 
-class Listener(Protocol):
-    """Hears every message. Where there is one, messages are written out."""
+class MessageObserver(Protocol):
+    """Sees every message. If there is one, messages are written out."""
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         """A message of `messages` has reached this party: "server", "proxy", or, what is published,
         "device"."""
         ...
@@ -105,7 +105,7 @@ class Checkpoints:
             self._last = time.monotonic()
 
 
-# Ctrl-C, heard between two rounds, where the state of a run is whole. The interrupt arrives at
+# Ctrl-C, answered between two rounds, where the state of a run is whole. The interrupt arrives at
 # any line of Python: often after the devices have learnt and before the server has folded. A
 # checkpoint taken there would not resume to the same model. So the first Ctrl-C is only noted,
 # and answered at the observers' next look; a second one stops at once and saves nothing, which
@@ -113,14 +113,14 @@ class Checkpoints:
 
 
 @dataclass(slots=True)
-class Ears:
-    """Hears Ctrl-C for whoever asks between two steps."""
+class InterruptFlag:
+    """Notes Ctrl-C for whoever asks between two steps."""
 
     asked: bool = field(default=False, init=False)
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Within, the first Ctrl-C is noted instead of raised (the main thread alone hears it)."""
+    def deferred(self) -> Iterator[None]:
+        """Within, the first Ctrl-C is noted instead of raised (the main thread alone gets it)."""
         before = signal.getsignal(signal.SIGINT)
         here = threading.current_thread() is threading.main_thread()
         if not here or before is not signal.default_int_handler:
@@ -139,7 +139,7 @@ class Ears:
 
 
 @dataclass(slots=True)
-class Interrupts(Ears):
+class Interrupts(InterruptFlag):
     """An observer, to be the last one: saves, then raises KeyboardInterrupt, once one was noted."""
 
     step: int

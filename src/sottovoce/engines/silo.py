@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.aggregated import AggregatedPlan, Aggregation
-from sottovoce.algorithms.drift.blocks import Blocks, Events, Model
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig
@@ -101,8 +101,10 @@ class SiloWorld:
         plan = self.aggregated_plan()
         return Aggregation(plan, self.config, self.n_users, len(self.catalogue), self.root)
 
-    def first_model(self) -> Model:
-        return Model.start(self.n_users, len(self.catalogue), self.config.embedding_size, self.root)
+    def first_model(self) -> DriftModel:
+        return DriftModel.start(
+            self.n_users, len(self.catalogue), self.config.embedding_size, self.root
+        )
 
 
 def held_out_blocks(world: SiloWorld, test: Interactions) -> Blocks:
@@ -113,10 +115,10 @@ def held_out_blocks(world: SiloWorld, test: Interactions) -> Blocks:
     return plan(events, world.table, world.config.theta, told=told)
 
 
-class SiloTrial(Protocol):
+class OwnersTrial(Protocol):
     """A federation of real processes on this machine, made from a world and a folder."""
 
-    def train(self, report: Report) -> Model:
+    def train(self, report: Report) -> DriftModel:
         """All epochs; goes on from where its folder is. Rows of users without events are 0."""
         ...
 
@@ -152,7 +154,7 @@ def owners_of(dataset: Dataset, by: Sharing) -> tuple[tuple[str, ...], NDArray[n
 
 
 @dataclass(frozen=True, slots=True)
-class Federated:
+class EpochFacts:
     """What an epoch of a world comes to."""
 
     blocks: int
@@ -172,7 +174,7 @@ class Federated:
     """Items at owners of which no row ever leaves, since too few people touch them."""
 
 
-def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, ...]) -> Federated:
+def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, ...]) -> EpochFacts:
     config, withheld = world.config, 0
     rounds = 0 if blocks.rounds is None else len(blocks.rounds) - 1
     if config.release == "printed":
@@ -185,7 +187,7 @@ def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, 
         people = world.aggregated_plan().people(len(world.catalogue))
         withheld = int(((people > 0) & (people < config.min_users)).sum())
     without = members - len(np.unique(blocks.user))
-    return Federated(len(blocks), updates, rounds, users, items, members, without, empty, withheld)
+    return EpochFacts(len(blocks), updates, rounds, users, items, members, without, empty, withheld)
 
 
 def rows_moved(blocks: Blocks) -> tuple[int, int]:

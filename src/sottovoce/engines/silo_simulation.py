@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sottovoce.algorithms.drift.aggregated import AggregatingOwner
-from sottovoce.algorithms.drift.blocks import Events, Model
+from sottovoce.algorithms.drift.blocks import DriftModel, Events
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
@@ -182,7 +182,7 @@ class _Session:
     sequence: int = 0
 
 
-class Pairs:
+class PairSessions:
     def __init__(self, meter: Meter, users: list[int], owners: list[int]) -> None:
         self._meter = meter
         self._issuer = Issuer("simulation")
@@ -237,7 +237,7 @@ AGREEMENT_BYTES = PASS_BYTES + 3 * SESSION_BYTES + 64
 """What a user and an owner say to each other to agree on a key."""
 
 
-class Link:
+class OwnerLink:
     """Between an owner and the orchestrator: in the clear, or in records as TLS 1.3 makes them
     (AES-256-GCM, 22 bytes more each; both sides count them). The handshake, once for an owner, is
     not measured."""
@@ -271,7 +271,7 @@ class Link:
 def way_of(sealing: Sealing, meter: Meter, users: list[int], owners: list[int]) -> Way:
     """How these users' interactions reach these owners."""
     if sealing == "pairs":
-        return Pairs(meter, users, owners)
+        return PairSessions(meter, users, owners)
     return Shared(meter, owners) if sealing == "shared" else Clear(meter)
 
 
@@ -324,7 +324,7 @@ class SiloSimulation:
         rng: Streams,
         sealing: Sealing = "pairs",
         witness: Witness | None = None,
-        model: Model | None = None,
+        model: DriftModel | None = None,
         door: InteractionDoor | None = None,
     ) -> None:
         """Starts from first rows, or from a model. Without a door everybody takes part and refuses
@@ -338,7 +338,7 @@ class SiloSimulation:
         self.door = door or _open_door(wanted, table)
         numbers = sorted(wanted & set(self.door.users()))
         way = way_of(sealing, self._meter, numbers, owners)
-        links = {owner: Link(owner, sealing == "pairs", self._meter) for owner in owners}
+        links = {owner: OwnerLink(owner, sealing == "pairs", self._meter) for owner in owners}
         self.orchestrator = _joined(config, rng, table, numbers, model)
         self.orchestrator.wire(links, self._meter)
         self.owners: dict[int, Owner] = {
@@ -353,7 +353,7 @@ class SiloSimulation:
         return f"<SiloSimulation {self.sealing}, {len(self.owners)} owners>"
 
     @property
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         return self.orchestrator.model
 
     def epoch(self, events: Events) -> EpochCost:
@@ -386,7 +386,7 @@ class _MeteredUser(UserAtDoor):
 
 
 class _WiredOwner(Owner):
-    def wire(self, way: Way, link: Link, meter: Meter) -> None:
+    def wire(self, way: Way, link: OwnerLink, meter: Meter) -> None:
         self._way, self._link, self._meter = way, link, meter
 
     def receive(self, interaction: Interaction) -> bool:
@@ -444,7 +444,7 @@ class _WiredAggregatingOwner(_WiredOwner, AggregatingOwner):  # type: ignore[mis
 
 
 def _wired(
-    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: Link, meter: Meter
+    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: OwnerLink, meter: Meter
 ) -> Owner:
     kind = _WiredAggregatingOwner if config.release == "aggregated" else _WiredOwner
     owner = kind(number, table.items(number), config)
@@ -453,7 +453,7 @@ def _wired(
 
 
 class _WiredOrchestrator(Orchestrator):
-    def wire(self, links: Mapping[int, Link], meter: Meter) -> None:
+    def wire(self, links: Mapping[int, OwnerLink], meter: Meter) -> None:
         self._links, self._meter = links, meter
 
     def answer(self, request: RowRequest) -> Rows:
@@ -477,7 +477,7 @@ class _WiredOrchestrator(Orchestrator):
 
 
 def _joined(
-    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: Model | None
+    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: DriftModel | None
 ) -> _WiredOrchestrator:
     if model is None:
         orchestrator = _WiredOrchestrator(config, rng)

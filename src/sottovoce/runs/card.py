@@ -60,7 +60,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CardSetting:
     """What the people of a run relied on."""
 
     words: str
@@ -79,7 +79,7 @@ class Card:
     facts: Mapping[str, str] = field(default_factory=dict)
     """System, data, link, release, choices, what was looked at: in words."""
     notes: tuple[str, ...] = ()
-    setting: Setting = Setting("what was set")
+    setting: CardSetting = CardSetting("what was set")
     failed: tuple[Failed, ...] = ()
 
     def require_whole(self) -> None:
@@ -165,7 +165,7 @@ class Card:
         return [in_words(result, self.setting) for result in self.results]
 
 
-def in_words(result: Result, setting: Setting) -> str:
+def in_words(result: Result, setting: CardSetting) -> str:
     """What a result means to the owner of a device."""
     head = f"{result.promise.rstrip('.')} ({result.code})."
     who = _PARTIES[result.party]
@@ -200,7 +200,7 @@ def _found(result: Result, who: str) -> str:
     return f"{who} reaches a {result.measure} of {shown}; without the attack it is {plain}."
 
 
-def _remedy(result: Result, setting: Setting) -> str:
+def _remedy(result: Result, setting: CardSetting) -> str:
     stay = "Who must not be read should not take part."
     alike = [a for a in ATTACKS.values() if (a.code, a.party) == (result.code, result.party)]
     alike.sort(key=lambda attack: attack.name != result.attack)

@@ -15,7 +15,7 @@ import numpy as np
 from sottovoce.core.consent import Consent
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
-from sottovoce.engines.trial import Trial, World, folder_of, trial_rules
+from sottovoce.engines.trial import Trial, TrialWorld, folder_of, trial_rules
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation.protocol import SLAB, Evaluation, Protocol
 from sottovoce.experiment import Experiment
@@ -91,7 +91,7 @@ def start_trial(
     return FlowerTrial(world, folder_of(run), processes or 3)
 
 
-def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -> World:
+def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -> TrialWorld:
     """What the parties of an experiment are given at the start."""
     plan, devices = federation.schedule, federation.devices
     settings = experiment.cross_device()
@@ -100,7 +100,7 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
     digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
     n_items = train.n_items
     named = experiment.table.get("service", {})
-    return World(
+    return TrialWorld(
         terms=Terms.of(
             f"{experiment.name}-{digest}",
             n_items,
@@ -127,7 +127,7 @@ Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Outcome:
+class RunOutcome:
     """What a run gave, beside its folder."""
 
     experiment: Experiment

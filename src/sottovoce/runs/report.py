@@ -47,7 +47,7 @@ from sottovoce.runs.tables import (
     sent_table,
     service_table,
 )
-from sottovoce.runs.train import DeviceOutcome, Outcome, SiloOutcome, run_experiment
+from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome, run_experiment
 
 # What a run's report says of privacy: what is not protected, and what reports and sums cost.
 
@@ -379,12 +379,12 @@ def what_left(outcome: SiloOutcome) -> KeyValues:
 
 
 def write_run_report(
-    run: Outcome | Path, also: Mapping[str, Evaluation] | None = None, *, threads: int = 1
+    run: RunOutcome | Path, also: Mapping[str, Evaluation] | None = None, *, threads: int = 1
 ) -> Path:
     """report.html and figures/ in the run's folder. `also` adds systems to the results table. A
     folder's run must have finished; its baselines are fitted again, since a run keeps averages and
     no per-user values."""
-    outcome = run if isinstance(run, Outcome) else _outcome(run, threads)
+    outcome = run if isinstance(run, RunOutcome) else _outcome(run, threads)
     if outcome.folder is None:
         raise RunError("this run was not kept in a folder; there is nowhere to write a report")
     finished = FinishedRun(
@@ -412,19 +412,19 @@ def write_run_report(
         return write_report(page, f"{outcome.experiment.name}: {outcome.system}", sections)
 
 
-def side_by_side(outcome: Outcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
+def side_by_side(outcome: RunOutcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
     """The baselines, then `also`, then the run's own system."""
     others = {k: e for k, e in outcome.evaluations.items() if k != outcome.system}
     return {**others, **also, outcome.system: outcome.evaluations[outcome.system]}
 
 
-def _outcome(folder: Path, threads: int) -> Outcome:
+def _outcome(folder: Path, threads: int) -> RunOutcome:
     run = FinishedRun.open(folder)
     run.scorer()  # raises where the model is not that of this run
     return run_experiment(run.experiment, folder, resume=True, threads=threads)
 
 
-def _facts(outcome: Outcome) -> list[Block]:
+def _facts(outcome: RunOutcome) -> list[Block]:
     experiment = outcome.experiment
     data, train = experiment.data, outcome.split.train
     manifest = outcome.folder.manifest() if outcome.folder is not None else {}
@@ -453,7 +453,7 @@ def _facts(outcome: Outcome) -> list[Block]:
     return [story, KeyValues(facts)]
 
 
-def _how(outcome: Outcome) -> tuple[TextBlock, Mapping[str, object]]:
+def _how(outcome: RunOutcome) -> tuple[TextBlock, Mapping[str, object]]:
     """How a system goes about, as a story and as facts."""
     if isinstance(outcome, SiloOutcome):
         return silo_story(outcome), silo_facts(outcome)
@@ -469,7 +469,7 @@ def _how(outcome: Outcome) -> tuple[TextBlock, Mapping[str, object]]:
     }
 
 
-def _schedule(outcome: Outcome) -> Schedule:
+def _schedule(outcome: RunOutcome) -> Schedule:
     if not isinstance(outcome, DeviceOutcome):
         raise RunError("this run has no rounds of devices")
     return outcome.federation.schedule
@@ -482,7 +482,7 @@ def _rounds(plan: Schedule) -> str:
     return f"{plan.rounds_per_epoch:,} rounds an epoch, {whole} in all"
 
 
-def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
+def _results(outcome: RunOutcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
     blocks: list[Block] = [results_table(side_by_side(outcome, also), notes=notes(outcome))]
     if outcome.folder is None:
         return blocks
@@ -509,7 +509,7 @@ def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) ->
     return blocks
 
 
-def notes(outcome: Outcome) -> list[str]:
+def notes(outcome: RunOutcome) -> list[str]:
     """What a table of results must say: what it measures where that is not plain, and hints."""
     said = []
     if isinstance(outcome, SiloOutcome):
@@ -523,7 +523,7 @@ def notes(outcome: Outcome) -> list[str]:
     return said + hints(outcome)
 
 
-def _what_left(outcome: Outcome, run: FinishedRun, figures: Path) -> list[Section]:
+def _what_left(outcome: RunOutcome, run: FinishedRun, figures: Path) -> list[Section]:
     if isinstance(outcome, SiloOutcome):
         return [
             Section("Who reads what", [what_left(outcome), owners_table(outcome)]),
@@ -539,7 +539,7 @@ def _what_left(outcome: Outcome, run: FinishedRun, figures: Path) -> list[Sectio
     ]
 
 
-def _service(outcome: Outcome, run: FinishedRun) -> list[Block]:
+def _service(outcome: RunOutcome, run: FinishedRun) -> list[Block]:
     return [service_table(run, outcome.evaluations[outcome.system])]
 
 
@@ -575,7 +575,7 @@ def _sent(run: FinishedRun, sums: Sums, figures: Path) -> list[Block]:
     return blocks
 
 
-def _cost(outcome: Outcome, sums: Sums) -> Block:
+def _cost(outcome: RunOutcome, sums: Sums) -> Block:
     plan, train, consent = _schedule(outcome), outcome.split.train, outcome.consent
     algorithm = outcome.experiment.cross_device().algorithm
     share = float(consent.share_positives[consent.takes_part].mean())
@@ -592,7 +592,7 @@ def _cost(outcome: Outcome, sums: Sums) -> Block:
     return KeyValues(facts)
 
 
-def _bias(outcome: Outcome, figures: Path) -> list[Section]:
+def _bias(outcome: RunOutcome, figures: Path) -> list[Section]:
     names, member = item_categories(outcome.dataset, outcome.split)
     if not names or outcome.evaluations[outcome.system].lists is None:
         return []

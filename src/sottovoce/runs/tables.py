@@ -17,7 +17,7 @@ from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.runs.read import FinishedRun, LedgerLine, Sums, choice_groups
-from sottovoce.runs.train import DeviceOutcome, Outcome, SiloOutcome
+from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome
 
 Row = Mapping[str, Value | Cell]
 
@@ -44,7 +44,7 @@ def readable_bytes(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
-def hints(outcome: Outcome) -> list[str]:
+def hints(outcome: RunOutcome) -> list[str]:
     """What a reader of the results should be told: that a system which learns ends below
     popularity, and what to try; that a sum hides less than it seems to."""
     own = outcome.evaluations[outcome.system]
@@ -67,7 +67,7 @@ def hints(outcome: Outcome) -> list[str]:
     return found + _sum_hints(outcome)
 
 
-def _sum_hints(outcome: Outcome) -> list[str]:
+def _sum_hints(outcome: RunOutcome) -> list[str]:
     """Where so few devices draw an item in a round that its row of the sum may be one device's."""
     if not isinstance(outcome, DeviceOutcome):
         return []

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from sottovoce.algorithms.drift.aggregated import Aggregation, in_turn
-from sottovoce.algorithms.drift.blocks import Blocks, Events, Model, learn, losses
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, learn, losses
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.core.consent import Consent
@@ -24,16 +24,16 @@ from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import (
     AtRounds,
     Checkpoints,
-    Ears,
+    InterruptFlag,
     Interrupts,
-    Listener,
+    MessageObserver,
     Moment,
     Observer,
     Periodically,
 )
 from sottovoce.engines.silo import (
-    Federated,
-    SiloTrial,
+    EpochFacts,
+    OwnersTrial,
     SiloWorld,
     federated,
     held_out_blocks,
@@ -48,7 +48,7 @@ from sottovoce.experiment import Experiment
 from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.parties.silo_door import InteractionDoor, Read
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.folder import Checkpoint, RunFolder, load_arrays, save_arrays
+from sottovoce.runs.folder import RunCheckpoint, RunFolder, load_arrays, save_arrays
 from sottovoce.runs.outcomes import (
     Engine,
     check_before,
@@ -57,12 +57,12 @@ from sottovoce.runs.outcomes import (
     manifest_of,
     start_trial,
 )
-from sottovoce.runs.outcomes import Outcome as Outcome
 from sottovoce.runs.outcomes import Report as Report
+from sottovoce.runs.outcomes import RunOutcome as RunOutcome
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DeviceOutcome(Outcome):
+class DeviceOutcome(RunOutcome):
     """What a run of a cross-device system gave."""
 
     federation: Federation
@@ -79,7 +79,7 @@ def run_experiment(
     processes: int | None = None,
     transcript: bool = False,
     report: Report | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Train, evaluate beside the baselines, and write the run folder (where `out` is given).
 
     `engine` says how messages travel. All give the same model; "https" and "flower" start real
@@ -162,7 +162,7 @@ class _Run:
     threads: int
     tell: Report
 
-    def resume(self, device: str, listeners: Sequence[Listener]) -> Scorer:
+    def resume(self, device: str, message_observers: Sequence[MessageObserver]) -> Scorer:
         """Go on from where the folder is: at the start, at a checkpoint, or at the end."""
         if self.folder is None or not self.folder.finished:
             saved = None if self.folder is None else self.folder.load_checkpoint()
@@ -173,15 +173,15 @@ class _Run:
                         "run that was stopped; start it anew with another --out"
                     )
                 self.federation.restore(saved)
-            return self.train(device, listeners)
+            return self.train(device, message_observers)
         items, vectors = self.folder.model(), self.folder.vectors()
         totals = totals_of(self.folder.ledger())
         rounds = self.federation.schedule.rounds
-        self.federation.restore(Checkpoint(rounds, items, vectors, totals))
+        self.federation.restore(RunCheckpoint(rounds, items, vectors, totals))
         # What devices that stay at home have learnt is in the saved vectors already.
         return self.federation.server.algorithm.device_scorer(vectors, items)
 
-    def train(self, device: str, listeners: Sequence[Listener]) -> Scorer:
+    def train(self, device: str, message_observers: Sequence[MessageObserver]) -> Scorer:
         if device != "cpu":
             self.federation.accelerate(device)
         plan = self.federation.schedule
@@ -195,8 +195,8 @@ class _Run:
         if self.experiment.evaluation.every_epochs:
             each = self.experiment.evaluation.every_epochs * plan.rounds_per_epoch
             observers.insert(0, AtRounds(tuple(range(each, plan.rounds, each)), self._note))
-        with interrupts.heard():
-            self.federation.run(observers, listeners, threads=self.threads)
+        with interrupts.deferred():
+            self.federation.run(observers, message_observers, threads=self.threads)
         return self.federation.scorer()
 
     def train_for_real(self, trial: Trial) -> Scorer:
@@ -214,7 +214,7 @@ class _Run:
                 trial.advance(stop, lambda done: self.tell("training", done, plan.rounds))
                 state = trial.gather()
                 self.federation.restore(
-                    Checkpoint(state.round, state.items, state.vectors, Totals())
+                    RunCheckpoint(state.round, state.items, state.vectors, Totals())
                 )
                 if stop < plan.rounds:
                     self._note(self._moment())
@@ -292,11 +292,11 @@ _OWNERS = "owners-{}.npz"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SiloOutcome(Outcome):
+class SiloOutcome(RunOutcome):
     """What a run with data owners gave."""
 
     world: SiloWorld
-    facts: Federated
+    facts: EpochFacts
     read: Read
     held_out: Mapping[str, Mapping[str, float]]
     """By system: MAP and NDCG over each user's held-out items alone, `own` and `legacy`."""
@@ -453,7 +453,7 @@ def _check_engine(engine: Engine, settings: DRIFTConfig, *, kept: bool) -> None:
 _TRIAL = "sottovoce.services.silo_trial"
 
 
-def _manifest(world: SiloWorld, facts: Federated, read: Read) -> dict[str, Any]:
+def _manifest(world: SiloWorld, facts: EpochFacts, read: Read) -> dict[str, Any]:
     owners = len(world.owners)
     users = np.bincount(read.owner, minlength=owners)
     messages = np.bincount(read.owner, read.positive + read.negative, owners).astype(np.int64)
@@ -502,24 +502,24 @@ class _SiloRun:
     threads: int
     tell: Report
 
-    def saved(self) -> Model:
+    def saved(self) -> DriftModel:
         """The model of a finished run."""
         if self.folder is None:
             raise ConfigError("this run was not kept in a folder")
-        return Model(self.folder.vectors(), self.folder.model())
+        return DriftModel(self.folder.vectors(), self.folder.model())
 
-    def go_on(self, engine: Engine, processes: int | None) -> Model:
+    def go_on(self, engine: Engine, processes: int | None) -> DriftModel:
         """From where the folder is, at the start or at a checkpoint, to the end of the training."""
         saved = None if self.folder is None else self.folder.load_checkpoint()
         at = 0 if saved is None else saved.round
-        model = None if saved is None else Model(saved.vectors, saved.items)
+        model = None if saved is None else DriftModel(saved.vectors, saved.items)
         if engine == "simulation" or model is not None:
             return self.train(model, at)
         return self._train_for_real(processes)
 
-    def train(self, begun: Model | None = None, at: int = 0) -> Model:
+    def train(self, begun: DriftModel | None = None, at: int = 0) -> DriftModel:
         """Epoch by epoch; Ctrl-C is answered between two of them."""
-        config, ears, last = self.world.config, Ears(), time.monotonic()
+        config, interrupt, last = self.world.config, InterruptFlag(), time.monotonic()
         together = config.release == "aggregated" and at < config.epochs
         owners = self.world.aggregation() if together else None
         if owners and at:
@@ -527,7 +527,7 @@ class _SiloRun:
         model = begun or (owners.model() if owners else self.world.first_model())
         if begun is None:
             self._note(0, model)
-        with ears.heard():
+        with interrupt.deferred():
             for epoch in range(at + 1, config.epochs + 1):
                 if owners is None:
                     learn(model, self.blocks, config.step())
@@ -539,36 +539,38 @@ class _SiloRun:
                     self._note(epoch, model)
                 self.tell("training", epoch, config.epochs)
                 due = time.monotonic() - last >= CHECKPOINT_SECONDS
-                if epoch == config.epochs or due or ears.asked:
+                if epoch == config.epochs or due or interrupt.asked:
                     self._save(epoch, model, owners)
                     last = time.monotonic()
-                if ears.asked:
+                if interrupt.asked:
                     raise KeyboardInterrupt
         return self._served(model)
 
-    def _train_for_real(self, processes: int | None) -> Model:
+    def _train_for_real(self, processes: int | None) -> DriftModel:
         """By processes that keep their own state; Ctrl-C stops them where they are, and `--resume`
         lets them go on from there."""
         if self.folder is None:
             raise ConfigError("the flower engine needs a run folder")
         kind = import_module(_TRIAL).SiloTrial
-        trial = cast(SiloTrial, kind(self.world, folder_of(self.folder.path), processes))
+        trial = cast(OwnersTrial, kind(self.world, folder_of(self.folder.path), processes))
         model = trial.train(self.tell)
         model.check()
         self.folder.save_rounds(trial.rounds())
         self._save(self.world.config.epochs, model)
         return self._served(model)
 
-    def _served(self, model: Model) -> Model:
+    def _served(self, model: DriftModel) -> DriftModel:
         """The model as the orchestrator has it: without rows of those who never joined."""
         users = np.where(self.consent.takes_part[:, None], model.users, np.float32(0.0))
-        return Model(users, model.items)
+        return DriftModel(users, model.items)
 
     def judge(self, scorer: Scorer) -> Evaluation:
         train, test = self.split.train, self.split.test
         return evaluate(scorer, train, test, self.protocol, threads=self.threads)
 
-    def judge_all(self, model: Model) -> tuple[dict[str, Evaluation], dict[str, dict[str, float]]]:
+    def judge_all(
+        self, model: DriftModel
+    ) -> tuple[dict[str, Evaluation], dict[str, dict[str, float]]]:
         """Baselines first, the federated system last; and what they are by SAROS's own measures.
         A baseline that knows positives alone learns from those."""
         evaluations, held_out = {}, {}
@@ -602,7 +604,7 @@ class _SiloRun:
 
     def finish(
         self,
-        model: Model,
+        model: DriftModel,
         evaluations: Mapping[str, Evaluation],
         held_out: Mapping[str, Mapping[str, float]],
     ) -> None:
@@ -624,7 +626,7 @@ class _SiloRun:
             ledger={name: getattr(self.world.door.ledger.totals, name) for name in COUNTS},
         )
 
-    def _note(self, epoch: int, model: Model) -> None:
+    def _note(self, epoch: int, model: DriftModel) -> None:
         if self.folder is None:
             return
         each = self.experiment.evaluation.every_epochs
@@ -634,12 +636,12 @@ class _SiloRun:
             line |= self.judge(FactorScorer.of(served.users, served.items)).summary()
         self.folder.append_metrics(line)
 
-    def _losses(self, model: Model) -> dict[str, float]:
+    def _losses(self, model: DriftModel) -> dict[str, float]:
         """The ranking loss of a block, on average, in training and test."""
         both = {"loss": self.blocks, "test_loss": self.test_blocks}
         return {name: float(losses(model, b).mean()) for name, b in both.items() if len(b)}
 
-    def _save(self, epoch: int, model: Model, owners: Aggregation | None = None) -> None:
+    def _save(self, epoch: int, model: DriftModel, owners: Aggregation | None = None) -> None:
         if self.folder is None:
             return
         last = epoch == self.world.config.epochs

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.drift import blocks as kernels
 from sottovoce.algorithms.drift.blocks import (
     Blocks,
+    DriftModel,
     Events,
     Ints,
-    Model,
     add_block,
     first_rows,
     gradient,
@@ -313,7 +313,7 @@ class AggregatingOwner(Owner):
             one = Blocks.one_by_one(
                 np.zeros(1, np.int64), np.array([[0, a, a, b]]), entries.astype(np.int32)
             )
-            by_user, by_item = gradient(Model(vector, local[at]), one, self._config.step())
+            by_user, by_item = gradient(DriftModel(vector, local[at]), one, self._config.step())
             pulls = by_item.astype(np.float32)
             kernels.move_rows(vector, np.zeros(1, np.int64), by_user.astype(np.float32), rate)
             kernels.move_rows(local, at, pulls, rate)
@@ -464,11 +464,11 @@ class Aggregation:
         """Rows that wait for more people."""
         return int((self._count > 0).sum())
 
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         """What users rank with: each her own mean, and the rows as `ranked_rows` has them."""
         user, size = self._seats // self._plan.owners, self._config.embedding_size
         counts = np.bincount(user, minlength=self._n_users)
         columns = [np.bincount(user, self.vectors[:, f], self._n_users) for f in range(size)]
         vectors = (np.stack(columns, axis=1) / np.maximum(counts, 1)[:, None]).astype(np.float32)
         vectors[counts == 0] = START
-        return Model(vectors, ranked_rows(self.rows, self.sent))
+        return DriftModel(vectors, ranked_rows(self.rows, self.sent))

@@ -542,7 +542,7 @@ class BlockStep:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Model:
+class DriftModel:
     """A row for every user and every item."""
 
     users: NDArray[np.float32]
@@ -552,13 +552,13 @@ class Model:
         return f"<Model users={self.users.shape} items={self.items.shape}>"
 
     @classmethod
-    def start(cls, n_users: int, n_items: int, size: int, rng: Streams) -> Model:
+    def start(cls, n_users: int, n_items: int, size: int, rng: Streams) -> DriftModel:
         """Uniform on [0, 1). A row depends on the stream and its own number alone."""
         require_whole("embedding_size", size, 1, 4096)
         return cls(*(first_rows(k, range(n), size, rng) for k, n in _kinds(n_users, n_items)))
 
-    def copy(self) -> Model:
-        return Model(self.users.copy(), self.items.copy())
+    def copy(self) -> DriftModel:
+        return DriftModel(self.users.copy(), self.items.copy())
 
     def check(self) -> None:
         """Raises where a row has run off to infinity."""
@@ -578,7 +578,7 @@ def first_rows(
     return rng.child(f"init-{kind}").uniform(counters, size).astype(np.float32)
 
 
-def learn(model: Model, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
+def learn(model: DriftModel, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
     """All updates, one step each. Returns how many rows were moved in all, of users and items."""
     _check(model, blocks)
     work = (
@@ -593,7 +593,7 @@ def learn(model: Model, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
     return int(users), int(items)
 
 
-def learn_momentum(model: Model, blocks: Blocks, step: BlockStep, momentum: float) -> None:
+def learn_momentum(model: DriftModel, blocks: Blocks, step: BlockStep, momentum: float) -> None:
     """A step per block along m ← momentum·m + (1 − momentum)·gradient; m starts at 0 with every
     user and moves all rows of the user's blocks so far."""
     _check(model, blocks)
@@ -605,7 +605,7 @@ def learn_momentum(model: Model, blocks: Blocks, step: BlockStep, momentum: floa
 
 
 def gradient(
-    model: Model, blocks: Blocks, step: BlockStep
+    model: DriftModel, blocks: Blocks, step: BlockStep
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of the sum of all the blocks' losses, by the users' rows and by the items'."""
     _check(model, blocks)
@@ -617,7 +617,7 @@ def gradient(
     return users, items
 
 
-def losses(model: Model, blocks: Blocks) -> NDArray[np.float64]:
+def losses(model: DriftModel, blocks: Blocks) -> NDArray[np.float64]:
     """The ranking loss of each block, without the ridge."""
     _check(model, blocks)
     out = np.empty(len(blocks))
@@ -627,7 +627,7 @@ def losses(model: Model, blocks: Blocks) -> NDArray[np.float64]:
     return out
 
 
-def _lanes(model: Model) -> tuple[int, ...] | None:
+def _lanes(model: DriftModel) -> tuple[int, ...] | None:
     """For rows so short that a kernel of their own pays."""
     size = model.users.shape[1]
     return (0,) * size if size <= 16 else None
@@ -638,7 +638,7 @@ def _scratch(spans: Ints) -> NDArray[np.float64]:
     return np.empty((2, longest))
 
 
-def _check(model: Model, blocks: Blocks) -> None:
+def _check(model: DriftModel, blocks: Blocks) -> None:
     if len(blocks.user) and not 0 <= blocks.user.min() <= blocks.user.max() < len(model.users):
         raise DataError("a block belongs to a user that the model does not have")
     used = blocks.entries

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift.blocks import Blocks, Events, Ints, Model, learn
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, Ints, learn
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
 from sottovoce.algorithms.simd_rows import prefetch
@@ -482,12 +482,12 @@ class DRIFT:
         rng: Streams,
         epochs: list[int],
         progress: Progress | None = None,
-    ) -> list[Model]:
+    ) -> list[DriftModel]:
         """The model after each of these epochs (ascending), from one training run."""
         config, kept = self.config, []
         events = Events.of(train, config.positive_from, config.order)
         blocks = plan(events, table, config.theta, config.window)
-        model = Model.start(train.n_users, train.n_items, config.embedding_size, rng)
+        model = DriftModel.start(train.n_users, train.n_items, config.embedding_size, rng)
         for epoch in range(1, max(epochs) + 1):
             learn(model, blocks, config.step())
             model.check()

@@ -32,8 +32,8 @@ from sottovoce.algorithms.drift.blocks import (
     Block,
     Blocks,
     BlockStep,
+    DriftModel,
     Ints,
-    Model,
     OpenBlock,
     Order,
     Release,
@@ -148,7 +148,7 @@ class DRIFTConfig(AlgorithmSettings):
     def step(self) -> BlockStep:
         return BlockStep(self.learning_rate, self.reg, self.ridge)
 
-    def epoch(self, model: Model, blocks: Blocks) -> None:
+    def epoch(self, model: DriftModel, blocks: Blocks) -> None:
         """One pass over the blocks, in place."""
         learn(model, blocks, self.step())
         model.check()
@@ -331,7 +331,7 @@ class Owner:
         if not np.isin(users, rows.users).all() or not np.isin(items, rows.items).all():
             raise MessageError("the answer lacks rows that were asked for")
         rows.check(self._config.embedding_size)
-        local = Model(
+        local = DriftModel(
             rows.user_rows[np.searchsorted(rows.users, users)],
             rows.item_rows[np.searchsorted(rows.items, items)],
         )
@@ -418,9 +418,9 @@ class Orchestrator:
         return f"<Orchestrator version={self.version}, redacted>"
 
     @property
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         """A copy; rows of numbers that nobody has are 0."""
-        return Model(self._users.table.copy(), self._items.table.copy())
+        return DriftModel(self._users.table.copy(), self._items.table.copy())
 
     def known_rows(self, kind: Literal["users", "items"]) -> Iterator[tuple[int, Row]]:
         """The number and the row of everybody who has joined, or of every item that ever did."""

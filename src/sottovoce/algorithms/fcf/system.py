@@ -32,8 +32,8 @@ from sottovoce.algorithms.base import (
     Accelerator,
     AlgorithmSettings,
     Cohort,
-    Counts,
     CrossDevice,
+    RowCounts,
     Schedule,
 )
 from sottovoce.algorithms.closed_form import vectors as closed_form
@@ -204,7 +204,7 @@ class FCF(CrossDevice):
         rule: ShareRule,
         rng: Streams,
         threads: int,
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         history = cohort.history
         vectors = self._solve(view, cohort, rows, threads)
         sums = closed_form.learn_summed(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.closed_form.kernels import TINY
 from sottovoce.algorithms.closed_form.vectors import LARGEST
@@ -73,7 +73,7 @@ class FCFOnTorch:
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         """One round of these devices. FCF draws nothing, so the keys are not used."""
         import torch
 

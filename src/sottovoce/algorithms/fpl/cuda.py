@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.pairwise.factors import PairStep
 from sottovoce.core.consent import ShareRule
 from sottovoce.core.messages import ModelView
@@ -71,7 +71,7 @@ class FPLOnGPU:
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         import torch
 
         here = self._resident
@@ -84,7 +84,7 @@ class FPLOnGPU:
         everyone = len(rows) == len(here.cohort.users)
         chosen = None if everyone else torch.from_numpy(rows).to(tables.bias.device)
         positive, negative = here.learn(learn_key, share_key, self.triples, chosen)
-        return here.sums(), Counts(positive.cpu().numpy(), negative.cpu().numpy())
+        return here.sums(), RowCounts(positive.cpu().numpy(), negative.cpu().numpy())
 
     def vectors(self) -> NDArray[np.float32]:
         return self._resident.vectors()

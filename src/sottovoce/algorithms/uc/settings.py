@@ -38,16 +38,16 @@ class UCConfig(UCOptions):
 
     def model_rows(self, n_items: int) -> int:
         """Rows of the model: items, towers, filters."""
-        from sottovoce.algorithms.uc.rows import Layout
+        from sottovoce.algorithms.uc.rows import ModelLayout
 
-        return Layout.of(self, n_items).n_rows
+        return ModelLayout.of(self, n_items).n_rows
 
     @property
     def counts_senders(self) -> bool:
         return True
 
     @property
-    def looks_around(self) -> bool:
+    def needs_whole_cohort(self) -> bool:
         return self.recommender == "gnn"
 
     def build(self, clip: float, norm: Literal["l2", "l1", "scalar"], counted: bool = True) -> UC:
@@ -63,7 +63,7 @@ class UCConfig(UCOptions):
 
     def check_terms(self) -> None:
         self.require_classes()
-        if self.looks_around:
+        if self.needs_whole_cohort:
             raise ConfigError(
                 "gnn looks at other users' embeddings, which no server here has; in a real "
                 "federation choose mf, ncf or neumf"

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.fpl.cuda import require
-from sottovoce.algorithms.uc.rows import Updates
+from sottovoce.algorithms.uc.rows import ClientUpdates
 from sottovoce.algorithms.uc.training import user_keys, words
 from sottovoce.core.messages import ModelView
 from sottovoce.rng import Streams
@@ -29,8 +29,8 @@ class LearnOn(Protocol):
         cohort: Cohort,
         rows: NDArray[np.int64],
         rng: Streams,
-        perturb: Callable[[Updates, NDArray[np.int64]], Updates] | None,
-    ) -> tuple[NDArray[np.int64], Counts]: ...
+        perturb: Callable[[ClientUpdates, NDArray[np.int64]], ClientUpdates] | None,
+    ) -> tuple[NDArray[np.int64], RowCounts]: ...
 
 
 @dataclass(slots=True, repr=False)
@@ -60,11 +60,11 @@ class UCOnTorch:
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         """One round of these devices; their vectors come home each time."""
         noise = Streams(share_key).child("noise")
 
-        def perturb(updates: Updates, part: NDArray[np.int64]) -> Updates:
+        def perturb(updates: ClientUpdates, part: NDArray[np.int64]) -> ClientUpdates:
             keys = user_keys(self.cohort.users[part], noise, self.place)
             scale = torch.tensor(self.scales[part], dtype=torch.float32, device=self.place)
             return noisy(updates, keys, scale)
@@ -82,7 +82,7 @@ class UCOnTorch:
         return self.cohort.vectors
 
 
-def noisy(updates: Updates, keys: Tensor, scale: Tensor) -> Updates:
+def noisy(updates: ClientUpdates, keys: Tensor, scale: Tensor) -> ClientUpdates:
     """With Laplace noise on every number that each client sends."""
     first = 0
 

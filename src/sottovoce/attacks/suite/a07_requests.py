@@ -21,8 +21,8 @@ from sottovoce.attacks.views import (
     CONFIDENCE_Z,
     Attack,
     Claims,
-    Packet,
     Result,
+    TlsPacket,
     Truth,
     View,
     clustered,
@@ -183,7 +183,7 @@ def _lengths(view: View) -> Ints:
     """Of all gradients, as they came: every second message of an owner to the orchestrator."""
     said: dict[int, int] = {}
     found = []
-    for packet in view.messages(Packet):
+    for packet in view.messages(TlsPacket):
         if packet.receiver == "orchestrator":
             said[packet.sender] = said.get(packet.sender, 0) + 1
             if said[packet.sender] % 2 == 0:

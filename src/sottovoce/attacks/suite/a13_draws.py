@@ -249,7 +249,7 @@ def _judge_reports(groups: list[Group], truth: Truth) -> Result:
 # --- updates -------------------------------------------------------------------------------------
 
 
-class Named(NamedTuple):
+class DrawClaims(NamedTuple):
     """Which device is claimed to have drawn a told word, the chance of a guess among those that
     sent the item of that draw, and how many items there are."""
 
@@ -262,7 +262,7 @@ def _updates_need(view: View) -> str:
     return _told(view, DeviceReports)
 
 
-def _recognise(view: View) -> list[Named]:
+def _recognise(view: View) -> list[DrawClaims]:
     named, random = [], _RNG.child("updates").generator()
     for told in view.told:
         seen = next(s for s in view.rounds if s.round == told.round)
@@ -278,7 +278,7 @@ def _recognise(view: View) -> list[Named]:
         shares = np.array([np.isin(negatives, items[senders == s]).mean() for s in able])
         best = np.flatnonzero(shares == shares.max())
         sender = int(able[random.choice(best)])
-        named.append(Named(sender, 1.0 / len(able), view.n_items))
+        named.append(DrawClaims(sender, 1.0 / len(able), view.n_items))
     return named
 
 
@@ -287,7 +287,7 @@ def _items(words: NDArray[np.uint64], n_items: int) -> Ints:
     return (((words & LOW32) * np.uint64(n_items)) >> np.uint64(32)).astype(np.int64)
 
 
-def _judge_updates(named: list[Named], truth: Truth) -> Result:
+def _judge_updates(named: list[DrawClaims], truth: Truth) -> Result:
     right = [
         float(one.sender == sender)
         for one, sender in zip(named, truth.own["told senders"], strict=True)
