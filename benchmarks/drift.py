@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift.blocks import Blocks, Events, DriftModel, learn
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, learn
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User

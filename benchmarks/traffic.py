@@ -32,9 +32,9 @@ from sottovoce.core.messages import row_bytes
 from sottovoce.data.sources import available
 from sottovoce.engines.trial import TrialWorld
 from sottovoce.experiment import Experiment
+from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import environment
-from sottovoce.runs.outcomes import world_of
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores.device import CohortStore

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.drift.blocks import (
-    Block,
     Blocks,
     BlockStep,
     DriftModel,
+    EndedBlock,
     Events,
     OpenBlock,
     cut,
@@ -47,9 +47,9 @@ def blocks_of(streams):
 
 def test_a_block_ends_when_a_negative_follows_positives():
     ended, block = fed([True, False, False, True, True, False, True])
-    assert ended == [Block((1, 2), (3, 4))]
+    assert ended == [EndedBlock((1, 2), (3, 4))]
     assert (block.negatives, block.positives) == ([5], [6])
-    assert block.end() == Block((5,), (6,))
+    assert block.end() == EndedBlock((5,), (6,))
     assert (block.negatives, block.positives) == ([], [])
 
 
@@ -119,7 +119,7 @@ def test_withdrawn_items_leave_a_block_and_no_side_is_empty(flags, gone):
         left = whole.without(items)
         kept = [i for i in whole.negatives if i not in items]
         liked = [i for i in whole.positives if i not in items]
-        assert left == (Block(tuple(kept), tuple(liked)) if kept and liked else None)
+        assert left == (EndedBlock(tuple(kept), tuple(liked)) if kept and liked else None)
     block.remove(items)
     assert not items & {*block.negatives, *block.positives}
     assert block.negatives or not block.positives

@@ -8,16 +8,16 @@ from drift_world import RNG, by_messages, door, membership, parties, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.algorithms.drift.blocks import Blocks as BlockTable
 from sottovoce.algorithms.drift.blocks import (
-    Block,
     BlockStep,
     DriftModel,
+    EndedBlock,
     Events,
     first_rows,
     gradient,
     learn,
 )
-from sottovoce.algorithms.drift.blocks import Blocks as BlockTable
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import DRIFT, exchange, plan, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
@@ -339,7 +339,7 @@ def state(owner):
 
 
 def repr_of(value):
-    if isinstance(value, Block):
+    if isinstance(value, EndedBlock):
         return (value.negatives, value.positives)
     if isinstance(value, dict):
         return sorted((k, repr_of(v)) for k, v in value.items())

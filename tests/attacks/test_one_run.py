@@ -119,9 +119,9 @@ def test_what_cannot_be_asked_is_refused():
 def test_the_verdict_is_told_in_words():
     caught = Audit(1000, 200, 199, 3.5, 1.0, 1e-6)
     assert caught.convicted
-    assert "more than the ε = 1.00" in caught.words()
+    assert "more than the ε = 1.00" in caught.describe()
     assert not replace(caught, claimed=4.0).convicted
-    assert "within" in replace(caught, claimed=4.0).words()
+    assert "within" in replace(caught, claimed=4.0).describe()
 
 
 def test_a_runs_histories_are_the_canaries_by_their_coins():

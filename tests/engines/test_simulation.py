@@ -37,7 +37,7 @@ def test_observers_look_when_they_asked_to_and_at_the_end(cohort_size):
     observers = [
         Periodically(6, lambda m: periodic.append(m.round)),
         AtRounds((1, 13), lambda m: given.append(m.round)),
-        Checkpoints(5, lambda m: saved.append(m.round), seconds=0.0),
+        Checkpoints(5, saved.append, seconds=0.0),
     ]
     simulation(cohort_size, observers=observers).run()
     assert periodic == [6, 12, 18, 20]
@@ -47,7 +47,7 @@ def test_observers_look_when_they_asked_to_and_at_the_end(cohort_size):
 
 def test_checkpoints_wait_for_their_time():
     saved = []
-    simulation(observers=[Checkpoints(1, lambda m: saved.append(m.round), seconds=1e9)]).run()
+    simulation(observers=[Checkpoints(1, saved.append, seconds=1e9)]).run()
     assert saved == [20]
 
 

@@ -163,7 +163,7 @@ def test_an_attack_that_reads_is_told_from_one_that_guesses(run):
     assert guesser.verdict == "holds"
     assert card.broken == (reader,)
     assert card.facts["system"] == "pFPL+"
-    assert "π = 0 or 1" in card.setting.words
+    assert "π = 0 or 1" in card.setting.relied_on
 
 
 def test_an_experiment_is_attacked_without_a_folder(run, tmp_path):
@@ -212,7 +212,7 @@ def test_randomised_reports_reach_the_server_mixed_and_the_proxy_sealed():
     assert {type(m) for s in threat.views["server"].rounds for m in s.messages} == {Batch}
     assert all(m.reports.size == 0 for m in threat.views["proxy"].messages(BitReports))
     assert len({p.bytes for p in threat.views["network"].messages(TlsPacket)}) == 1
-    assert "k = 5" in threat.setting.words
+    assert "k = 5" in threat.setting.relied_on
     # For scoring, whose they were.
     for batch, bits in zip(
         threat.views["server"].messages(Batch), threat.truth.own["bits"], strict=True
@@ -251,7 +251,7 @@ def test_data_owners_and_their_orchestrator(tmp_path, small_ratings):
     assert "1 of 2 epochs" in kept.facts["looked at"]
     card = attack_run(tmp_path / "run", only=["A6", "A7"])
     assert card.results
-    assert "sealed" in card.setting.words
+    assert "sealed" in card.setting.relied_on
 
 
 @pytest.fixture

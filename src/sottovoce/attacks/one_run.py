@@ -100,7 +100,7 @@ class Audit:
         """Whether more was given away than is claimed."""
         return self.epsilon > self.claimed
 
-    def words(self) -> str:
+    def describe(self) -> str:
         found = (
             f"{self.right:,} of {self.guesses:,} guesses about {self.canaries:,} planted devices "
             f"were right: at least ε = {self.epsilon:.2f} was given away"

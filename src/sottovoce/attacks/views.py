@@ -33,8 +33,8 @@ class SeenRound(NamedTuple):
 
     round: int
     messages: tuple[object, ...]
-    """What reached the party in it, in order: messages of `messages` or `drift_messages`, and for
-    the network `TlsPacket`s."""
+    """What reached the party in it, in order: messages of `core.messages` or `drift.messages`, and
+    for the network `TlsPacket`s."""
     published: ModelView | None = None
     """The model that the round started from, where it is published."""
 

@@ -1,6 +1,6 @@
 """DRIFT in one process, with every message as bytes: what it costs by phase, and who sees what.
 
-The loop is `drift_replay.replay`; the parties here are its parties with a wire between them, so
+The loop is `drift.replay.replay`; the parties here are its parties with a wire between them, so
 that the model is the same, bit for bit. Interactions are sealed in one of three ways:
 
 - "pairs": a session for every user and owner (`privacy.interactions`). What owners and the
@@ -54,8 +54,6 @@ from sottovoce.wire.silos import (
     unpack_request,
     unpack_rows,
 )
-
-# How DRIFT's messages travel in a simulation: as bytes, sealed or not, measured and witnessed.
 
 Sealing = Literal["none", "shared", "pairs"]
 SEALINGS: tuple[Sealing, ...] = ("none", "shared", "pairs")
@@ -446,7 +444,7 @@ class _WiredAggregatingOwner(_WiredOwner, AggregatingOwner):  # type: ignore[mis
 def _wired(
     number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: OwnerLink, meter: Meter
 ) -> Owner:
-    kind = _WiredAggregatingOwner if config.release == "aggregated" else _WiredOwner
+    kind = _WiredAggregatingOwner if config.sums_over_people else _WiredOwner
     owner = kind(number, table.items(number), config)
     owner.wire(way, link, meter)
     return owner
@@ -483,10 +481,10 @@ def _joined(
         orchestrator = _WiredOrchestrator(config, rng)
         for owner in table.all_owners():
             orchestrator.add_items(owner, table.items(owner))
-        for user in users if config.release == "printed" else ():
+        for user in () if config.sums_over_people else users:
             orchestrator.join_user(user)
         return orchestrator
-    if config.release == "aggregated":
+    if config.sums_over_people:
         raise ConfigError("aggregating owners have vectors of their own; start from first rows")
     known_users = {user: model.users[user] for user in users}
     known_items = {item: model.items[item] for item in table}

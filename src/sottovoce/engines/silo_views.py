@@ -1,6 +1,6 @@
 """What each party of a federation of data owners saw, as views that the attack suite works on.
 
-What left is delivered again, message by message (`drift_replay.deliver`), and everything is written
+What left is delivered again, message by message (`drift.replay.deliver`), and everything is written
 down where it arrives. Nothing is sealed here; the network's view has what TLS leaves open: who, to
 whom, how long.
 """
@@ -56,7 +56,7 @@ def silo_views(
     which owner ([users, owners], or None). `kind` makes the owners; a broken one is for controls.
     """
     require_whole("rounds", rounds, 1)
-    if events is None and world.config.release == "printed":
+    if events is None and not world.config.sums_over_people:
         events = PRINTED_EVENTS
     part, refused = world.departed.first(events), world.door.refused
     if owner is None:
@@ -94,7 +94,7 @@ class _Tape:
         there = self.there.tolist()
         for number in table.all_owners():
             self.orchestrator.add_items(number, table.items(number))
-        for user in there if config.release == "printed" else ():
+        for user in () if config.sums_over_people else there:
             self.orchestrator.join_user(user)
         self.start = self.orchestrator.model
         self.owners: dict[int, Owner] = {}
@@ -186,7 +186,7 @@ class _Tape:
         if party == "orchestrator":
             # The lines are the network's: for one who watches both.
             own |= {"model": self.start, "users": self.there, "lines": tuple(self._lines)}
-            if world.config.release == "aggregated":
+            if world.config.sums_over_people:
                 # It may draw what it would have started users with, had it been asked to.
                 size = world.config.embedding_size
                 own["first_users"] = first_rows("users", range(world.n_users), size, world.root)

@@ -36,12 +36,12 @@ from sottovoce.parties.secure_sum import MaskedSum, summed
 from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.parties.shuffler import Proxy
 
-# A simulation's devices: the door, and faster ways to what comes out of it. Nothing leaves a
-# simulation, so it may sum what devices would send without writing it out, run many rounds of one
-# device each at once, and compute on a GPU. Model, vectors and ledger are the same as by the
-# definition (`parties.device`). For the algorithms of this package, contract tests hold every
-# combination that can be put together to that; any other algorithm is held to it here, on some of
-# its devices, before its fast way is used.
+# --- devices: the door, and faster ways to what comes out of it ----------------------------------
+# Nothing leaves a simulation, so it may sum what devices would send without writing it out, run
+# many rounds of one device each at once, and compute on a GPU. Model, vectors and ledger are the
+# same as by the definition (`parties.device`). For the algorithms of this package, contract tests
+# hold every combination that can be put together to that; any other algorithm is held to it here,
+# on some of its devices, before its fast way is used.
 
 D = TypeVar("D", bound=Devices)
 _OURS = "sottovoce.algorithms."

@@ -11,6 +11,7 @@ import numpy as np
 from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run
 from sottovoce.attacks.views import ATTACKS, Attack, Result, View
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.engines.observers import Report
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import DoesNotApply, SottovoceError, UsageError
 from sottovoce.experiment import Experiment
@@ -18,7 +19,6 @@ from sottovoce.privacy.accountant import DELTA, certify
 from sottovoce.privacy.central import price
 from sottovoce.runs.card import JSON, PAGE, Card, Failed, NotApplicable, write_card
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import Report
 from sottovoce.runs.threat_views import ThreatViews as ThreatViews
 from sottovoce.runs.threat_views import views_and_truth as views_and_truth
 from sottovoce.runs.threat_views import views_of as views_of
@@ -128,8 +128,7 @@ def _trouble(error: Exception) -> str:
     return f"{type(error).__name__} in {place.name} ({where})"
 
 
-# A one-run audit of the system behind a run: the same algorithm, release and link once more, with
-# planted devices among its users, and what the server saw held against what is claimed.
+# --- a one-run audit -----------------------------------------------------------------------------
 
 _NOTHING_CLAIMED = (
     "--canaries hold a claimed ε against what is given away: that of randomised reports (fmf), or "
@@ -138,7 +137,9 @@ _NOTHING_CLAIMED = (
 
 
 def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Audit:
-    """Everybody in it chooses alike: the largest ε of the release, or to share everything."""
+    """The same algorithm, release and link once more, with planted devices among its users, and
+    what the server saw held against what is claimed. Everybody in it chooses alike: the largest ε
+    of the release, or to share everything."""
     if experiment.silo is not None:
         raise UsageError(_NOTHING_CLAIMED)
     algorithm, release, link = experiment.cross_device()

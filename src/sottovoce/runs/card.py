@@ -63,7 +63,7 @@ class Failed:
 class CardSetting:
     """What the people of a run relied on."""
 
-    words: str
+    relied_on: str
     """As the subject of a sentence: "π = 0", say."""
     remedies: tuple[str, ...] = ()
     """What is in force already: "secure-sum", "noise", "aggregated"."""
@@ -176,7 +176,8 @@ def in_words(result: Result, setting: CardSetting) -> str:
     found = _found(result, who)
     if result.verdict == "holds":
         return f"{head} {found} That is no better than guessing, so this attack failed.{more}"
-    return f"{head} {found} {setting.words} did not prevent that. {_remedy(result, setting)}{more}"
+    remedy = _remedy(result, setting)
+    return f"{head} {found} {setting.relied_on} did not prevent that. {remedy}{more}"
 
 
 def _found(result: Result, who: str) -> str:

@@ -34,6 +34,7 @@ from sottovoce.parties.silo_door import SEALED_BYTES
 from sottovoce.privacy.accountant import DELTA, Account, Sent, account, rounded_up
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import noise_for, price
+from sottovoce.privacy.statements import Curve, draw_totals, places
 from sottovoce.runs.folder import new_figures
 from sottovoce.runs.read import FinishedRun, Sums, item_categories
 from sottovoce.runs.tables import (
@@ -48,8 +49,6 @@ from sottovoce.runs.tables import (
     service_table,
 )
 from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome, run_experiment
-
-# What a run's report says of privacy: what is not protected, and what reports and sums cost.
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +65,9 @@ SUM_ASSUMED = (
     "which round is public, so that sampling makes nothing cheaper."
 )
 _PLACES = 12
+
+
+# --- privacy: what is not protected, and what reports and sums cost ------------------------------
 
 
 def honest_notes(
@@ -189,41 +191,23 @@ def budget_sections(
 
 def _draw(path: Path, costs: list[TierCost]) -> plots.Figures:
     """Solid with a proxy, dashed without; a colour for each tier."""
-    with plots.drawing(path, "Cost of all reports so far", (6.4, 4.2)) as (figure, axes):
-        for number, cost in enumerate(costs[: len(plots.PALETTE)]):
-            places = _places(cost.rounds)
-            each = cost.reports / cost.rounds
-            sent = [Sent(round(each * t), cost.epsilon, cost.batch) for t in places]
-            found = [account([one]) for one in sent]
-            colour, marker = plots.PALETTE[number], plots.MARKERS[number]
-            tier = f"ε = {cost.epsilon:g}"
-            for values, style, how in (
-                ([one.without_proxy for one in found], "--", "without a trusted proxy"),
-                (
-                    [one.with_proxy for one in found],
-                    "-",
-                    f"with a proxy, batches of {cost.batch:,}",
-                ),
-            ):
-                positive = [value if value > 0 else math.nan for value in values]
-                axes.plot(places, positive, color=colour, linestyle=style, linewidth=1.6,
-                          marker=marker, markersize=4, label=f"{tier}, {how}")  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel=f"total ε, δ = {DELTA:g}")
-        most = max(cost.rounds for cost in costs)
-        ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000) if t <= most]
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter("{x:,g}")
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return plots.figure_files(path)
+    curves = []
+    for number, cost in enumerate(costs[: len(plots.PALETTE)]):
+        rounds, each = places(cost.rounds, _PLACES), cost.reports / cost.rounds
+        found = [account([Sent(round(each * t), cost.epsilon, cost.batch)]) for t in rounds]
+        colour, marker = plots.PALETTE[number], plots.MARKERS[number]
+        tier = f"ε = {cost.epsilon:g}"
+        for values, style, how in (
+            ([one.without_proxy for one in found], "--", "without a trusted proxy"),
+            ([one.with_proxy for one in found], "-", f"with a proxy, batches of {cost.batch:,}"),
+        ):
+            curves.append((rounds, Curve(f"{tier}, {how}", values, colour, style, marker)))
+    most = max(cost.rounds for cost in costs)
+    ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000) if t <= most]
+    return draw_totals(path, "Cost of all reports so far", curves, ticks, DELTA, small=True)
 
 
-def _places(most: int) -> list[int]:
-    """Numbers of rounds, evenly spread on a logarithmic axis."""
-    return sorted({round(most ** (step / _PLACES)) for step in range(_PLACES + 1)} | {1, most})
-
-
-# What a report says of a run with data owners: who reads what, what it costs, how it learns.
+# --- data owners: who reads what, what it costs, how it learns -----------------------------------
 
 NUMBER_BYTES = 4
 """Of a user's or an item's number, and of one number of a row."""
@@ -232,7 +216,7 @@ NUMBER_BYTES = 4
 def silo_story(outcome: SiloOutcome) -> TextBlock:
     """How it went about, in a few sentences."""
     world, facts = outcome.world, outcome.facts
-    if world.config.release == "aggregated":
+    if world.config.sums_over_people:
         return TextBlock(
             f"{facts.members:,} users send what they do with an item, sealed, to each of "
             f"{len(world.owners):,} data owners that holds it. Owners keep users' vectors, fetch "
@@ -264,7 +248,7 @@ def silo_facts(outcome: SiloOutcome) -> dict[str, object]:
     rounds = f", {facts.rounds:,} rounds" if facts.rounds else ""
     by = {"user": "user by user", "time": "in the order of time"}[config.order]
     when = f"Θ = {config.theta:,}"
-    if config.release == "aggregated":
+    if config.sums_over_people:
         when = f"sums over at least {config.min_users:,} people"
     return {
         "learning": f"embedding size {config.embedding_size}, learning rate "
@@ -376,6 +360,9 @@ def what_left(outcome: SiloOutcome) -> KeyValues:
             "guaranteed bound on a user's ε": "none",
         }
     )
+
+
+# --- the report ----------------------------------------------------------------------------------
 
 
 def write_run_report(

@@ -167,7 +167,11 @@ def consent_table(run: FinishedRun) -> Table:
     """Who made which choice."""
     groups = choice_groups(run.experiment.consent.choices, run.consent)
     rows: list[Row] = [
-        {"choice": run.words(choice), "users": int(mask.sum()), "share": float(mask.mean())}
+        {
+            "choice": run.describe_choice(choice),
+            "users": int(mask.sum()),
+            "share": float(mask.mean()),
+        }
         for choice, mask in groups
     ]
     columns = [Column("choice"), Column("users", format=","), Column("share", format=".0%")]
@@ -183,7 +187,7 @@ def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
         mine = values[mask[evaluation.users]]
         rows.append(
             {
-                "choice": run.words(choice),
+                "choice": run.describe_choice(choice),
                 "users": len(mine),
                 metric: float(mine.mean()) if len(mine) else math.nan,
                 "±": _half_width(mine),
@@ -206,7 +210,7 @@ def sent_table(run: FinishedRun, sums: Sums) -> Table:
         devices, total = int(mask.sum()), sums.total(mask)
         rows.append(
             {
-                "choice": run.words(choice),
+                "choice": run.describe_choice(choice),
                 "devices": devices,
                 "releases": total.releases,
                 "positive": total.positive_rows,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import sottovoce
 from sottovoce.algorithms.base import Schedule
-from sottovoce.algorithms.drift.blocks import DriftModel, learn
+from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.pairs import drawn_positives
 from sottovoce.attacks.suite.a13_draws import told_words
@@ -28,7 +28,7 @@ from sottovoce.core.links import SEALED_SEED_BYTES, Link
 from sottovoce.core.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
-from sottovoce.engines.observers import MessageObserver, Periodically
+from sottovoce.engines.observers import MessageObserver, Periodically, Report
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.engines.silo_views import silo_views
 from sottovoce.engines.transcripts import (
@@ -44,12 +44,16 @@ from sottovoce.parties.shuffler import Proxy
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import SEALED_BYTES
 from sottovoce.runs.card import CardSetting
+from sottovoce.runs.devices import federation_of
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import Report
+from sottovoce.runs.owners import build_world
 from sottovoce.runs.read import FinishedRun
-from sottovoce.runs.train import build_world
 
-# What a report card says of the run that was attacked.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+# --- what a report card says of the run that was attacked ----------------------------------------
 
 
 def facts_of(experiment: Experiment, dataset: Dataset, train: Interactions) -> dict[str, str]:
@@ -80,7 +84,7 @@ def setting_of(experiment: Experiment) -> CardSetting:
     return CardSetting(release.relied_on(experiment.consent.choices), there)
 
 
-# Which rounds of a run attacks look at.
+# --- which rounds attacks look at ----------------------------------------------------------------
 
 MOST_MODEL_BYTES = 1 << 30
 """Of published models that are kept in memory, over all rounds."""
@@ -108,7 +112,7 @@ class Watched:
         """The round after the last of them."""
         return self.sums[-1] + 1 if self.sums else self.whole
 
-    def words(self, rounds: int) -> str:
+    def describe(self, rounds: int) -> str:
         if not self.sums:
             return f"{self.whole:,} of {rounds:,} rounds"
         return (
@@ -158,8 +162,7 @@ class Only:
                 observer.on_message(party, message)
 
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+# --- what parties saw, and what was so -----------------------------------------------------------
 
 MOST_NUMBERS = 1 << 27
 """Of plain updates that are kept in memory, over all rounds; 8 bytes each."""
@@ -203,18 +206,7 @@ class _World:
         )
 
     def federation(self) -> Federation:
-        algorithm, labels = self.experiment.on(self.dataset, self.consent)
-        settings = self.experiment.cross_device()
-        return Federation.build(
-            algorithm,
-            self.split.train,
-            self.consent,
-            settings.release,
-            self.experiment.party_streams(),
-            labels,
-            settings.link,
-            self.experiment.defence,
-        )
+        return federation_of(self.experiment, self.dataset, self.split, self.consent)
 
 
 # --- what was seen -------------------------------------------------------------------------------
@@ -289,7 +281,7 @@ def _of_devices(
         updates = _senders(kept, "server") if plan.triples else {}
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
         views["server"] = replace(views["server"], told=told)
-    looked = f"{look.words(plan.rounds)}: {source}"
+    looked = f"{look.describe(plan.rounds)}: {source}"
     return world.threat(views, _truth(world, vectors, own), {"looked at": looked}, notes)
 
 
@@ -513,14 +505,9 @@ def _of_owners(
 
 def _trained(silo: SiloWorld, tell: Report) -> DriftModel:
     epochs = silo.config.epochs
-    owners = silo.aggregation() if silo.config.release == "aggregated" else None
-    model, blocks = silo.first_model(), silo.blocks()
+    learning = silo.learning(silo.blocks(), silo.first_model())
     for epoch in range(1, epochs + 1):
-        if owners is None:
-            learn(model, blocks, silo.config.step())
-        else:
-            owners.epoch()
-            model = owners.model()
-        model.check()
+        learning.epoch()
+        learning.model().check()
         tell("training", epoch, epochs)
-    return model
+    return learning.model()

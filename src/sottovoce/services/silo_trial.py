@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.drift.aggregated import in_turn, own_vector
 from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.core.consent import Choice
+from sottovoce.engines.observers import Report
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
-from sottovoce.engines.silo import Report, SiloWorld
+from sottovoce.engines.silo import SiloWorld
 from sottovoce.errors import ConfigError, ServiceError, Stalled
 from sottovoce.services.agent.user_agent import Delivery, UserAgent
 from sottovoce.stores.keys import authority_pem, write_new_files

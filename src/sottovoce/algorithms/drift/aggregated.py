@@ -49,9 +49,8 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
 from sottovoce.rng import Streams
 
-# The compiled half of drift_aggregated.py: owners that keep users' vectors and send sums.
-
-# Kernels carry no types (numba infers them); their caller in drift_aggregated.py does.
+# --- the compiled half ---------------------------------------------------------------------------
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
@@ -328,14 +327,14 @@ class AggregatingOwner(Owner):
 
 def owner_of(number: int, items: Iterable[int], config: DRIFTConfig) -> Owner:
     """An owner of the kind that the settings ask for."""
-    kind = AggregatingOwner if config.release == "aggregated" else Owner
+    kind = AggregatingOwner if config.sums_over_people else Owner
     return kind(number, items, config)
 
 
 def in_turn(config: DRIFTConfig) -> bool:
     """Whether the owners of a round are served one after the other, each with the rows that the one
     before it has moved."""
-    return config.release == "aggregated" and not config.window
+    return config.sums_over_people and not config.window
 
 
 # --- the user's half -----------------------------------------------------------------------------

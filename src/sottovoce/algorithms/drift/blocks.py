@@ -26,12 +26,12 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
 
-# The compiled half of blocks.py: the gradient of a block's loss, and the loops around it.
+# --- the gradient of a block's loss, and the loops around it -------------------------------------
 # Gradients are added up in double precision in the order of the blocks, rounded once to single
 # precision, as they travel, and then subtracted. So a row moves by the same bits whether a loop
 # here moves it or a data owner and the orchestrator do so by messages.
 
-# Kernels carry no types (numba infers them); their callers in blocks.py do.
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
@@ -377,7 +377,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Block:
+class EndedBlock:
     """A block that has ended: at least one negative and one positive, each in their order."""
 
     negatives: tuple[int, ...]
@@ -386,11 +386,11 @@ class Block:
     def __repr__(self) -> str:
         return "<Block, redacted>"
 
-    def without(self, items: frozenset[int]) -> Block | None:
+    def without(self, items: frozenset[int]) -> EndedBlock | None:
         """The block less these items; nothing where a side would be empty."""
         negatives = tuple(i for i in self.negatives if i not in items)
         positives = tuple(i for i in self.positives if i not in items)
-        return Block(negatives, positives) if negatives and positives else None
+        return EndedBlock(negatives, positives) if negatives and positives else None
 
 
 @dataclass(slots=True, repr=False)
@@ -403,7 +403,7 @@ class OpenBlock:
     def __repr__(self) -> str:
         return "<OpenBlock, redacted>"
 
-    def add(self, item: int, positive: bool) -> Block | None:
+    def add(self, item: int, positive: bool) -> EndedBlock | None:
         """Takes the next event of the stream; the block that it ends, if it ends one."""
         if positive:
             if self.negatives:
@@ -413,11 +413,11 @@ class OpenBlock:
         self.negatives.append(item)
         return ended
 
-    def end(self) -> Block | None:
+    def end(self) -> EndedBlock | None:
         """Ends the block where it has both sides; a run of negatives alone stays open."""
         if not self.positives:
             return None
-        ended = Block(tuple(self.negatives), tuple(self.positives))
+        ended = EndedBlock(tuple(self.negatives), tuple(self.positives))
         self.negatives, self.positives = [], []
         return ended
 

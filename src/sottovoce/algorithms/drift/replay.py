@@ -25,12 +25,13 @@ from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import DataError
 from sottovoce.rng import Streams
 
-# The compiled half of drift_replay.plan: an epoch's blocks and updates, in linear time. Each step
-# reads or writes one side in order, so that memory far larger than the caches costs little more
-# than the caches do; numbers have 32 bits on the way. Arrays come from the caller: NumPy asks for
-# large pages, which fresh memory needs to be cheap.
+# --- the compiled half of `plan` -----------------------------------------------------------------
+# An epoch's blocks and updates, in linear time. Each step reads or writes one side in order, so
+# that memory far larger than the caches costs little more than the caches do; numbers have 32 bits
+# on the way. Arrays come from the caller: NumPy asks for large pages, which fresh memory needs to
+# be cheap.
 
-# Kernels carry no types (numba infers them); their caller in drift_replay.py does.
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 

@@ -12,9 +12,9 @@ many interactions, as organisations far apart are.
 What each party sees: an owner the interactions with its own items; the orchestrator the users and
 items of each request, and gradients. An item's gradient is a multiple of the vectors of the users
 who touched it, and the orchestrator has those: it can tell who it was, and whether she liked it.
-Θ does not prevent that; `release = "aggregated"` does (drift_aggregated.py).
+Θ does not prevent that; `release = "aggregated"` does (aggregated.py).
 
-The loop over events is in drift_replay.py.
+The loop over events is in replay.py.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
 from sottovoce.algorithms.drift import blocks as kernels
 from sottovoce.algorithms.drift.blocks import (
-    Block,
     Blocks,
     BlockStep,
     DriftModel,
+    EndedBlock,
     Ints,
     OpenBlock,
     Order,
@@ -76,6 +76,23 @@ AGGREGATED_OWNERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerRelease:
+    """What data owners send of what they have learnt."""
+
+    over_people: bool
+    """Whether a row is a sum over people, none of whom is named. Owners then keep users' vectors,
+    the orchestrator knows no user, and users rank at home."""
+    caveat: str
+    remedies: tuple[str, ...] = ()
+
+
+RELEASES: Mapping[str, OwnerRelease] = {
+    "printed": OwnerRelease(False, OWNERS),
+    "aggregated": OwnerRelease(True, AGGREGATED_OWNERS, ("aggregated",)),
+}
+
+
 @ALGORITHMS.register("drift")
 @dataclass(frozen=True, slots=True)
 class DRIFTConfig(AlgorithmSettings):
@@ -106,7 +123,7 @@ class DRIFTConfig(AlgorithmSettings):
     """Gradients of rows that are more versions old than this are refused. Updates of one round
     start from the same rows and do not make each other older."""
     release: Release = "printed"
-    """As printed, or sums over people; window = 0 is then a whole epoch (drift_aggregated.py)."""
+    """As printed, or sums over people; window = 0 is then a whole epoch (aggregated.py)."""
     min_users: int = 10
     """"aggregated": how many people are behind every row that an owner sends, at least."""
 
@@ -120,7 +137,7 @@ class DRIFTConfig(AlgorithmSettings):
         require_number("positive_from", self.positive_from, -1e9, 1e9)
         if self.order not in ("user", "time"):
             raise ConfigError(f'order must be "user" or "time", not {self.order!r}')
-        if self.release not in ("printed", "aggregated"):
+        if self.release not in RELEASES:
             raise ConfigError(f'release is "printed" or "aggregated", not {self.release!r}')
         self.step()
 
@@ -140,10 +157,15 @@ class DRIFTConfig(AlgorithmSettings):
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        return ("aggregated",) * (self.release == "aggregated")
+        return RELEASES[self.release].remedies
+
+    @property
+    def sums_over_people(self) -> bool:
+        """Whether owners send sums over people, and keep the users' vectors."""
+        return RELEASES[self.release].over_people
 
     def caveats(self, link: Link | None = None) -> tuple[str, ...]:
-        return (AGGREGATED_OWNERS if self.release == "aggregated" else OWNERS,)
+        return (RELEASES[self.release].caveat,)
 
     def step(self) -> BlockStep:
         return BlockStep(self.learning_rate, self.reg, self.ridge)
@@ -187,7 +209,7 @@ class Stream(NamedTuple):
     positives: tuple[int, ...]
 
 
-Saved = tuple[int, Block]
+Saved = tuple[int, EndedBlock]
 """A finished block and its user."""
 
 
@@ -354,7 +376,7 @@ class Owner:
             self._saved = self._asked + self._saved
         self._asked = []
 
-    def _save(self, user: int, ended: Block | None) -> None:
+    def _save(self, user: int, ended: EndedBlock | None) -> None:
         if ended is not None:
             self._saved.append((user, ended))
 

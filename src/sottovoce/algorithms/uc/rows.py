@@ -32,8 +32,6 @@ from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.errors import Diverged
 from sottovoce.rng import Streams
 
-# What UC-FedRec's clients find in a round.
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClientUpdates:

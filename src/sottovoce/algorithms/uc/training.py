@@ -36,7 +36,7 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import GAMMA, Streams, words_of
 
-# Bounds on what UC-FedRec's clients send.
+# --- bounds on what clients send -----------------------------------------------------------------
 
 WILD = "a client's weights left the range of numbers; lower the rates"
 _CELLS = 1 << 24
@@ -83,7 +83,7 @@ def clip(
         change.mul_(factor.view(-1, *[1] * (change.ndim - 1)))
 
 
-# UC-FedRec's chance: which items a client's steps learn from, and which units they leave out.
+# --- which items a client's steps learn from, and which units they leave out ---------------------
 # Draws are functions of (the round's stream, user, number of the draw), so they do not depend on
 # who else is in the cohort.
 
@@ -186,9 +186,9 @@ class Drops:
         return factor[:, :1], factor[:, 1:]
 
 
-# UC-FedRec's wishes: what a step of local training asks for beside good recommendations. Those
-# who share an attribute train its filter. Those who hide it are pulled to where the filter says
-# of them what it would say of anybody.
+# --- what a step asks for beside good recommendations --------------------------------------------
+# Those who share an attribute train its filter. Those who hide it are pulled to where the filter
+# says of them what it would say of anybody.
 
 LIKE = 1.0
 """How far from the middle, in the spread of those who share, clients pretend to be."""

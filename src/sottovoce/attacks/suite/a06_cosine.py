@@ -67,7 +67,7 @@ def _needs(view: View) -> str:
 
 
 def _sums_need(view: View) -> str:
-    if view.algorithm.release == "printed":
+    if not view.algorithm.sums_over_people:
         return "as printed, rows of one person are the rule; see who they are"
     return _needs(view)
 
@@ -93,10 +93,10 @@ def _who(view: View) -> TouchedItems:
     config: DRIFTConfig = view.algorithm
     claims: list[Claim] = []
     for _, sent, model in _followed(view):
-        if config.release == "printed":
-            claims += cosine_claims(sent, model, config.step(), named=False)
-        else:
+        if config.sums_over_people:
             claims += _nearest(sent, model, view.own["first_users"], view.own["users"])
+        else:
+            claims += cosine_claims(sent, model, config.step(), named=False)
     every = sorted(set(claims))
     users, items, liked = (np.array(c) for c in zip(*every, strict=True)) if every else [[]] * 3
     return TouchedItems(

@@ -91,7 +91,7 @@ def _rare(view: View) -> Touched:
     for number, sent in enumerate(view.messages(Gradients)):
         named = requests[sent.owner].pop(0).items
         summed = sent.items[sent.item_rows.any(axis=1)]
-        if view.algorithm.release == "printed":
+        if not view.algorithm.sums_over_people:
             summed = summed[:0]  # every row is a few people's
         for found, items in ((claimed, named), (held, np.array(sorted(table.items(sent.owner))))):
             left = items[~np.isin(items, summed)]

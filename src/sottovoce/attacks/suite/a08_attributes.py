@@ -1,7 +1,15 @@
 """A8: hidden attributes from embeddings.
 
 The server of our systems does not hold them, they stay on the devices. This is the worst case:
-somebody got hold of all of them, and of the attribute of those who share it.
+somebody got hold of all of them, and of the attribute of those who share it. He learns from these,
+chooses his settings by cross-validation among them, and guesses for the others.
+
+Three families: logistic regression, a network, boosted trees. Each guesses twice: from the rows as
+they are, and from rows aligned, column by column, to the mean and spread of the public users' rows,
+since protection may have moved private users aside without mixing them. The best of these attackers
+on private users is the strong one. To pick it by its success makes leakage look larger, never
+smaller; the verdict allows for the number of tries. A guess is held against the best constant
+guess, and an AUC against 0.5.
 """
 
 from __future__ import annotations
@@ -26,16 +34,6 @@ from sottovoce.data.dataset import Labels
 from sottovoce.errors import DataError, DoesNotApply, UsageError
 from sottovoce.evaluation.significance import paired_t
 from sottovoce.rng import Streams
-
-# What can be guessed of users' attributes from their representations (A8). The attacker holds the
-# whole table of representations and the attribute of those users who share it. It learns from
-# these, chooses its settings by cross-validation among them, and guesses for the others. Three
-# families: logistic regression, a network, boosted trees. Each guesses twice: from the rows as
-# they are, and from rows aligned, column by column, to the mean and spread of the public users'
-# rows, since protection may have moved private users aside without mixing them. The best of these
-# attackers on private users is the strong one. To pick it by its success makes leakage look
-# larger, never smaller; the verdict allows for the number of tries. A guess is held against the
-# best constant guess, and an AUC against 0.5.
 
 Mask = NDArray[np.bool_]
 Table = NDArray[Any]

@@ -1,4 +1,19 @@
-"""A12: what the published model tells of those from whom it was learnt."""
+"""A12: what the published model tells of those from whom it was learnt.
+
+The attacker has the last item table, as everybody has, and knows half of a target's items. She fits
+the target's vector at home, as any device would, and looks how high the other items score.
+
+- `held_or_not`: is this item one from which the model was learnt, or one that the target got to
+  later (a test item)? Of each pair the higher score is guessed to be the former. Both sorts are
+  what the target likes, so that a good recommender is not taken for a leak; and they are matched
+  by popularity among other users. What is left beside memory is the drift of taste, and only a
+  control shows how much that is: the same pairs by a model that never saw the targets.
+- `took_part`: was this user among those from whom it was learnt at all? By how much better than
+  other items her own, hidden half scores.
+
+Secure sums do not help against either: the model itself tells. Noise on the sums does, by as much
+as it costs.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +40,6 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import DataError, DoesNotApply
 from sottovoce.rng import Streams
-
-# What the published model remembers of those it was learnt from (A12). The attacker has the last
-# item table, as everybody has, and knows half of a target's items. She fits the target's vector
-# at home, as any device would, and looks how high the other items score. Two questions: -
-# `held_or_not`: is this item one from which the model was learnt, or one that the target got to
-# later (a test item)? Of each pair the higher score is guessed to be the former. Both sorts are
-# what the target likes, so that a good recommender is not taken for a leak; and they are matched
-# by popularity among other users. What is left beside memory is the drift of taste, and only a
-# control shows how much that is: the same pairs by a model that never saw the targets. -
-# `took_part`: was this user among those from whom it was learnt at all? By how much better than
-# other items her own, hidden half scores. Secure sums do not help against either: the model
-# itself tells. Noise on the sums does, by as much as it costs.
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -1,9 +1,14 @@
 """A13: which messages go together, by what their devices drew.
 
 Coordinates of reports and items of updates are drawn without looking at private data. They identify
-a device all the same if one draw tells the next. The attacker is told one word of each device that
-he goes for, which is what a search over all words that fit would give him; from it he computes the
-other draws as the fast generator makes them (`attacks/suite/a13_draws.py`), and looks for them.
+a device all the same if one draw tells the next. The fast generator (rng.py) gives the words
+mix(s + γ), mix(s + 2γ), …, and `mix` can be inverted. So one word of 64 bits tells the state s and
+with it every other draw of that device and round. A server sees no whole words, but coordinates. Of
+the words that give a coordinate among n there are 2**64 / n; whoever tries them all keeps those
+whose next draws are in the same batch, too. Against ChaCha20 there is nothing to try.
+
+The attacker is told one word of each device that he goes for, which is what such a search would
+give him; from it he computes the other draws, and looks for them.
 """
 
 from __future__ import annotations
@@ -21,13 +26,6 @@ from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View
 from sottovoce.core.messages import Batch, BitReports, DeviceReports
 from sottovoce.core.one_bit import coordinates, scaled
 from sottovoce.rng import GAMMA, LOW32, Streams, mix, mix_array, words_of
-
-# What a draw that somebody sees tells of the draws that he does not see (A13). The fast generator
-# (rng.py) gives the words mix(s + γ), mix(s + 2γ), …, and `mix` can be inverted. So one word of
-# 64 bits tells the state s and with it every other draw of that device and round. A server sees
-# no whole words, but coordinates. Of the words that give a coordinate among n there are 2**64 /
-# n; whoever tries them all keeps those whose next draws are in the same batch, too. Against
-# ChaCha20 there is nothing to try: a word tells nothing of the next one.
 
 # Kernels carry no types (numba infers them).
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
