@@ -32,10 +32,10 @@ from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.services.agent.client import Answer
 from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.services.server.application import Limits, Service
+from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.process import RoundsThread
 from sottovoce.services.server.shuffled_rounds import coordinator_of
-from sottovoce.services.server.state import Board
+from sottovoce.services.server.state import RoundState
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import rounds
@@ -74,7 +74,7 @@ class App(Here):
         with self.store.writing() as link:
             self.store.take_turn(link)
             coordinator.start(link)
-        self.board = Board(self.store, plan)
+        self.board = RoundState(self.store, plan)
         self.board.refresh()
         self.rounds = RoundsThread(self.store, coordinator, self.board, self.log)
         super().__enter__()
@@ -88,9 +88,9 @@ class App(Here):
 
     async def make(self):
         plan = self.folder.plan
-        return Service(
+        return ServerApplication(
             plan, self.folder.catalogue(), operator_token(self.folder.keys), self.store, self.board,
-            self.tally, Limits(guess_seconds=0.0), moved=self.rounds.wake,
+            self.tally, ServerLimits(guess_seconds=0.0), moved=self.rounds.wake,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
             died=lambda: self.died.append("writer"),
             proxy=ProxySecrets.of(self.folder.keys) if plan.proxied else None,

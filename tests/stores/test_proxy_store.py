@@ -82,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(parts=st.integers(0, 4))
     def hand_over_some(self, parts):
-        """As the courier does; it may be cut off after any part."""
+        """As the forwarder does; it may be cut off after any part."""
         for held in self.store.held():
             where = held.round, held.tier
             if held.state == "open":

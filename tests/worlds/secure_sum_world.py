@@ -22,7 +22,7 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.helper import MaskerLimits, MaskerService
+from sottovoce.services.helper import Answering, HelperApplication, HelperLimits
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
@@ -72,7 +72,13 @@ class MaskerApp(InProcess):
 
     async def make(self):
         token = operator_token(self.folder.keys)
-        return MaskerService(self.folder, token, self.tally, MaskerLimits())
+        return HelperApplication(
+            Answering(self.folder),
+            self.folder.introduction.token,
+            token,
+            self.tally,
+            HelperLimits(),
+        )
 
     def sums(self, question, token=TOKEN):
         return self.ask("POST", "/v1/sums", question, {"authorization": f"Bearer {token}"})

@@ -105,7 +105,7 @@ def backup_store(
     Example:
       sottovoce device backup ~/sottovoce /media/stick/sottovoce-monday
     """
-    from sottovoce.services.copies.kinds import STORES, kind_of
+    from sottovoce.services.copies.copying import STORES, kind_of
 
     if kind_of(store).name not in STORES:
         raise UsageError(f"{store} is no store; use `sottovoce serve backup`")
@@ -124,7 +124,7 @@ def restore_store(source: Backup, store: Store, keys: Keys = None, as_json: Json
     Example:
       sottovoce device restore /media/stick/sottovoce-monday ~/sottovoce
     """
-    from sottovoce.services.copies.kinds import STORES
+    from sottovoce.services.copies.copying import STORES
 
     _restore(source, store, None, keys, as_json, STORES)
 

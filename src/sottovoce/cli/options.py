@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from sottovoce.cli import output
 from sottovoce.core.consent import FIELDS, Choice
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -55,14 +56,75 @@ Behind = Annotated[
         "come through: limits per address are then its own business; repeatable.",
     ),
 ]
-ProxyDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the proxy.")]
 IntroductionFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Make the proxy of this introduction first, a file from the server's operator.",
+        help="Make DIR from this introduction first, a file from the server's operator.",
     ),
 ]
+
+
+_SERVED: dict[str, tuple[Any, Any]] = {
+    "host": (Host, "127.0.0.1"),
+    "port": (Port, None),
+    "plaintext": (Plaintext, False),
+    "behind": (Behind, None),
+    "as_json": (Json, False),
+}
+
+
+def served(port: int, words: str = "") -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes the command of a service: its own options, then those of every service. The command
+    returns the service to run from its folder, or None if it has done something else; `words` say
+    where it listens."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        kind = inspect.Parameter.KEYWORD_ONLY
+        more = [
+            inspect.Parameter(
+                name, kind, default=port if name == "port" else default, annotation=hint
+            )
+            for name, (hint, default) in _SERVED.items()
+        ]
+        shown = [one.replace(kind=kind) for one in own.values() if one.name not in _SERVED]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            service = command(**{name: given[name] for name in own})
+            if service is None:
+                return
+            from sottovoce.services.kit.serving import serve
+
+            folder, as_json = given["folder"], given["as_json"]
+            serve(
+                service,
+                folder,
+                given["host"],
+                given["port"],
+                plaintext=given["plaintext"],
+                behind=given["behind"] or (),
+                ready=None if as_json or not words else lambda url: output.show(f"{words} {url}"),
+            )
+            if as_json:
+                output.emit({"folder": folder, "stopped": True})
+
+        run.__signature__ = inspect.Signature([*shown, *more])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def renamed(command: Callable[..., None], old: str, new: str) -> Callable[..., None]:
+    """The command under its former name, which says what it is called now."""
+
+    @functools.wraps(command)
+    def alias(**given: Any) -> None:
+        output.note(f"`sottovoce {old}` is called `sottovoce {new}` now")
+        command(**given)
+
+    return alias
 
 
 def with_choices(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Behind, Json
+from sottovoce.cli.options import Host, Json, served
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ Said = tuple[dict[str, Any], list[str]]
 """What a command did, as JSON and in words."""
 
 
+@served(8446, "Users are served at")
 def orchestrator(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the orchestrator.")],
     make: Annotated[
@@ -103,12 +104,6 @@ def orchestrator(
     only_status: Annotated[
         bool, typer.Option("--status", help="Say where the federation stands; no more.")
     ] = False,
-    host: Annotated[
-        str, typer.Option(help="Address to listen at, for users and for nodes.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port for users; 0 takes a free one.")
-    ] = 8446,
     superlink_port: Annotated[
         int, typer.Option(min=1, max=65535, help="The SuperLink's port, on loopback only.")
     ] = 9091,
@@ -146,13 +141,9 @@ def orchestrator(
     users_only: Annotated[
         bool, typer.Option("--users-only", help="Serve users, but hold no rounds.")
     ] = False,
-    plaintext: Annotated[
-        bool,
-        typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
-    ] = False,
-    behind: Behind = None,
+    host: Host = "127.0.0.1",
     as_json: Json = False,
-) -> None:
+) -> Any:
     """Serve an orchestrator: hold rounds with data owners, recommend to users.
 
     Data owners hold items and what users did with them; the orchestrator holds the model, with a
@@ -235,27 +226,16 @@ def orchestrator(
                 said = _status(found, store)
         _say(folder, said, as_json)
     else:
-        from sottovoce.engines.flower.training import Training, TrainingPlan
-        from sottovoce.services.kit.connections import reverse_proxies
-        from sottovoce.services.orchestrator import OrchestratorLimits
-        from sottovoce.services.orchestrator_process import run_orchestrator
+        from sottovoce.engines.flower.training import SiloTraining, TrainingPlan
+        from sottovoce.services.orchestrator_process import OrchestratorService
 
         if users_only and rounds is not None:
             raise UsageError("--users-only goes without --rounds")
         plan = TrainingPlan(
             superlink_port, host, gateway_port, rounds, every, deadline, wait_for, patience
         )
-        run_orchestrator(
-            folder,
-            host,
-            port,
-            rounds=None if users_only else partial(Training, plan=plan),
-            plaintext=plaintext,
-            limits=OrchestratorLimits(behind=reverse_proxies(behind)),
-            ready=None if as_json else lambda url: output.show(f"Users are served at {url}"),
-        )
-        if as_json:
-            output.emit({"folder": folder, "stopped": True})
+        return OrchestratorService(None if users_only else partial(SiloTraining, plan=plan))
+    return None
 
 
 def _say(folder: Path, said: Said, as_json: bool) -> None:
@@ -386,10 +366,10 @@ def _extend(folder: OrchestratorFolder, store: OrchestratorStore, file: Path) ->
 
 
 def _status(folder: OrchestratorFolder, store: OrchestratorStore) -> Said:
-    from sottovoce.services.orchestrator import figures
+    from sottovoce.services.orchestrator import stands
 
     running = folder.running()
-    found = {**figures(store), "running": running is not None}
+    found = {**stands(store), "running": running is not None}
     return {**found, **({"url": running["url"]} if running else {})}, _status_words(found)
 
 

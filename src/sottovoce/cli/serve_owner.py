@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Behind, Host, Json, Port
+from sottovoce.cli.options import Json, served
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.stores.owner_folder import OwnerFolder
 
 
+@served(8445, "The data owner listens at")
 def owner(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the data owner.")],
     make: Annotated[
@@ -50,13 +51,6 @@ def owner(
             metavar="FILE", help="Keep the orchestrator's answer to the application, and no more."
         ),
     ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8445,
-    plaintext: Annotated[
-        bool,
-        typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
-    ] = False,
-    behind: Behind = None,
     users_only: Annotated[
         bool,
         typer.Option(
@@ -90,7 +84,7 @@ def owner(
         bool, typer.Option("--status", help="Say what it holds and how it is doing; no more.")
     ] = False,
     as_json: Json = False,
-) -> None:
+) -> Any:
     """Serve a data owner: take users' sealed interactions, take part in the orchestrator's rounds.
 
     An owner holds items. Users who interact with them send it what they did, sealed for it alone;
@@ -143,29 +137,16 @@ def owner(
         if name is None or items is None or url is None:
             raise UsageError("--make needs --name, --items and --url")
         _make(folder, make, name, items, url, alias or [], as_json)
-        return
+        return None
     if chosen:
         _act(folder, admission, add_items, withdraw_items, federation, forget, as_json)
-        return
+        return None
     from sottovoce.engines.flower.owner_node import Participation, require_flower
-    from sottovoce.services.kit.connections import reverse_proxies
-    from sottovoce.services.owner import OwnerLimits
-    from sottovoce.services.owner_process import run_owner
+    from sottovoce.services.owner_process import OwnerService
 
     if not users_only:
         require_flower()
-
-    run_owner(
-        folder,
-        host,
-        port,
-        plaintext=plaintext,
-        limits=OwnerLimits(behind=reverse_proxies(behind)),
-        join=None if users_only else Participation,
-        ready=None if as_json else lambda url: output.show(f"The data owner listens at {url}"),
-    )
-    if as_json:
-        output.emit({"folder": folder, "stopped": True})
+    return OwnerService(None if users_only else Participation)
 
 
 def _make(

@@ -13,15 +13,12 @@ import typer
 from sottovoce.cli import output
 from sottovoce.cli.making import make_federation
 from sottovoce.cli.options import (
-    Behind,
     CatalogueFile,
     ExperimentFile,
-    Host,
     HostNames,
     Json,
-    Plaintext,
-    Port,
     Settings,
+    served,
 )
 from sottovoce.errors import UsageError
 
@@ -40,6 +37,7 @@ DatabaseUrl = Annotated[
 ]
 
 
+@served(8443)
 def server(
     folder: Folder,
     experiment: ExperimentFile = None,
@@ -49,21 +47,21 @@ def server(
     proxy: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Where devices reach the federation's proxy; goes into its terms."
+            metavar="URL",
+            help="Where the federation's shuffler or helper is reached; goes into its terms.",
         ),
     ] = None,
     proxy_ca: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --proxy: the proxy's ca.crt, which its owner has."),
+        typer.Option(metavar="FILE", help="With --proxy: its ca.crt, which its owner has."),
     ] = None,
     proxy_key: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="With --proxy, for a secure sum: the proxy's public key, seal.pub."
+            metavar="FILE",
+            help="With --proxy, for a secure sum: its public key, seal.pub.",
         ),
     ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8443,
     database: DatabaseUrl = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Run at least so many rounds.")] = None,
     skip_to_round: Annotated[
@@ -75,15 +73,12 @@ def server(
             "round N, which no device has seen yet.",
         ),
     ] = None,
-    plaintext: Plaintext = False,
-    behind: Behind = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Serve a federation: publish rounds and models, take reports, fold them.
 
     The first start makes DIR from an experiment file, in which algorithm.triples is a number where
     the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too; a
-    secure sum also --proxy-key, from `sottovoce serve masker --init`.
+    secure sum also --proxy-key, from `sottovoce serve helper --init`.
     Everything that was acknowledged survives a crash, and the next start goes on where the last one
     was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
     SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
@@ -98,9 +93,7 @@ def server(
       sottovoce serve server town --experiment a.toml --proxy https://p.example --proxy-ca p.crt
       sottovoce serve server town --rounds 200 --database postgresql://sottovoce@db/town
     """
-    from sottovoce.services.kit.connections import reverse_proxies
-    from sottovoce.services.server.application import Limits
-    from sottovoce.services.server.process import run_server
+    from sottovoce.services.server.process import ServerService
 
     if (proxy is None) != (proxy_ca is None):
         raise UsageError("--proxy and --proxy-ca go together")
@@ -117,18 +110,7 @@ def server(
         raise UsageError(
             "--catalogue, --set, --name and --proxy go with --experiment, at the first start"
         )
-    run_server(
-        folder,
-        host,
-        port,
-        database=database,
-        rounds=rounds,
-        skip_to_round=skip_to_round,
-        plaintext=plaintext,
-        limits=Limits(behind=reverse_proxies(behind)),
-    )
-    if as_json:
-        output.emit({"folder": folder, "stopped": True})
+    return ServerService(database, rounds, skip_to_round)
 
 
 def invite(
@@ -186,16 +168,16 @@ def introduce(
     server: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Where the proxy reaches the server; the running one by default."
+            metavar="URL", help="Where the shuffler reaches the server; the running one by default."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the introduction of the federation's proxy, a file for whoever runs it.
+    """Write the introduction of the federation's shuffler or helper, a file for whoever runs it.
 
-    It says where the server is, how it is known and how it knows the proxy; or, to the proxy of a
-    secure sum (`sottovoce serve masker`), what the terms are and how it knows the server. It is a
-    secret: hand it over in confidence. The federation's terms must name a proxy.
+    It says where the server is, how it is known and how it knows the shuffler; or, to the helper of
+    a secure sum (`sottovoce serve helper`), what the terms are and how it knows the server. It is a
+    secret: hand it over in confidence. The federation's terms must name one of the two.
 
     \b
     Example:
@@ -206,25 +188,25 @@ def introduce(
 
     found = folders.open_folder(folder)
     if found.plan.summed:
-        _introduce_masker(found, out, as_json)
+        _introduce_helper(found, out, as_json)
         return
     address = _address(found, server)
     write_introduction(out, folders.introduction(found, address))
     if as_json:
         output.emit({"server": address, "file": out})
     else:
-        output.show(f"The introduction of the proxy to {address} is {out}; it is a secret")
+        output.show(f"The introduction of the shuffler to {address} is {out}; it is a secret")
 
 
-def _introduce_masker(folder: ServerFolder, out: Path, as_json: bool) -> None:
-    """The proxy of a secure sum is asked by the server and need not know where that is."""
+def _introduce_helper(folder: ServerFolder, out: Path, as_json: bool) -> None:
+    """The helper of a secure sum is asked by the server and need not know where that is."""
     from sottovoce.stores.helper_folder import masker_introduction, write_masker_introduction
 
     write_masker_introduction(out, masker_introduction(folder))
     if as_json:
         output.emit({"server": None, "file": out})
     else:
-        output.show(f"The introduction of the proxy is {out}; it is a secret")
+        output.show(f"The introduction of the helper is {out}; it is a secret")
 
 
 def status(
@@ -265,7 +247,7 @@ def status(
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
         f"{content['state']}"
     )
-    # Through a proxy nobody is asked by name, and the server does not know who is missing.
+    # Through a shuffler nobody is asked by name, and the server does not know who is missing.
     asked = bool(content["asked"]) or any(past["asked"] for past in content["rounds"])
     if content["state"] == "open":
         words += f", {content['reported']} of {content['goal']} reports" if asked else ""

@@ -551,7 +551,7 @@ class _SiloRun:
         lets them go on from there."""
         if self.folder is None:
             raise ConfigError("the flower engine needs a run folder")
-        kind = import_module(_TRIAL).SiloTrial
+        kind = import_module(_TRIAL).HttpsSiloTrial
         trial = cast(SiloTrial, kind(self.world, folder_of(self.folder.path), processes))
         model = trial.train(self.tell)
         model.check()

@@ -8,13 +8,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sottovoce.errors import ServiceError, UsageError
-from sottovoce.services.kit.serving import Beside, Process, is_loopback, listen, logger, tls_of
-from sottovoce.services.orchestrator import OrchestratorLimits, OrchestratorService, figures
-from sottovoce.stores.keys import operator_token
+from sottovoce.errors import ServiceError
+from sottovoce.services.kit.serving import Beside, Parts, Service, Start
+from sottovoce.services.orchestrator import OrchestratorApplication, OrchestratorLimits
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_folder import OrchestratorFolder, open_orchestrator_folder
 from sottovoce.wire.refusals import Tally
@@ -36,58 +36,49 @@ class Rounds(Protocol):
     def stop(self) -> None: ...
 
 
-def run_orchestrator(
-    path: Path,
-    host: str = "127.0.0.1",
-    port: int = 8446,
-    *,
-    rounds: Callable[[OrchestratorFolder, OrchestratorStore, Any], Rounds] | None = None,
-    plaintext: bool = False,
-    limits: OrchestratorLimits | None = None,
-    ready: Callable[[str], None] | None = None,
-) -> None:
-    """Serve the orchestrator in `path` until SIGTERM or SIGINT; SIGHUP takes up a renewed
-    certificate. Port 0 takes a free one; where it listens is in the ready file, and `ready` is
-    told. `rounds` makes those who hold the rounds; without it only users are served. Raises with
-    one sentence if it cannot start."""
-    if plaintext and not is_loopback(host):
-        raise UsageError(f"--plaintext is for a loopback address, not for {host}")
-    folder = open_orchestrator_folder(path)
-    limits = limits or OrchestratorLimits()
-    tally = Tally()
-    context = None if plaintext else tls_of(folder.keys, tally)
-    token = operator_token(folder.keys)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(folder.locked())
-        store = stack.enter_context(contextlib.closing(folder.store()))
-        listener = stack.enter_context(listen(host, port))
-        log = logger()
-        counts = Counts(store, tally, log)
+@dataclass(frozen=True, slots=True)
+class OrchestratorService(Service[OrchestratorFolder, OrchestratorLimits]):
+    """An orchestrator. `rounds` makes those who hold the rounds; without it only users are
+    served."""
+
+    rounds: Callable[[OrchestratorFolder, OrchestratorStore, Any], Rounds] | None = None
+
+    name = "the orchestrator"
+    port = 8446
+    limits = OrchestratorLimits
+
+    def open(self, path: Path) -> OrchestratorFolder:
+        return open_orchestrator_folder(path)
+
+    def prepare(self, start: Start[OrchestratorFolder, OrchestratorLimits]) -> Parts:
+        folder = start.folder
+        start.stack.enter_context(folder.locked())
+        store = start.keep(folder.store())
+        start.listen()
+        counts = RefusalCounts(store, start.tally, start.log)
         beside, facts = [Beside(lambda fail: counts.start(), counts.stop)], {}
-        if rounds is not None:
-            training = rounds(folder, store, log)
-            stack.callback(training.stop)
+        if self.rounds is not None:
+            training = self.rounds(folder, store, start.log)
+            start.stack.callback(training.stop)
             with _quiet_end():
                 training.start()
             beside.append(Beside(training.watch, training.stop))
             facts = {"gateway": training.entrance}
 
-        def service() -> OrchestratorService:
-            return OrchestratorService(
+        def application() -> OrchestratorApplication:
+            return OrchestratorApplication(
                 store,
                 folder.issuer(),
                 folder.users_identity(),
-                token,
-                tally,
-                limits,
-                figures=lambda: figures(store, tally),
+                start.token,
+                start.tally,
+                start.limits,
             )
 
-        process = Process("the orchestrator", folder, listener, context, tally, log)
-        process.run(service, limits, beside, ready, **facts)
+        return Parts(application, lambda port: folder.ready_file, beside, facts)
 
 
-class Counts:
+class RefusalCounts:
     """A thread that brings counts of refusals to the store."""
 
     def __init__(self, store: OrchestratorStore, tally: Tally, log: Any) -> None:
@@ -128,9 +119,3 @@ def _quiet_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-# The orchestrator's rounds: a SuperLink with its executor, the gateway for data owners' nodes,
-# and a run that goes on as long as there is something to do. Processes are started where `start`
-# is called, which must be the main thread, and end with it. What takes a while at the SuperLink
-# happens in a thread of its own.

@@ -4,8 +4,8 @@ rounds as a Flower node; both on the same store."""
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,22 +16,20 @@ from sottovoce.errors import (
     KeyTrouble,
     ServiceError,
     Unreachable,
-    UsageError,
 )
-from sottovoce.services.kit.serving import Beside, Process, is_loopback, listen, logger, tls_of
+from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.services.owner import (
     FORGET_PATH,
     ITEMS_PATH,
     STATUS_PATH,
+    OwnerApplication,
     OwnerLimits,
-    OwnerService,
     change_items,
     describe,
 )
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.owner import DataOwner
 from sottovoce.stores.owner_folder import OwnerFolder, open_owner_folder
-from sottovoce.wire.refusals import Tally
 from sottovoce.wire.silo_files import Admission
 
 # What the operator of a data owner does to it, whether or not its service runs.
@@ -129,10 +127,7 @@ class _Service:
         return answer
 
 
-_SWITCH = 0.0005
-
-
-class Node(Protocol):
+class OwnerPart(Protocol):
     """The owner's part in the orchestrator's rounds, in a thread of its own."""
 
     @property
@@ -144,49 +139,40 @@ class Node(Protocol):
     def stop(self) -> None: ...
 
 
-def run_owner(
-    path: Path,
-    host: str = "127.0.0.1",
-    port: int = 8445,
-    *,
-    plaintext: bool = False,
-    join: Callable[[OwnerFolder, Admission, DataOwner, Any], Node] | None = None,
-    limits: OwnerLimits | None = None,
-    ready: Callable[[str], None] | None = None,
-) -> None:
-    """Serve the data owner in `path` until SIGTERM or SIGINT; SIGHUP takes up a renewed
-    certificate. Port 0 takes a free one; where the service listens is in the ready file, and
-    `ready` is told. `join` makes its part in the orchestrator's rounds; without it only users are
-    served. Raises with one sentence if it cannot start."""
-    if plaintext and not is_loopback(host):
-        raise UsageError(f"--plaintext is for a loopback address, not for {host}")
-    folder = open_owner_folder(path)
-    limits = limits or OwnerLimits()
-    tally = Tally()
-    context = None if plaintext else tls_of(folder.keys, tally)
-    token = operator_token(folder.keys)
-    with contextlib.ExitStack() as stack:
-        owner = stack.enter_context(contextlib.closing(folder.owner()))
-        listener = stack.enter_context(listen(host, port))
-        log = logger()
-        admission = None if join is None else folder.admission()
-        node = None if join is None or admission is None else join(folder, admission, owner, log)
-        if node is None:
-            log.info("serving users only, without the orchestrator")
-        process = Process("the data owner", folder, listener, context, tally, log)
+@dataclass(frozen=True, slots=True)
+class OwnerService(Service[OwnerFolder, OwnerLimits]):
+    """A data owner. `join` makes its part in the orchestrator's rounds; without it only users are
+    served."""
 
-        def service() -> OwnerService:
-            return OwnerService(
+    join: Callable[[OwnerFolder, Admission, DataOwner, Any], OwnerPart] | None = None
+
+    name = "the data owner"
+    port = 8445
+    limits = OwnerLimits
+
+    def open(self, path: Path) -> OwnerFolder:
+        return open_owner_folder(path)
+
+    def prepare(self, start: Start[OwnerFolder, OwnerLimits]) -> Parts:
+        folder, owner = start.folder, start.keep(start.folder.owner())
+        start.listen()
+        admission = None if self.join is None else folder.admission()
+        node = None
+        if self.join is not None and admission is not None:
+            node = self.join(folder, admission, owner, start.log)
+        else:
+            start.log.info("serving users only, without the orchestrator")
+
+        def application() -> OwnerApplication:
+            return OwnerApplication(
                 owner,
-                token,
-                tally,
-                limits,
+                start.token,
+                start.tally,
+                start.limits,
                 node=lambda: "none" if node is None else node.state,
-                failed=lambda error: log.error("not stored", detail=str(error)),
-                died=process.fail,
+                failed=start.failed,
+                died=start.fail,
             )
 
         beside = [] if node is None else [Beside(node.start, node.stop)]
-        # Requests must not wait long for the threads that write and take part in rounds.
-        sys.setswitchinterval(_SWITCH)
-        process.run(service, limits, beside, ready)
+        return Parts(application, lambda port: folder.ready_file, beside)

@@ -1,5 +1,5 @@
-"""The thread of a proxy that talks to the server: it follows the rounds, lets batches go when the
-rules say so, hands them over part by part, and forgets them."""
+"""The thread of a shuffler that talks to the server: it follows the rounds, lets batches go when
+the rules say so, hands them over part by part, and forgets them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sottovoce.wire.terms import Terms
 
 PER_PART = PART_BYTES // SEALED_BYTES
 _LONGEST_LOOK = 5.0
-"""Seconds after which the proxy looks for a new round, at most, while the server answers."""
+"""Seconds after which the shuffler looks for a new round, at most, while the server answers."""
 _LONGEST_PAUSE = 30.0
 _SHORTEST_LOOK = 0.1
 """However many ask."""
@@ -47,7 +47,7 @@ Goal = Mapping[int | None, int]
 """By tier, or for all others, the devices with which a batch waits no longer."""
 
 
-class Courier:
+class Forwarder:
     def __init__(
         self,
         folder: ProxyFolder,
@@ -83,7 +83,7 @@ class Courier:
             ServiceClient(self._introduction.server, self._introduction.ca, plaintext=plaintext)
             for _ in range(2)
         )
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
         terms = folder.terms()
         if terms is not None:
             self._follow(terms)
@@ -217,7 +217,9 @@ class Courier:
 
     def _follow(self, terms: Terms) -> None:
         if terms.reporting is None:
-            raise ServiceError(f"the federation {terms.federation} sends nothing through a proxy")
+            raise ServiceError(
+                f"the federation {terms.federation} sends nothing through a shuffler"
+            )
         tiers = terms.reporting.tiers
         unknown = [tier for tier in self._goal if tier is not None and tier >= len(tiers)]
         if unknown:

@@ -9,7 +9,7 @@ import pytest
 from sottovoce.core.consent import Choice
 from sottovoce.core.messages import GRID, LIMIT, SummedReports, encode_sum
 from sottovoce.engines.flower.conductor import MODELS, Conductor, check_sum
-from sottovoce.engines.flower.members import Reply, Seen
+from sottovoce.engines.flower.members import OnlineNode, Reply
 from sottovoce.engines.flower.node import answer_question, answer_task
 from sottovoce.engines.flower.wire import Answer, Question, Task
 from sottovoce.errors import ConfigError, FolderInUse, MessageError, RunError, UsageError
@@ -52,7 +52,7 @@ class Office:
         self.sent = []
 
     def online(self):
-        return [Seen(n, f"key {n}", self.since[n]) for n in self.nodes]
+        return [OnlineNode(n, f"key {n}", self.since[n]) for n in self.nodes]
 
     def send(self, kind, letters, seconds):
         names = {}

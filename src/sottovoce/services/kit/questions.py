@@ -6,9 +6,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from sottovoce.errors import KeyTrouble, MessageError, VersionMismatch
+from sottovoce.services.kit.connections import Limits
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.silos import (
@@ -22,14 +24,14 @@ T = TypeVar("T")
 _MINUTE = 60.0
 
 
-class AskingLimits(Protocol):
-    @property
-    def per_minute(self) -> int:
-        """Questions of one user."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingLimits(Limits):
+    """Those of a service that users ask."""
 
-    @property
-    def nonces(self) -> int:
-        """Questions of all users within the time in which a proof is good."""
+    per_minute: int = 60
+    """Questions of one user."""
+    nonces: int = 200_000
+    """Questions of all users within the time in which a proof is good."""
 
 
 class Once:

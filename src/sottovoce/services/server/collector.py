@@ -3,7 +3,6 @@ acknowledged."""
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 
 from sottovoce.privacy.reports import KReports
@@ -12,15 +11,15 @@ from sottovoce.services.kit.answers import (
     Scope,
     Send,
     answer,
+    bears,
     content_length,
     discard,
-    header,
     read_body,
 )
-from sottovoce.services.kit.executor import Aside
+from sottovoce.services.kit.executor import BoundedExecutor
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.services.server.shuffled_rounds import LONGEST_PART, Part, decode_part
-from sottovoce.services.server.state import Board
+from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import Database
 from sottovoce.wire.refusals import Refused
@@ -38,28 +37,27 @@ class Collector:
         release: KReports,
         token: str,
         database: Database,
-        board: Board,
+        state: RoundState,
         *,
         body_seconds: float,
         moved: Callable[[], None],
     ) -> None:
         """`token` is the proxy's; `moved` is called when a batch is complete."""
         self._release, self._token = release, token
-        self._database, self._board = database, board
+        self._database, self._state = database, state
         self._body_seconds, self._moved = body_seconds, moved
-        self._aside = Aside(_AT_ONCE, threads=1)
+        self._executor = BoundedExecutor("the server", _AT_ONCE)
         self._receiving = 0
 
     def close(self) -> None:
-        self._aside.close()
+        self._executor.close()
 
     async def take(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/batches: acknowledged when the part is on the disk."""
-        said = header(scope, b"authorization")
-        if not hmac.compare_digest(said, f"Bearer {self._token}".encode()):
+        if not bears(scope, self._token):
             if content_length(scope):
                 await discard(receive)
-            raise Refused("unknown_proxy", "this needs the token of the federation's proxy")
+            raise Refused("unknown_proxy", "this needs the token of the federation's shuffler")
         if self._receiving >= _AT_ONCE:
             raise Refused("overload", "the server has too much to do; come back later")
         self._receiving += 1
@@ -67,7 +65,7 @@ class Collector:
             payload = await read_body(scope, receive, LONGEST_PART, self._body_seconds)
             part = decode_part(payload)
             del payload
-            await self._aside(lambda: self._store(part))
+            await self._executor(lambda: self._store(part))
         finally:
             self._receiving -= 1
         await answer(send, 204, [], b"")
@@ -91,9 +89,9 @@ class Collector:
         most = part.devices * self._release.max_reports
         if part.parts > most:
             raise Refused("malformed", "a batch has more parts than reports")
-        now = self._board.now.position
+        now = self._state.now.position
         if part.round > now.round:  # another process may have moved on, and told the proxy
-            now = self._board.refresh().position
+            now = self._state.refresh().position
         if part.round > now.round:
             raise Refused("malformed", f"round {part.round} has not been opened")
         if part.round == now.round and now.report_key and part.key != key_id(now.report_key):
