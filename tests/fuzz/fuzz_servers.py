@@ -31,6 +31,7 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.services.agent.client import Answer
+from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.process import RoundsThread
@@ -88,12 +89,15 @@ class App(Here):
 
     async def make(self):
         plan = self.folder.plan
-        return ServerApplication(
-            plan, self.folder.catalogue(), operator_token(self.folder.keys), self.store, self.board,
-            self.tally, ServerLimits(guess_seconds=0.0), moved=self.rounds.wake,
+        hosting = Hosting(
+            operator_token(self.folder.keys), self.tally, ServerLimits(guess_seconds=0.0),
             failed=lambda error: self.log.error("not stored", detail=str(error)),
             died=lambda: self.died.append("writer"),
-            proxy=ProxySecrets.of(self.folder.keys) if plan.proxied else None,
+        )  # fmt: skip
+        proxy = ProxySecrets.of(self.folder.keys) if plan.proxied else None
+        return ServerApplication(
+            hosting, plan, self.folder.catalogue(), self.store, self.board,
+            moved=self.rounds.wake, proxy=proxy,
         )  # fmt: skip
 
 

@@ -99,8 +99,8 @@ PARTIES = {
     "server": ("server.process", "ServerService", "server.json"),
     "proxy": ("shuffler", "ShufflerService", "proxy.json"),
     "masker": ("helper", "HelperService", "masker.json"),
-    "owner": ("owner_process", "OwnerService", "owner.json"),
-    "orchestrator": ("orchestrator_process", "OrchestratorService", "orchestrator.json"),
+    "owner": ("owner", "OwnerService", "owner.json"),
+    "orchestrator": ("orchestrator", "OrchestratorService", "orchestrator.json"),
 }
 
 

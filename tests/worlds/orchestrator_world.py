@@ -7,6 +7,7 @@ from app_world import InProcess
 from server_world import Client, ServerProcess, program
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.services.kit.application import Hosting
 from sottovoce.services.orchestrator import OrchestratorApplication, OrchestratorLimits, stands
 from sottovoce.stores.keys import authority_pem, init_keys, node_keys, operator_token
 from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_folder, invite
@@ -93,15 +94,9 @@ class App(InProcess):
         return super().__enter__()
 
     async def make(self):
-        return OrchestratorApplication(
-            self.store,
-            self.folder.issuer(),
-            self.folder.users_identity(),
-            operator_token(self.folder.keys),
-            self.tally,
-            self.limits,
-            clock=self._clock,
-        )
+        hosting = Hosting(operator_token(self.folder.keys), self.tally, self.limits)
+        keys = self.folder.issuer(), self.folder.users_identity()
+        return OrchestratorApplication(hosting, self.store, *keys, clock=self._clock)
 
     def __exit__(self, *_):
         super().__exit__()
@@ -117,7 +112,7 @@ class App(InProcess):
         return stands(self.store, self.tally)["refused"]
 
 
-RUN = program("orchestrator_process", "OrchestratorService")
+RUN = program("orchestrator", "OrchestratorService")
 
 
 class OrchestratorProcess(ServerProcess):

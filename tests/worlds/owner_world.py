@@ -10,6 +10,7 @@ from server_world import ServerProcess, program
 
 from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
+from sottovoce.services.kit.application import Hosting
 from sottovoce.services.owner import OwnerApplication, OwnerLimits
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
@@ -142,11 +143,11 @@ class App(InProcess):
         return super().__enter__()
 
     async def make(self):
-        return OwnerApplication(
-            self.owner, operator_token(self.folder.keys), Tally(), self.limits, node=self.node,
+        hosting = Hosting(
+            operator_token(self.folder.keys), Tally(), self.limits,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
-            died=lambda: None,
         )  # fmt: skip
+        return OwnerApplication(hosting, self.owner, self.node)
 
     def __exit__(self, *_):
         super().__exit__()
@@ -156,11 +157,11 @@ class App(InProcess):
 # --- the service as a process ---------------------------------------------------------------------
 
 RUN = program(
-    "owner_process",
+    "owner",
     "OwnerService",
     """
 if not options.pop("users_only"):
-    from sottovoce.engines.flower.owner_node import Participation
+    from sottovoce.engines.flower.silo_node import Participation
     options["join"] = Participation
 """,
 )

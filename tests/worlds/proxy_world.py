@@ -18,6 +18,7 @@ from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.links import Proxied
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services import shuffler_handover as proxy_handover
+from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.shuffled_rounds import decode_part
 from sottovoce.services.shuffler import ShufflerApplication, ShufflerLimits
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
@@ -216,12 +217,11 @@ class App(InProcess):
         return self
 
     async def make(self):
-        token = operator_token(self.folder.keys)
-        return ShufflerApplication(
-            self.folder, token, self.store, self.forwarder, self.tally, self.limits,
+        hosting = Hosting(
+            operator_token(self.folder.keys), self.tally, self.limits,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
-            died=lambda: None,
         )  # fmt: skip
+        return ShufflerApplication(hosting, self.folder, self.store, self.forwarder)
 
     def __exit__(self, *_):
         if self._forwarder:

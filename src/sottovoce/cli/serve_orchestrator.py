@@ -227,7 +227,7 @@ def orchestrator(
         _say(folder, said, as_json)
     else:
         from sottovoce.engines.flower.training import SiloTraining, TrainingPlan
-        from sottovoce.services.orchestrator_process import OrchestratorService
+        from sottovoce.services.orchestrator import OrchestratorService
 
         if users_only and rounds is not None:
             raise UsageError("--users-only goes without --rounds")

@@ -141,8 +141,8 @@ def owner(
     if chosen:
         _act(folder, admission, add_items, withdraw_items, federation, forget, as_json)
         return None
-    from sottovoce.engines.flower.owner_node import Participation, require_flower
-    from sottovoce.services.owner_process import OwnerService
+    from sottovoce.engines.flower.silo_node import Participation, require_flower
+    from sottovoce.services.owner import OwnerService
 
     if not users_only:
         require_flower()
@@ -209,7 +209,7 @@ def _keep(folder: OwnerFolder, file: Path) -> tuple[dict[str, Any], list[str]]:
 def _change(
     folder: OwnerFolder, add: Path | None, withdraw: Path | None, newer: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
-    from sottovoce.services.owner_process import desk
+    from sottovoce.services.owner import desk
     from sottovoce.stores.owner_folder import keep_federation, read_items
     from sottovoce.wire.silo_files import FederationFile
 
@@ -225,7 +225,7 @@ def _change(
 
 
 def _ask(folder: OwnerFolder, forget: int | None) -> tuple[dict[str, Any], list[str]]:
-    from sottovoce.services.owner_process import desk
+    from sottovoce.services.owner import desk
 
     with desk(folder) as owner:
         if forget is not None:

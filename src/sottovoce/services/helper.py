@@ -17,7 +17,7 @@ from sottovoce.core.recommender import default_threads
 from sottovoce.errors import MessageError
 from sottovoce.parties.helper import Answered, check_groups, noise_of, sum_told
 from sottovoce.services.kit.answers import JSON, OCTETS, Receive, Scope, Send, answer, bears
-from sottovoce.services.kit.application import HttpApplication
+from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
@@ -31,7 +31,7 @@ from sottovoce.wire.masked import (
     is_signed,
     open_seed,
 )
-from sottovoce.wire.refusals import Reason, Refused, Tally
+from sottovoce.wire.refusals import Reason, Refused
 from sottovoce.wire.shuffled import terms_name
 
 
@@ -129,17 +129,15 @@ class Answering:
         return [seed for seed in (seeds if again else seeds[mine]) if seed is not None]
 
 
-class HelperApplication(HttpApplication):
-    prefix = "masker_"
+class HelperApplication(HttpApplication[HelperLimits]):
+    name, prefix = "the helper", "masker_"
 
-    def __init__(
-        self, answering: Answering, server: str, token: str, tally: Tally, limits: HelperLimits
-    ) -> None:
-        """`server` is the token of the federation's server, `token` the operator's."""
-        super().__init__("the helper", token, tally, limits)
+    def __init__(self, hosting: Hosting[HelperLimits], answering: Answering, server: str) -> None:
+        """`server` is the token of the federation's server."""
+        super().__init__(hosting)
         self._answering, self._server_token = answering, server
         # One at a time: what was told last decides what may be told next.
-        self._questions = self._executor(limits.waiting)
+        self._questions = self._executor(self._limits.waiting)
         self._serve({"/v1/sums": ("POST", self._sum)})
 
     async def _sum(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -181,9 +179,8 @@ class HelperService(Service[MaskerFolder, HelperLimits]):
         folder = start.folder
         start.stack.enter_context(folder.locked())
         answering = Answering(folder, self.threads or default_threads())
-
-        def application() -> HelperApplication:
-            server = folder.introduction.token
-            return HelperApplication(answering, server, start.token, start.tally, start.limits)
-
-        return Parts(application, lambda port: folder.ready_file)
+        server = folder.introduction.token
+        return Parts(
+            lambda: HelperApplication(start.hosting, answering, server),
+            lambda port: folder.ready_file,
+        )

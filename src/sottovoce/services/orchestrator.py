@@ -1,17 +1,21 @@
-"""The orchestrator's HTTP interface for users: enrolment, the directory, recommendations, leaving.
-Nothing of a request is logged, and no user's number."""
+"""The orchestrator: users come to it over HTTPS, for enrolment, the directory, recommendations and
+to leave, and rounds with the data owners go on beside, on the same store. Nothing of a request is
+logged, and no user's number."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from sottovoce.errors import DataError, KeyTrouble, UsageError
+from sottovoce.errors import DataError, KeyTrouble, ServiceError, UsageError
 from sottovoce.services.kit.answers import (
     JSON,
     OCTETS,
@@ -23,13 +27,15 @@ from sottovoce.services.kit.answers import (
     header,
     publish,
 )
-from sottovoce.services.kit.application import Handler, HttpApplication
+from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
 from sottovoce.services.kit.documents import Coding, Document, best_coding
 from sottovoce.services.kit.executor import Tarpit
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.questions import AskingLimits, Once, proven, read
+from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.stores.conductor import conducted, read_status
 from sottovoce.stores.orchestrator import OrchestratorStore
+from sottovoce.stores.orchestrator_folder import OrchestratorFolder, open_orchestrator_folder
 from sottovoce.wire.interactions import Identity, Issuer
 from sottovoce.wire.refusals import Refused, Tally
 from sottovoce.wire.silos import (
@@ -113,24 +119,21 @@ class OrchestratorLimits(AskingLimits):
     """How old the directory may be that is shown."""
 
 
-class OrchestratorApplication(HttpApplication):
-    prefix = "orchestrator_"
+class OrchestratorApplication(HttpApplication[OrchestratorLimits]):
+    name, prefix = "the orchestrator", "orchestrator_"
 
     def __init__(
         self,
+        hosting: Hosting[OrchestratorLimits],
         store: OrchestratorStore,
         issuer: Issuer,
         users: Identity,
-        token: str,
-        tally: Tally,
-        limits: OrchestratorLimits,
-        *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`users` is the key with which they prove themselves, `token` the operator's."""
-        super().__init__("the orchestrator", token, tally, limits)
-        self._store, self._issuer, self._users = store, issuer, users
-        self._once = Once("the orchestrator", limits, clock)
+        """`users` is the key with which they prove themselves."""
+        super().__init__(hosting)
+        self._store, self._issuer, self._users, limits = store, issuer, users, hosting.limits
+        self._once = Once(self.name, limits, clock)
         self._questions = self._executor(limits.waiting, threads=2)
         # Anybody can guess an invitation: users do not wait for those who do.
         self._enrolments = self._executor(limits.waiting)
@@ -151,7 +154,7 @@ class OrchestratorApplication(HttpApplication):
             DIRECTORY: ("GET", self._show(self._directory)),
             RECOMMEND: ("POST", self._recommend),
             LEAVE: ("POST", self._leave),
-            STATUS: ("GET", self._status(lambda: stands(store, tally))),
+            STATUS: ("GET", self._status(lambda: stands(store, hosting.tally))),
         }
         if store.settings.release == "aggregated":
             routes[ROWS] = ("GET", self._show(self._rows))
@@ -291,3 +294,101 @@ class _Shown:
             if coding not in self._documents:
                 self._documents[coding] = Document.of(self._content, coding)
             return self._documents[coding]
+
+
+_COUNT_SECONDS = 2.0
+"""Refusals are stored so often."""
+
+
+class Rounds(Protocol):
+    """Who holds the rounds with the data owners, beside the service, on the same store."""
+
+    entrance: str
+    """HOST:PORT at which data owners come in from this machine; empty if there is none."""
+
+    def start(self) -> None: ...
+
+    def watch(self, failed: Callable[[ServiceError], None]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorService(Service[OrchestratorFolder, OrchestratorLimits]):
+    """An orchestrator. `rounds` makes those who hold the rounds; without it only users are
+    served."""
+
+    rounds: Callable[[OrchestratorFolder, OrchestratorStore, Any], Rounds] | None = None
+
+    name = "the orchestrator"
+    port = 8446
+    limits = OrchestratorLimits
+
+    def open(self, path: Path) -> OrchestratorFolder:
+        return open_orchestrator_folder(path)
+
+    def prepare(self, start: Start[OrchestratorFolder, OrchestratorLimits]) -> Parts:
+        folder = start.folder
+        start.stack.enter_context(folder.locked())
+        store = start.keep(folder.store())
+        start.listen()
+        counts = RefusalCounts(store, start.tally, start.log)
+        beside, facts = [Beside(lambda fail: counts.start(), counts.stop)], {}
+        if self.rounds is not None:
+            training = self.rounds(folder, store, start.log)
+            start.stack.callback(training.stop)
+            with _quiet_end():
+                training.start()
+            beside.append(Beside(training.watch, training.stop))
+            facts = {"gateway": training.entrance}
+
+        keys = folder.issuer(), folder.users_identity()
+        return Parts(
+            lambda: OrchestratorApplication(start.hosting, store, *keys),
+            lambda port: folder.ready_file,
+            beside,
+            facts,
+        )
+
+
+class RefusalCounts:
+    """A thread that brings counts of refusals to the store."""
+
+    def __init__(self, store: OrchestratorStore, tally: Tally, log: Any) -> None:
+        self._store, self._tally, self._log = store, tally, log
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="counts", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=3)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_COUNT_SECONDS):
+            self._keep()
+        self._keep()
+
+    def _keep(self) -> None:
+        try:
+            with self._tally.storing() as counts:
+                for reason, times in counts.items():
+                    self._store.refuse(reason, times)
+        except ServiceError as error:
+            self._log.error("not stored", detail=str(error))
+
+
+@contextlib.contextmanager
+def _quiet_end() -> Iterator[None]:
+    """Within, SIGTERM ends the process in order: what was started is stopped."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,15 +1,20 @@
-"""A data owner's HTTP interface for users: who sends what, and what is answered. A message is
-acknowledged when what it changed is on the disk. Nothing of a request is logged."""
+"""A data owner: users send it messages over HTTPS, and it takes part in the orchestrator's rounds
+beside, on the same store. A message is acknowledged when what it changed is on the disk. Nothing of
+a request is logged."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from sottovoce.errors import KeyTrouble, MessageError, ServiceError
+import httpx2
+
+from sottovoce.errors import DataError, KeyTrouble, MessageError, ServiceError, Unreachable
 from sottovoce.services.kit.answers import (
     JSON,
     OCTETS,
@@ -21,14 +26,18 @@ from sottovoce.services.kit.answers import (
     read_body,
     table_of,
 )
-from sottovoce.services.kit.application import HttpApplication, Pulse
+from sottovoce.services.kit.application import Hosting, HttpApplication, Pulse
 from sottovoce.services.kit.connections import Room, Share, sender_of
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.questions import AskingLimits, Once, proven
+from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.services.kit.writer import GroupWriter
+from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.owner import DataOwner, Taken, UnknownSession
+from sottovoce.stores.owner_folder import OwnerFolder, open_owner_folder
 from sottovoce.wire.interactions import Pass
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import Refused
+from sottovoce.wire.silo_files import Admission
 from sottovoce.wire.silos import (
     INTERACTIONS_PATH,
     LONGEST,
@@ -72,64 +81,29 @@ class OwnerLimits(AskingLimits):
     """A service that is so late with its own work takes nothing more on."""
 
 
-class _Writer(GroupWriter[Batch, Taken | UnknownSession]):
-    """Hands messages to the data owner, all that wait at once."""
-
-    def __init__(self, owner: DataOwner, tally: Tally, **options: Any) -> None:
-        self._owner = owner
-        self._refused: Counter[str] = Counter()
-        self._counting = threading.Lock()
-        super().__init__(tally, **options)
-
-    @property
-    def full(self) -> bool:
-        """Whether what comes now would be refused."""
-        return len(self._waiting) >= self._limit
-
-    def refused(self) -> Counter[str]:
-        """Requests refused since the start, by reason, but for the newest."""
-        with self._counting:
-            return Counter(self._refused)
-
-    def _commit(
-        self, batch: Sequence[Batch], counts: Mapping[str, int], seen: set[int]
-    ) -> list[Taken | UnknownSession]:
-        taken = self._owner.take_many(batch) if batch else []
-        with self._counting:
-            self._refused.update(counts)
-        return taken
-
-
-class OwnerApplication(HttpApplication):
-    prefix = "owner_"
+class OwnerApplication(HttpApplication[OwnerLimits]):
+    name, prefix = "the data owner", "owner_"
 
     def __init__(
-        self,
-        owner: DataOwner,
-        token: str,
-        tally: Tally,
-        limits: OwnerLimits,
-        *,
-        node: Callable[[], str],
-        failed: Callable[[ServiceError], None],
-        died: Callable[[], None],
+        self, hosting: Hosting[OwnerLimits], owner: DataOwner, node: Callable[[], str]
     ) -> None:
-        """`node` says how the owner's part in the orchestrator's rounds is doing; `failed` and
-        `died` as `GroupWriter` says."""
-        super().__init__("the data owner", token, tally, limits)
-        self._owner, self._limits, self._node = owner, limits, node
+        """`node` says how the owner's part in the orchestrator's rounds is doing."""
+        super().__init__(hosting)
+        self._owner, self._node, limits = owner, node, hosting.limits
+        self._refused: Counter[str] = Counter()
+        self._counting = threading.Lock()
         self._card = OwnerCard(
             owner.federation, owner.number, owner.name, owner.identity.public
         ).encode()
-        self._writer = _Writer(
-            owner, tally, limit=limits.waiting, accepted=lambda: None, failed=failed, died=died
+        self._writer = GroupWriter[Batch, Taken | UnknownSession](
+            self._commit, hosting, limit=limits.waiting
         )
         self._agreements = self._executor(limits.sessions)
         self._vectors = self._executor(limits.sessions)
-        self._receiving = Room("the data owner", limits.receiving, limits.receiving_per_address)
-        self._in_flight = Room("the data owner", limits.in_flight, limits.in_flight // 4)
+        self._receiving = Room(self.name, limits.receiving, limits.receiving_per_address)
+        self._in_flight = Room(self.name, limits.in_flight, limits.in_flight // 4)
         self._sending: set[bytes] = set()
-        self._once = Once("the data owner", limits)
+        self._once = Once(self.name, limits)
         self._pulse = Pulse()
         self._ends += [self._pulse.stop, self._writer.close]
         routes = {
@@ -144,6 +118,14 @@ class OwnerApplication(HttpApplication):
         if owner.settings.release == "aggregated":
             routes[VECTOR] = ("POST", self._vector)
         self._serve(routes)
+
+    def _commit(
+        self, batch: Sequence[Batch], counts: Mapping[str, int], seen: set[int]
+    ) -> list[Taken | UnknownSession]:
+        taken = self._owner.take_many(batch) if batch else []
+        with self._counting:
+            self._refused.update(counts)
+        return taken
 
     # --- what users send --------------------------------------------------------------------------
 
@@ -256,8 +238,8 @@ class OwnerApplication(HttpApplication):
             yield by(label, name, words, found[name])
 
     def _described(self) -> dict[str, Any]:
-        with self._tally.settled() as new:
-            refused = self._writer.refused() + Counter(new)
+        with self._tally.settled() as new, self._counting:
+            refused = self._refused + Counter(new)
         table = {"node": self._node(), "refused": dict(sorted(refused.items()))}
         return {**describe(self._owner), **table}
 
@@ -320,3 +302,142 @@ def _numbers(table: Mapping[str, Any], name: str) -> list[int]:
 
 def _is_number(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 32
+
+
+_SECONDS = 30.0
+
+
+class Desk(Protocol):
+    """What the operator of a data owner does to it, whether or not its service runs."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Names and counts."""
+
+    def change_items(self, *, add: Sequence[int] = (), withdraw: Sequence[int] = ()) -> int:
+        """How many items the owner holds afterwards."""
+
+    def forget(self, user: int) -> None:
+        """Nothing of this user remains."""
+
+
+@contextlib.contextmanager
+def desk(folder: OwnerFolder) -> Iterator[Desk]:
+    """Through the service where one runs from this folder, else on the store itself."""
+    running = folder.running()
+    if running is not None:
+        with _Service(folder, str(running.get("url"))) as service:
+            if service.answers():
+                yield service
+                return
+    with contextlib.closing(folder.owner()) as owner:
+        yield _Store(owner)
+
+
+class _Store:
+    def __init__(self, owner: DataOwner) -> None:
+        self._owner = owner
+
+    def status(self) -> Mapping[str, Any]:
+        return {**describe(self._owner), "node": "none", "running": False}
+
+    def change_items(self, *, add: Sequence[int] = (), withdraw: Sequence[int] = ()) -> int:
+        return change_items(self._owner, add, withdraw)
+
+    def forget(self, user: int) -> None:
+        self._owner.forget(user)
+
+
+class _Service:
+    def __init__(self, folder: OwnerFolder, url: str) -> None:
+        self._url = url
+        secure = url.startswith("https://")
+        self._http = httpx2.Client(
+            base_url=url,
+            verify=device_context(authority_pem(folder.keys)) if secure else False,
+            headers={"authorization": f"Bearer {operator_token(folder.keys)}"},
+            timeout=_SECONDS,
+            trust_env=False,
+        )
+
+    def __enter__(self) -> _Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def answers(self) -> bool:
+        """A killed service leaves word of itself behind."""
+        try:
+            self._ask("GET", "/health")
+        except Unreachable:
+            return False
+        return True
+
+    def status(self) -> Mapping[str, Any]:
+        return {**self._ask("GET", STATUS_PATH).json(), "running": True}
+
+    def change_items(self, *, add: Sequence[int] = (), withdraw: Sequence[int] = ()) -> int:
+        content = {"add": list(add), "withdraw": list(withdraw)}
+        return int(self._ask("POST", ITEMS_PATH, content).json()["items"])
+
+    def forget(self, user: int) -> None:
+        self._ask("POST", FORGET_PATH, {"user": user})
+
+    def _ask(self, method: str, path: str, content: Any = None) -> httpx2.Response:
+        try:
+            answer = self._http.request(method, path, json=content)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise Unreachable(f"the data owner at {self._url} does not answer: {error}") from None
+        if answer.status_code == 401:
+            raise KeyTrouble(f"the token in this folder is not that of the service at {self._url}")
+        if answer.is_error:
+            try:
+                detail = str(answer.json()["detail"])
+            except (ValueError, KeyError, TypeError):
+                detail = f"the data owner at {self._url} answered with {answer.status_code}"
+            raise (DataError if answer.status_code == 400 else ServiceError)(detail)
+        return answer
+
+
+class OwnerPart(Protocol):
+    """The owner's part in the orchestrator's rounds, in a thread of its own."""
+
+    @property
+    def state(self) -> str:
+        """One word, or what stands in the way."""
+
+    def start(self, died: Callable[[], None]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerService(Service[OwnerFolder, OwnerLimits]):
+    """A data owner. `join` makes its part in the orchestrator's rounds; without it only users are
+    served."""
+
+    join: Callable[[OwnerFolder, Admission, DataOwner, Any], OwnerPart] | None = None
+
+    name = "the data owner"
+    port = 8445
+    limits = OwnerLimits
+
+    def open(self, path: Path) -> OwnerFolder:
+        return open_owner_folder(path)
+
+    def prepare(self, start: Start[OwnerFolder, OwnerLimits]) -> Parts:
+        folder, owner = start.folder, start.keep(start.folder.owner())
+        start.listen()
+        admission = None if self.join is None else folder.admission()
+        node = None
+        if self.join is not None and admission is not None:
+            node = self.join(folder, admission, owner, start.log)
+        else:
+            start.log.info("serving users only, without the orchestrator")
+        return Parts(
+            lambda: OwnerApplication(
+                start.hosting, owner, lambda: "none" if node is None else node.state
+            ),
+            lambda port: folder.ready_file,
+            [] if node is None else [Beside(node.start, node.stop)],
+        )

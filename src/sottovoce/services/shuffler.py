@@ -10,12 +10,11 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sottovoce.errors import ServiceError
 from sottovoce.services.kit.answers import (
     Receive,
     Scope,
@@ -25,7 +24,7 @@ from sottovoce.services.kit.answers import (
     read_body,
     table_of,
 )
-from sottovoce.services.kit.application import HttpApplication, Pulse
+from sottovoce.services.kit.application import Hosting, HttpApplication, Pulse
 from sottovoce.services.kit.connections import Limits, Room, Share, sender_of
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Beside, Parts, Service, Start
@@ -34,7 +33,7 @@ from sottovoce.services.shuffler_handover import Forwarder, Goal
 from sottovoce.stores.server_folder import is_admitted
 from sottovoce.stores.shuffler import Decision, ProxyStore
 from sottovoce.stores.shuffler_folder import ProxyFolder, open_proxy_folder
-from sottovoce.wire.refusals import Reason, Refused, Tally
+from sottovoce.wire.refusals import Reason, Refused
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,
@@ -161,49 +160,34 @@ class Accounts:
         return made.digest()
 
 
-class _Writer(GroupWriter[Submission, Decision]):
-    """Writes submissions to the shuffler's store."""
-
-    def __init__(self, store: ProxyStore, tally: Tally, **options: Any) -> None:
-        self._store = store
-        super().__init__(tally, **options)
-
-    def _commit(
-        self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
-    ) -> list[Decision]:
-        return self._store.accept(batch, counts)
-
-
-class ShufflerApplication(HttpApplication):
+class ShufflerApplication(HttpApplication[ShufflerLimits]):
     """Nothing of a request is kept but its sealed reports and that its account has sent."""
 
-    prefix = "proxy_"
+    name, prefix = "the shuffler", "proxy_"
 
     def __init__(
         self,
+        hosting: Hosting[ShufflerLimits],
         folder: ProxyFolder,
-        token: str,
         store: ProxyStore,
         forwarder: Forwarder,
-        tally: Tally,
-        limits: ShufflerLimits,
-        *,
-        failed: Callable[[ServiceError], None],
-        died: Callable[[], None],
     ) -> None:
-        """`failed` and `died` as `GroupWriter` says."""
-        super().__init__("the shuffler", token, tally, limits)
-        self._store, self._forwarder, self._limits = store, forwarder, limits
+        super().__init__(hosting)
+        limits = hosting.limits
+        self._store, self._forwarder = store, forwarder
         self._federation = folder.introduction.federation
         self._verifying_key = bytes.fromhex(folder.introduction.verifying_key)
         self._accounts = Accounts(store, folder.account_secret())
         self._challenges = Challenges()
-        self._writer = _Writer(
-            store, tally, limit=limits.waiting, accepted=forwarder.wake, failed=failed, died=died
+        self._writer = GroupWriter[Submission, Decision](
+            lambda batch, counts, seen: store.accept(batch, counts),
+            hosting,
+            limit=limits.waiting,
+            accepted=forwarder.wake,
         )
         self._enrolments = self._executor(limits.enrolments)
-        self._unproven = Room("the shuffler", limits.unproven, limits.unproven_per_address)
-        self._proven = Room("the shuffler", limits.in_flight, limits.in_flight)
+        self._unproven = Room(self.name, limits.unproven, limits.unproven_per_address)
+        self._proven = Room(self.name, limits.in_flight, limits.in_flight)
         self._sending: set[bytes] = set()
         self._pulse = Pulse()
         self._ends += [self._pulse.stop, self._writer.close]
@@ -375,18 +359,8 @@ class ShufflerService(Service[ProxyFolder, ShufflerLimits]):
         forwarder = Forwarder(
             folder, store, start.log, goal=self.goal, hold_seconds=self.hold_seconds
         )
-
-        def application() -> ShufflerApplication:
-            return ShufflerApplication(
-                folder,
-                start.token,
-                store,
-                forwarder,
-                start.tally,
-                start.limits,
-                failed=start.failed,
-                died=start.fail,
-            )
-
-        beside = [Beside(forwarder.start, forwarder.stop)]
-        return Parts(application, lambda port: folder.ready_file, beside)
+        return Parts(
+            lambda: ShufflerApplication(start.hosting, folder, store, forwarder),
+            lambda port: folder.ready_file,
+            [Beside(forwarder.start, forwarder.stop)],
+        )

@@ -18,7 +18,7 @@ from sottovoce.errors import (
     SottovoceError,
     Unreachable,
 )
-from sottovoce.parties.shuffler import ProxyRules, in_parts
+from sottovoce.parties.shuffler import ShufflerRules, in_parts
 from sottovoce.services.agent.client import Busy, ServiceClient, loopback
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.services.server.shuffled_rounds import PART_BYTES, Part, encode_part
@@ -61,7 +61,7 @@ class Forwarder:
         self._folder, self._store, self._log, self._clock = folder, store, log, clock
         self._introduction = folder.introduction
         self._goal, self._hold = goal, hold_seconds
-        self.rules: ProxyRules | None = None
+        self.rules: ShufflerRules | None = None
         """None until the terms of the federation are known."""
         self.terms: Terms | None = None
         self.terms_name = b""
@@ -229,7 +229,7 @@ class Forwarder:
         # A goal below the minimum is reached with it.
         goal = tuple(_NEVER if count is None else count for count in wanted)
         self.terms, self.terms_name, self._digest = terms, terms_name(terms), terms.digest()
-        self.rules = ProxyRules(terms.reporting.max_reports, minimum, goal, self._hold)
+        self.rules = ShufflerRules(terms.reporting.max_reports, minimum, goal, self._hold)
 
     # --- batches ----------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import pytest
 from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.algorithms.drift.replay import exchange_together
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
-from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.launch import LocalFlower, Node
+from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.rng import Streams
 from sottovoce.stores.keys import init_keys, node_keys
 from sottovoce.stores.orchestrator import OrchestratorStore

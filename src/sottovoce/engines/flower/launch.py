@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, count_turned_away, find_nginx, start_gateway
+from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.engines.flower.superlink import (
     SuperLink,
     SuperLinkPlace,

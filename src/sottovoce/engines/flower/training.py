@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, find_nginx, start_gateway
 from sottovoce.engines.flower.launch import Settings, owner_settings
-from sottovoce.engines.flower.owner_node import require_flower
+from sottovoce.engines.flower.quiet import flower_environment
+from sottovoce.engines.flower.silo_node import require_flower
 from sottovoce.engines.flower.superlink import (
     SuperLink,
     SuperLinkPlace,

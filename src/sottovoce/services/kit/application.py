@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 from sottovoce.errors import DataError, ServiceError, UsageError
 from sottovoce.services.kit.answers import (
@@ -46,15 +47,35 @@ def not_found() -> Unserved:
     return Unserved(404, "not_found", "there is nothing at this address")
 
 
-class HttpApplication(ABC):
+L = TypeVar("L", bound=Limits)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Hosting(Generic[L]):
+    """What every application is given."""
+
+    token: str
+    """The operator's."""
+    tally: Tally
+    limits: L
+    failed: Callable[[ServiceError], None] = lambda error: None
+    """Told if what was sent cannot be stored."""
+    died: Callable[[], None] = lambda: None
+    """Told if a thread ends by an error that nobody has foreseen."""
+
+
+class HttpApplication(ABC, Generic[L]):
     """An ASGI application with a handler for each address and method. Everything that is refused is
     counted; who bears the operator's token is let in if there are too many connections."""
 
-    prefix = ""
+    name: ClassVar[str]
+    """In a sentence, as "the server"."""
+    prefix: ClassVar[str] = ""
     """Of the names of its figures."""
 
-    def __init__(self, name: str, token: str, tally: Tally, limits: Limits) -> None:
-        self._name, self._token, self._tally, self._common = name, token, tally, limits
+    def __init__(self, hosting: Hosting[L]) -> None:
+        self._token, self._tally = hosting.token, hosting.tally
+        self._limits: L = hosting.limits
         self._ends: list[Callable[[], None]] = []
         self._operators = self._executor(_OPERATORS)
         self._routes: Routes = {}
@@ -74,7 +95,7 @@ class HttpApplication(ABC):
     @property
     def busy(self) -> Refused:
         """The refusal if there is too much to do."""
-        return Refused("overload", f"{self._name} has too much to do; come back later")
+        return Refused("overload", f"{self.name} has too much to do; come back later")
 
     def close(self) -> None:
         """End what was started for the service."""
@@ -84,7 +105,7 @@ class HttpApplication(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        retry, crowded = self._common.retry_seconds, is_crowded(scope)
+        retry, crowded = self._limits.retry_seconds, is_crowded(scope)
         try:
             if crowded and not bears(scope, self._token):
                 raise self.busy
@@ -99,7 +120,7 @@ class HttpApplication(ABC):
         except ServiceError as error:
             self.failed(error)
             self._tally.count("unavailable")
-            problem = f"{self._name} cannot use its disk or database now"
+            problem = f"{self.name} cannot use its disk or database now"
             await refuse(send, 503, "unavailable", problem, retry)
 
     def _handler(self, scope: Scope) -> Handler:
@@ -113,12 +134,12 @@ class HttpApplication(ABC):
         return handler
 
     def _executor(self, limit: int, threads: int = 1) -> BoundedExecutor:
-        made = BoundedExecutor(self._name, limit, threads)
+        made = BoundedExecutor(self.name, limit, threads)
         self._ends.append(made.close)
         return made
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
-        return await read_body(scope, receive, limit, self._common.body_seconds)
+        return await read_body(scope, receive, limit, self._limits.body_seconds)
 
     # --- what the operator asks -------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ import uvicorn
 import uvloop
 
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
-from sottovoce.services.kit.application import HttpApplication
+from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Acceptor, Limits, reverse_proxies
 from sottovoce.services.kit.protocol import WRITE_BUFFER, bounded
 from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, operator_token, server_context
@@ -224,7 +224,7 @@ class Beside(NamedTuple):
 class Parts(NamedTuple):
     """What a service consists of."""
 
-    application: Callable[[], HttpApplication]
+    application: Callable[[], HttpApplication[Any]]
     """Is made in the event loop that it runs in."""
     ready_file: Callable[[int], Path]
     """Where it says that it listens, by its port."""
@@ -283,8 +283,12 @@ class Start(Generic[F, L]):
             self._listener = self.stack.enter_context(listen(*self._where))
         return self._listener
 
-    def failed(self, error: ServiceError) -> None:
-        """What was sent cannot be stored."""
+    @property
+    def hosting(self) -> Hosting[L]:
+        """For the application."""
+        return Hosting(self.token, self.tally, self.limits, self._failed, self.fail)
+
+    def _failed(self, error: ServiceError) -> None:
         self.log.error("not stored", detail=str(error))
 
     def fail(self, why: object = _UNFORESEEN) -> None:

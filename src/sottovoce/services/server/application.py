@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
-from sottovoce.errors import MessageError, ServiceError
+from sottovoce.errors import MessageError
 from sottovoce.services.kit.answers import (
     JSON,
     OCTETS,
@@ -26,7 +26,13 @@ from sottovoce.services.kit.answers import (
     read_body,
     table_of,
 )
-from sottovoce.services.kit.application import Handler, HttpApplication, Unserved, not_found
+from sottovoce.services.kit.application import (
+    Handler,
+    Hosting,
+    HttpApplication,
+    Unserved,
+    not_found,
+)
 from sottovoce.services.kit.connections import Limits, Prove, Room, Share, sender_of
 from sottovoce.services.kit.documents import (
     Coding,
@@ -36,17 +42,18 @@ from sottovoce.services.kit.documents import (
     best_coding,
 )
 from sottovoce.services.kit.metrics import Figure
-from sottovoce.services.kit.writer import Writer
+from sottovoce.services.kit.writer import GroupWriter
 from sottovoce.services.server.checks import Checks, Enrolments
-from sottovoce.services.server.collector import Collector
 from sottovoce.services.server.operator import figures, status
+from sottovoce.services.server.shuffled_rounds import Collector
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
+from sottovoce.stores.server import Decision, Submission
 from sottovoce.stores.server_folder import ProxySecrets
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import Refused
 from sottovoce.wire.signing import DIGEST_HEADER
 
 _SMALL_BODY = 4096
@@ -87,30 +94,28 @@ class ServerLimits(Limits):
     write_seconds: float = 60.0
 
 
-class ServerApplication(HttpApplication):
+class ServerApplication(HttpApplication[ServerLimits]):
+    name = "the server"
+
     def __init__(
         self,
+        hosting: Hosting[ServerLimits],
         plan: Plan,
         catalogue: bytes,
-        token: str,
         database: Database,
         state: RoundState,
-        tally: Tally,
-        limits: ServerLimits,
         *,
         moved: Callable[[], None],
-        failed: Callable[[ServiceError], None],
-        died: Callable[[], None],
         proxy: ProxySecrets | None = None,
     ) -> None:
-        """`moved` is called when something happened that may end or open a round, `failed` and
-        `died` as `Writer` says; `proxy` is there if reports come through a shuffler."""
-        super().__init__("the server", token, tally, limits)
-        self._database, self._state = database, state
-        self._limits, self._moved = limits, moved
+        """`moved` is called when something happened that may end or open a round; `proxy` is there
+        if reports come through a shuffler."""
+        super().__init__(hosting)
+        limits, tally = hosting.limits, hosting.tally
+        self._database, self._state, self._moved = database, state, moved
         self._checks = Checks(plan.terms, state, database)
-        self._writer = Writer(
-            database, tally, limit=limits.waiting, accepted=moved, failed=failed, died=died
+        self._writer = GroupWriter[Submission, Decision](
+            self._commit, hosting, limit=limits.waiting, accepted=moved
         )
         enrolments = Enrolments(
             plan.terms.federation,
@@ -125,9 +130,9 @@ class ServerApplication(HttpApplication):
         self._queries = self._executor(limits.aside, threads=2)
         self._refreshing: asyncio.Future[RoundSnapshot] | None = None
         self._checked_in: tuple[tuple[int, int], set[int]] = (0, 0), set()
-        self._unproven = Room("the server", limits.unproven, limits.unproven_per_address)
+        self._unproven = Room(self.name, limits.unproven, limits.unproven_per_address)
         # A device that lost its connection may begin again before we know.
-        self._proven = Room("the server", limits.in_flight, 2 * self._checks.longest)
+        self._proven = Room(self.name, limits.in_flight, 2 * self._checks.longest)
         self._newest = (-1, 0)
         terms = json.dumps(plan.terms.to_table()).encode()
         self._fixed = {"/v1/terms": terms, "/v1/catalogue": catalogue}
@@ -260,6 +265,15 @@ class ServerApplication(HttpApplication):
         self._cache.drop(gone)
 
     # --- what devices send ------------------------------------------------------------------------
+
+    def _commit(
+        self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
+    ) -> list[Decision]:
+        with self._database.writing() as link:
+            decisions = records.accept(link, batch)
+            records.count_refusals(link, counts)
+            roster.seen(link, seen)
+        return decisions
 
     async def _report(self, scope: Scope, receive: Receive, send: Send) -> None:
         payload = b""

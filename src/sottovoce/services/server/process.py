@@ -67,26 +67,13 @@ class ServerService(Service[ServerFolder, ServerLimits]):
         state = RoundState(store, plan)
         state.refresh()
         rounds = RoundsThread(store, coordinator, state, start.log)
-
-        def application() -> ServerApplication:
-            return ServerApplication(
-                plan,
-                catalogue,
-                start.token,
-                store,
-                state,
-                start.tally,
-                start.limits,
-                moved=rounds.wake,
-                failed=start.failed,
-                died=start.fail,
-                proxy=proxy,
-            )
-
-        def ready_file(port: int) -> Path:
-            return folder.ready_file(port, shared=store.shared)
-
-        return Parts(application, ready_file, [Beside(rounds.start, rounds.stop)])
+        return Parts(
+            lambda: ServerApplication(
+                start.hosting, plan, catalogue, store, state, moved=rounds.wake, proxy=proxy
+            ),
+            lambda port: folder.ready_file(port, shared=store.shared),
+            [Beside(rounds.start, rounds.stop)],
+        )
 
 
 class RoundsThread:

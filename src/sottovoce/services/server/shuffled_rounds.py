@@ -19,11 +19,32 @@ from numpy.typing import NDArray
 from sottovoce.core.messages import Batch, BitCounts
 from sottovoce.errors import ConfigError, Diverged, ServiceError
 from sottovoce.parties.server import Server
+from sottovoce.privacy.reports import KReports
+from sottovoce.services.kit.answers import (
+    Receive,
+    Scope,
+    Send,
+    answer,
+    bears,
+    content_length,
+    discard,
+    read_body,
+)
+from sottovoce.services.kit.executor import BoundedExecutor
 from sottovoce.services.server.openers import Openers
+from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
-from sottovoce.stores.database import Leader, batch_parts, batches, genuine, rounds, stamped
+from sottovoce.stores.database import (
+    Database,
+    Leader,
+    batch_parts,
+    batches,
+    genuine,
+    rounds,
+    stamped,
+)
 from sottovoce.stores.keys import KEPT_ROUNDS, ReportKey, ReportKeys
 from sottovoce.stores.server import RECEIPT_ROUNDS
 from sottovoce.stores.server_folder import proxy_token
@@ -222,6 +243,79 @@ def _drop(link: sa.Connection, round: int, tier: int) -> None:
 
 def _is(table: sa.Table, part: Part) -> tuple[sa.ColumnElement[bool], ...]:
     return table.c.round == part.round, table.c.tier == part.tier, table.c.part == part.part
+
+
+_RECEIVED = 4
+"""Parts that are received or wait for the disk; more are told to come back."""
+
+
+class Collector:
+    """One server process's. Parts are stored one after the other."""
+
+    def __init__(
+        self,
+        release: KReports,
+        token: str,
+        database: Database,
+        state: RoundState,
+        *,
+        body_seconds: float,
+        moved: Callable[[], None],
+    ) -> None:
+        """`token` is the proxy's; `moved` is called when a batch is complete."""
+        self._release, self._token = release, token
+        self._database, self._state = database, state
+        self._body_seconds, self._moved = body_seconds, moved
+        self._executor = BoundedExecutor("the server", _RECEIVED)
+        self._receiving = 0
+
+    def close(self) -> None:
+        self._executor.close()
+
+    async def take(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v1/batches: acknowledged when the part is on the disk."""
+        if not bears(scope, self._token):
+            if content_length(scope):
+                await discard(receive)
+            raise Refused("unknown_proxy", "this needs the token of the federation's shuffler")
+        if self._receiving >= _RECEIVED:
+            raise Refused("overload", "the server has too much to do; come back later")
+        self._receiving += 1
+        try:
+            payload = await read_body(scope, receive, LONGEST_PART, self._body_seconds)
+            part = decode_part(payload)
+            del payload
+            await self._executor(lambda: self._store(part))
+        finally:
+            self._receiving -= 1
+        await answer(send, 204, [], b"")
+
+    def _store(self, part: Part) -> None:
+        self._check(part)
+        with self._database.writing() as link:
+            if part.devices > roster.count_keys(link):
+                raise Refused("malformed", "a batch of more devices than have enrolled")
+            complete = accept(link, part, self._release.max_reports)
+        if complete:
+            self._moved()
+
+    def _check(self, part: Part) -> None:
+        """Raises where no honest proxy of this federation would send the part now."""
+        tiers = self._release.tiers
+        if part.tier >= len(tiers):
+            raise Refused("malformed", f"the terms have {len(tiers)} tiers, numbered from 0")
+        if part.devices < tiers[part.tier].min_devices:
+            raise Refused("too_few", "a batch of fewer devices than the terms promise")
+        most = part.devices * self._release.max_reports
+        if part.parts > most:
+            raise Refused("malformed", "a batch has more parts than reports")
+        now = self._state.now.position
+        if part.round > now.round:  # another process may have moved on, and told the proxy
+            now = self._state.refresh().position
+        if part.round > now.round:
+            raise Refused("malformed", f"round {part.round} has not been opened")
+        if part.round == now.round and now.report_key and part.key != key_id(now.report_key):
+            raise Refused("wrong_key", "the reports are sealed to another key than the round's")
 
 
 AT_ONCE = 1 << 24
