@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -72,32 +72,61 @@ _SERVED: dict[str, tuple[Any, Any]] = {
     "behind": (Behind, None),
     "as_json": (Json, False),
 }
+Said = tuple[Mapping[str, Any], Sequence[str]]
+"""What a command did, as JSON and in words."""
+
+
+def says(command: Callable[..., Said]) -> Callable[..., None]:
+    """The command with the option --json. It returns what it has to say."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @functools.wraps(command)
+    def run(as_json: bool, **given: Any) -> None:
+        _say(command(**given), as_json)
+
+    run.__signature__ = inspect.Signature([*_keywords(own), _parameter("as_json")])  # type: ignore[attr-defined]
+    return run
+
+
+def _say(said: Said, as_json: bool) -> None:
+    content, words = said
+    if as_json:
+        output.emit(content)
+    else:
+        output.show(*words)
+
+
+def _keywords(own: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    return [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+
+
+def _parameter(name: str, default: Any = None) -> inspect.Parameter:
+    """One of the options that services have."""
+    hint, usual = _SERVED[name]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default or usual, annotation=hint)
 
 
 def served(port: int, words: str = "") -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes the command of a service: its own options, then those of every service. The command
-    returns the service to run from its folder, or None if it has done something else; `words` say
-    where it listens."""
+    returns the service to run from its folder, or what it has done instead; `words` say where the
+    service listens."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
-        kind = inspect.Parameter.KEYWORD_ONLY
-        more = [
-            inspect.Parameter(
-                name, kind, default=port if name == "port" else default, annotation=hint
-            )
-            for name, (hint, default) in _SERVED.items()
-        ]
-        shown = [one.replace(kind=kind) for one in own.values() if one.name not in _SERVED]
+        shown = [one for one in own.values() if one.name not in _SERVED]
+        more = [_parameter(name, port if name == "port" else None) for name in _SERVED]
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
             service = command(**{name: given[name] for name in own})
-            if service is None:
+            folder, as_json = given["folder"], given["as_json"]
+            if isinstance(service, tuple):
+                content, told = service
+                _say(({"folder": folder, **content}, told), as_json)
                 return
             from sottovoce.services.kit.serving import serve
 
-            folder, as_json = given["folder"], given["as_json"]
             serve(
                 service,
                 folder,
@@ -110,7 +139,7 @@ def served(port: int, words: str = "") -> Callable[[Callable[..., Any]], Callabl
             if as_json:
                 output.emit({"folder": folder, "stopped": True})
 
-        run.__signature__ = inspect.Signature([*shown, *more])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature([*_keywords(shown), *more])  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import HostNames, IntroductionFile, Json, Threads, served
+from sottovoce.cli.options import HostNames, IntroductionFile, Threads, served
 from sottovoce.errors import UsageError
 
 
@@ -22,7 +22,6 @@ def helper(
     introduction: IntroductionFile = None,
     names: HostNames = None,
     threads: Threads = None,
-    as_json: Json = False,
 ) -> Any:
     """Serve the aggregation helper of a secure sum: it knows masks, and no update.
 
@@ -67,14 +66,10 @@ def helper(
         raise UsageError("--name goes with --init, when the keys are made")
     if init:
         key, ca = init_masker(folder, names or []), folder / "keys" / "ca.crt"
-        if as_json:
-            output.emit({"folder": folder, "key": key, "key_file": folder / PUBLIC_KEY, "ca": ca})
-        else:
-            output.show(
-                f"{folder} has the keys of a helper; the server's operator needs {ca} and "
-                f"{folder / PUBLIC_KEY}, which are no secrets"
-            )
-        return None
+        return {"key": key, "key_file": folder / PUBLIC_KEY, "ca": ca}, [
+            f"{folder} has the keys of a helper; the server's operator needs {ca} and "
+            f"{folder / PUBLIC_KEY}, which are no secrets"
+        ]
     if introduction is not None:
         made = create_masker(folder, read_masker_introduction(introduction))
         link, terms = made.introduction.link, made.introduction.terms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Host, Json, served
+from sottovoce.cli.options import Host, Said, served
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sottovoce.stores.orchestrator_folder import OrchestratorFolder
 
 _LONGEST = 30 * 86400.0
-Said = tuple[dict[str, Any], list[str]]
-"""What a command did, as JSON and in words."""
 
 
 @served(8446, "Users are served at")
@@ -142,7 +140,6 @@ def orchestrator(
         bool, typer.Option("--users-only", help="Serve users, but hold no rounds.")
     ] = False,
     host: Host = "127.0.0.1",
-    as_json: Json = False,
 ) -> Any:
     """Serve an orchestrator: hold rounds with data owners, recommend to users.
 
@@ -206,26 +203,8 @@ def orchestrator(
     if make:
         if catalogue is None:
             raise UsageError("--make needs --catalogue, the items of the federation")
-        _say(folder, _make(folder, catalogue, settings, name, alias, seed), as_json)
-    elif chosen:
-        with _opened(folder) as (found, store):
-            if admit is not None:
-                said = _admit(found, store, admit, gateway, out or Path("admission.json"))
-            elif remove is not None:
-                said = _remove(store, remove)
-            elif invite is not None:
-                said = _invite(found, store, invite, url, out or Path("invitations"))
-            elif catalogue is not None:
-                said = _extend(found, store, catalogue)
-            elif flush:
-                from sottovoce.stores.orchestrator_folder import request_flush
-
-                request_flush(store)
-                said = {"flush_requested": True}, ["The next round ends all streams."]
-            else:
-                said = _status(found, store)
-        _say(folder, said, as_json)
-    else:
+        return _make(folder, catalogue, settings, name, alias, seed)
+    if not chosen:
         from sottovoce.engines.flower.training import SiloTraining, TrainingPlan
         from sottovoce.services.orchestrator import OrchestratorService
 
@@ -235,24 +214,22 @@ def orchestrator(
             superlink_port, host, gateway_port, rounds, every, deadline, wait_for, patience
         )
         return OrchestratorService(None if users_only else partial(SiloTraining, plan=plan))
-    return None
+    from sottovoce.stores.orchestrator_folder import open_orchestrator_folder, request_flush
 
-
-def _say(folder: Path, said: Said, as_json: bool) -> None:
-    content, words = said
-    if as_json:
-        output.emit({"folder": folder, **content})
-    else:
-        output.show(*words)
-
-
-@contextlib.contextmanager
-def _opened(place: Path) -> Iterator[tuple[OrchestratorFolder, OrchestratorStore]]:
-    from sottovoce.stores.orchestrator_folder import open_orchestrator_folder
-
-    folder = open_orchestrator_folder(place)
-    with contextlib.closing(folder.store()) as store:
-        yield folder, store
+    found = open_orchestrator_folder(folder)
+    with contextlib.closing(found.store()) as store:
+        if admit is not None:
+            return _admit(found, store, admit, gateway, out or Path("admission.json"))
+        if remove is not None:
+            return _remove(store, remove)
+        if invite is not None:
+            return _invite(found, store, invite, url, out or Path("invitations"))
+        if catalogue is not None:
+            return _extend(found, store, catalogue)
+        if flush:
+            request_flush(store)
+            return {"flush_requested": True}, ["The next round ends all streams."]
+        return _status(found, store)
 
 
 def _make(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, served
+from sottovoce.cli.options import Said, served
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def owner(
     only_status: Annotated[
         bool, typer.Option("--status", help="Say what it holds and how it is doing; no more.")
     ] = False,
-    as_json: Json = False,
 ) -> Any:
     """Serve a data owner: take users' sealed interactions, take part in the orchestrator's rounds.
 
@@ -136,11 +135,16 @@ def owner(
     if make is not None:
         if name is None or items is None or url is None:
             raise UsageError("--make needs --name, --items and --url")
-        _make(folder, make, name, items, url, alias or [], as_json)
-        return None
+        return _make(folder, make, name, items, url, alias or [])
     if chosen:
-        _act(folder, admission, add_items, withdraw_items, federation, forget, as_json)
-        return None
+        from sottovoce.stores.owner_folder import open_owner_folder
+
+        found = open_owner_folder(folder)
+        if admission is not None:
+            return _keep(found, admission)
+        if add_items is not None or withdraw_items is not None:
+            return _change(found, add_items, withdraw_items, federation)
+        return _ask(found, forget)
     from sottovoce.engines.flower.silo_node import Participation, require_flower
     from sottovoce.services.owner import OwnerService
 
@@ -149,9 +153,7 @@ def owner(
     return OwnerService(None if users_only else Participation)
 
 
-def _make(
-    folder: Path, make: Path, name: str, items: Path, url: str, alias: list[str], as_json: bool
-) -> None:
+def _make(folder: Path, make: Path, name: str, items: Path, url: str, alias: list[str]) -> Said:
     from sottovoce.stores.owner_folder import APPLICATION, create_owner_folder, read_items
     from sottovoce.wire.silo_files import FederationFile
 
@@ -159,41 +161,14 @@ def _make(
     numbers = read_items(items, described.catalogue)
     create_owner_folder(folder, described, name, url, numbers, alias)
     application = folder / APPLICATION
-    if as_json:
-        output.emit({"folder": folder, "application": application, "items": len(numbers)})
-        return
-    output.show(
+    return {"application": application, "items": len(numbers)}, [
         f"{folder} holds the data owner {name} with {len(numbers):,} of "
         f"{len(described.catalogue):,} items.",
         f"Send {application} to the orchestrator's operator; nothing in it is secret.",
-    )
+    ]
 
 
-def _act(
-    place: Path,
-    admission: Path | None,
-    add_items: Path | None,
-    withdraw_items: Path | None,
-    federation: Path | None,
-    forget: int | None,
-    as_json: bool,
-) -> None:
-    from sottovoce.stores.owner_folder import open_owner_folder
-
-    folder = open_owner_folder(place)
-    if admission is not None:
-        content, words = _keep(folder, admission)
-    elif add_items is not None or withdraw_items is not None:
-        content, words = _change(folder, add_items, withdraw_items, federation)
-    else:
-        content, words = _ask(folder, forget)
-    if as_json:
-        output.emit({"folder": place, **content})
-    else:
-        output.show(*words)
-
-
-def _keep(folder: OwnerFolder, file: Path) -> tuple[dict[str, Any], list[str]]:
+def _keep(folder: OwnerFolder, file: Path) -> Said:
     from sottovoce.stores.owner_folder import keep_admission
     from sottovoce.wire.silo_files import Admission
 
@@ -208,7 +183,7 @@ def _keep(folder: OwnerFolder, file: Path) -> tuple[dict[str, Any], list[str]]:
 
 def _change(
     folder: OwnerFolder, add: Path | None, withdraw: Path | None, newer: Path | None
-) -> tuple[dict[str, Any], list[str]]:
+) -> Said:
     from sottovoce.services.owner import desk
     from sottovoce.stores.owner_folder import keep_federation, read_items
     from sottovoce.wire.silo_files import FederationFile
@@ -224,7 +199,7 @@ def _change(
     return {"items": left}, [words + "it in the next round."]
 
 
-def _ask(folder: OwnerFolder, forget: int | None) -> tuple[dict[str, Any], list[str]]:
+def _ask(folder: OwnerFolder, forget: int | None) -> Said:
     from sottovoce.services.owner import desk
 
     with desk(folder) as owner:

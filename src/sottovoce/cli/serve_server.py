@@ -16,8 +16,9 @@ from sottovoce.cli.options import (
     CatalogueFile,
     ExperimentFile,
     HostNames,
-    Json,
+    Said,
     Settings,
+    says,
     served,
 )
 from sottovoce.errors import UsageError
@@ -113,6 +114,7 @@ def server(
     return ServerService(database, rounds, skip_to_round)
 
 
+@says
 def invite(
     folder: Folder,
     count: Annotated[int, typer.Option(min=1, max=100_000, help="How many devices.")] = 1,
@@ -129,8 +131,7 @@ def invite(
         ),
     ] = None,
     database: DatabaseUrl = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Write invitations, a file for each new device.
 
     An invitation is good for one device and is a secret: hand it over in confidence. The server may
@@ -153,13 +154,13 @@ def invite(
     files = [out / f"device-{invitation.number}.json" for invitation in invitations]
     for file, invitation in zip(files, invitations, strict=True):
         write_invitation(file, invitation)
-    if as_json:
-        numbers_written = [invitation.number for invitation in invitations]
-        output.emit({"server": address, "numbers": numbers_written, "files": [*map(str, files)]})
-    else:
-        output.show(f"{len(files)} invitation(s) to {address} in {out}; each is a secret")
+    written = [invitation.number for invitation in invitations]
+    return {"server": address, "numbers": written, "files": [*map(str, files)]}, [
+        f"{len(files)} invitation(s) to {address} in {out}; each is a secret"
+    ]
 
 
+@says
 def introduce(
     folder: Folder,
     out: Annotated[
@@ -171,8 +172,7 @@ def introduce(
             metavar="URL", help="Where the shuffler reaches the server; the running one by default."
         ),
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Write the introduction of the federation's shuffler or helper, a file for whoever runs it.
 
     It says where the server is, how it is known and how it knows the shuffler; or, to the helper of
@@ -187,28 +187,19 @@ def introduce(
     from sottovoce.stores.server_folder import write_introduction
 
     found = folders.open_folder(folder)
-    if found.plan.summed:
-        _introduce_helper(found, out, as_json)
-        return
+    if found.plan.summed:  # the helper is asked by the server and need not know where that is
+        from sottovoce.stores.helper_folder import masker_introduction, write_masker_introduction
+
+        write_masker_introduction(out, masker_introduction(found))
+        told = f"The introduction of the helper is {out}; it is a secret"
+        return {"server": None, "file": out}, [told]
     address = _address(found, server)
     write_introduction(out, folders.introduction(found, address))
-    if as_json:
-        output.emit({"server": address, "file": out})
-    else:
-        output.show(f"The introduction of the shuffler to {address} is {out}; it is a secret")
+    told = f"The introduction of the shuffler to {address} is {out}; it is a secret"
+    return {"server": address, "file": out}, [told]
 
 
-def _introduce_helper(folder: ServerFolder, out: Path, as_json: bool) -> None:
-    """The helper of a secure sum is asked by the server and need not know where that is."""
-    from sottovoce.stores.helper_folder import masker_introduction, write_masker_introduction
-
-    write_masker_introduction(out, masker_introduction(folder))
-    if as_json:
-        output.emit({"server": None, "file": out})
-    else:
-        output.show(f"The introduction of the helper is {out}; it is a secret")
-
-
+@says
 def status(
     where: Annotated[
         str, typer.Argument(metavar="DIR|URL", help="Folder or address of the server.")
@@ -222,8 +213,7 @@ def status(
         typer.Option(metavar="FILE", help="With an address: the file operator.token."),
     ] = None,
     database: DatabaseUrl = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Say where a federation stands: rounds, devices, who was missing, what was refused.
 
     A folder is looked at whether or not its server runs. An address needs two files of the folder's
@@ -240,9 +230,6 @@ def status(
         raise UsageError("--ca and --token go with the address of a server, not with a folder")
     else:
         content = _status_in(Path(where), database)
-    if as_json:
-        output.emit(content)
-        return
     words = (
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
         f"{content['state']}"
@@ -272,7 +259,7 @@ def status(
         else:
             ended += " devices in batches"
         lines.append(f"  round {past['round']}.{past['attempt']}: {ended}")
-    output.show(*lines)
+    return content, lines
 
 
 def _search_words(search: Mapping[str, Any]) -> list[str]:
@@ -288,12 +275,12 @@ def _search_words(search: Mapping[str, Any]) -> list[str]:
     ]
 
 
+@says
 def target(
     folder: Folder,
     rounds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rounds to run in all.")],
     database: DatabaseUrl = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Raise the number of rounds to run, of a running server or of a stopped one.
 
     \b
@@ -304,12 +291,11 @@ def target(
 
     with contextlib.closing(open_folder(folder).database(database)) as store:
         before = raise_target(store, rounds)
-    if as_json:
-        output.emit({"folder": folder, "rounds": rounds, "before": before})
-    else:
-        output.show(f"{rounds:,} rounds to run; before, {before:,}")
+    told = f"{rounds:,} rounds to run; before, {before:,}"
+    return {"folder": folder, "rounds": rounds, "before": before}, [told]
 
 
+@says
 def shut_out(
     folder: Folder,
     numbers: Annotated[
@@ -317,8 +303,7 @@ def shut_out(
     ],
     undo: Annotated[bool, typer.Option("--undo", help="Let them in again.")] = False,
     database: DatabaseUrl = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Shut devices out: from now on they are not asked, and their reports are refused and counted.
 
     The server may be running. An invitation that was not used is good for nobody any more. What a
@@ -333,10 +318,8 @@ def shut_out(
 
     with contextlib.closing(folders.open_folder(folder).database(database)) as store:
         out = folders.shut_out(store, numbers, undo=undo)
-    if as_json:
-        output.emit({"folder": folder, "shut_out": out})
-    else:
-        output.show(f"Shut out: {', '.join(map(str, out)) or 'nobody'}")
+    told = f"Shut out: {', '.join(map(str, out)) or 'nobody'}"
+    return {"folder": folder, "shut_out": out}, [told]
 
 
 def _address(folder: ServerFolder, server: str | None) -> str:
