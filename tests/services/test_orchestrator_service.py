@@ -48,9 +48,10 @@ from sottovoce.stores.orchestrator_folder import (
     remove,
     request_flush,
 )
-from sottovoce.wire.interactions import Identity, Issuer
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
-from sottovoce.wire.silos import (
+from sottovoce.wire.users import (
     LONGEST,
     MOST_ITEMS,
     Enrolled,

@@ -14,15 +14,11 @@ from sottovoce.services.kit.application import Hosting
 from sottovoce.services.owner import OwnerApplication, OwnerLimits
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
-from sottovoce.wire.interactions import Identity, Issuer, begin
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.owners import OfferMade, OwnerReceipt, encode_interactions, encode_session
+from sottovoce.wire.passes import Issuer
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.silo_files import Admission, FederationFile
-from sottovoce.wire.silos import (
-    OfferMade,
-    Receipt,
-    encode_interactions,
-    encode_session,
-)
 
 FEDERATION = "little-town"
 NUMBER = 3
@@ -88,7 +84,7 @@ class Person:
         offer, hello = self.offer(ask)
         got = ask("POST", "/v1/sessions", encode_session(offer, hello, self.seal(*events)))
         assert got.status == 200, got.body
-        receipt = Receipt.decode(got.body, len(events))
+        receipt = OwnerReceipt.decode(got.body, len(events))
         self.session = receipt.session
         return receipt
 
@@ -98,7 +94,7 @@ class Person:
     def post(self, ask, sealed):
         got = ask("POST", "/v1/interactions", encode_interactions(self.session, sealed))
         assert got.status == 200, got.body
-        return Receipt.decode(got.body, len(sealed))
+        return OwnerReceipt.decode(got.body, len(sealed))
 
 
 def reference(histories, items=ITEMS, settings=None):
@@ -144,7 +140,7 @@ class App(InProcess):
 
     async def make(self):
         hosting = Hosting(
-            operator_token(self.folder.keys), Tally(), self.limits,
+            operator_token(self.folder.keys), RefusalCounts(), self.limits,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
         )  # fmt: skip
         return OwnerApplication(hosting, self.owner, self.node)

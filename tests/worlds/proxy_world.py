@@ -19,15 +19,15 @@ from sottovoce.core.links import Proxied
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services import shuffler_handover as proxy_handover
 from sottovoce.services.kit.application import Hosting
-from sottovoce.services.server.shuffled_rounds import decode_part
 from sottovoce.services.shuffler import ShufflerApplication, ShufflerLimits
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.server_folder import Introduction, admit, enrolment_statement
 from sottovoce.stores.shuffler_folder import create_proxy_folder
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
-from sottovoce.wire.shuffled import encode_submission, terms_name
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.shuffled import decode_part, encode_submission, terms_name
+from sottovoce.wire.terms import Terms
 
 FEDERATION = "little-town"
 TOKEN = "ab" * 32
@@ -210,7 +210,7 @@ class App(InProcess):
         self.forwarder = proxy_handover.Forwarder(
             self.folder, self.store, self.log, **self._options
         )
-        self.tally = Tally()
+        self.tally = RefusalCounts()
         super().__enter__()
         if self._forwarder:
             self.forwarder.start(lambda: None)

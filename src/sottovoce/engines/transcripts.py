@@ -32,11 +32,11 @@ from sottovoce.core.messages import (
     MaskSum,
     ModelView,
     SummedReports,
-    encode,
 )
 from sottovoce.errors import CorruptData, RunError
 from sottovoce.parties.secure_sum import summed
 from sottovoce.rng import Streams
+from sottovoce.wire.reports import encode_report
 
 FORMAT = 1
 MASKED_KEPT = 64
@@ -187,7 +187,9 @@ def network_of(heard: Heard, masked_bytes: int, report_bytes: int) -> tuple[Seen
             packets = rounds.setdefault(round, [])
             for message in messages:
                 if isinstance(message, DeviceReports):
-                    packets += [Packet(u, "server", len(encode(one))) for u, one in _each(message)]
+                    packets += [
+                        Packet(u, "server", len(encode_report(one))) for u, one in _each(message)
+                    ]
                 elif isinstance(message, MaskSeeds):  # the server gets them, with the masked ones
                     packets += [Packet(u, "server", masked_bytes) for u in message.sender.tolist()]
                 elif isinstance(message, BitReports):

@@ -24,10 +24,10 @@ from sottovoce.services.kit.serving import Parts, Service, Start
 from sottovoce.stores.helper_folder import MaskerFolder, open_masker
 from sottovoce.wire.masked import (
     LONGEST_QUESTION,
-    Question,
+    MaskSumQuestion,
     binding,
     decode_question,
-    encode_sum,
+    encode_mask_sum,
     is_signed,
     open_seed,
 )
@@ -88,9 +88,9 @@ class Answering:
             self._link, question.round, seeds, numbers, self._noise, self._threads, group
         )
         self.told += 1
-        return encode_sum(MaskSum(question.round, len(seeds), masks))
+        return encode_mask_sum(MaskSum(question.round, len(seeds), masks))
 
-    def _check(self, question: Question) -> Answered:
+    def _check(self, question: MaskSumQuestion) -> Answered:
         """What is to be kept before the sum is told. Raises where it must not be."""
         records, last = question.records, self._answers.last
         if question.terms != self._name:
@@ -113,7 +113,7 @@ class Answering:
             reason: Reason = "late" if question.round < last.round else "second_submission"
             raise Refused(reason, str(error), status=409) from None
 
-    def _open(self, question: Question, *, again: bool) -> list[bytes]:
+    def _open(self, question: MaskSumQuestion, *, again: bool) -> list[bytes]:
         """The seeds of the group that is asked for. All groups must be good before one is told,
         since afterwards there can be no others; whoever asks `again` has shown that they are."""
         bound = binding(self._terms, question.round, question.attempt, question.model)

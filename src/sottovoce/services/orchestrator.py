@@ -31,14 +31,15 @@ from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
 from sottovoce.services.kit.documents import Coding, Document, best_coding
 from sottovoce.services.kit.executor import Tarpit
 from sottovoce.services.kit.metrics import Figure, by
-from sottovoce.services.kit.questions import AskingLimits, Once, proven, read
+from sottovoce.services.kit.questions import AskingLimits, Once, proven
 from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.stores.conductor import conducted, read_status
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_folder import OrchestratorFolder, open_orchestrator_folder
-from sottovoce.wire.interactions import Identity, Issuer
-from sottovoce.wire.refusals import Refused, Tally
-from sottovoce.wire.silos import (
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
+from sottovoce.wire.refusals import RefusalCounts, Refused, read_or_refuse
+from sottovoce.wire.users import (
     DIRECTORY,
     ENROL,
     KEY,
@@ -49,21 +50,21 @@ from sottovoce.wire.silos import (
     Enrolled,
     Enrolment,
     Purpose,
-    Question,
     Recommended,
+    UserQuestion,
     decode_count,
+    encode_item_rows,
     encode_key,
-    encode_rows,
 )
 
 LAST_ROUNDS = 100
 
 
 def stands(
-    store: OrchestratorStore, tally: Tally | None = None, last: int = LAST_ROUNDS
+    store: OrchestratorStore, tally: RefusalCounts | None = None, last: int = LAST_ROUNDS
 ) -> dict[str, Any]:
     """Where the federation stands; `tally` has what was counted and not stored yet."""
-    with (tally or Tally()).settled() as new:
+    with (tally or RefusalCounts()).settled() as new:
         refused = Counter(store.refused()) + Counter(new)
     owners = store.owners()
     return {
@@ -145,7 +146,7 @@ class OrchestratorApplication(HttpApplication[OrchestratorLimits]):
         )
         self._rows = _Shown(
             lambda: store.model_version,
-            lambda: encode_rows(store.rows_to_rank()),
+            lambda: encode_item_rows(store.rows_to_rank()),
             limits.look_seconds,
         )
         routes = {
@@ -164,7 +165,7 @@ class OrchestratorApplication(HttpApplication[OrchestratorLimits]):
 
     async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._body(scope, receive, LONGEST)
-        wanted = read(lambda: Enrolment.decode(body))
+        wanted = read_or_refuse(Enrolment.decode, body)
 
         def enrol() -> Enrolled:
             not_good = "the invitation is not good, or was used with another key"
@@ -209,7 +210,7 @@ class OrchestratorApplication(HttpApplication[OrchestratorLimits]):
 
         def recommend() -> bytes:
             question = self._proven(body, "recommend")
-            n = read(lambda: decode_count(question.content))
+            n = read_or_refuse(decode_count, question.content)
             self._once.admit(question)
             try:
                 items, scores = self._store.recommend(question.given.user, n)
@@ -238,7 +239,7 @@ class OrchestratorApplication(HttpApplication[OrchestratorLimits]):
         await self._questions(leave)
         await answer(send, 204, [], b"")
 
-    def _proven(self, body: bytes, purpose: Purpose) -> Question:
+    def _proven(self, body: bytes, purpose: Purpose) -> UserQuestion:
         return proven(body, purpose, self._issuer.federation, self._issuer.public, self._users)
 
     # --- what the operator asks -------------------------------------------------------------------
@@ -332,7 +333,7 @@ class OrchestratorService(Service[OrchestratorFolder, OrchestratorLimits]):
         start.stack.enter_context(folder.locked())
         store = start.keep(folder.store())
         start.listen()
-        counts = RefusalCounts(store, start.tally, start.log)
+        counts = _CountsThread(store, start.tally, start.log)
         beside, facts = [Beside(lambda fail: counts.start(), counts.stop)], {}
         if self.rounds is not None:
             training = self.rounds(folder, store, start.log)
@@ -351,10 +352,10 @@ class OrchestratorService(Service[OrchestratorFolder, OrchestratorLimits]):
         )
 
 
-class RefusalCounts:
+class _CountsThread:
     """A thread that brings counts of refusals to the store."""
 
-    def __init__(self, store: OrchestratorStore, tally: Tally, log: Any) -> None:
+    def __init__(self, store: OrchestratorStore, tally: RefusalCounts, log: Any) -> None:
         self._store, self._tally, self._log = store, tally, log
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counts", daemon=True)

@@ -35,26 +35,24 @@ from sottovoce.services.kit.writer import GroupWriter
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.owner import DataOwner, Taken, UnknownSession
 from sottovoce.stores.owner_folder import OwnerFolder, open_owner_folder
-from sottovoce.wire.interactions import Pass
-from sottovoce.wire.refusals import Refused
-from sottovoce.wire.silo_files import Admission
-from sottovoce.wire.silos import (
+from sottovoce.wire.owners import (
     INTERACTIONS_PATH,
-    LONGEST,
     LONGEST_INTERACTIONS,
     LONGEST_OFFER_REQUEST,
     LONGEST_SESSION_REQUEST,
     OFFERS_PATH,
     OWNER_PATH,
     SESSIONS_PATH,
-    VECTOR,
     OfferMade,
     OwnerCard,
-    Receipt,
+    OwnerReceipt,
     decode_interactions,
     decode_session,
-    encode_vector,
 )
+from sottovoce.wire.passes import Pass
+from sottovoce.wire.refusals import Refused, read_or_refuse
+from sottovoce.wire.silo_files import Admission
+from sottovoce.wire.users import LONGEST, VECTOR, encode_vector
 
 Batch = tuple[bytes, Sequence[bytes]]
 """A session, and messages of it."""
@@ -148,7 +146,7 @@ class OwnerApplication(HttpApplication[OwnerLimits]):
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._share(scope) as share:
             body = await self._shared_body(scope, receive, LONGEST_SESSION_REQUEST, share)
-            offer, hello, sealed = decode_session(body)
+            offer, hello, sealed = read_or_refuse(decode_session, body)
             if self._writer.full:  # an offer is good once: better not take it up in vain
                 raise self.busy
 
@@ -169,7 +167,7 @@ class OwnerApplication(HttpApplication[OwnerLimits]):
     async def _interact(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._share(scope) as share:
             body = await self._shared_body(scope, receive, LONGEST_INTERACTIONS, share)
-            session, sealed = decode_interactions(body)
+            session, sealed = read_or_refuse(decode_interactions, body)
             taken = await self._take(session, sealed)
         await _receipt(send, taken)
 
@@ -289,7 +287,7 @@ def change_items(owner: DataOwner, add: Sequence[int], withdraw: Sequence[int]) 
 
 
 async def _receipt(send: Send, taken: Taken, session: bytes | None = None) -> None:
-    made = Receipt(taken.sequence, taken.taken, taken.repeated, taken.refused, session)
+    made = OwnerReceipt(taken.sequence, taken.taken, taken.repeated, taken.refused, session)
     await answer(send, 200, [JSON], made.encode())
 
 

@@ -33,16 +33,16 @@ from sottovoce.services.shuffler_handover import Forwarder, Goal
 from sottovoce.stores.server_folder import is_admitted
 from sottovoce.stores.shuffler import Decision, ProxyStore
 from sottovoce.stores.shuffler_folder import ProxyFolder, open_proxy_folder
-from sottovoce.wire.refusals import Reason, Refused
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.refusals import Reason, Refused, read_or_refuse
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,
-    Submission,
+    SealedSubmission,
     decode_submission,
     is_authentic,
     submission_bytes,
 )
-from sottovoce.wire.terms import PROTOCOL
 
 CHALLENGE_BYTES = 48
 SECONDS = 60
@@ -179,7 +179,7 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         self._verifying_key = bytes.fromhex(folder.introduction.verifying_key)
         self._accounts = Accounts(store, folder.account_secret())
         self._challenges = Challenges()
-        self._writer = GroupWriter[Submission, Decision](
+        self._writer = GroupWriter[SealedSubmission, Decision](
             lambda batch, counts, seen: store.accept(batch, counts),
             hosting,
             limit=limits.waiting,
@@ -211,7 +211,9 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         longest = submission_bytes(rules.reports)
         with Share(self._unproven, sender_of(scope)) as share:
             payload = await read_body(scope, receive, longest, limits.body_seconds, share)
-            submission = decode_submission(payload, rules.reports, len(rules.minimum))
+            submission = read_or_refuse(
+                decode_submission, payload, rules.reports, len(rules.minimum)
+            )
             key = self._accounts.key(submission.account)
             if key is None:
                 raise Refused("unknown_account", "there is no such account; enrol first")
@@ -221,7 +223,7 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
             await self._take(submission)
         await answer(send, 204, [], b"")
 
-    async def _take(self, submission: Submission) -> None:
+    async def _take(self, submission: SealedSubmission) -> None:
         """One of an account at a time: no device takes the room of many."""
         if submission.account in self._sending:
             raise Refused("too_often", "another submission of this account is on its way")
@@ -236,7 +238,7 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         finally:
             self._sending.discard(submission.account)
 
-    async def _check_round(self, submission: Submission) -> None:
+    async def _check_round(self, submission: SealedSubmission) -> None:
         """Raises where the submission is not for what is open now."""
         now = self._store.position
         if submission.round > now.round or (submission.round == now.round and not now.open):

@@ -22,14 +22,15 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, 
 from sottovoce.engines.flower.members import OnlineNode, Reply
 from sottovoce.engines.flower.silo_conductor import DORMANT_AFTER, SiloConductor
 from sottovoce.engines.flower.silo_node import OwnerNode
-from sottovoce.engines.flower.silo_wire import QueryRows, TaskRows
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.rng import Streams
 from sottovoce.stores.conductor import read_status
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner import DataOwner
-from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Application
+from sottovoce.wire.silo_rounds import QueryRows, TaskRows
 
 ROOT = Streams.from_seed(12)
 ISSUER = Issuer("town")

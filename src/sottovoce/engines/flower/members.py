@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.engines.flower.wire import Content
 from sottovoce.stores.conductor import write_status
+from sottovoce.wire.cohort_rounds import Content
 
 Kind = Literal["train", "query"]
 PULL_SECONDS = 0.2

@@ -16,12 +16,12 @@ from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.conductor import Conductor
 from sottovoce.engines.flower.members import Kind, OnlineNode, Reply
 from sottovoce.engines.flower.silo_conductor import SiloConductor
-from sottovoce.engines.flower.wire import Content
 from sottovoce.errors import ConfigError, MessageError, SottovoceError
 from sottovoce.stores.allotment import identity_of
 from sottovoce.stores.conductor import Checkpoint, only_one, write_status
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.server_folder import open_folder
+from sottovoce.wire.cohort_rounds import Content
 
 
 class GridTransport:

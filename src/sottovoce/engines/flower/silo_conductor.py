@@ -32,10 +32,10 @@ from sottovoce.engines.flower.members import (
     Rounds,
     Transport,
 )
-from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
-from sottovoce.engines.flower.wire import NOTHING, Content
 from sottovoce.errors import ConfigError, DataError, MessageError, VersionMismatch
 from sottovoce.stores.orchestrator import AdmittedOwner, OpenRound, OrchestratorStore, SiloRound
+from sottovoce.wire.cohort_rounds import NOTHING, Content
+from sottovoce.wire.silo_rounds import GradientsSent, QueryRows, RowsWanted, TaskRows
 
 LATE_ROUNDS = 10
 """For how long an answer is listened for that did not come in time."""

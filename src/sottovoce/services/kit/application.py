@@ -25,7 +25,7 @@ from sottovoce.services.kit.answers import (
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.executor import BoundedExecutor
 from sottovoce.services.kit.metrics import Figure, exposition
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import RefusalCounts, Refused
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 Routes = Mapping[str, tuple[str, Handler]]
@@ -56,7 +56,7 @@ class Hosting(Generic[L]):
 
     token: str
     """The operator's."""
-    tally: Tally
+    tally: RefusalCounts
     limits: L
     failed: Callable[[ServiceError], None] = lambda error: None
     """Told if what was sent cannot be stored."""

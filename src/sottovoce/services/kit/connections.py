@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.errors import UsageError
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import RefusalCounts, Refused
 
 # Room for the bodies of requests. It is taken by bytes that have arrived, never by what a head
 # promises, and shared out by sender: who sends most gives way first.
@@ -295,7 +295,7 @@ class Acceptor:
         make: Callable[[], Any],
         context: ssl.SSLContext | None,
         limits: Limits,
-        tally: Tally,
+        tally: RefusalCounts,
     ) -> None:
         """`make` makes the protocol of one connection, which has a `visitor`."""
         self._listener, self._make, self._context = listener, make, context

@@ -30,7 +30,7 @@ from sottovoce.services.kit.connections import Acceptor, Limits, reverse_proxies
 from sottovoce.services.kit.protocol import WRITE_BUFFER, bounded
 from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, operator_token, server_context
 from sottovoce.stores.ready import write_ready_file
-from sottovoce.wire.refusals import Tally, count_handshakes
+from sottovoce.wire.refusals import RefusalCounts, count_handshakes
 
 _BACKLOG = 4096
 """Connections that wait to be accepted; where it overflows, honest ones lose a second."""
@@ -54,7 +54,7 @@ class HttpListener(uvicorn.Server):
         application: Any,
         limits: Limits,
         context: ssl.SSLContext | None,
-        tally: Tally,
+        tally: RefusalCounts,
         ready: Callable[[], None],
     ) -> None:
         config = uvicorn.Config(
@@ -261,7 +261,7 @@ class Start(Generic[F, L]):
         self._service, self._where = service, (host, port)
         self.folder: F = service.open(path)
         self.limits: L = limits
-        self.tally = Tally()
+        self.tally = RefusalCounts()
         self.context: ssl.SSLContext | None = None
         if secure:
             self.context = server_context(self.folder.keys)

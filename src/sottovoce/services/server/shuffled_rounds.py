@@ -6,7 +6,6 @@ tried again: what a device has reported counts towards its owner's budget whatev
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,43 +47,14 @@ from sottovoce.stores.database import (
 from sottovoce.stores.keys import KEPT_ROUNDS, ReportKey, ReportKeys
 from sottovoce.stores.server import RECEIPT_ROUNDS
 from sottovoce.stores.server_folder import proxy_token
-from sottovoce.wire.masked import sum_bytes
-from sottovoce.wire.refusals import Refused
-from sottovoce.wire.sealing import KEY_ID_BYTES, SEALED_BYTES, key_id
+from sottovoce.wire.masked import mask_sum_bytes
+from sottovoce.wire.refusals import Refused, read_or_refuse
+from sottovoce.wire.sealing import SEALED_BYTES, key_id
+from sottovoce.wire.shuffled import LONGEST_PART, BatchPart, decode_part
 
 # A batch comes in parts, so that neither side needs much memory. A part is stored once: what comes
 # again, also after a restart, is known by its place and by the batch's own mark. Every function
 # works within a transaction of the caller's.
-
-PART_BYTES = 8 << 20
-"""Most bytes of sealed reports in one part."""
-_HEAD = struct.Struct(f"<4sIB{KEY_ID_BYTES}sIIHII16s")
-_MAGIC = b"SVB1"
-LONGEST_PART = _HEAD.size + PART_BYTES
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Part:
-    """One part of a batch."""
-
-    round: int
-    tier: int
-    key: bytes
-    """Name of the key to which its reports are sealed."""
-    devices: int
-    """Of the whole batch."""
-    part: int
-    parts: int
-    mark: bytes
-    """The batch's own, drawn by the shuffler."""
-    body: bytes
-
-    @property
-    def reports(self) -> int:
-        return len(self.body) // SEALED_BYTES
-
-    def __repr__(self) -> str:
-        return f"<Part {self.part} of {self.parts} round={self.round} tier={self.tier}, redacted>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,39 +75,7 @@ class Head:
         return self.stored == self.parts
 
 
-def encode_part(part: Part) -> bytes:
-    head = _HEAD.pack(
-        _MAGIC,
-        part.round,
-        part.tier,
-        part.key,
-        part.devices,
-        part.reports,
-        SEALED_BYTES,
-        part.part,
-        part.parts,
-        part.mark,
-    )
-    return head + part.body
-
-
-def decode_part(payload: bytes) -> Part:
-    """Raises where it is no part of a batch; whether it is wanted is not looked at."""
-    if payload[:3] == _MAGIC[:3] and payload[3:4] != _MAGIC[3:]:
-        raise Refused("version", "this is a batch of another release of Sottovoce")
-    if len(payload) < _HEAD.size or payload[:4] != _MAGIC:
-        raise Refused("malformed", "this is no part of a batch")
-    _, round, tier, key, devices, count, size, part, parts, mark = _HEAD.unpack_from(payload)
-    if size != SEALED_BYTES:
-        raise Refused("malformed", f"a sealed report has {SEALED_BYTES} bytes, not {size}")
-    if count * size != len(payload) - _HEAD.size:
-        raise Refused("malformed", "the part has another length than it says")
-    if not 0 <= part < parts or not count:
-        raise Refused("malformed", "a part is empty, or beyond the last one")
-    return Part(round, tier, key, devices, part, parts, mark, payload[_HEAD.size :])
-
-
-def accept(link: sa.Connection, part: Part, reports_per_device: int) -> bool:
+def accept(link: sa.Connection, part: BatchPart, reports_per_device: int) -> bool:
     """Store a part of an open round, once; whether its batch is complete now. Raises, and leaves
     everything as it was, where the part does not count. A batch that was begun and never completed
     gives way to another one."""
@@ -241,7 +179,7 @@ def _drop(link: sa.Connection, round: int, tier: int) -> None:
         link.execute(table.delete().where(table.c.round == round, table.c.tier == tier))
 
 
-def _is(table: sa.Table, part: Part) -> tuple[sa.ColumnElement[bool], ...]:
+def _is(table: sa.Table, part: BatchPart) -> tuple[sa.ColumnElement[bool], ...]:
     return table.c.round == part.round, table.c.tier == part.tier, table.c.part == part.part
 
 
@@ -283,14 +221,14 @@ class Collector:
         self._receiving += 1
         try:
             payload = await read_body(scope, receive, LONGEST_PART, self._body_seconds)
-            part = decode_part(payload)
+            part = read_or_refuse(decode_part, payload)
             del payload
             await self._executor(lambda: self._store(part))
         finally:
             self._receiving -= 1
         await answer(send, 204, [], b"")
 
-    def _store(self, part: Part) -> None:
+    def _store(self, part: BatchPart) -> None:
         self._check(part)
         with self._database.writing() as link:
             if part.devices > roster.count_keys(link):
@@ -299,7 +237,7 @@ class Collector:
         if complete:
             self._moved()
 
-    def _check(self, part: Part) -> None:
+    def _check(self, part: BatchPart) -> None:
         """Raises where no honest proxy of this federation would send the part now."""
         tiers = self._release.tiers
         if part.tier >= len(tiers):
@@ -406,7 +344,7 @@ def coordinator_of(plan: Plan, clock: Clock, keys: Path) -> Coordinator:
         # A client's libraries, without which other servers start sooner.
         from sottovoce.services.server.summed_rounds import HelperClient, SummedCoordinator
 
-        helper = HelperClient(plan.terms.secure_sum, proxy_token(keys), sum_bytes(plan.terms))
+        helper = HelperClient(plan.terms.secure_sum, proxy_token(keys), mask_sum_bytes(plan.terms))
         return SummedCoordinator(plan, clock, helper.ask)
     return Coordinator(plan, clock)
 
