@@ -242,7 +242,7 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
         """Raises where the submission is not for what is open now."""
         now = self._store.position
         if submission.round > now.round or (submission.round == now.round and not now.open):
-            # The device may have asked the server after the proxy did.
+            # The device may have asked the server after the shuffler did.
             await self._forwarder.look(_LOOK_SECONDS)
             now = self._store.position
         if submission.round > now.round or (submission.round == now.round and not now.open):

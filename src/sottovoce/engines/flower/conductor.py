@@ -23,7 +23,7 @@ from sottovoce.engines.flower.members import (
     Asked,
     Member,
     Reply,
-    Rounds,
+    RoundLoop,
     Transport,
 )
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
@@ -62,7 +62,7 @@ class _AskedNode(Asked):
     part: SummedReports | None = None
 
 
-class Conductor(Rounds):
+class Conductor(RoundLoop):
     """`pinned` says that nodes have keys: then each answers for the devices that it was allotted
     and no others, and one that was allotted none is not spoken to."""
 

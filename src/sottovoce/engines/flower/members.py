@@ -114,7 +114,7 @@ class Asked:
 A = TypeVar("A", bound=Asked)
 
 
-class Rounds(ABC):
+class RoundLoop(ABC):
     """Holds rounds until `target` (None: without end), and if it is to `hold`, waits for a later
     one."""
 

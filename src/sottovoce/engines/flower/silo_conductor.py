@@ -29,7 +29,7 @@ from sottovoce.engines.flower.members import (
     Asked,
     Kind,
     OnlineNode,
-    Rounds,
+    RoundLoop,
     Transport,
 )
 from sottovoce.errors import ConfigError, DataError, MessageError, VersionMismatch
@@ -88,7 +88,7 @@ def check_values(now: Rows, gradients: Gradients, settings: DRIFTConfig) -> None
             raise NotCounted("out_of_bounds")
 
 
-class SiloConductor(Rounds):
+class SiloConductor(RoundLoop):
     """The first round waits for so many `owners`, later ones at most `patience_seconds` for those
     that are away. Each phase takes `deadline_seconds` at most; `every_seconds` a round begins."""
 

@@ -150,7 +150,7 @@ class Checks:
 
     def _check_masked(self, envelope: Envelope) -> None:
         """Of a masked update all that can be seen is its size; and that its seed is sealed by the
-        same device, or the proxy would refuse the whole sum."""
+        same device, or the helper would refuse the whole sum."""
         terms, round, attempt = self._terms, envelope.round, envelope.attempt
         record = read_or_refuse(decode_masked, envelope.body, terms, round, attempt).record
         key = self._keys[envelope.number].public_bytes_raw()

@@ -200,7 +200,7 @@ class Collector:
         body_seconds: float,
         moved: Callable[[], None],
     ) -> None:
-        """`token` is the proxy's; `moved` is called when a batch is complete."""
+        """`token` is the shuffler's; `moved` is called when a batch is complete."""
         self._release, self._token = release, token
         self._database, self._state = database, state
         self._body_seconds, self._moved = body_seconds, moved
@@ -238,7 +238,7 @@ class Collector:
             self._moved()
 
     def _check(self, part: BatchPart) -> None:
-        """Raises where no honest proxy of this federation would send the part now."""
+        """Raises where no honest shuffler of this federation would send the part now."""
         tiers = self._release.tiers
         if part.tier >= len(tiers):
             raise Refused("malformed", f"the terms have {len(tiers)} tiers, numbered from 0")
@@ -248,7 +248,7 @@ class Collector:
         if part.parts > most:
             raise Refused("malformed", "a batch has more parts than reports")
         now = self._state.now.position
-        if part.round > now.round:  # another process may have moved on, and told the proxy
+        if part.round > now.round:  # another process may have moved on, and told the shuffler
             now = self._state.refresh().position
         if part.round > now.round:
             raise Refused("malformed", f"round {part.round} has not been opened")
