@@ -384,7 +384,7 @@ def test_the_command(tmp_path, capsys):
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
             try:
-                assert process.stdout.readline().startswith("The proxy listens at https://127.")
+                assert process.stdout.readline().startswith("The shuffler listens at https://127.")
                 ready = json.loads((folder / "proxy.json").read_text())
                 assert ready["pid"] == process.pid
                 code, words = fails(folder, "--port=0")
