@@ -29,7 +29,7 @@ from sottovoce.core.messages import BitReports, SummedReports
 from sottovoce.core.one_bit import bits, coordinates
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import Everything
@@ -272,7 +272,7 @@ def test_a_proxy_that_adds_no_noise_is_caught():
 def test_a_proxy_that_adds_half_the_noise_is_caught(monkeypatch):
     claimed = np.sqrt(2) / 2.0
     assert 0.6 * claimed < distance(sums_run(2.0)) <= claimed
-    sum_masks = Masker.sum_masks
+    sum_masks = Helper.sum_masks
 
     def lazy(self, seeds, threads=1):
         self.link = replace(self.link, noise=self.link.noise / 2)
@@ -281,7 +281,7 @@ def test_a_proxy_that_adds_half_the_noise_is_caught(monkeypatch):
         finally:
             self.link = replace(self.link, noise=self.link.noise * 2)
 
-    monkeypatch.setattr(Masker, "sum_masks", lazy)
+    monkeypatch.setattr(Helper, "sum_masks", lazy)
     assert distance(sums_run(2.0)) > 1.3 * claimed
 
 

@@ -13,7 +13,7 @@ from test_secure_sum_https import UC, nobody, parties
 
 from sottovoce.engines.processes import wait_for
 from sottovoce.services.server.operator import Operator
-from sottovoce.services.silo_trial import SiloTrial
+from sottovoce.services.silo_trial import HttpsSiloTrial
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores import server as records
 from sottovoce.stores.server_folder import open_folder
@@ -45,7 +45,7 @@ class Killed(HttpsTrial):
 
     def kill_proxy(self):
         self.proxy.kill()
-        self.start_masker()
+        self.start_helper()
 
     def kill_agent(self):
         self.agents.pop(0).kill()
@@ -98,7 +98,7 @@ def test_drift_with_sums_over_people(tmp_path):
     expected = world.aggregation()
     for _ in range(CONFIG.epochs):
         expected.epoch()
-    trial = SiloTrial(world, tmp_path / "trial", deadline=60.0)
+    trial = HttpsSiloTrial(world, tmp_path / "trial", deadline=60.0)
     with trial.running():
         for number in range(trial.rounds_in_all):
             trial.queue(number)

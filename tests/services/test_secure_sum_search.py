@@ -155,7 +155,7 @@ def test_while_the_proxy_is_down_the_groups_wait(world):
     report(here, ())
     here.asked.clear()
     here.down = True
-    with pytest.raises(ServiceError, match="waits for the proxy"):
+    with pytest.raises(ServiceError, match="waits for the helper"):
         here.step()
     here.down, here.time = False, here.time + 5
     assert here.step()[0] == "goal"

@@ -80,20 +80,28 @@ def simulated(rounds, cohort_size=None, defence=NO_DEFENCE):
 
 # --- the server's process -------------------------------------------------------------------------
 
-RUN = """
+
+def program(module, service, before=""):
+    """A process that serves a folder; `before` it does, it may look at its `options`."""
+    return f"""
 import sys, json
 from pathlib import Path
-from sottovoce.services.server.process import run_server
-from sottovoce.services.server.application import Limits
+from sottovoce.services.{module} import {service}
+from sottovoce.services.kit.serving import serve
 from sottovoce.errors import SottovoceError
 options = json.loads(sys.argv[2])
-limits = Limits(**options.pop("limits", {}))
+{before}
+limits = {service}.limits(**options.pop("limits", {{}}))
+where = {{name: options.pop(name) for name in ("port", "plaintext") if name in options}}
 try:
-    run_server(Path(sys.argv[1]), "127.0.0.1", limits=limits, **options)
+    serve({service}(**options), Path(sys.argv[1]), limits=limits, **where)
 except SottovoceError as error:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {{error}}", file=sys.stderr)
     sys.exit(error.exit_code)
 """
+
+
+RUN = program("server.process", "ServerService")
 
 
 class ServerProcess:

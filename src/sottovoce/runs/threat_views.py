@@ -40,7 +40,7 @@ from sottovoce.engines.transcripts import (
 )
 from sottovoce.errors import RunError, UsageError
 from sottovoce.experiment import Experiment
-from sottovoce.parties.shuffler import Proxy
+from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import SEALED_BYTES
 from sottovoce.runs.card import CardSetting
@@ -316,10 +316,10 @@ class _Private:
             self._room -= vectors.nbytes
 
 
-class _GlassProxy(Proxy):
+class _GlassProxy(Shuffler):
     """A proxy that does what another one does, and shows what it was given."""
 
-    def __init__(self, inner: Proxy, bits: list[BitReports]) -> None:
+    def __init__(self, inner: Shuffler, bits: list[BitReports]) -> None:
         self._inner, self._open = inner, bits
 
     def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
