@@ -1,4 +1,4 @@
-"""Invitations: what an operator hands to a device owner, once and in confidence.
+"""Invitations: what an operator hands to a user, once and in confidence.
 
 An invitation names the server and the authority to trust, and carries a one-time token that turns
 the device's own key into an enrolled one. The device makes its signing key itself; it never leaves
