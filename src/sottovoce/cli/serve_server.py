@@ -160,7 +160,6 @@ def invite(
       sottovoce serve invite town --out /media/usb
     """
     from sottovoce.stores import server_folder as folders
-    from sottovoce.wire.invitations import write_invitation
 
     found = folders.open_folder(folder)
     address = _address(found, server)
@@ -170,7 +169,7 @@ def invite(
         invitations = folders.invite(found, store, address, numbers, count=count)
     files = [out / f"device-{invitation.number}.json" for invitation in invitations]
     for file, invitation in zip(files, invitations, strict=True):
-        write_invitation(file, invitation)
+        invitation.write(file)
     if as_json:
         numbers_written = [invitation.number for invitation in invitations]
         output.emit({"server": address, "numbers": numbers_written, "files": [*map(str, files)]})
