@@ -1,6 +1,6 @@
 """A11: what FedGNN's server, and its third party, can guess about which items a user has.
 
-An upload (`algorithms/wu.py`) names a user's items among pseudo items, with a row of numbers each.
+An upload (`wu_system.py`) names a user's items among pseudo items, with a row of numbers each.
 Three attacks of an honest but curious server:
 
 - `by_recurrence`: her items come again in each of her uploads, pseudo items that are drawn anew do
@@ -28,10 +28,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.wu import Uploads
-from sottovoce.attacks.drift import Outcome
+from sottovoce.attacks.drift import ClaimOutcome
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError
+from sottovoce_papers.wu_system import Uploads
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -89,7 +89,7 @@ def sights(rounds: Iterable[Uploads]) -> list[Sight]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Claims:
+class ItemClaims:
     """That these users have these items."""
 
     attack: str
@@ -100,10 +100,10 @@ class Claims:
         return len(self.users)
 
     def __repr__(self) -> str:
-        return f"<Claims {self.attack}, {len(self):,}, redacted>"
+        return f"<ItemClaims {self.attack}, {len(self):,}, redacted>"
 
 
-def score(claims: Claims, seen: Sequence[Sight], own: Interactions) -> Outcome:
+def score(claims: ItemClaims, seen: Sequence[Sight], own: Interactions) -> ClaimOutcome:
     """Claims against the truth: the items of users that are in uploads, a row for every user."""
     if any(not 0 <= sight.user < own.n_users for sight in seen):
         raise DataError("there must be a row of items for every sender")
@@ -112,19 +112,19 @@ def score(claims: Claims, seen: Sequence[Sight], own: Interactions) -> Outcome:
     known = own.users * own.n_items + own.items
     right = int(np.isin(claims.users * own.n_items + claims.items, known).sum())
     base = there / sent if sent else 0.0
-    return Outcome(claims.attack, "server", len(claims), right, there, base)
+    return ClaimOutcome(claims.attack, "server", len(claims), right, there, base)
 
 
 # --- the server ----------------------------------------------------------------------------------
 
 
-def by_recurrence(seen: Sequence[Sight]) -> Claims:
+def by_recurrence(seen: Sequence[Sight]) -> ItemClaims:
     """What was in all of a sender's uploads. Of one who sent a single time nothing is claimed."""
     again = [sight for sight in seen if sight.uploads > 1]
     return _claims("recurrence", again, [s.items[s.times == s.uploads] for s in again])
 
 
-def by_popularity(seen: Sequence[Sight], pseudo_items: int) -> Claims:
+def by_popularity(seen: Sequence[Sight], pseudo_items: int) -> ItemClaims:
     """Of each sender's items, those that are most often in anybody's uploads, as many as are her
     own."""
     if not seen:
@@ -136,7 +136,7 @@ def by_popularity(seen: Sequence[Sight], pseudo_items: int) -> Claims:
     )
 
 
-def by_direction(seen: Sequence[Sight], pseudo_items: int) -> Claims:
+def by_direction(seen: Sequence[Sight], pseudo_items: int) -> ItemClaims:
     """Of what was in all of a sender's uploads, the items whose rows lie along the line that most
     rows lie along, as many as are her own, at the end where they are longer: an item of hers is in
     a pair of every upload, another one now and then. From a single upload the line can be found,
@@ -167,10 +167,10 @@ def _top(items: Ints, values: NDArray[np.number], count: int) -> Ints:
     return items[np.argsort(-values, kind="stable")[:count]]
 
 
-def _claims(attack: str, seen: Sequence[Sight], items: Sequence[Ints]) -> Claims:
+def _claims(attack: str, seen: Sequence[Sight], items: Sequence[Ints]) -> ItemClaims:
     users = [np.full(len(chosen), sight.user) for sight, chosen in zip(seen, items, strict=True)]
     none = np.zeros(0, dtype=np.int64)
-    return Claims(attack, np.concatenate([none, *users]), np.concatenate([none, *items]))
+    return ItemClaims(attack, np.concatenate([none, *users]), np.concatenate([none, *items]))
 
 
 # --- the third party -----------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def by_frequency(
     return tokens[frequent], np.argsort(-popularity, kind="stable")[:top]
 
 
-def score_names(tokens: NDArray[np.uint64], items: Ints, truth: NDArray[np.uint64]) -> Outcome:
+def score_names(tokens: NDArray[np.uint64], items: Ints, truth: NDArray[np.uint64]) -> ClaimOutcome:
     """Named tokens against the truth, the token of each item."""
     right = int((truth[items] == tokens).sum())
-    return Outcome("frequency", "third party", len(items), right, len(items), 1.0 / len(truth))
+    return ClaimOutcome("frequency", "third party", len(items), right, len(items), 1.0 / len(truth))
