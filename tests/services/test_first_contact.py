@@ -13,7 +13,6 @@ from server_world import ServerProcess, new_folder, terms
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import invite
 from sottovoce.stores.session import Hosted
-from sottovoce.wire.invitations import write_invitation
 
 COMMAND = re.compile(r"sottovoce ((?:device|serve) [^;,`\n]*[^;,.`\s])")
 KNOWN_HEADERS = {b"host", b"if-none-match", b"accept-encoding", b"range", b"if-range"}
@@ -79,7 +78,7 @@ def town(tmp_path):
         contextlib.closing(folder.database()) as database,
     ):
         [card] = invite(folder, database, f"http://127.0.0.1:{forwarder.port}", [0])
-        write_invitation(tmp_path / "card.json", card)
+        card.write(tmp_path / "card.json")
         (tmp_path / "history.csv").write_text("item\nv1\nv4\nv7\n")
         yield Owner(tmp_path / "phone", forwarder), tmp_path
 

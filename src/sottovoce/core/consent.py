@@ -1,5 +1,10 @@
 """What each user permits. One record per user; the door reads it before anything leaves.
 
+`Choice` is what one person permits, and the only list of its fields. A field says there what it may
+be, how a record of many people keeps it and which option of `sottovoce device consent` sets it.
+Records, stores, experiment files and the command follow from that. What keeps to a field, a release
+or an algorithm, names it, and docs/cli.md has its meaning.
+
 `Consent` holds a row per device of a cohort. Operators choose a `ConsentPolicy`: the same default
 for everyone, or a stated mix. The draw of a mix depends on seed and user alone.
 """
@@ -9,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +22,6 @@ from numpy.typing import NDArray
 from sottovoce import config
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import Keys, Streams, words_of
-
-# What one person permits, field by field: the only list of them. A field says here what it may
-# be, how a record of many people keeps it and which option of `sottovoce device consent` sets it.
-# Records (`consent`), stores, experiment files and the command follow from that. What keeps to a
-# field, a release or an algorithm, names it, and docs/cli.md has its meaning.
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,7 @@ class Choice:
         return {k: v for k, v in asdict(self).items() if not (FIELDS[k].later and k in plain)}
 
     def words(self) -> str:
-        """The settings as a device owner would read them."""
+        """The settings as a user reads them."""
         if not self.takes_part:
             return "does not take part: learns at home, sends nothing"
         parts = []
