@@ -1,6 +1,6 @@
 """DRIFT in one process, with every message as bytes: what it costs by phase, and who sees what.
 
-The loop is `drift_replay.replay`; the parties here are its parties with a wire between them, so
+The loop is `drift.replay.replay`; the parties here are its parties with a wire between them, so
 that the model is the same, bit for bit. Interactions are sealed in one of three ways:
 
 - "pairs": a session for every user and owner (`privacy.interactions`). What owners and the
@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sottovoce.algorithms.drift.aggregated import AggregatingOwner
-from sottovoce.algorithms.drift.blocks import Events, Model
+from sottovoce.algorithms.drift.blocks import DriftModel, Events
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
@@ -36,26 +36,22 @@ from sottovoce.parties.silo_door import InteractionDoor, UserAtDoor
 from sottovoce.rng import Streams
 from sottovoce.wire.interactions import (
     NONCE_BYTES,
-    PASS_BYTES,
     Identity,
-    Issuer,
     Offer,
-    Pass,
-    Receiver,
-    Sender,
+    SessionReceiver,
+    SessionSender,
     SharedKey,
     begin,
 )
-from sottovoce.wire.silos import (
-    pack_gradients,
-    pack_request,
-    pack_rows,
-    unpack_gradients,
-    unpack_request,
-    unpack_rows,
+from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass
+from sottovoce.wire.silo_rounds import (
+    decode_gradients,
+    decode_row_request,
+    decode_rows,
+    encode_gradients,
+    encode_row_request,
+    encode_rows,
 )
-
-# How DRIFT's messages travel in a simulation: as bytes, sealed or not, measured and witnessed.
 
 Sealing = Literal["none", "shared", "pairs"]
 SEALINGS: tuple[Sealing, ...] = ("none", "shared", "pairs")
@@ -74,7 +70,7 @@ Party = tuple[Literal["user", "owner", "orchestrator", "network"], int]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Packet:
+class WirePacket:
     """What whoever reads the network sees of a message."""
 
     sender: Party
@@ -82,10 +78,10 @@ class Packet:
     content: bytes
 
     def __repr__(self) -> str:
-        return f"<Packet of {len(self.content):,} bytes, redacted>"
+        return f"<WirePacket of {len(self.content):,} bytes, redacted>"
 
 
-Message = Interaction | RowRequest | Rows | Gradients | Packet
+Message = Interaction | RowRequest | Rows | Gradients | WirePacket
 Witness = Callable[[Party, Message], None]
 """Is told of everything that a party gets to see, when it sees it."""
 
@@ -112,7 +108,7 @@ class Meter:
         self.messages[kind] += 1
         self.bytes[kind] += len(content)
         if self.witness is not None:
-            self.witness(("network", 0), Packet(sender, receiver, content))
+            self.witness(("network", 0), WirePacket(sender, receiver, content))
 
     def seen(self, who: Literal["user", "owner", "orchestrator"], number: int, m: Message) -> None:
         if self.witness is not None:
@@ -178,11 +174,11 @@ class Shared:
 @dataclass(slots=True)
 class _Session:
     name: bytes
-    sender: Sender
+    sender: SessionSender
     sequence: int = 0
 
 
-class Pairs:
+class PairSessions:
     def __init__(self, meter: Meter, users: list[int], owners: list[int]) -> None:
         self._meter = meter
         self._issuer = Issuer("simulation")
@@ -190,7 +186,7 @@ class Pairs:
         self._passes = {u: self._issuer.admit(u, i.public) for u, i in self._identities.items()}
         self._owners = {owner: Identity() for owner in owners}
         self._senders: dict[tuple[int, int], _Session] = {}
-        self._receivers: dict[tuple[int, bytes], Receiver] = {}
+        self._receivers: dict[tuple[int, bytes], SessionReceiver] = {}
 
     def send(self, interaction: Interaction) -> bytes:
         i = interaction
@@ -237,7 +233,7 @@ AGREEMENT_BYTES = PASS_BYTES + 3 * SESSION_BYTES + 64
 """What a user and an owner say to each other to agree on a key."""
 
 
-class Link:
+class OwnerChannel:
     """Between an owner and the orchestrator: in the clear, or in records as TLS 1.3 makes them
     (AES-256-GCM, 22 bytes more each; both sides count them). The handshake, once for an owner, is
     not measured."""
@@ -271,7 +267,7 @@ class Link:
 def way_of(sealing: Sealing, meter: Meter, users: list[int], owners: list[int]) -> Way:
     """How these users' interactions reach these owners."""
     if sealing == "pairs":
-        return Pairs(meter, users, owners)
+        return PairSessions(meter, users, owners)
     return Shared(meter, owners) if sealing == "shared" else Clear(meter)
 
 
@@ -286,7 +282,7 @@ SIGHT: Sight = MappingProxyType(
             "Rows": _ALL_ROWS,
             "Gradients": frozenset({"owner", *_ALL_ROWS}),
         },
-        "network": {"Packet": frozenset({"sender", "receiver", "content"})},
+        "network": {"WirePacket": frozenset({"sender", "receiver", "content"})},
     }
 )
 """Which fields of which messages reach whom. A user sees her own interactions, an owner those with
@@ -324,7 +320,7 @@ class SiloSimulation:
         rng: Streams,
         sealing: Sealing = "pairs",
         witness: Witness | None = None,
-        model: Model | None = None,
+        model: DriftModel | None = None,
         door: InteractionDoor | None = None,
     ) -> None:
         """Starts from first rows, or from a model. Without a door everybody takes part and refuses
@@ -338,7 +334,7 @@ class SiloSimulation:
         self.door = door or _open_door(wanted, table)
         numbers = sorted(wanted & set(self.door.users()))
         way = way_of(sealing, self._meter, numbers, owners)
-        links = {owner: Link(owner, sealing == "pairs", self._meter) for owner in owners}
+        links = {owner: OwnerChannel(owner, sealing == "pairs", self._meter) for owner in owners}
         self.orchestrator = _joined(config, rng, table, numbers, model)
         self.orchestrator.wire(links, self._meter)
         self.owners: dict[int, Owner] = {
@@ -353,7 +349,7 @@ class SiloSimulation:
         return f"<SiloSimulation {self.sealing}, {len(self.owners)} owners>"
 
     @property
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         return self.orchestrator.model
 
     def epoch(self, events: Events) -> EpochCost:
@@ -386,7 +382,7 @@ class _MeteredUser(UserAtDoor):
 
 
 class _WiredOwner(Owner):
-    def wire(self, way: Way, link: Link, meter: Meter) -> None:
+    def wire(self, way: Way, link: OwnerChannel, meter: Meter) -> None:
         self._way, self._link, self._meter = way, link, meter
 
     def receive(self, interaction: Interaction) -> bool:
@@ -412,11 +408,11 @@ class _WiredOwner(Owner):
         if asked is None:
             return None
         start = perf_counter()
-        content = pack_request(asked)
+        content = encode_row_request(asked)
         self._meter.spent("transport", start)
         content = self._link.carry("request", content)
         start = perf_counter()
-        arrived = unpack_request(content)
+        arrived = decode_row_request(content)
         self._meter.spent("transport", start)
         self._meter.seen("orchestrator", 0, arrived)
         return arrived
@@ -429,11 +425,11 @@ class _WiredOwner(Owner):
         if found is None:
             return None
         start = perf_counter()
-        content = pack_gradients(found)
+        content = encode_gradients(found)
         self._meter.spent("transport", start)
         content = self._link.carry("gradients", content)
         start = perf_counter()
-        arrived = unpack_gradients(content)
+        arrived = decode_gradients(content)
         self._meter.spent("transport", start)
         self._meter.seen("orchestrator", 0, arrived)
         return arrived
@@ -444,16 +440,16 @@ class _WiredAggregatingOwner(_WiredOwner, AggregatingOwner):  # type: ignore[mis
 
 
 def _wired(
-    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: Link, meter: Meter
+    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: OwnerChannel, meter: Meter
 ) -> Owner:
-    kind = _WiredAggregatingOwner if config.release == "aggregated" else _WiredOwner
+    kind = _WiredAggregatingOwner if config.sums_over_people else _WiredOwner
     owner = kind(number, table.items(number), config)
     owner.wire(way, link, meter)
     return owner
 
 
 class _WiredOrchestrator(Orchestrator):
-    def wire(self, links: Mapping[int, Link], meter: Meter) -> None:
+    def wire(self, links: Mapping[int, OwnerChannel], meter: Meter) -> None:
         self._links, self._meter = links, meter
 
     def answer(self, request: RowRequest) -> Rows:
@@ -462,11 +458,11 @@ class _WiredOrchestrator(Orchestrator):
         self._meter.spent("update", start)
         self._meter.seen("orchestrator", 0, rows)
         start = perf_counter()
-        content = pack_rows(rows)
+        content = encode_rows(rows)
         self._meter.spent("transport", start)
         content = self._links[request.owner].carry("rows", content)
         start = perf_counter()
-        arrived = unpack_rows(content)
+        arrived = decode_rows(content)
         self._meter.spent("transport", start)
         return arrived
 
@@ -477,16 +473,16 @@ class _WiredOrchestrator(Orchestrator):
 
 
 def _joined(
-    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: Model | None
+    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: DriftModel | None
 ) -> _WiredOrchestrator:
     if model is None:
         orchestrator = _WiredOrchestrator(config, rng)
         for owner in table.all_owners():
             orchestrator.add_items(owner, table.items(owner))
-        for user in users if config.release == "printed" else ():
+        for user in () if config.sums_over_people else users:
             orchestrator.join_user(user)
         return orchestrator
-    if config.release == "aggregated":
+    if config.sums_over_people:
         raise ConfigError("aggregating owners have vectors of their own; start from first rows")
     known_users = {user: model.users[user] for user in users}
     known_items = {item: model.items[item] for item in table}
