@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from sottovoce.algorithms.wu import Uploads, WuConfig, WuFedGNN  # noqa: E402
 from sottovoce.algorithms.wu_graph import device_part  # noqa: E402
-from sottovoce.attacks.item_sets import (  # noqa: E402
+from sottovoce.attacks.suite.a11_item_sets import (  # noqa: E402
     by_direction,
     by_popularity,
     by_recurrence,

@@ -10,7 +10,7 @@ from sottovoce.testing import random_world
 pytest.importorskip("torch")
 
 from sottovoce.algorithms.wu_graph import device_tokens
-from sottovoce.attacks.item_sets import by_frequency, score_names
+from sottovoce.attacks.suite.a11_item_sets import by_frequency, score_names
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.parties.matcher import MOST, Matcher
 

@@ -15,7 +15,7 @@ the standard deviation of the true rows, coordinate by coordinate.
 What is promised: no formal guarantee. With noise λ and clip δ, ε = 2δ/λ holds for a single number
 of an upload, if the set of items is taken as known. But the set is sent in the clear, and depends
 on the user: an upload costs ∞ (`WuConfig.epsilon`). What the server can make of the sets and the
-rows is in `attacks/item_sets.py`; what the third party that finds neighbours sees, in
+rows is in `attacks/suite/a11_item_sets.py`; what the third party that finds neighbours sees, in
 `parties/matcher.py`.
 
 Draws are functions of (the run's stream, round, user): a cohort of n sends what n of one send.

@@ -7,7 +7,7 @@ order that says nothing of whose they are.
 What it does not promise, and cannot: it must be trusted with a good deal. From what it is given it
 
 - counts how many devices have each token, and so names the tokens of popular items where it knows
-  how popular items are (`attacks/item_sets.py`, `by_frequency`);
+  how popular items are (`attacks/suite/a11_item_sets.py`, `by_frequency`);
 - counts how many items any two devices have in common (`shared`);
 - names every token as soon as one device gives it the key, which all devices have;
 - holds everybody's embedding, from which attributes may be guessed.
