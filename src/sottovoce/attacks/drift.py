@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.drift.blocks import BlockStep, DriftModel
 from sottovoce.algorithms.drift.messages import Gradients
 from sottovoce.attacks.views import Remedy
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams
 
@@ -115,7 +116,7 @@ def wilson(right: int, tried: int) -> Interval:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DriftTruth:
+class DriftTruth(Redacted):
     """What was behind the gradients that the orchestrator got, numbered as they came."""
 
     message: Ints
@@ -128,9 +129,6 @@ class DriftTruth:
     members: Ints
     """Who interacted at all."""
     n_users: int
-
-    def __repr__(self) -> str:
-        return f"<DriftTruth of {len(self.user):,} entries, redacted>"
 
 
 # --- the request log -----------------------------------------------------------------------------
@@ -265,7 +263,7 @@ def _largest(values: Floats, few: int) -> Ints:
     return places
 
 
-class Cosine:
+class Cosine(Redacted):
     """Collects the claims of many updates and what is true of them."""
 
     def __init__(self, *, named: bool) -> None:
@@ -274,9 +272,6 @@ class Cosine:
         self._there = self._liked = 0
         self._chance = 0.0
         self._by_user: dict[int, int] = {}
-
-    def __repr__(self) -> str:
-        return f"<Cosine, {self._claimed:,} claims, redacted>"
 
     def take(self, claims: Iterable[Claim], truth: Iterable[Claim], users: int) -> None:
         """Of one update, which has so many users."""

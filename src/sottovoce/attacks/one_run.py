@@ -42,6 +42,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import Batch, ModelView
 from sottovoce.core.one_bit import bits, contrast, coordinates
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.rng import Streams
 
@@ -154,7 +155,7 @@ def least_distance(scores: Floats, included: Mask, confidence: float = CONFIDENC
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Canaries:
+class Canaries(Redacted):
     """Planted devices, the first ones of a run: what each holds if it is in, and if it is out."""
 
     inside: Interactions
@@ -169,9 +170,6 @@ class Canaries:
 
     def __len__(self) -> int:
         return len(self.included)
-
-    def __repr__(self) -> str:
-        return f"<Canaries {len(self):,}, redacted>"
 
     @classmethod
     def single_items(cls, n: int, n_items: int, rng: Streams, absent: bool) -> Canaries:

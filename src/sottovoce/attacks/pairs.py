@@ -28,6 +28,7 @@ from sottovoce.core.messages import (
     ModelView,
     SummedReports,
 )
+from sottovoce.core.redacted import Redacted
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]
@@ -68,7 +69,7 @@ def why_not_read(view: View) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class UpdateRows:
+class UpdateRows(Redacted):
     """Rows of updates in real numbers, each with the round and the device it came from."""
 
     round: Ints
@@ -79,9 +80,6 @@ class UpdateRows:
 
     def __len__(self) -> int:
         return len(self.round)
-
-    def __repr__(self) -> str:
-        return f"<UpdateRows {len(self):,}, redacted>"
 
     def take(self, which: NDArray[np.bool_] | Ints) -> UpdateRows:
         return UpdateRows(
@@ -208,7 +206,7 @@ def masked_updates(view: View, most: int) -> list[MaskedReports]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Inverted:
+class Inverted(Redacted):
     """What follows from rows, each taken for a single negative draw."""
 
     item: Ints
@@ -216,9 +214,6 @@ class Inverted:
     sure: NDArray[np.bool_]
     """It is as near as rounding explains, and no other is about as near. Rows of two draws, or of
     two devices, hardly ever pass."""
-
-    def __repr__(self) -> str:
-        return f"<Inverted {len(self.item):,}, redacted>"
 
 
 def slopes(rows: UpdateRows, models: dict[int, Floats], step: PairStep) -> Floats:
@@ -301,15 +296,12 @@ def _invert_round(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DrawnPositives:
+class DrawnPositives(Redacted):
     """The positives that devices drew, for scoring: `Truth.own["drawn"]`."""
 
     round: Ints
     user: Ints
     item: Ints
-
-    def __repr__(self) -> str:
-        return f"<DrawnPositives {len(self.round):,}, redacted>"
 
     def among(self, users: Ints, rounds: Ints) -> Claims:
         """Those of these users in these rounds, each once."""

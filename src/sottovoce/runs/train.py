@@ -55,9 +55,9 @@ def run_experiment(
     dataset = experiment.dataset()
     if experiment.silo is not None:
         check_owner_data(experiment, dataset)
-    split, consent = experiment.split(dataset), experiment.records(dataset)
+    prepared = experiment.prepared(dataset)
     kind = DeviceTopology if experiment.silo is None else OwnersTopology
-    topology: Topology = kind.of(experiment, dataset, split, consent, options)
+    topology: Topology = kind.of(prepared, options)
     protocol = experiment.evaluation.protocol(topology.split, experiment.seed)
     check_protocol(protocol, topology.split)
     progress("data", 1, 1)
@@ -78,7 +78,7 @@ def run_experiment(
             if not finished:
                 run.finish(evaluations, measures)
     shared = RunOutcome(
-        experiment, dataset, topology.split, consent, evaluations, experiment.system,
+        experiment, dataset, topology.split, prepared.consent, evaluations, experiment.system,
         time.perf_counter() - started, run.folder,
     )  # fmt: skip
     return topology.outcome(shared, measures)

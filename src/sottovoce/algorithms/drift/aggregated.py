@@ -46,6 +46,7 @@ from sottovoce.algorithms.drift.blocks import (
 from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import Told, plan_windows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
 from sottovoce.rng import Streams
 
@@ -183,7 +184,7 @@ Row = NDArray[np.float32]
 
 
 @dataclass(slots=True, repr=False)
-class Learnt:
+class Learnt(Redacted):
     """What an owner has learnt and not sent. Private."""
 
     vectors: dict[int, Row] = field(default_factory=dict)
@@ -191,9 +192,6 @@ class Learnt:
     """By item: the sum of gradients since its last row."""
     people: dict[int, frozenset[int]] = field(default_factory=dict)
     """By item: who is in that sum, up to as many as it needs."""
-
-    def __repr__(self) -> str:
-        return "<Learnt, redacted>"
 
     def copy(self) -> Learnt:
         return Learnt(dict(self.vectors), dict(self.waiting), dict(self.people))
@@ -362,7 +360,7 @@ def ranked_rows(rows: Row, sent: NDArray[np.bool_]) -> Row:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AggregatedPlan:
+class AggregatedPlan(Redacted):
     """An epoch of a fixed federation. Private."""
 
     blocks: Blocks
@@ -370,9 +368,6 @@ class AggregatedPlan:
     owner: Ints
     """Of each update, as the table counts them."""
     owners: int
-
-    def __repr__(self) -> str:
-        return f"<AggregatedPlan of {len(self.blocks):,} blocks, redacted>"
 
     @classmethod
     def of(
@@ -397,7 +392,7 @@ class AggregatedPlan:
         return counts.reshape(self.owners, n_items)
 
 
-class Aggregation:
+class Aggregation(Redacted):
     """All owners and the orchestrator's rows, at full speed: bit for bit what `AggregatingOwner`
     and `Orchestrator` come to by messages."""
 
@@ -416,9 +411,6 @@ class Aggregation:
         self._people = np.zeros((slots, config.min_users), dtype=np.int32)
         self.sent = np.zeros(n_items, dtype=bool)
         """Items of which a row was sent."""
-
-    def __repr__(self) -> str:
-        return f"<Aggregation of {self._plan.owners:,} owners, redacted>"
 
     def epoch(self) -> int:
         """Goes through it once; how many rows were sent that were not zeros."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.simd_rows import prefetch
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
 
@@ -341,7 +342,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Events:
+class Events(Redacted):
     """Interactions in the order in which they are replayed. Private."""
 
     user: Ints
@@ -352,9 +353,6 @@ class Events:
 
     def __len__(self) -> int:
         return len(self.user)
-
-    def __repr__(self) -> str:
-        return f"<Events n={len(self):,} by {self.order}, redacted>"
 
     @classmethod
     def of(cls, table: Interactions, positive_from: float, order: Order) -> Events:
@@ -377,14 +375,11 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class EndedBlock:
+class EndedBlock(Redacted):
     """A block that has ended: at least one negative and one positive, each in their order."""
 
     negatives: tuple[int, ...]
     positives: tuple[int, ...]
-
-    def __repr__(self) -> str:
-        return "<Block, redacted>"
 
     def without(self, items: frozenset[int]) -> EndedBlock | None:
         """The block less these items; nothing where a side would be empty."""
@@ -394,14 +389,11 @@ class EndedBlock:
 
 
 @dataclass(slots=True, repr=False)
-class OpenBlock:
+class OpenBlock(Redacted):
     """The block of a stream that is still being filled."""
 
     negatives: list[int] = field(default_factory=list)
     positives: list[int] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        return "<OpenBlock, redacted>"
 
     def add(self, item: int, positive: bool) -> EndedBlock | None:
         """Takes the next event of the stream; the block that it ends, if it ends one."""
@@ -461,7 +453,7 @@ def cut(stream: Ints, positive: NDArray[np.bool_]) -> Cuts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Blocks:
+class Blocks(Redacted):
     """Finished blocks, and the order in which they are learnt from. Private."""
 
     user: Ints
@@ -487,9 +479,6 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.user)
-
-    def __repr__(self) -> str:
-        return f"<Blocks n={len(self):,} in {self.steps:,} updates, redacted>"
 
     @property
     def steps(self) -> int:

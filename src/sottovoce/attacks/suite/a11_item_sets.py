@@ -34,6 +34,7 @@ from sottovoce.algorithms.wu import Uploads
 from sottovoce.attacks.drift import ClaimOutcome
 from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DataError
 
 Ints = NDArray[np.int64]
@@ -46,7 +47,7 @@ SHARPNESS = 16
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Sight:
+class Sight(Redacted):
     """What the server knows of one sender after some rounds."""
 
     user: int
@@ -59,9 +60,6 @@ class Sight:
     """In how many uploads each was."""
     rows: Floats
     """[items, d]: the mean of an item's rows."""
-
-    def __repr__(self) -> str:
-        return f"<Sight of {self.uploads:,} uploads, redacted>"
 
     def own(self, pseudo_items: int) -> int:
         """How many of the items sent are her own, as the number of pseudo items is public."""
@@ -92,7 +90,7 @@ def sights(rounds: Iterable[Uploads]) -> list[Sight]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ItemClaims:
+class ItemClaims(Redacted):
     """That these users have these items."""
 
     attack: str
@@ -101,9 +99,6 @@ class ItemClaims:
 
     def __len__(self) -> int:
         return len(self.users)
-
-    def __repr__(self) -> str:
-        return f"<ItemClaims {self.attack}, {len(self):,}, redacted>"
 
 
 def score(claims: ItemClaims, seen: Sequence[Sight], own: Interactions) -> ClaimOutcome:
