@@ -31,7 +31,7 @@ LONGEST = (
     "engines/flower/test_flower_processes.py",
     "services/test_agent_process.py",
     "services/test_server_crash.py",
-    "attacks/test_item_sets.py",
+    "papers/test_wu_item_sets.py",
     "e2e/test_https_fleet.py",
     "e2e/test_demo.py",
     "contracts/test_secure_sum_https.py",

@@ -10,7 +10,10 @@ from sottovoce.errors import ConfigError, Diverged
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world, small_run
-from sottovoce_papers.fpl_published import BRAZIL, BRAZIL_COST, BRAZIL_FRESHNESS
+from sottovoce_papers.study import installed
+
+TABLE3 = installed("fpl-table3")
+BRAZIL, PRINTED = TABLE3["counts"], TABLE3["printed"]
 
 
 def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
@@ -112,14 +115,14 @@ def test_batching_and_messages_do_not_change_any_configuration(name, per):
 
 
 def test_brazil_communication_cost_to_the_last_digit():
-    for share, (single, plus) in BRAZIL_COST.items():
+    for share, single, plus in PRINTED["cost"]:
         n, m, x = BRAZIL["users"], BRAZIL["items"], BRAZIL["positives"]
         assert round(published_cost(n, m, x, False, share)) == single
         assert round(published_cost(n, m, x, True, share)) == plus
 
 
 def test_brazil_freshness():
-    for name, percent in BRAZIL_FRESHNESS.items():
+    for name, percent in PRINTED["freshness"].items():
         plan = schedule(FPLConfig(configuration=name), BRAZIL["users"], BRAZIL["positives"])
         assert round(100 * plan.freshness, 4) == percent
 

@@ -20,7 +20,7 @@ from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores import server as records
 from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import open_folder
-from sottovoce.wire.masked import RECORD_BYTES, message_bytes
+from sottovoce.wire.masked import message_bytes
 
 pytest.importorskip("torch")
 
@@ -96,7 +96,7 @@ def require_service(trial):
 def require_masked(bodies, devices, view, terms):
     """Nothing of what these devices have sent can be read in what the server has."""
     assert {len(body) for body in bodies.values()} == {message_bytes(terms)}
-    numbers = b"".join(body[16:-RECORD_BYTES] for body in bodies.values())
+    numbers = b"".join(body[16:-SEALED_SEED_BYTES] for body in bodies.values())
     counts = np.bincount(np.frombuffer(numbers, np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-6
     plain = devices.report(view, np.arange(len(bodies)))

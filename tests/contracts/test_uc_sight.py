@@ -18,7 +18,7 @@ from sottovoce.attacks.filters import (
 )
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Direct
-from sottovoce.core.messages import GRID, decode, encode, encode_sum
+from sottovoce.core.messages import GRID
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.parties.server import Server
@@ -26,6 +26,7 @@ from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.testing import Messages, checkerboard, random_world
+from sottovoce.wire.reports import decode_report, encode_report, encode_sum
 from sottovoce.wire.terms import Terms
 
 torch = pytest.importorskip("torch")
@@ -102,9 +103,9 @@ def heard(release=L2, kind=MF, seed=1):
                 reports, sender=reports.sender[mine], item=reports.item[mine],
                 values=reports.values[mine],
             )  # fmt: skip
-            bodies.append(encode(part))
+            bodies.append(encode_report(part))
         shape = {"n_items": len(view.items), "width": view.items.shape[1], "round": 0}
-        told = [decode(body, sender=user, **shape) for user, body in enumerate(bodies)]
+        told = [decode_report(body, sender=user, **shape) for user, body in enumerate(bodies)]
         HEARD[release, kind, seed] = view, bodies, told, made
     return HEARD[release, kind, seed]
 
@@ -371,7 +372,7 @@ def fleet(tmp_path_factory):
 
 
 def altered(report, **changes):
-    return encode(replace(report, **changes))
+    return encode_report(replace(report, **changes))
 
 
 def test_a_server_refuses_what_no_honest_device_sends(fleet):
@@ -426,12 +427,12 @@ def told_by(fleet, values, devices=2):
     """A gateway's sum of two devices, with other values, as a conductor looks at it."""
     pytest.importorskip("flwr")
     from sottovoce.engines.flower.conductor import check_sum
-    from sottovoce.engines.flower.wire import Answer
     from sottovoce.stores.conductor import OpenRound
+    from sottovoce.wire.cohort_rounds import CohortAnswer
 
     part = fleet.made.devices.report_summed(fleet.view, np.arange(2))
     body = encode_sum(replace(part, sums=values(part.sums.copy())))
-    answer = Answer(np.arange(2), 0, round=0, attempt=0, sum=body, devices=devices)
+    answer = CohortAnswer(np.arange(2), 0, round=0, attempt=0, sum=body, devices=devices)
     return check_sum(answer, OpenRound(0, 0, 2, np.arange(2)), 2, TERMS)
 
 

@@ -12,8 +12,8 @@ from sottovoce.attacks.views import TlsPacket
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo import SiloWorld
-from sottovoce.engines.silo_simulation import Packet as Wire
 from sottovoce.engines.silo_simulation import SiloSimulation
+from sottovoce.engines.silo_simulation import WirePacket as Wire
 from sottovoce.engines.silo_views import silo_views
 from sottovoce.errors import ConfigError
 from sottovoce.parties.silo_door import InteractionDoor

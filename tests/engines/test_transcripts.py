@@ -20,7 +20,6 @@ from sottovoce.core.messages import (
     MaskSum,
     ModelView,
     SummedReports,
-    encode,
 )
 from sottovoce.engines.transcripts import (
     MASKED_KEPT,
@@ -37,6 +36,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.testing import Messages, random_world
+from sottovoce.wire.reports import encode_report
 
 USERS = 90
 
@@ -178,7 +178,7 @@ def test_the_network_sees_lengths_alone():
     packet = seen.messages[7]
     at = reports.sender == packet.sender
     one = DeviceReports(0, reports.sender[at], reports.item[at], reports.values[at])
-    assert packet.bytes == len(encode(one))
+    assert packet.bytes == len(encode_report(one))
     masked = Recorder()
     federation(SecureSum(min_devices=5), rounds=1).run(message_observers=[masked])
     (seen,) = network_of(masked.seen, 1234, 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sottovoce.services.kit.connections import Sender, Visitor
 from sottovoce.services.kit.serving import Listener
 from sottovoce.services.server.application import Limits
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PURGE")
 CLIENT, SERVER = ("127.0.0.1", 50_000), ("127.0.0.1", 8443)
@@ -258,7 +258,7 @@ class Connections:
     """The protocol that listeners speak, without sockets."""
 
     def __init__(self, application):
-        self._listener = Listener(application, Limits(), None, Tally(), lambda: None)
+        self._listener = Listener(application, Limits(), None, RefusalCounts(), lambda: None)
 
     async def send(self, pieces):
         """What is answered to these bytes, by which the connection ends."""

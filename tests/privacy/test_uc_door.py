@@ -12,7 +12,7 @@ from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import Ledger
-from sottovoce.core.messages import GRID, ModelView, add_up, decode, decode_sum
+from sottovoce.core.messages import GRID, ModelView, add_up
 from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.errors import ConsentError, Diverged, Stalled
 from sottovoce.parties.server import Server
@@ -21,6 +21,7 @@ from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world
+from sottovoce.wire.reports import decode_report, decode_sum
 from sottovoce.wire.terms import Terms
 
 torch = pytest.importorskip("torch")
@@ -412,7 +413,7 @@ def test_a_store_of_many_sums_what_devices_of_one_send(tmp_path, norm):
 
 def filters_in(ready, terms):
     shape = {"n_items": terms.n_rows, "width": terms.width, "round": ready.round}
-    rows = decode(ready.message, sender=0, **shape).item
+    rows = decode_report(ready.message, sender=0, **shape).item
     parts = ModelLayout.of(terms.algorithm, N_ITEMS).filters
     return [
         name

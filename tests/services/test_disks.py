@@ -18,8 +18,9 @@ from proxy_world import PATIENT, Link
 from sottovoce.cli import call
 from sottovoce.stores.orchestrator_folder import invite
 from sottovoce.stores.user import UserStore
-from sottovoce.wire.interactions import Identity, Issuer
-from sottovoce.wire.silos import Receipt, encode_session
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.owners import OwnerReceipt, encode_session
+from sottovoce.wire.passes import Issuer
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +184,7 @@ def the_same_again(party, first, again):
     if party in ("server", "proxy"):
         return again.error == "replay"
     if party == "owner":
-        return Receipt.decode(again.body, 1).repeated == 1
+        return OwnerReceipt.decode(again.body, 1).repeated == 1
     return again.body == first.body
 
 

@@ -26,7 +26,8 @@ from orchestrator_world import (
 )
 
 from sottovoce.algorithms.drift.blocks import first_rows
-from sottovoce.engines.flower.training import Training, TrainingPlan
+from sottovoce.engines.flower import training as orchestrator_training
+from sottovoce.engines.flower.training import SiloTraining, TrainingPlan
 from sottovoce.errors import (
     KeyTrouble,
     MessageError,
@@ -36,7 +37,6 @@ from sottovoce.errors import (
     VersionMismatch,
 )
 from sottovoce.rng import Streams
-from sottovoce.services import orchestrator_process as orchestrator_training
 from sottovoce.stores.conductor import write_status
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.orchestrator_folder import (
@@ -48,9 +48,10 @@ from sottovoce.stores.orchestrator_folder import (
     remove,
     request_flush,
 )
-from sottovoce.wire.interactions import Identity, Issuer
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
-from sottovoce.wire.silos import (
+from sottovoce.wire.users import (
     LONGEST,
     MOST_ITEMS,
     Enrolled,
@@ -407,7 +408,7 @@ def paper(monkeypatch):
 
 
 def training(app, log=None, **plan):
-    return Training(app.folder, app.store, log or Log(), TrainingPlan(**plan))
+    return SiloTraining(app.folder, app.store, log or Log(), TrainingPlan(**plan))
 
 
 def test_owners_are_registered_once_also_over_restarts(app, paper, tmp_path):

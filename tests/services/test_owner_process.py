@@ -23,12 +23,7 @@ from sottovoce.errors import KeyTrouble
 from sottovoce.services import owner_process as owner_serve
 from sottovoce.stores.keys import authority_pem, device_context, renew_keys
 from sottovoce.wire.interactions import begin
-from sottovoce.wire.silos import (
-    OfferMade,
-    Receipt,
-    encode_interactions,
-    encode_session,
-)
+from sottovoce.wire.owners import OfferMade, OwnerReceipt, encode_interactions, encode_session
 
 # Python leaves a socket open whose peer is killed in the middle of the handshake.
 half_open = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -99,7 +94,7 @@ class Phone:
             time.sleep(0.001)
             return
         assert got.status == 200, got.body
-        receipt = Receipt.decode(got.body, len(sealed))
+        receipt = OwnerReceipt.decode(got.body, len(sealed))
         assert receipt.refused == ()
         assert receipt.sequence >= stop - 1
         self.person.session = receipt.session or self.person.session
@@ -191,7 +186,7 @@ def test_stopped_and_started_again(tmp_path):
         offer, hello = eve.offer(link.ask)
         again = [eve.seal_one(n, e, 1000 + n) for n, e in enumerate([(41, False), (42, True)])]
         got = link.ask("POST", "/v1/sessions", encode_session(offer, hello, again))
-        assert Receipt.decode(got.body, 2).repeated == 2
+        assert OwnerReceipt.decode(got.body, 2).repeated == 2
         process.stop()
         log = process.log.read_text()
     lines = [json.loads(line) for line in log.splitlines()]
@@ -292,7 +287,7 @@ def wrong_requests(path, *, count):
         wrong = wrong_inputs(np.random.default_rng(3), eve, *eve.offer(link.ask))
         for _ in range(count):
             got = link.ask("POST", *next(wrong))
-            assert 400 <= got.status < 500 or Receipt.decode(got.body, 1).taken == 0
+            assert 400 <= got.status < 500 or OwnerReceipt.decode(got.body, 1).taken == 0
             assert str(user).encode() not in got.body
         with contextlib.suppress(OSError):
             plain = http.client.HTTPConnection("127.0.0.1", process.port, timeout=5)

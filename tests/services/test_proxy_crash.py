@@ -16,8 +16,8 @@ from test_proxy_service import count, devices, kept, opened, wait_for
 from test_proxy_strangers import memory
 
 from sottovoce.services import shuffler_handover as proxy_handover
-from sottovoce.services.server.shuffled_rounds import decode_part
 from sottovoce.wire.sealing import SEALED_BYTES
+from sottovoce.wire.shuffled import decode_part
 
 
 class Links:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from sottovoce.services.kit.documents import Busy, Document, Shelf
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 
 
 def test_a_document_is_made_once_for_all_who_wait():
@@ -81,7 +81,7 @@ def test_too_many_documents_at_once_are_refused_and_failures_not_kept():
 
 
 def test_what_could_not_be_stored_is_stored_later():
-    tally = Tally()
+    tally = RefusalCounts()
     tally.count("late")
     tally.count("late")
 

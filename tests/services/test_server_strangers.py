@@ -213,7 +213,7 @@ def test_the_base_is_known_before_anything_is_encoded():
     assert kept[0] is kept[81] is version.base(None) is None
     for since, base in kept.items():
         content = version.content(since)
-        assert (content[:4] == b"SVM1") == (base is None)
+        assert (content[:4] == b"SVV1") == (base is None)
         have = None if base is None else ModelView(base, items[base])
         got = decode_model(content, n_items=60, width=3, have=have)
         assert np.array_equal(got.items, items[80])

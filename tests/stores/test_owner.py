@@ -32,7 +32,8 @@ from sottovoce.rng import Streams
 from sottovoce.stores import owner as owner_door
 from sottovoce.stores.owner import DataOwner, Taken, UnknownSession
 from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
-from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.passes import Issuer
 
 ISSUER, KEYS = Issuer("spring"), Identity()
 CONFIG = DRIFTConfig(theta=2, learning_rate=0.1)

@@ -11,7 +11,6 @@ import pytest
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
-from sottovoce.core import messages
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
@@ -23,6 +22,7 @@ from sottovoce.rng import Streams
 from sottovoce.stores import device_schema as store_schema
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
+from sottovoce.wire import reports as report_wire
 from sottovoce.wire.terms import Terms
 
 N_ITEMS = 40
@@ -70,7 +70,7 @@ def view(round=0, settings=SETTINGS):
 def rows_of(prepared, hosted):
     """The rows of the model that a report has."""
     shape = {"n_items": hosted.terms.n_rows, "width": hosted.terms.width, "round": prepared.round}
-    return messages.decode(prepared.message, sender=ME, **shape).item
+    return report_wire.decode_report(prepared.message, sender=ME, **shape).item
 
 
 def filters_in(prepared, hosted):
@@ -281,7 +281,7 @@ def test_a_store_gives_what_the_door_gives(tmp_path):
         algorithm, cohort, Clipped(), Ledger(), store.streams(), store.noise(0)
     )
     for round in range(2):
-        expected = messages.encode(devices.report(view(round), np.array([0])))
+        expected = report_wire.encode_report(devices.report(view(round), np.array([0])))
         prepared = hosted.prepare(view(round), 0, summed=False)
         assert prepared.message == expected
         hosted.leaving(prepared)
@@ -444,7 +444,7 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
         devices = Devices.behind_door(
             algorithm, cohort, release, Ledger(), store.streams(era), noise
         )
-        return messages.encode(devices.report(view(), np.array([0])))
+        return report_wire.encode_report(devices.report(view(), np.array([0])))
 
     first = hosted.prepare(view(), 0, summed=False).message
     assert first == at_door(store.noise(0))

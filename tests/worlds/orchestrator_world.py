@@ -12,9 +12,9 @@ from sottovoce.stores.keys import authority_pem, init_keys, node_keys, operator_
 from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_folder, invite
 from sottovoce.wire.directory import Directory
 from sottovoce.wire.interactions import Identity
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.silo_files import Application
-from sottovoce.wire.silos import Enrolled, Enrolment, ask, decode_key
+from sottovoce.wire.users import Enrolled, Enrolment, ask, decode_key
 
 ITEMS = tuple(f"film {n}" for n in range(10))
 ROOT = 77
@@ -89,7 +89,7 @@ class App(InProcess):
 
     def __enter__(self):
         self.store = self.folder.store()
-        self.tally = Tally()
+        self.tally = RefusalCounts()
         return super().__enter__()
 
     async def make(self):

@@ -13,15 +13,11 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.services.owner import OwnerLimits, OwnerService
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
-from sottovoce.wire.interactions import Identity, Issuer, begin
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.owners import OfferMade, OwnerReceipt, encode_interactions, encode_session
+from sottovoce.wire.passes import Issuer
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.silo_files import Admission, FederationFile
-from sottovoce.wire.silos import (
-    OfferMade,
-    Receipt,
-    encode_interactions,
-    encode_session,
-)
 
 FEDERATION = "little-town"
 NUMBER = 3
@@ -87,7 +83,7 @@ class Person:
         offer, hello = self.offer(ask)
         got = ask("POST", "/v1/sessions", encode_session(offer, hello, self.seal(*events)))
         assert got.status == 200, got.body
-        receipt = Receipt.decode(got.body, len(events))
+        receipt = OwnerReceipt.decode(got.body, len(events))
         self.session = receipt.session
         return receipt
 
@@ -97,7 +93,7 @@ class Person:
     def post(self, ask, sealed):
         got = ask("POST", "/v1/interactions", encode_interactions(self.session, sealed))
         assert got.status == 200, got.body
-        return Receipt.decode(got.body, len(sealed))
+        return OwnerReceipt.decode(got.body, len(sealed))
 
 
 def reference(histories, items=ITEMS, settings=None):
@@ -143,7 +139,8 @@ class App(InProcess):
 
     async def make(self):
         return OwnerService(
-            self.owner, operator_token(self.folder.keys), Tally(), self.limits, node=self.node,
+            self.owner, operator_token(self.folder.keys), RefusalCounts(), self.limits,
+            node=self.node,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
             died=lambda: None,
         )  # fmt: skip

@@ -18,15 +18,15 @@ from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.links import Proxied
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services import shuffler_handover as proxy_handover
-from sottovoce.services.server.shuffled_rounds import decode_part
 from sottovoce.services.shuffler import ProxyLimits, ProxyService
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.server_folder import Introduction, admit, enrolment_statement
 from sottovoce.stores.shuffler_folder import create_proxy_folder
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
-from sottovoce.wire.shuffled import encode_submission, terms_name
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.shuffled import decode_part, encode_submission, terms_name
+from sottovoce.wire.terms import Terms
 
 FEDERATION = "little-town"
 TOKEN = "ab" * 32
@@ -207,7 +207,7 @@ class App(InProcess):
     def __enter__(self):
         self.store = self.folder.store()
         self.courier = proxy_handover.Courier(self.folder, self.store, self.log, **self._options)
-        self.tally = Tally()
+        self.tally = RefusalCounts()
         super().__enter__()
         if self._courier:
             self.courier.start(lambda: None)

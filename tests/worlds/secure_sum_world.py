@@ -39,7 +39,7 @@ from sottovoce.wire.masked import (
     model_name,
     seal_seed,
 )
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.terms import Terms
 
 TOKEN = "cd" * 32
@@ -68,7 +68,7 @@ class MaskerApp(InProcess):
     """The proxy in this process."""
 
     def __init__(self, folder):
-        self.folder, self.tally = folder, Tally()
+        self.folder, self.tally = folder, RefusalCounts()
 
     async def make(self):
         token = operator_token(self.folder.keys)

@@ -18,7 +18,6 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
-from sottovoce.core.messages import encode
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
 from sottovoce.privacy.mechanisms import ShareFraction
@@ -26,8 +25,10 @@ from sottovoce.rng import Streams
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.testing import random_world, small_run
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.reports import encode_report
 from sottovoce.wire.signing import prove, seal
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model
 
 SEED = 5
@@ -278,7 +279,7 @@ class Fleet:
         key = (view.round, attempt, number)
         if key not in self.sent:
             reports = self.devices.report(view, np.array([number]))
-            self.sent[key] = self.sealed(number, view.round, attempt, encode(reports))
+            self.sent[key] = self.sealed(number, view.round, attempt, encode_report(reports))
         return self.sent[key]
 
     def sealed(self, number, round, attempt, body, purpose="report", **changes):

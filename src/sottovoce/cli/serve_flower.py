@@ -318,15 +318,15 @@ def nginx(
     Example:
       sottovoce serve nginx town > /etc/nginx/conf.d/sottovoce.conf
     """
-    from sottovoce.core.messages import message_limit
     from sottovoce.engines.flower.gateway import Site
     from sottovoce.stores.keys import show_keys
     from sottovoce.stores.server_folder import open_folder
+    from sottovoce.wire.reports import longest_report
 
     show_keys(folder / "keys")
     terms = open_folder(folder).plan.terms
     # A row for every item, and the numbers of a million people.
-    longest = message_limit(terms.n_items, terms.width) + 4 * 2**20
+    longest = longest_report(terms.n_items, terms.width) + 4 * 2**20
     text = Site(folder.absolute() / "keys", link_port, port, host, report_bytes=longest).render()
     if as_json:
         output.emit({"configuration": text})

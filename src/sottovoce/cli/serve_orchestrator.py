@@ -235,7 +235,7 @@ def orchestrator(
                 said = _status(found, store)
         _say(folder, said, as_json)
     else:
-        from sottovoce.engines.flower.training import Training, TrainingPlan
+        from sottovoce.engines.flower.training import SiloTraining, TrainingPlan
         from sottovoce.services.kit.connections import reverse_proxies
         from sottovoce.services.orchestrator import OrchestratorLimits
         from sottovoce.services.orchestrator_process import run_orchestrator
@@ -249,7 +249,7 @@ def orchestrator(
             folder,
             host,
             port,
-            rounds=None if users_only else partial(Training, plan=plan),
+            rounds=None if users_only else partial(SiloTraining, plan=plan),
             plaintext=plaintext,
             limits=OrchestratorLimits(behind=reverse_proxies(behind)),
             ready=None if as_json else lambda url: output.show(f"Users are served at {url}"),

@@ -37,23 +37,21 @@ from sottovoce.parties.silo_door import InteractionDoor, UserAtDoor
 from sottovoce.rng import Streams
 from sottovoce.wire.interactions import (
     NONCE_BYTES,
-    PASS_BYTES,
     Identity,
-    Issuer,
     Offer,
-    Pass,
-    Receiver,
-    Sender,
+    SessionReceiver,
+    SessionSender,
     SharedKey,
     begin,
 )
-from sottovoce.wire.silos import (
-    pack_gradients,
-    pack_request,
-    pack_rows,
-    unpack_gradients,
-    unpack_request,
-    unpack_rows,
+from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass
+from sottovoce.wire.silo_rounds import (
+    decode_gradients,
+    decode_row_request,
+    decode_rows,
+    encode_gradients,
+    encode_row_request,
+    encode_rows,
 )
 
 Sealing = Literal["none", "shared", "pairs"]
@@ -73,7 +71,7 @@ Party = tuple[Literal["user", "owner", "orchestrator", "network"], int]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Packet(Redacted):
+class WirePacket(Redacted):
     """What whoever reads the network sees of a message."""
 
     sender: Party
@@ -81,7 +79,7 @@ class Packet(Redacted):
     content: bytes
 
 
-Message = Interaction | RowRequest | Rows | Gradients | Packet
+Message = Interaction | RowRequest | Rows | Gradients | WirePacket
 Witness = Callable[[Party, Message], None]
 """Is told of everything that a party gets to see, when it sees it."""
 
@@ -108,7 +106,7 @@ class Meter:
         self.messages[kind] += 1
         self.bytes[kind] += len(content)
         if self.witness is not None:
-            self.witness(("network", 0), Packet(sender, receiver, content))
+            self.witness(("network", 0), WirePacket(sender, receiver, content))
 
     def seen(self, who: Literal["user", "owner", "orchestrator"], number: int, m: Message) -> None:
         if self.witness is not None:
@@ -174,7 +172,7 @@ class Shared:
 @dataclass(slots=True)
 class _Session:
     name: bytes
-    sender: Sender
+    sender: SessionSender
     sequence: int = 0
 
 
@@ -186,7 +184,7 @@ class PairSessions:
         self._passes = {u: self._issuer.admit(u, i.public) for u, i in self._identities.items()}
         self._owners = {owner: Identity() for owner in owners}
         self._senders: dict[tuple[int, int], _Session] = {}
-        self._receivers: dict[tuple[int, bytes], Receiver] = {}
+        self._receivers: dict[tuple[int, bytes], SessionReceiver] = {}
 
     def send(self, interaction: Interaction) -> bytes:
         i = interaction
@@ -233,7 +231,7 @@ AGREEMENT_BYTES = PASS_BYTES + 3 * SESSION_BYTES + 64
 """What a user and an owner say to each other to agree on a key."""
 
 
-class OwnerLink:
+class OwnerChannel:
     """Between an owner and the orchestrator: in the clear, or in records as TLS 1.3 makes them
     (AES-256-GCM, 22 bytes more each; both sides count them). The handshake, once for an owner, is
     not measured."""
@@ -282,7 +280,7 @@ SIGHT: Sight = MappingProxyType(
             "Rows": _ALL_ROWS,
             "Gradients": frozenset({"owner", *_ALL_ROWS}),
         },
-        "network": {"Packet": frozenset({"sender", "receiver", "content"})},
+        "network": {"WirePacket": frozenset({"sender", "receiver", "content"})},
     }
 )
 """Which fields of which messages reach whom. A user sees her own interactions, an owner those with
@@ -334,7 +332,7 @@ class SiloSimulation:
         self.door = door or _open_door(wanted, table)
         numbers = sorted(wanted & set(self.door.users()))
         way = way_of(sealing, self._meter, numbers, owners)
-        links = {owner: OwnerLink(owner, sealing == "pairs", self._meter) for owner in owners}
+        links = {owner: OwnerChannel(owner, sealing == "pairs", self._meter) for owner in owners}
         self.orchestrator = _joined(config, rng, table, numbers, model)
         self.orchestrator.wire(links, self._meter)
         self.owners: dict[int, Owner] = {
@@ -382,7 +380,7 @@ class _MeteredUser(UserAtDoor):
 
 
 class _WiredOwner(Owner):
-    def wire(self, way: Way, link: OwnerLink, meter: Meter) -> None:
+    def wire(self, way: Way, link: OwnerChannel, meter: Meter) -> None:
         self._way, self._link, self._meter = way, link, meter
 
     def receive(self, interaction: Interaction) -> bool:
@@ -408,11 +406,11 @@ class _WiredOwner(Owner):
         if asked is None:
             return None
         start = perf_counter()
-        content = pack_request(asked)
+        content = encode_row_request(asked)
         self._meter.spent("transport", start)
         content = self._link.carry("request", content)
         start = perf_counter()
-        arrived = unpack_request(content)
+        arrived = decode_row_request(content)
         self._meter.spent("transport", start)
         self._meter.seen("orchestrator", 0, arrived)
         return arrived
@@ -425,11 +423,11 @@ class _WiredOwner(Owner):
         if found is None:
             return None
         start = perf_counter()
-        content = pack_gradients(found)
+        content = encode_gradients(found)
         self._meter.spent("transport", start)
         content = self._link.carry("gradients", content)
         start = perf_counter()
-        arrived = unpack_gradients(content)
+        arrived = decode_gradients(content)
         self._meter.spent("transport", start)
         self._meter.seen("orchestrator", 0, arrived)
         return arrived
@@ -440,7 +438,7 @@ class _WiredAggregatingOwner(_WiredOwner, AggregatingOwner):  # type: ignore[mis
 
 
 def _wired(
-    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: OwnerLink, meter: Meter
+    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: OwnerChannel, meter: Meter
 ) -> Owner:
     kind = _WiredAggregatingOwner if config.sums_over_people else _WiredOwner
     owner = kind(number, table.items(number), config)
@@ -449,7 +447,7 @@ def _wired(
 
 
 class _WiredOrchestrator(Orchestrator):
-    def wire(self, links: Mapping[int, OwnerLink], meter: Meter) -> None:
+    def wire(self, links: Mapping[int, OwnerChannel], meter: Meter) -> None:
         self._links, self._meter = links, meter
 
     def answer(self, request: RowRequest) -> Rows:
@@ -458,11 +456,11 @@ class _WiredOrchestrator(Orchestrator):
         self._meter.spent("update", start)
         self._meter.seen("orchestrator", 0, rows)
         start = perf_counter()
-        content = pack_rows(rows)
+        content = encode_rows(rows)
         self._meter.spent("transport", start)
         content = self._links[request.owner].carry("rows", content)
         start = perf_counter()
-        arrived = unpack_rows(content)
+        arrived = decode_rows(content)
         self._meter.spent("transport", start)
         return arrived
 

@@ -24,7 +24,7 @@ from sottovoce.config import require_whole
 from sottovoce.core.redacted import Redacted
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.parties.silo_door import SEALED_BYTES
-from sottovoce.wire.silos import gradients_bytes, request_bytes, rows_bytes
+from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
 
 RECORD_BYTES = 22
 """What TLS adds to a message."""

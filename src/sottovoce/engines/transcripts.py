@@ -32,12 +32,12 @@ from sottovoce.core.messages import (
     MaskSum,
     ModelView,
     SummedReports,
-    encode,
 )
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, RunError
 from sottovoce.parties.secure_sum import summed
 from sottovoce.rng import Streams
+from sottovoce.wire.reports import encode_report
 
 FORMAT = 1
 MASKED_KEPT = 64
@@ -188,7 +188,7 @@ def network_of(
             for message in messages:
                 if isinstance(message, DeviceReports):
                     packets += [
-                        TlsPacket(u, "server", len(encode(one))) for u, one in _each(message)
+                        TlsPacket(u, "server", len(encode_report(one))) for u, one in _each(message)
                     ]
                 elif isinstance(message, MaskSeeds):  # the server gets them, with the masked ones
                     packets += [

@@ -45,14 +45,14 @@ from sottovoce.stores.keys import (
 )
 from sottovoce.wire.masked import (
     LONGEST_QUESTION,
-    Question,
+    MaskSumQuestion,
     binding,
     decode_question,
-    encode_sum,
+    encode_mask_sum,
     is_signed,
     open_seed,
 )
-from sottovoce.wire.refusals import Reason, Refused, Tally
+from sottovoce.wire.refusals import Reason, RefusalCounts, Refused
 from sottovoce.wire.shuffled import terms_name
 
 # The folder of the proxy of a secure sum: its keys, whom it serves, and what it has answered.
@@ -132,9 +132,9 @@ class Answering:
             self._link, question.round, seeds, numbers, self._noise, self._threads, group
         )
         self.told += 1
-        return encode_sum(MaskSum(question.round, len(seeds), masks))
+        return encode_mask_sum(MaskSum(question.round, len(seeds), masks))
 
-    def _check(self, question: Question) -> Answered:
+    def _check(self, question: MaskSumQuestion) -> Answered:
         """What is to be kept before the sum is told. Raises where it must not be."""
         records, last = question.records, self._answers.last
         if question.terms != self._name:
@@ -157,7 +157,7 @@ class Answering:
             reason: Reason = "late" if question.round < last.round else "second_submission"
             raise Refused(reason, str(error), status=409) from None
 
-    def _open(self, question: Question, *, again: bool) -> list[bytes]:
+    def _open(self, question: MaskSumQuestion, *, again: bool) -> list[bytes]:
         """The seeds of the group that is asked for. All groups must be good before one is told,
         since afterwards there can be no others; whoever asks `again` has shown that they are."""
         bound = binding(self._terms, question.round, question.attempt, question.model)
@@ -178,7 +178,7 @@ class MaskerService(Routed):
         self,
         folder: MaskerFolder,
         token: str,
-        tally: Tally,
+        tally: RefusalCounts,
         limits: MaskerLimits,
         threads: int = 1,
     ) -> None:
@@ -262,7 +262,7 @@ def run_masker(
     Raises with one sentence where it cannot start."""
     if plaintext and not is_loopback(host):
         raise UsageError(f"--plaintext is for a loopback address, not for {host}")
-    folder, tally, limits = open_masker(path), Tally(), limits or MaskerLimits()
+    folder, tally, limits = open_masker(path), RefusalCounts(), limits or MaskerLimits()
     context = None if plaintext else tls_of(folder.keys, tally)
     token = operator_token(folder.keys)
     with contextlib.ExitStack() as stack:

@@ -33,12 +33,13 @@ from sottovoce.services.kit.answers import (
 )
 from sottovoce.services.kit.documents import Coding, Document, best_coding
 from sottovoce.services.kit.executor import Aside, Tarpit
-from sottovoce.services.kit.questions import Once, proven, read
+from sottovoce.services.kit.questions import Once, proven
 from sottovoce.stores.conductor import conducted, read_status
 from sottovoce.stores.orchestrator import OrchestratorStore
-from sottovoce.wire.interactions import Identity, Issuer
-from sottovoce.wire.refusals import Refused, Tally
-from sottovoce.wire.silos import (
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
+from sottovoce.wire.refusals import RefusalCounts, Refused, read_or_refuse
+from sottovoce.wire.users import (
     DIRECTORY,
     ENROL,
     KEY,
@@ -49,11 +50,11 @@ from sottovoce.wire.silos import (
     Enrolled,
     Enrolment,
     Purpose,
-    Question,
     Recommended,
+    UserQuestion,
     decode_count,
+    encode_item_rows,
     encode_key,
-    encode_rows,
 )
 
 # The folder of a DRIFT federation's orchestrator: its keys, its state, and who is let in.
@@ -73,10 +74,10 @@ LAST_ROUNDS = 100
 
 
 def figures(
-    store: OrchestratorStore, tally: Tally | None = None, last: int = LAST_ROUNDS
+    store: OrchestratorStore, tally: RefusalCounts | None = None, last: int = LAST_ROUNDS
 ) -> dict[str, Any]:
     """Where the federation stands; `tally` has what was counted and not stored yet."""
-    with (tally or Tally()).settled() as new:
+    with (tally or RefusalCounts()).settled() as new:
         refused = Counter(store.refused()) + Counter(new)
     owners = store.owners()
     return {
@@ -200,7 +201,7 @@ class OrchestratorService(Routed):
         issuer: Issuer,
         users: Identity,
         token: str,
-        tally: Tally,
+        tally: RefusalCounts,
         limits: OrchestratorLimits,
         *,
         figures: Callable[[], Mapping[str, Any]],
@@ -225,7 +226,7 @@ class OrchestratorService(Routed):
         )
         self._rows = _Shown(
             lambda: store.model_version,
-            lambda: encode_rows(store.rows_to_rank()),
+            lambda: encode_item_rows(store.rows_to_rank()),
             limits.look_seconds,
         )
         self._routes = {
@@ -250,7 +251,7 @@ class OrchestratorService(Routed):
 
     async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._body(scope, receive)
-        wanted = read(lambda: Enrolment.decode(body))
+        wanted = read_or_refuse(Enrolment.decode, body)
 
         def enrol() -> Enrolled:
             not_good = "the invitation is not good, or was used with another key"
@@ -295,7 +296,7 @@ class OrchestratorService(Routed):
 
         def recommend() -> bytes:
             question = self._proven(body, "recommend")
-            n = read(lambda: decode_count(question.content))
+            n = read_or_refuse(decode_count, question.content)
             self._once.admit(question)
             try:
                 items, scores = self._store.recommend(question.given.user, n)
@@ -324,7 +325,7 @@ class OrchestratorService(Routed):
         await self._aside(leave)
         await answer(send, 204, [], b"")
 
-    def _proven(self, body: bytes, purpose: Purpose) -> Question:
+    def _proven(self, body: bytes, purpose: Purpose) -> UserQuestion:
         return proven(body, purpose, self._issuer.federation, self._issuer.public, self._users)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:

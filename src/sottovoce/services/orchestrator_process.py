@@ -17,7 +17,7 @@ from sottovoce.services.orchestrator import OrchestratorLimits, OrchestratorServ
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_folder import OrchestratorFolder, open_orchestrator_folder
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 
 _COUNT_SECONDS = 2.0
 """Refusals are stored so often."""
@@ -54,7 +54,7 @@ def run_orchestrator(
         raise UsageError(f"--plaintext is for a loopback address, not for {host}")
     folder = open_orchestrator_folder(path)
     limits = limits or OrchestratorLimits()
-    tally = Tally()
+    tally = RefusalCounts()
     context = None if plaintext else tls_of(folder.keys, tally)
     token = operator_token(folder.keys)
     with contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def run_orchestrator(
 class Counts:
     """A thread that brings counts of refusals to the store."""
 
-    def __init__(self, store: OrchestratorStore, tally: Tally, log: Any) -> None:
+    def __init__(self, store: OrchestratorStore, tally: RefusalCounts, log: Any) -> None:
         self._store, self._tally, self._log = store, tally, log
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="counts", daemon=True)

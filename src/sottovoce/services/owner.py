@@ -39,25 +39,23 @@ from sottovoce.services.kit.executor import Aside
 from sottovoce.services.kit.questions import Once, proven
 from sottovoce.services.kit.writer import GroupWriter
 from sottovoce.stores.owner import DataOwner, Taken, UnknownSession
-from sottovoce.wire.interactions import Pass
-from sottovoce.wire.refusals import Refused, Tally
-from sottovoce.wire.silos import (
+from sottovoce.wire.owners import (
     INTERACTIONS_PATH,
-    LONGEST,
     LONGEST_INTERACTIONS,
     LONGEST_OFFER_REQUEST,
     LONGEST_SESSION_REQUEST,
     OFFERS_PATH,
     OWNER_PATH,
     SESSIONS_PATH,
-    VECTOR,
     OfferMade,
     OwnerCard,
-    Receipt,
+    OwnerReceipt,
     decode_interactions,
     decode_session,
-    encode_vector,
 )
+from sottovoce.wire.passes import Pass
+from sottovoce.wire.refusals import RefusalCounts, Refused, read_or_refuse
+from sottovoce.wire.users import LONGEST, VECTOR, encode_vector
 
 # The folder of a data owner: what it is part of, its keys and what it holds. Made in two steps.
 # First `federation.json` (what it wants to join), `keys/` (a certificate authority of its own,
@@ -162,7 +160,7 @@ class OwnerLimits:
 class OwnerWriter(GroupWriter[Batch, Taken | UnknownSession]):
     """Hands messages to the data owner, all that wait at once."""
 
-    def __init__(self, owner: DataOwner, tally: Tally, **options: Any) -> None:
+    def __init__(self, owner: DataOwner, tally: RefusalCounts, **options: Any) -> None:
         self._owner = owner
         self._refused: Counter[str] = Counter()
         self._counting = threading.Lock()
@@ -192,7 +190,7 @@ class OwnerService(Routed):
         self,
         owner: DataOwner,
         token: str,
-        tally: Tally,
+        tally: RefusalCounts,
         limits: OwnerLimits,
         *,
         node: Callable[[], str],
@@ -260,7 +258,7 @@ class OwnerService(Routed):
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._share(scope) as share:
             body = await self._body(scope, receive, LONGEST_SESSION_REQUEST, share)
-            offer, hello, sealed = decode_session(body)
+            offer, hello, sealed = read_or_refuse(decode_session, body)
             if self._writer.full:  # an offer is good once: better not take it up in vain
                 raise self.busy
 
@@ -281,7 +279,7 @@ class OwnerService(Routed):
     async def _interact(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._share(scope) as share:
             body = await self._body(scope, receive, LONGEST_INTERACTIONS, share)
-            session, sealed = decode_interactions(body)
+            session, sealed = read_or_refuse(decode_interactions, body)
             taken = await self._take(session, sealed)
         await _receipt(send, taken)
 
@@ -412,7 +410,7 @@ def change_items(owner: DataOwner, add: Sequence[int], withdraw: Sequence[int]) 
 
 
 async def _receipt(send: Send, taken: Taken, session: bytes | None = None) -> None:
-    made = Receipt(taken.sequence, taken.taken, taken.repeated, taken.refused, session)
+    made = OwnerReceipt(taken.sequence, taken.taken, taken.repeated, taken.refused, session)
     await answer(send, 200, [_JSON], made.encode())
 
 

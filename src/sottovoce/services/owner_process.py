@@ -31,7 +31,7 @@ from sottovoce.services.owner import (
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.owner import DataOwner
 from sottovoce.stores.owner_folder import OwnerFolder, open_owner_folder
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.silo_files import Admission
 
 # What the operator of a data owner does to it, whether or not its service runs.
@@ -162,7 +162,7 @@ def run_owner(
         raise UsageError(f"--plaintext is for a loopback address, not for {host}")
     folder = open_owner_folder(path)
     limits = limits or OwnerLimits()
-    tally = Tally()
+    tally = RefusalCounts()
     context = None if plaintext else tls_of(folder.keys, tally)
     token = operator_token(folder.keys)
     with contextlib.ExitStack() as stack:

@@ -48,16 +48,16 @@ from sottovoce.stores.server_folder import (
 )
 from sottovoce.stores.shuffler import Decision, ProxyStore
 from sottovoce.stores.shuffler_folder import ProxyFolder, open_proxy_folder
-from sottovoce.wire.refusals import Reason, Refused, Tally
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.refusals import Reason, RefusalCounts, Refused, read_or_refuse
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,
-    Submission,
+    SealedSubmission,
     decode_submission,
     is_authentic,
     submission_bytes,
 )
-from sottovoce.wire.terms import PROTOCOL
 
 # The folder of a proxy: whom it serves, its keys and what it holds. `introduction.json` (all that
 # it needs of the server; a secret), `keys/` (a certificate authority of its own, which devices
@@ -69,7 +69,7 @@ from sottovoce.wire.terms import PROTOCOL
 # What a proxy's operator sees, for Prometheus: counts by tier and round, which reveal no one.
 
 
-def metrics(store: ProxyStore, tally: Tally, in_flight: int) -> bytes:
+def metrics(store: ProxyStore, tally: RefusalCounts, in_flight: int) -> bytes:
     """`tally` has what was counted and not stored yet."""
     with tally.settled() as new:
         refused = Counter(store.refused()) + Counter(new)
@@ -248,15 +248,15 @@ class Accounts:
         return made.digest()
 
 
-class ProxyWriter(GroupWriter[Submission, Decision]):
+class ProxyWriter(GroupWriter[SealedSubmission, Decision]):
     """Writes submissions to the proxy's store."""
 
-    def __init__(self, store: ProxyStore, tally: Tally, **options: Any) -> None:
+    def __init__(self, store: ProxyStore, tally: RefusalCounts, **options: Any) -> None:
         self._store = store
         super().__init__(tally, **options)
 
     def _commit(
-        self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
+        self, batch: Sequence[SealedSubmission], counts: Mapping[str, int], seen: set[int]
     ) -> list[Decision]:
         return self._store.accept(batch, counts)
 
@@ -268,7 +268,7 @@ class ProxyService(Routed):
         token: str,
         store: ProxyStore,
         courier: Courier,
-        tally: Tally,
+        tally: RefusalCounts,
         limits: ProxyLimits,
         *,
         failed: Callable[[ServiceError], None],
@@ -316,7 +316,9 @@ class ProxyService(Routed):
         longest = submission_bytes(rules.reports)
         with Share(self._unproven, sender_of(scope)) as share:
             payload = await read_body(scope, receive, longest, limits.body_seconds, share)
-            submission = decode_submission(payload, rules.reports, len(rules.minimum))
+            submission = read_or_refuse(
+                decode_submission, payload, rules.reports, len(rules.minimum)
+            )
             key = self._accounts.key(submission.account)
             if key is None:
                 raise Refused("unknown_account", "there is no such account; enrol first")
@@ -326,7 +328,7 @@ class ProxyService(Routed):
             await self._take(submission)
         await answer(send, 204, [], b"")
 
-    async def _take(self, submission: Submission) -> None:
+    async def _take(self, submission: SealedSubmission) -> None:
         """One of an account at a time: no device takes the room of many."""
         if submission.account in self._sending:
             raise Refused("too_often", "another submission of this account is on its way")
@@ -341,7 +343,7 @@ class ProxyService(Routed):
         finally:
             self._sending.discard(submission.account)
 
-    async def _check_round(self, submission: Submission) -> None:
+    async def _check_round(self, submission: SealedSubmission) -> None:
         """Raises where the submission is not for what is open now."""
         now = self._store.position
         if submission.round > now.round or (submission.round == now.round and not now.open):
@@ -459,7 +461,7 @@ def run_proxy(
         raise UsageError(f"--plaintext is for a loopback address, not for {host}")
     folder = open_proxy_folder(path)
     limits = limits or ProxyLimits()
-    tally = Tally()
+    tally = RefusalCounts()
     context = None if plaintext else tls_of(folder.keys, tally)
     token = operator_token(folder.keys)
     with contextlib.ExitStack() as stack:

@@ -21,12 +21,11 @@ from sottovoce.errors import (
 from sottovoce.parties.shuffler import ProxyRules, in_parts
 from sottovoce.services.agent.client import Busy, ServiceClient, loopback
 from sottovoce.services.kit.pacing import Pace
-from sottovoce.services.server.shuffled_rounds import PART_BYTES, Part, encode_part
 from sottovoce.stores.shuffler import Held, Position, ProxyStore
 from sottovoce.stores.shuffler_folder import ProxyFolder
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
-from sottovoce.wire.shuffled import terms_name
+from sottovoce.wire.shuffled import PART_BYTES, BatchPart, encode_part, terms_name
 from sottovoce.wire.terms import Terms
 
 PER_PART = PART_BYTES // SEALED_BYTES
@@ -274,7 +273,7 @@ class Courier:
             per_part=PER_PART, first=held.sent,
         )  # fmt: skip
         for number, body in enumerate(content, held.sent):
-            part = Part(
+            part = BatchPart(
                 held.round, held.tier, held.key, held.devices, number, parts, held.mark, body
             )
             try:

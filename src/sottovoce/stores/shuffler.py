@@ -30,7 +30,7 @@ from sottovoce.errors import MessageError, ServiceError
 from sottovoce.parties.shuffler import new_seed
 from sottovoce.stores.database import keep_private_file
 from sottovoce.wire.sealing import SEALED_BYTES
-from sottovoce.wire.shuffled import Submission
+from sottovoce.wire.shuffled import SealedSubmission
 
 Decision = Literal["accepted", "replay", "second_submission", "late"]
 State = Literal["open", "sealed", "over"]
@@ -157,7 +157,9 @@ class ProxyStore:
 
     # --- submissions ------------------------------------------------------------------------------
 
-    def accept(self, batch: Sequence[Submission], counts: Mapping[str, int]) -> list[Decision]:
+    def accept(
+        self, batch: Sequence[SealedSubmission], counts: Mapping[str, int]
+    ) -> list[Decision]:
         """Decide about submissions, in their order, and store those that are accepted."""
         with self._writing() as before:
             decisions = [self._accept(submission) for submission in batch]
@@ -175,7 +177,7 @@ class ProxyStore:
                 )
         return decisions
 
-    def seen(self, submission: Submission) -> bytes | None:
+    def seen(self, submission: SealedSubmission) -> bytes | None:
         """The mark of what this account has sent in this round."""
         with self._in_words(), self._reading:
             row = self._reader.execute(
@@ -184,7 +186,7 @@ class ProxyStore:
             ).fetchone()
         return None if row is None else bytes(row[0])
 
-    def _accept(self, submission: Submission) -> Decision:
+    def _accept(self, submission: SealedSubmission) -> Decision:
         now, where = self.position, (submission.round, submission.tier)
         if not now.open or submission.round != now.round or submission.key != now.key:
             return "late"

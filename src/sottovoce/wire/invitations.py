@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from sottovoce.errors import UsageError, VersionMismatch
-from sottovoce.wire.terms import PROTOCOL
+from sottovoce.errors import UsageError
+from sottovoce.wire.frames import PROTOCOL, check_protocol
 
 MAX_NUMBER = 2**32 - 1
 _LARGEST = 1 << 20
@@ -37,19 +37,19 @@ class Invitation:
         return f"<Invitation to {self.federation}, redacted>"
 
 
-class Keeper(Protocol):
+class SecretStore(Protocol):
     """Where a device keeps what must stay secret: its store."""
 
     def secret(self, name: str) -> bytes | None: ...
     def set_secret(self, name: str, value: bytes) -> None: ...
 
 
-def keep_invitation(store: Keeper, invitation: Invitation) -> None:
+def keep_invitation(store: SecretStore, invitation: Invitation) -> None:
     """In a device's store, where the agent looks for it."""
     store.set_secret(_SECRET, _text(invitation).encode())
 
 
-def kept_invitation(store: Keeper) -> Invitation | None:
+def kept_invitation(store: SecretStore) -> Invitation | None:
     """The invitation that a store holds, if any."""
     content = store.secret(_SECRET)
     return None if content is None else parse_invitation(json.loads(content))
@@ -89,12 +89,8 @@ def parse_invitation(table: Any) -> Invitation:
     """From the content of a file."""
     if not isinstance(table, dict):
         raise UsageError("this is no invitation; ask the operator for another")
-    spoken = table.get("protocol")
-    if spoken != PROTOCOL:
-        raise VersionMismatch(
-            f"the invitation is for version {spoken!r} of the protocol, this program speaks "
-            f"version {PROTOCOL}; install the release of Sottovoce that the operator uses"
-        )
+    advice = "install the release of Sottovoce that the operator uses"
+    check_protocol(table.get("protocol"), "the invitation is for", advice)
     kinds = {"server": str, "ca": str, "token": str, "number": int, "federation": str}
     if set(table) - {"protocol"} != set(kinds) or not all(
         isinstance(table[name], kind) and not isinstance(table[name], bool)

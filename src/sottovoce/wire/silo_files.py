@@ -36,7 +36,8 @@ from sottovoce import config
 from sottovoce.algorithms.drift.messages import LARGEST
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.errors import KeyTrouble, UsageError, VersionMismatch
-from sottovoce.wire.directory import PROTOCOL, OwnerEntry
+from sottovoce.wire.directory import OwnerEntry
+from sottovoce.wire.frames import DRIFT_PROTOCOLS, PROTOCOL, SAME_RELEASE, check_protocol
 from sottovoce.wire.interactions import KEY_BYTES, Identity
 
 TOKEN_BYTES = 32
@@ -71,12 +72,8 @@ class SiloFile:
                 f"a file of this kind ({cls._kind}) has the fields {', '.join(names)}; ask "
                 f"{cls._from} for another"
             )
-        if table.get("protocol") != PROTOCOL:
-            raise VersionMismatch(
-                f"the {cls._kind} is for version {str(table.get('protocol'))[:40]} of the "
-                f"protocol, this program speaks version {PROTOCOL}; both sides need the same "
-                "release of Sottovoce"
-            )
+        spoken = table.get("protocol")
+        check_protocol(spoken, f"the {cls._kind} is for", SAME_RELEASE, DRIFT_PROTOCOLS)
         hints = typing.get_type_hints(cls)
         return cls(**{name: _value(name, hints[name], table[name]) for name in names})
 

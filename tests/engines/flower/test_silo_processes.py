@@ -13,12 +13,13 @@ from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.algorithms.drift.replay import exchange_together
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.engines.flower.environment import flower_environment
-from sottovoce.engines.flower.launch import LocalFlower, Node
+from sottovoce.engines.flower.launch import LocalFlower, NodePlan
 from sottovoce.rng import Streams
 from sottovoce.stores.keys import init_keys, node_keys
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner import DataOwner
-from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Application
 
 ROOT, ISSUER = Streams.from_seed(2), Issuer("town")
@@ -82,7 +83,7 @@ class Town:
         number = store.admit_owner(application)
         self.make(name, number, items, identity)
         command = (sys.executable, self.path / "serve.py", self.path / name)
-        self.nodes.append(Node(name, self.path / name, key, command))
+        self.nodes.append(NodePlan(name, self.path / name, key, command))
         self.orchestrator.add_items(number, items)
         self.owners[number] = Owner(number, items, CONFIG)
         for user in range(3):

@@ -30,10 +30,10 @@ from sottovoce.algorithms.drift.messages import Gradients, RowRequest
 from sottovoce.algorithms.drift.replay import exchange, exchange_together, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, User
 from sottovoce.engines.flower.members import Reply
-from sottovoce.engines.flower.silo_wire import GradientsSent, RowsWanted, TaskRows
 from sottovoce.engines.silo_simulation import SIGHT
 from sottovoce.errors import StoreError, UsageError
 from sottovoce.stores.orchestrator import OrchestratorStore
+from sottovoce.wire.silo_rounds import GradientsSent, RowsWanted, TaskRows
 
 CONFIG = DRIFTConfig(release="aggregated", min_users=2, learning_rate=0.1)
 

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.messages import GRID, SummedReports, cut_sum, decode_sum, message_limit
+from sottovoce.core.messages import GRID, SummedReports, cut_sum
 from sottovoce.engines.flower.members import Member, Post, Reply
-from sottovoce.engines.flower.wire import Answer, Content, Question, Task
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
 from sottovoce.parties.server import Server
 from sottovoce.rng import streams_of
@@ -31,6 +30,8 @@ from sottovoce.stores.conductor import (
     write_status,
 )
 from sottovoce.stores.coordinator import Plan
+from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask, Content
+from sottovoce.wire.reports import decode_sum, longest_report
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import delta_size, encode_delta, encode_model, full_size
 
@@ -185,7 +186,7 @@ class Conductor:
             if member.since != seen.since:
                 member.since, member.fresh, member.question = seen.since, False, ""
 
-    def _ask(self, questions: Mapping[int, Question]) -> None:
+    def _ask(self, questions: Mapping[int, CohortQuestion]) -> None:
         """Ask, and wait for the answers of those that are not known to be silent."""
         dormant = self.plan.rules.dormant_after
         letters = {n: q.to_content() for n, q in questions.items() if not self.members[n].question}
@@ -210,7 +211,7 @@ class Conductor:
         if answer is not None:
             self._note(member, answer)
 
-    def _note(self, member: Member, answer: Answer) -> None:
+    def _note(self, member: Member, answer: CohortAnswer) -> None:
         """What every answer says of its node."""
         willing = answer.willing
         if self.pinned:
@@ -224,11 +225,11 @@ class Conductor:
         member.heard = member.fresh = True
         member.misses = 0
 
-    def _read(self, reply: Reply) -> Answer | None:
+    def _read(self, reply: Reply) -> CohortAnswer | None:
         if reply.content is None:
             return None
         try:
-            return Answer.from_content(reply.content)
+            return CohortAnswer.from_content(reply.content)
         except MessageError as error:
             self._refuse("version" if isinstance(error, VersionMismatch) else "malformed")
             return None
@@ -327,7 +328,7 @@ class Conductor:
             entry.since, entry.resend_at = member.since, now + LOST_AFTER * deadline
             asks = self._question(member, with_model=True)
             about = asks.terms, asks.round, asks.attempt, asks.counted, asks.model
-            letters[node] = Task(*about, numbers=entry.numbers).to_content()
+            letters[node] = CohortTask(*about, numbers=entry.numbers).to_content()
         for node, message in self.post.send("train", letters, max(left, 1.0)).items():
             asked[node].messages.add(message)
 
@@ -386,9 +387,9 @@ class Conductor:
                 self._refuse("malformed")
         entry.settled = True
 
-    def _question(self, member: Member, *, with_model: bool = False) -> Question:
+    def _question(self, member: Member, *, with_model: bool = False) -> CohortQuestion:
         model = self._model_for(member) if with_model else b""
-        return Question(
+        return CohortQuestion(
             self.plan.terms,
             self.server.round,
             self.attempt,
@@ -429,14 +430,14 @@ class Conductor:
             write_status(self.folder, status)
 
 
-def check_sum(answer: Answer, opened: OpenRound, asked: int, terms: Terms) -> SummedReports:
+def check_sum(answer: CohortAnswer, opened: OpenRound, asked: int, terms: Terms) -> SummedReports:
     """A node's sum as far as it can be true; raises `MessageError` where it cannot."""
     if (answer.round, answer.attempt) != (opened.round, opened.attempt):
         raise MessageError("the report is for another round")
     if not 1 <= answer.devices <= asked:
         raise MessageError("the report speaks for more devices than were asked, or for none")
     most = min(answer.devices * terms.max_rows, terms.n_rows)
-    if len(answer.sum) > message_limit(most, terms.width) + 4:
+    if len(answer.sum) > longest_report(most, terms.width) + 4:
         raise MessageError("the report is too long")
     part = decode_sum(answer.sum, n_items=terms.n_rows, width=terms.width, round=opened.round)
     known = not terms.counts_senders or part.counts_well()

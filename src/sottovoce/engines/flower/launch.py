@@ -42,7 +42,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodePlan:
     """A cohort's store and the private key of its node (its public one is beside it)."""
 
     name: str
@@ -55,9 +55,9 @@ class Node:
     def public_key(self) -> Path | None:
         return None if self.key is None else self.key.with_name(f"{self.key.name}.pub")
 
-    def absolute(self) -> Node:
+    def absolute(self) -> NodePlan:
         key = None if self.key is None else self.key.absolute()
-        return Node(self.name, self.store.absolute(), key, self.command)
+        return NodePlan(self.name, self.store.absolute(), key, self.command)
 
 
 class LocalFlower:
@@ -65,7 +65,12 @@ class LocalFlower:
     which nodes come in, where there is one. `plaintext` is for speed in tests, on loopback."""
 
     def __init__(
-        self, work: Path, nodes: Sequence[Node], *, keys: Path | None, security: Security = "full"
+        self,
+        work: Path,
+        nodes: Sequence[NodePlan],
+        *,
+        keys: Path | None,
+        security: Security = "full",
     ) -> None:
         if security == "full" and keys is None:
             raise ServiceError("a secured federation needs a folder with keys")

@@ -9,13 +9,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.engines.flower.wire import Content
+from sottovoce.wire.cohort_rounds import Content
 
 Kind = Literal["train", "query"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class OnlineNode:
     """A node that is online."""
 
     node: int
@@ -37,7 +37,7 @@ class Reply:
 class Post(Protocol):
     """Carries messages. Time is its matter too, so that tests need not wait."""
 
-    def online(self) -> list[Seen]: ...
+    def online(self) -> list[OnlineNode]: ...
 
     def send(self, kind: Kind, letters: Mapping[int, Content], seconds: float) -> dict[int, str]:
         """One message per node; gives the messages' names. They are void after `seconds`."""

@@ -14,14 +14,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.conductor import Conductor
-from sottovoce.engines.flower.members import Kind, Reply, Seen
+from sottovoce.engines.flower.members import Kind, OnlineNode, Reply
 from sottovoce.engines.flower.silo_conductor import SiloConductor
-from sottovoce.engines.flower.wire import Content
 from sottovoce.errors import ConfigError, MessageError, SottovoceError
 from sottovoce.stores.allotment import identity_of
 from sottovoce.stores.conductor import Checkpoint, only_one, write_status
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.server_folder import open_folder
+from sottovoce.wire.cohort_rounds import Content
 
 
 class GridPost:
@@ -30,9 +30,9 @@ class GridPost:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def online(self) -> list[Seen]:
+    def online(self) -> list[OnlineNode]:
         return [
-            Seen(node.node_id, identity_of(node.public_key), node.last_activated_at)
+            OnlineNode(node.node_id, identity_of(node.public_key), node.last_activated_at)
             for node in self._grid.get_nodes()
         ]
 

@@ -13,7 +13,7 @@ from sottovoce.errors import MessageError
 
 
 @dataclass(slots=True)
-class Outcome:
+class SiloRoundOutcome:
     """What has become of a round so far; owners by number."""
 
     answered: set[int] = field(default_factory=set)
@@ -25,7 +25,7 @@ class Outcome:
     items: set[int] = field(default_factory=set)
 
 
-class Refused(MessageError):
+class OwnerRefused(MessageError):
     """What an owner said does not count; the text is the reason under which that is counted."""
 
 
@@ -38,10 +38,10 @@ def check_values(now: Rows, gradients: Gradients, settings: DRIFTConfig) -> None
         (now.item_rows, gradients.item_rows),
     ):
         if pull.shape != row.shape:
-            raise Refused("malformed")
+            raise OwnerRefused("malformed")
         with np.errstate(over="ignore", invalid="ignore"):
             moved = (row.astype(np.float64) - rate * pull.astype(np.float64)).astype(np.float32)
         if not np.isfinite(moved).all():
-            raise Refused("not_finite")
+            raise OwnerRefused("not_finite")
         if summed and (np.abs(moved) > LARGEST_NUMBER).any():
-            raise Refused("out_of_bounds")
+            raise OwnerRefused("out_of_bounds")

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.aggregated import in_turn
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
-from sottovoce.engines.flower.members import Kind, Post, Seen
-from sottovoce.engines.flower.silo_checks import Outcome, Refused, check_values
-from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
-from sottovoce.engines.flower.wire import NOTHING, Content
+from sottovoce.engines.flower.members import Kind, OnlineNode, Post
+from sottovoce.engines.flower.silo_checks import OwnerRefused, SiloRoundOutcome, check_values
 from sottovoce.errors import ConfigError, DataError, MessageError, VersionMismatch
 from sottovoce.stores.conductor import write_status
 from sottovoce.stores.orchestrator import AdmittedOwner, OpenRound, OrchestratorStore, SiloRound
+from sottovoce.wire.cohort_rounds import NOTHING, Content
+from sottovoce.wire.silo_rounds import GradientsSent, QueryRows, RowsWanted, TaskRows
 
 PULL_SECONDS = 0.2
 """How often replies are fetched."""
@@ -82,7 +82,7 @@ class SiloConductor:
         self.every, self.deadline, self.patience = times
         self.run_name = run
         self._first = owners
-        self._nodes: dict[int, Seen] = {}
+        self._nodes: dict[int, OnlineNode] = {}
         """Owners that are online, by number."""
         self._looked = -math.inf
         self._misses: dict[int, int] = {}
@@ -166,7 +166,7 @@ class SiloConductor:
 
     def _round(self, opened: OpenRound) -> None:
         start, there = self.post.clock(), set(self._nodes)
-        asked, done = sorted(self.owners), Outcome()
+        asked, done = sorted(self.owners), SiloRoundOutcome()
         names = {number: owner.name for number, owner in self.owners.items()}
         requests = self._ask(opened, asked, done)
         for turn in [[n] for n in requests] if in_turn(self.store.settings) else [list(requests)]:
@@ -193,7 +193,7 @@ class SiloConductor:
         self._silent = record.silent
 
     def _ask(
-        self, opened: OpenRound, asked: Collection[int], done: Outcome
+        self, opened: OpenRound, asked: Collection[int], done: SiloRoundOutcome
     ) -> dict[int, RowRequest]:
         """The first phase: which rows owners want. What they hold now is taken in as well."""
         departed = np.array(self.store.departed(), dtype=np.int64)
@@ -216,7 +216,7 @@ class SiloConductor:
                     done.ended.append(number)
                 self._take_items(number, wanted[number].items)
                 done.answered.add(number)
-            except Refused as reason:
+            except OwnerRefused as reason:
                 self._refuse(number, str(reason), done)
         self._sync()
         requests = {}
@@ -226,50 +226,50 @@ class SiloConductor:
                 try:
                     self._check(number, request)
                     requests[number] = request
-                except Refused as reason:
+                except OwnerRefused as reason:
                     self._refuse(number, str(reason), done)
         return requests
 
     def _take_items(self, number: int, items: NDArray[np.int64]) -> None:
         if len(items) and int(items[-1]) >= self.store.n_items:
-            raise Refused("unknown_item")
+            raise OwnerRefused("unknown_item")
         held = self.owners[number].items if number in self.owners else ()
         if not np.array_equal(items, held):
             try:
                 self.store.set_items(number, items.tolist())
             except DataError:  # removed in this very moment
-                raise Refused("unknown_owner") from None
+                raise OwnerRefused("unknown_owner") from None
 
     def _check(self, number: int, asked: RowRequest | Gradients) -> Rows:
         """The rows in question, if the owner can have asked for them as far as all is known now."""
         if number not in self.orchestrator.table.all_owners():
-            raise Refused("unknown_owner")
+            raise OwnerRefused("unknown_owner")
         if not self.orchestrator.table.holds(number, asked.items.tolist()):
-            raise Refused("foreign_item")
+            raise OwnerRefused("foreign_item")
         sums = self.store.settings.release == "aggregated"
         whole = len(asked.items) == len(self.orchestrator.table.items(number))
         if (len(asked.users) or not whole) if sums else not len(asked.users):
-            raise Refused("malformed")
+            raise OwnerRefused("malformed")
         try:
             return self.orchestrator.answer(RowRequest(number, asked.users, asked.items))
         except MessageError:
             gone = np.isin(asked.users, self.store.departed()).any()
-            raise Refused("departed_user" if gone else "unknown_user") from None
+            raise OwnerRefused("departed_user" if gone else "unknown_user") from None
 
     def _answer(
-        self, turn: Collection[int], requests: Mapping[int, RowRequest], done: Outcome
+        self, turn: Collection[int], requests: Mapping[int, RowRequest], done: SiloRoundOutcome
     ) -> dict[int, Rows]:
         """The rows that owners get; none for one that was removed while others had their turn."""
         found = {}
         for number in turn:
             try:
                 found[number] = self._check(number, requests[number])
-            except Refused as reason:
+            except OwnerRefused as reason:
                 self._refuse(number, str(reason), done)
         return found
 
     def _hand_out(
-        self, opened: OpenRound, rows: Mapping[int, Rows], done: Outcome
+        self, opened: OpenRound, rows: Mapping[int, Rows], done: SiloRoundOutcome
     ) -> dict[int, Gradients]:
         """The second phase: rows out, gradients in."""
         federation = self.store.federation
@@ -283,7 +283,7 @@ class SiloConductor:
                 if sent.gradients is not None:
                     self._hear(number, sent)
                     found[number] = sent.gradients
-            except Refused as reason:
+            except OwnerRefused as reason:
                 self._refuse(number, str(reason), done)
         return found
 
@@ -307,7 +307,7 @@ class SiloConductor:
         found: Mapping[int, Gradients],
         requests: Mapping[int, RowRequest],
         rows: Mapping[int, Rows],
-        done: Outcome,
+        done: SiloRoundOutcome,
     ) -> None:
         self._drop_the_gone()
         began = self.orchestrator.version
@@ -315,13 +315,13 @@ class SiloConductor:
             request = requests[number]
             try:
                 if gradients.version != rows[number].version:
-                    raise Refused("stale")
+                    raise OwnerRefused("stale")
                 asked = np.isin(gradients.users, request.users).all()
                 if not asked or not np.isin(gradients.items, request.items).all():
-                    raise Refused("not_asked")
+                    raise OwnerRefused("not_asked")
                 check_values(self._check(number, gradients), gradients, self.store.settings)
                 self.orchestrator.fold(gradients, began)
-            except Refused as reason:
+            except OwnerRefused as reason:
                 self._refuse(number, str(reason), done)
             except MessageError:  # all that is left to be wrong is its age
                 self._refuse(number, "stale", done)
@@ -343,19 +343,19 @@ class SiloConductor:
         try:
             answer = kind.from_content(reply)
         except VersionMismatch:
-            raise Refused("version") from None
+            raise OwnerRefused("version") from None
         except MessageError:
-            raise Refused("malformed") from None
+            raise OwnerRefused("malformed") from None
         if answer.owner != number:
-            raise Refused("unknown_owner")
+            raise OwnerRefused("unknown_owner")
         if answer.round != opened.round:
-            raise Refused("stale")
+            raise OwnerRefused("stale")
         self._problems[number] = answer.problem
         if answer.problem:
-            raise Refused("owner_problem")
+            raise OwnerRefused("owner_problem")
         return answer
 
-    def _refuse(self, number: int, reason: str, done: Outcome) -> None:
+    def _refuse(self, number: int, reason: str, done: SiloRoundOutcome) -> None:
         done.answered.discard(number)
         done.refused.add(number)
         self.store.refuse(reason)

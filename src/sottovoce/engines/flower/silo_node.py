@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
-from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
-from sottovoce.engines.flower.wire import NOTHING
 from sottovoce.errors import MessageError, SottovoceError
+from sottovoce.wire.cohort_rounds import NOTHING
+from sottovoce.wire.silo_rounds import GradientsSent, QueryRows, RowsWanted, TaskRows
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp

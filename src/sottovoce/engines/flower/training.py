@@ -58,7 +58,7 @@ class TrainingPlan:
     """Seconds for which later rounds wait for those that are away."""
 
 
-class Training:
+class SiloTraining:
     def __init__(
         self, folder: OrchestratorFolder, store: OrchestratorStore, log: Any, plan: TrainingPlan
     ) -> None:

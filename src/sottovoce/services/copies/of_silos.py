@@ -12,7 +12,7 @@ from sottovoce.stores import owner_folder as owners
 from sottovoce.stores.keys import read_private_key
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_file import DATABASE
-from sottovoce.wire.interactions import Issuer
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
 
 _MORE_USERS, _MORE_OWNERS, _MORE_VERSIONS = 1000, 100, 1_000_000

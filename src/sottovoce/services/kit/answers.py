@@ -13,7 +13,7 @@ from typing import Any
 from sottovoce.errors import ServiceError
 from sottovoce.services.kit.connections import Share
 from sottovoce.services.kit.documents import Document, etag_matches, wanted_range
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import RefusalCounts, Refused
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -176,7 +176,7 @@ class Routed(ABC):
     """An ASGI application with a handler for each address and method. Everything that is refused is
     counted; who bears the operator's token is let in where there are too many connections."""
 
-    def __init__(self, name: str, token: str, tally: Tally, *, retry_seconds: int) -> None:
+    def __init__(self, name: str, token: str, tally: RefusalCounts, *, retry_seconds: int) -> None:
         self._name, self._token, self._tally = name, token, tally
         self._retry_seconds = retry_seconds
         self._routes: Mapping[str, tuple[str, Handler]] = {}

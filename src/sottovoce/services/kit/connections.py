@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
 from sottovoce.errors import UsageError
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import RefusalCounts, Refused
 
 # Room for the bodies of requests. It is taken by bytes that have arrived, never by what a head
 # promises, and shared out by sender: who sends most gives way first.
@@ -286,7 +286,7 @@ class Door:
         make: Callable[[], Any],
         context: ssl.SSLContext | None,
         limits: DoorLimits,
-        tally: Tally,
+        tally: RefusalCounts,
     ) -> None:
         """`make` makes the protocol of one connection, which has a `visitor`."""
         self._listener, self._make, self._context = listener, make, context

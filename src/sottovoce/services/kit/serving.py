@@ -28,7 +28,7 @@ from sottovoce.services.kit.connections import Door
 from sottovoce.services.kit.protocol import WRITE_BUFFER, Patience, PatientLimits, bounded
 from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, server_context
 from sottovoce.stores.ready import ServiceFolder, write_ready_file
-from sottovoce.wire.refusals import Tally, count_handshakes
+from sottovoce.wire.refusals import RefusalCounts, count_handshakes
 
 _BACKLOG = 4096
 """Connections that wait to be accepted; where it overflows, honest ones lose a second."""
@@ -42,7 +42,7 @@ class Listener(uvicorn.Server):
         application: Any,
         limits: PatientLimits,
         context: ssl.SSLContext | None,
-        tally: Tally,
+        tally: RefusalCounts,
         ready: Callable[[], None],
     ) -> None:
         patience = Patience.of(limits)
@@ -211,7 +211,7 @@ def allow_connections() -> None:
 _UNFORESEEN = "of an error that nobody has foreseen, which is in its log"
 
 
-def tls_of(keys: Path, tally: Tally) -> ssl.SSLContext:
+def tls_of(keys: Path, tally: RefusalCounts) -> ssl.SSLContext:
     """How strangers are met; handshakes that fail are counted."""
     context = server_context(keys)
     count_handshakes(context, tally)
@@ -249,7 +249,7 @@ class Process:
         folder: ServiceFolder,
         listener: socket.socket,
         context: ssl.SSLContext | None,
-        tally: Tally,
+        tally: RefusalCounts,
         log: Any,
     ) -> None:
         self._name, self._folder, self._tally, self._log = name, folder, tally, log

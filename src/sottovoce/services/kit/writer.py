@@ -14,7 +14,7 @@ from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Decision, Submission
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import RefusalCounts, Refused
 
 _BATCH = 1000
 _COUNT_SECONDS = 0.5
@@ -30,7 +30,7 @@ D = TypeVar("D")
 class GroupWriter(ABC, Generic[S, D]):
     def __init__(
         self,
-        tally: Tally,
+        tally: RefusalCounts,
         *,
         limit: int,
         accepted: Callable[[], None],
@@ -123,7 +123,7 @@ class Writer(GroupWriter[Submission, Decision]):
     def __init__(
         self,
         database: Database,
-        tally: Tally,
+        tally: RefusalCounts,
         *,
         limit: int,
         accepted: Callable[[], None],

@@ -46,7 +46,7 @@ from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.server_folder import ProxySecrets
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import RefusalCounts, Refused
 from sottovoce.wire.signing import DIGEST_HEADER
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -127,7 +127,7 @@ class Service:
         token: str,
         database: Database,
         board: Board,
-        tally: Tally,
+        tally: RefusalCounts,
         limits: Limits,
         *,
         moved: Callable[[], None],

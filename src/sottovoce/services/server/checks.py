@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sottovoce.core.messages import GRID, decode, message_limit, other_version
-from sottovoce.errors import MessageError
+from sottovoce.core.messages import GRID
 from sottovoce.services.kit.answers import Receive, Scope, Send, answer, read_body, table_of
 from sottovoce.services.kit.executor import Aside, Tarpit
 from sottovoce.services.server.state import Board, Snapshot
@@ -19,8 +18,10 @@ from sottovoce.stores import server as roster
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
 from sottovoce.stores.server_folder import admit
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.masked import binding, decode_masked, is_signed, message_bytes, model_name
-from sottovoce.wire.refusals import Refused
+from sottovoce.wire.refusals import Refused, read_or_refuse
+from sottovoce.wire.reports import decode_report, longest_report
 from sottovoce.wire.signing import (
     OVERHEAD,
     SIGNATURE_BYTES,
@@ -30,11 +31,7 @@ from sottovoce.wire.signing import (
     is_weak,
     open_envelope,
 )
-from sottovoce.wire.terms import PROTOCOL, Terms
-
-_OTHER_RELEASE = (
-    f"this server speaks version {PROTOCOL} of the protocol; install the same release of Sottovoce"
-)
+from sottovoce.wire.terms import Terms
 
 
 class Checks:
@@ -54,7 +51,7 @@ class Checks:
         """Bytes of the longest message that can be a report."""
         if self._terms.secure_sum is not None:
             return OVERHEAD + message_bytes(self._terms)
-        return OVERHEAD + message_limit(self._terms.max_rows, self._terms.width)
+        return OVERHEAD + longest_report(self._terms.max_rows, self._terms.width)
 
     def enrolled(self, number: int, public_key: bytes) -> None:
         """Believe this key from now on. Earlier releases enrolled some with which everybody can
@@ -112,12 +109,7 @@ class Checks:
         )
 
     async def _envelope(self, payload: bytes, purpose: Purpose, aside: Aside) -> Envelope:
-        if payload[:3] == b"SVE" and payload[3:4] != b"1":
-            raise Refused("version", _OTHER_RELEASE)
-        try:
-            envelope = open_envelope(payload)
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
+        envelope = read_or_refuse(open_envelope, payload)
         key = self._keys.get(envelope.number)
         if key is None and self._database.shared:
             # It may have enrolled with another process.
@@ -159,12 +151,7 @@ class Checks:
         """Of a masked update all that can be seen is its size; and that its seed is sealed by the
         same device, or the proxy would refuse the whole sum."""
         terms, round, attempt = self._terms, envelope.round, envelope.attempt
-        if envelope.body[:3] == b"SVM" and envelope.body[3:4] != b"1":
-            raise Refused("version", _OTHER_RELEASE)
-        try:
-            record = decode_masked(envelope.body, terms, round, attempt).record
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
+        record = read_or_refuse(decode_masked, envelope.body, terms, round, attempt).record
         key = self._keys[envelope.number].public_bytes_raw()
         bound = binding(terms, round, attempt, self._model_name(round))
         if record.device != key or not is_signed(record, bound):
@@ -185,20 +172,16 @@ class Checks:
         if self._terms.secure_sum is not None:
             self._check_masked(envelope)
             return
-        terms, body = self._terms, envelope.body
-        if other_version(body):
-            raise Refused("version", _OTHER_RELEASE)
-        try:
-            reports = decode(
-                body,
-                sender=envelope.number,
-                n_items=terms.n_rows,
-                width=terms.width,
-                round=envelope.round,
-                max_rows=terms.max_rows,
-            )
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
+        terms = self._terms
+        reports = read_or_refuse(
+            decode_report,
+            envelope.body,
+            sender=envelope.number,
+            n_items=terms.n_rows,
+            width=terms.width,
+            round=envelope.round,
+            max_rows=terms.max_rows,
+        )
         values = reports.values
         if terms.counts_senders and np.any(values[:, -1] != int(GRID)):
             raise Refused("malformed", "a row does not count its sender once")

@@ -19,12 +19,12 @@ from sottovoce.services.kit.answers import (
 )
 from sottovoce.services.kit.executor import Aside
 from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.services.server.shuffled_rounds import LONGEST_PART, Part, decode_part
 from sottovoce.services.server.state import Board
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import Database
-from sottovoce.wire.refusals import Refused
+from sottovoce.wire.refusals import Refused, read_or_refuse
 from sottovoce.wire.sealing import key_id
+from sottovoce.wire.shuffled import LONGEST_PART, BatchPart, decode_part
 
 _AT_ONCE = 4
 """Parts that are received or wait for the disk; more are told to come back."""
@@ -65,14 +65,14 @@ class Collector:
         self._receiving += 1
         try:
             payload = await read_body(scope, receive, LONGEST_PART, self._body_seconds)
-            part = decode_part(payload)
+            part = read_or_refuse(decode_part, payload)
             del payload
             await self._aside(lambda: self._store(part))
         finally:
             self._receiving -= 1
         await answer(send, 204, [], b"")
 
-    def _store(self, part: Part) -> None:
+    def _store(self, part: BatchPart) -> None:
         self._check(part)
         with self._database.writing() as link:
             if part.devices > roster.count_keys(link):
@@ -81,7 +81,7 @@ class Collector:
         if complete:
             self._moved()
 
-    def _check(self, part: Part) -> None:
+    def _check(self, part: BatchPart) -> None:
         """Raises where no honest proxy of this federation would send the part now."""
         tiers = self._release.tiers
         if part.tier >= len(tiers):

@@ -25,7 +25,7 @@ from sottovoce.stores import server as searches
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import CA_CERTIFICATE, OPERATOR_TOKEN, device_context
 from sottovoce.stores.server_folder import ServerFolder
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model
 
@@ -120,7 +120,7 @@ LAST_ROUNDS = 100
 
 
 def status(
-    database: Database, tally: Tally | None = None, last: int = LAST_ROUNDS
+    database: Database, tally: RefusalCounts | None = None, last: int = LAST_ROUNDS
 ) -> dict[str, Any]:
     """Where the federation stands, with its last rounds; `tally` has what a running server has
     counted and not stored yet."""
@@ -157,7 +157,7 @@ def status(
     }
 
 
-def metrics(database: Database, tally: Tally, in_flight: int) -> bytes:
+def metrics(database: Database, tally: RefusalCounts, in_flight: int) -> bytes:
     """The same for Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(status(database, tally, last=1), in_flight))

@@ -37,7 +37,7 @@ from sottovoce.stores.keys import ReportKeys, operator_token, server_context
 from sottovoce.stores.ready import write_ready_file
 from sottovoce.stores.server import raise_target, require_catalogue
 from sottovoce.stores.server_folder import ProxySecrets, ServerFolder, open_folder
-from sottovoce.wire.refusals import Tally, count_handshakes
+from sottovoce.wire.refusals import RefusalCounts, count_handshakes
 
 _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0
 """Seconds after which a process looks into the database even if it heard nothing."""
@@ -64,7 +64,7 @@ def run_server(
     if plaintext and not is_loopback(host):
         raise UsageError(f"--plaintext is for a loopback address, not for {host}")
     folder = open_folder(path)
-    tally = Tally()
+    tally = RefusalCounts()
     context = None
     if not plaintext:
         context = server_context(folder.keys)
@@ -105,7 +105,7 @@ class _Process:
         folder: ServerFolder,
         database: Database,
         coordinator: Coordinator,
-        tally: Tally,
+        tally: RefusalCounts,
         token: str,
         limits: Limits,
         proxy: ProxySecrets | None,

@@ -33,44 +33,14 @@ from sottovoce.stores.database import Leader, batch_parts, batches, genuine, rou
 from sottovoce.stores.keys import KEPT_ROUNDS, ReportKey, ReportKeys
 from sottovoce.stores.server import RECEIPT_ROUNDS
 from sottovoce.stores.server_folder import proxy_token
-from sottovoce.wire.masked import sum_bytes
+from sottovoce.wire.masked import mask_sum_bytes
 from sottovoce.wire.refusals import Refused
-from sottovoce.wire.sealing import KEY_BYTES, KEY_ID_BYTES, SEALED_BYTES, key_id, open_reports
+from sottovoce.wire.sealing import KEY_BYTES, SEALED_BYTES, key_id, open_reports
+from sottovoce.wire.shuffled import BatchPart
 
-# Batches of sealed reports, as the proxy hands them over and as the server keeps them until their
-# round is over. Every function works within a transaction of the caller's. On the wire a batch
-# comes in parts, so that neither side needs much memory. A part is stored once: what comes again,
-# also after a restart, is known by its place and by the batch's own mark.
-
-PART_BYTES = 8 << 20
-"""Most bytes of sealed reports in one part."""
-_HEAD = struct.Struct(f"<4sIB{KEY_ID_BYTES}sIIHII16s")
-_MAGIC = b"SVB1"
-LONGEST_PART = _HEAD.size + PART_BYTES
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Part:
-    """One part of a batch."""
-
-    round: int
-    tier: int
-    key: bytes
-    """Name of the key to which its reports are sealed."""
-    devices: int
-    """Of the whole batch."""
-    part: int
-    parts: int
-    mark: bytes
-    """The batch's own, drawn by the proxy."""
-    body: bytes
-
-    @property
-    def reports(self) -> int:
-        return len(self.body) // SEALED_BYTES
-
-    def __repr__(self) -> str:
-        return f"<Part {self.part} of {self.parts} round={self.round} tier={self.tier}, redacted>"
+# Batches are kept until their round is over. Every function works within a transaction of the
+# caller's. A part is stored once: what comes again, also after a restart, is known by its place and
+# by the batch's own mark.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,39 +61,7 @@ class Head:
         return self.stored == self.parts
 
 
-def encode_part(part: Part) -> bytes:
-    head = _HEAD.pack(
-        _MAGIC,
-        part.round,
-        part.tier,
-        part.key,
-        part.devices,
-        part.reports,
-        SEALED_BYTES,
-        part.part,
-        part.parts,
-        part.mark,
-    )
-    return head + part.body
-
-
-def decode_part(payload: bytes) -> Part:
-    """Raises where it is no part of a batch; whether it is wanted is not looked at."""
-    if payload[:3] == _MAGIC[:3] and payload[3:4] != _MAGIC[3:]:
-        raise Refused("version", "this is a batch of another release of Sottovoce")
-    if len(payload) < _HEAD.size or payload[:4] != _MAGIC:
-        raise Refused("malformed", "this is no part of a batch")
-    _, round, tier, key, devices, count, size, part, parts, mark = _HEAD.unpack_from(payload)
-    if size != SEALED_BYTES:
-        raise Refused("malformed", f"a sealed report has {SEALED_BYTES} bytes, not {size}")
-    if count * size != len(payload) - _HEAD.size:
-        raise Refused("malformed", "the part has another length than it says")
-    if not 0 <= part < parts or not count:
-        raise Refused("malformed", "a part is empty, or beyond the last one")
-    return Part(round, tier, key, devices, part, parts, mark, payload[_HEAD.size :])
-
-
-def accept(link: sa.Connection, part: Part, reports_per_device: int) -> bool:
+def accept(link: sa.Connection, part: BatchPart, reports_per_device: int) -> bool:
     """Store a part of an open round, once; whether its batch is complete now. Raises, and leaves
     everything as it was, where the part does not count. A batch that was begun and never completed
     gives way to another one."""
@@ -227,7 +165,7 @@ def _drop(link: sa.Connection, round: int, tier: int) -> None:
         link.execute(table.delete().where(table.c.round == round, table.c.tier == tier))
 
 
-def _is(table: sa.Table, part: Part) -> tuple[sa.ColumnElement[bool], ...]:
+def _is(table: sa.Table, part: BatchPart) -> tuple[sa.ColumnElement[bool], ...]:
     return table.c.round == part.round, table.c.tier == part.tier, table.c.part == part.part
 
 
@@ -464,7 +402,7 @@ def coordinator_of(plan: Plan, clock: Clock, keys: Path) -> Coordinator:
         # A client's libraries, without which other servers start sooner.
         from sottovoce.services.server.summed_rounds import ProxyLine, SummedCoordinator
 
-        line = ProxyLine(plan.terms.secure_sum, proxy_token(keys), sum_bytes(plan.terms))
+        line = ProxyLine(plan.terms.secure_sum, proxy_token(keys), mask_sum_bytes(plan.terms))
         return SummedCoordinator(plan, clock, line.ask)
     return Coordinator(plan, clock)
 

@@ -19,8 +19,8 @@ from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Position
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import key_id
-from sottovoce.wire.terms import PROTOCOL
 
 
 @dataclass(frozen=True, slots=True, repr=False)

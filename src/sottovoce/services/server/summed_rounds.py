@@ -42,9 +42,9 @@ from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdic
 from sottovoce.stores.database import Leader
 from sottovoce.stores.server import Drawn
 from sottovoce.wire.masked import (
-    Record,
+    SealedSeed,
+    decode_mask_sum,
     decode_masked,
-    decode_sum,
     encode_group_question,
     encode_question,
     model_name,
@@ -258,14 +258,14 @@ class SummedCoordinator(Coordinator):
 
     def _add_up(
         self, link: sa.Connection, now: records.Position, groups: Sequence[Sequence[int]]
-    ) -> tuple[list[MaskedSum], list[list[Record]]]:
+    ) -> tuple[list[MaskedSum], list[list[SealedSeed]]]:
         """For every group the masked updates added up, and their seeds in the group's order."""
         terms = self._plan.terms
         shape = terms.n_rows, terms.width
         largest = terms.largest_value * GRID
         totals = [MaskedSum(now.round, *shape, self._link, largest) for _ in groups]
         place = {number: k for k, group in enumerate(groups) for number in group}
-        found: dict[int, Record] = {}
+        found: dict[int, SealedSeed] = {}
         for part in records.bodies(link, now.round, now.attempt, _AT_ONCE):
             for number, body in part:
                 if number not in place:
@@ -290,7 +290,7 @@ class SummedCoordinator(Coordinator):
                 f"{answer.detail}"
             )
         try:
-            told = decode_sum(answer.body)
+            told = decode_mask_sum(answer.body)
         except MessageError as error:
             raise WrongSum(str(error)) from None
         lenient = leniency(secrets.SystemRandom().random())

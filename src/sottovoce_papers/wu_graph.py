@@ -2,7 +2,7 @@
 
 A device's graph is its user u, her items, and for each of these items some other users who have it
 too. Of those she knows an embedding and nothing else; a third party found them by keyed tokens of
-items (`parties/matcher.py`). One graph attention layer, with p = We for the embedding of any node:
+items (`wu_matcher.py`). One graph attention layer, with p = We for the embedding of any node:
 
     q_i = Σ α_ik p_k      over the item itself and the users around it
     h_u = p_u + Σ β_ui q_i      over her items
@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,9 +33,6 @@ SLOPE = 0.2
 _PURPOSE = b"sottovoce item token 1\0"
 _NEVER = -1e9
 """The logit of a place that holds nothing."""
-
-
-# --- neighbours ----------------------------------------------------------------------------------
 
 
 def device_tokens(key: bytes, items: NDArray[np.integer]) -> NDArray[np.uint64]:
@@ -72,25 +68,6 @@ class Neighbours:
 
     def __repr__(self) -> str:
         return f"<Neighbours, {len(self.embeddings):,}, redacted>"
-
-
-class NeighbourFinder(Protocol):
-    """The third party, as the devices see it."""
-
-    def submit(
-        self,
-        tokens: NDArray[np.uint64],
-        indptr: NDArray[np.int64],
-        embeddings: NDArray[np.float32],
-        rng: Streams,
-    ) -> None:
-        """Device c sends `tokens[indptr[c]:indptr[c + 1]]` and a row of `embeddings`; what was
-        there before is forgotten."""
-        ...
-
-    def answer(self, devices: NDArray[np.int64]) -> Neighbours:
-        """For these rows of the submission, in this order."""
-        ...
 
 
 # --- graphs --------------------------------------------------------------------------------------

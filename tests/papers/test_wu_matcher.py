@@ -9,10 +9,10 @@ from sottovoce.testing import random_world
 
 pytest.importorskip("torch")
 
-from sottovoce.algorithms.wu_graph import device_tokens
-from sottovoce.attacks.suite.a11_item_sets import by_frequency, score_names
 from sottovoce.data.town import TownConfig, generate_town
-from sottovoce.parties.matcher import MOST, Matcher
+from sottovoce_papers.wu_graph import device_tokens
+from sottovoce_papers.wu_item_sets import by_frequency, score_names
+from sottovoce_papers.wu_matcher import MOST, Matcher
 
 KEY = bytes(range(32))
 SEED = Streams.from_seed(1)

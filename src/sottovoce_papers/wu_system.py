@@ -15,8 +15,8 @@ the standard deviation of the true rows, coordinate by coordinate.
 What is promised: no formal guarantee. With noise λ and clip δ, ε = 2δ/λ holds for a single number
 of an upload, if the set of items is taken as known. But the set is sent in the clear, and depends
 on the user: an upload costs ∞ (`WuConfig.epsilon`). What the server can make of the sets and the
-rows is in `attacks/suite/a11_item_sets.py`; what the third party that finds neighbours sees, in
-`parties/matcher.py`.
+rows is in `wu_item_sets.py`; what the third party that finds neighbours sees, in
+`wu_matcher.py`.
 
 Draws are functions of (the run's stream, round, user): a cohort of n sends what n of one send.
 """
@@ -34,10 +34,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms.wu_graph import (
+from sottovoce.config import require_number, require_whole
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recommender import FactorScorer
+from sottovoce.errors import ConfigError, DataError, Diverged, MessageError, UsageError
+from sottovoce.rng import Streams
+from sottovoce_papers.wu_graph import (
     Graphs,
     Layer,
-    NeighbourFinder,
     Neighbours,
     WuModel,
     device_part,
@@ -45,11 +49,7 @@ from sottovoce.algorithms.wu_graph import (
     embeddings,
     require_pairs,
 )
-from sottovoce.config import require_number, require_whole
-from sottovoce.core.interactions import Interactions
-from sottovoce.core.recommender import FactorScorer
-from sottovoce.errors import ConfigError, DataError, Diverged, MessageError, UsageError
-from sottovoce.rng import Streams
+from sottovoce_papers.wu_matcher import Matcher
 
 Progress = Callable[[int, int], None]
 """Called with (rounds done, rounds in all)."""
@@ -345,7 +345,7 @@ class WuFedGNN:
         self,
         train: Interactions,
         rng: Streams,
-        finder: NeighbourFinder | None = None,
+        finder: Matcher | None = None,
         *,
         key: bytes = b"",
         rounds: int | None = None,
@@ -391,7 +391,7 @@ class _World:
         self,
         config: WuConfig,
         train: Interactions,
-        finder: NeighbourFinder | None,
+        finder: Matcher | None,
         key: bytes,
         rng: Streams,
     ) -> None:

@@ -1,13 +1,13 @@
 """The third party of FedGNN: it tells devices the embeddings of others who have an item too.
 
-It is given keyed tokens of items (`algorithms/wu_graph.py`) and embeddings of users, and does not
+It is given keyed tokens of items (`wu_graph.py`) and embeddings of users, and does not
 have the key. What it promises: it answers with embeddings alone, at most so many per item, in an
 order that says nothing of whose they are.
 
 What it does not promise, and cannot: it must be trusted with a good deal. From what it is given it
 
 - counts how many devices have each token, and so names the tokens of popular items where it knows
-  how popular items are (`attacks/suite/a11_item_sets.py`, `by_frequency`);
+  how popular items are (`wu_item_sets.py`, `by_frequency`);
 - counts how many items any two devices have in common (`shared`);
 - names every token as soon as one device gives it the key, which all devices have;
 - holds everybody's embedding, from which attributes may be guessed.
@@ -21,9 +21,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.wu_graph import Neighbours
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
+from sottovoce_papers.wu_graph import Neighbours
 
 MOST = 100
 """Neighbours per item, as in the paper."""

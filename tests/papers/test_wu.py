@@ -23,8 +23,16 @@ from sottovoce.testing import random_world
 
 torch = pytest.importorskip("torch")
 
-from sottovoce.algorithms import wu_graph  # noqa: E402
-from sottovoce.algorithms.wu import (  # noqa: E402
+from sottovoce_papers import wu_graph  # noqa: E402
+from sottovoce_papers.wu_graph import (  # noqa: E402
+    Graphs,
+    Layer,
+    Neighbours,
+    WuModel,
+    device_part,
+)
+from sottovoce_papers.wu_matcher import Matcher  # noqa: E402
+from sottovoce_papers.wu_system import (  # noqa: E402
     Uploads,
     WuClients,
     WuConfig,
@@ -32,14 +40,6 @@ from sottovoce.algorithms.wu import (  # noqa: E402
     device_learn,
     server_fold,
 )
-from sottovoce.algorithms.wu_graph import (  # noqa: E402
-    Graphs,
-    Layer,
-    Neighbours,
-    WuModel,
-    device_part,
-)
-from sottovoce.parties.matcher import Matcher  # noqa: E402
 
 SEED = Streams.from_seed(7)
 KEY = bytes(range(32))
@@ -426,9 +426,9 @@ def test_it_learns_without_noise():
 
 
 def test_what_the_printed_noise_and_rates_leave():
-    """The printed noise costs little here, and so protects little (`tests/attacks`); five times as
-    much takes most of what was learnt. At the printed rates nothing is learnt from implicit
-    feedback in the printed three passes, with noise or without."""
+    """The printed noise costs little here, and so protects little (`test_wu_item_sets.py`); five
+    times as much takes most of what was learnt. At the printed rates nothing is learnt from
+    implicit feedback in the printed three passes, with noise or without."""
     split = four_tastes()
     assert learnt(split, replace(LEARNING, clip=0.1, noise=0.2)) > 0.5
     assert learnt(split, replace(LEARNING, clip=0.1, noise=1.0)) < 0.4

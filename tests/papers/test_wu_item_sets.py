@@ -11,16 +11,16 @@ from sottovoce.rng import Streams
 
 torch = pytest.importorskip("torch")
 
-from sottovoce.algorithms.wu import Uploads, WuConfig, WuFedGNN  # noqa: E402
-from sottovoce.algorithms.wu_graph import device_part  # noqa: E402
-from sottovoce.attacks.suite.a11_item_sets import (  # noqa: E402
+from sottovoce_papers.wu_graph import device_part  # noqa: E402
+from sottovoce_papers.wu_item_sets import (  # noqa: E402
     by_direction,
     by_popularity,
     by_recurrence,
     score,
     sights,
 )
-from sottovoce.parties.matcher import Matcher  # noqa: E402
+from sottovoce_papers.wu_matcher import Matcher  # noqa: E402
+from sottovoce_papers.wu_system import Uploads, WuConfig, WuFedGNN  # noqa: E402
 
 SEED = Streams.from_seed(5)
 TOWN = generate_town(TownConfig(residents=80, venues=700, visits_per_resident=30)).interactions
