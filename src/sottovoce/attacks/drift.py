@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.blocks import BlockStep, DriftModel
 from sottovoce.algorithms.drift.messages import Gradients
-from sottovoce.attacks.views import Remedy
+from sottovoce.attacks.views import CONFIDENCE_Z, Remedy
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams
@@ -45,7 +45,6 @@ MOST_SUBSETS = 50_000
 """Combinations of users that are tried for an update."""
 AT_ONCE = 8_000_000
 """Pairs of a request log that are sorted at once."""
-CONFIDENCE_Z = 1.959964
 
 
 # --- how good a guess is -------------------------------------------------------------------------

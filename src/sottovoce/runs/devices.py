@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -191,9 +191,8 @@ class DeviceTopology(Topology):
             return {"round": round, "final": True}
         return {"round": round, "epoch": round / self.federation.schedule.rounds_per_epoch}
 
-    def outcome(self, shared: RunOutcome, measures: Measures) -> DeviceOutcome:
-        common = {one.name: getattr(shared, one.name) for one in fields(RunOutcome)}
-        return DeviceOutcome(**common, federation=self.federation)
+    def outcome(self, measures: Measures, **shared: Any) -> DeviceOutcome:
+        return DeviceOutcome(**shared, federation=self.federation)
 
 
 def check_engine(options: RunOptions, federation: Federation, users: int) -> None:

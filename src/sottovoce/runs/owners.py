@@ -7,7 +7,7 @@ between any two epochs. The model is the one that the parties' messages give, bi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -303,12 +303,9 @@ class OwnersTopology(Topology):
         least = self.world.config.positive_from
         return f"{evaluation.describe()}; test items rated {least:g} or better"
 
-    def outcome(self, shared: RunOutcome, measures: Measures) -> SiloOutcome:
-        common = {one.name: getattr(shared, one.name) for one in fields(RunOutcome)}
-        read = self.world.departed.read
-        return SiloOutcome(
-            **common, world=self.world, facts=self.facts, read=read, held_out=measures
-        )
+    def outcome(self, measures: Measures, **shared: Any) -> SiloOutcome:
+        world, read = self.world, self.world.departed.read
+        return SiloOutcome(**shared, world=world, facts=self.facts, read=read, held_out=measures)
 
 
 def _owner_state(folder: RunFolder, epoch: int) -> Path:

@@ -104,8 +104,8 @@ class Topology(ABC):
         return evaluation.describe()
 
     @abstractmethod
-    def outcome(self, shared: RunOutcome, measures: Measures) -> RunOutcome:
-        """With what this kind of system has beside that."""
+    def outcome(self, measures: Measures, **shared: Any) -> RunOutcome:
+        """With what this kind of system has beside what is `shared`."""
 
 
 @dataclass(slots=True, repr=False)

@@ -77,11 +77,17 @@ def run_experiment(
             evaluations, measures = run.judge_all()
             if not finished:
                 run.finish(evaluations, measures)
-    shared = RunOutcome(
-        experiment, dataset, topology.split, prepared.consent, evaluations, experiment.system,
-        time.perf_counter() - started, run.folder,
-    )  # fmt: skip
-    return topology.outcome(shared, measures)
+    return topology.outcome(
+        measures,
+        experiment=experiment,
+        dataset=dataset,
+        split=topology.split,
+        consent=prepared.consent,
+        evaluations=evaluations,
+        system=experiment.system,
+        seconds=time.perf_counter() - started,
+        folder=run.folder,
+    )
 
 
 def check_protocol(protocol: Protocol, split: Split) -> None:
