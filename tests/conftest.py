@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import forked
 import leftovers
 from sottovoce.engines.processes import descendants
 
@@ -40,6 +41,14 @@ LONGEST = (
     "engines/https/test_server.py",
     "engines/https/test_owner_process.py",
 )
+
+
+gc.disable()  # until all modules are loaded: none of what they bring goes away again
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):
@@ -84,6 +93,7 @@ def pytest_sessionstart(session):
 
 
 def pytest_sessionfinish(session):
+    forked.close()
     watch = session.stash.get(_watch, None)
     if watch is not None:
         watch.communicate(timeout=30)
