@@ -10,6 +10,7 @@ import warnings
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import settings
 
@@ -75,6 +76,22 @@ def signals_as_they_were():
         if handler is not None:
             signal.signal(number, handler)
     assert after == before, "the test left a signal handler behind"
+
+
+class _QuickConnection(apsw.Connection):
+    def pragma(self, name, *value, **options):
+        if name == "hexkey":
+            super().pragma("kdf_iter", 1)
+        return super().pragma(name, *value, **options)
+
+
+@pytest.fixture(scope="module")
+def quick_stores():
+    """Stores' keys are taken as they are: to stretch one, as if it were a password, takes 26 ms of
+    each time that a store is opened. No other process can open such a store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apsw, "Connection", _QuickConnection)
+        yield
 
 
 # --- a test that is cut off ends what it has started ----------------------------------------------

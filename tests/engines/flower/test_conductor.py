@@ -28,6 +28,8 @@ from sottovoce.parties.server import Server
 from sottovoce.parties.store import CohortStore
 from sottovoce.rng import Streams
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 RULES = RoundRules(over_selection=0.0, min_fraction=0.2, deadline_seconds=20.0, min_devices=8)
 
 

@@ -32,6 +32,8 @@ from sottovoce.privacy.interactions import Identity, begin
 from sottovoce.privacy.passes import Issuer
 from sottovoce.rng import Streams
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 ROOT = Streams.from_seed(12)
 ISSUER = Issuer("town")
 CONFIG = DRIFTConfig(theta=2, learning_rate=0.1, window=7)

@@ -32,6 +32,8 @@ from sottovoce.errors import (
 from sottovoce.parties.hosted import Hosted
 from sottovoce.parties.store import CohortStore
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
