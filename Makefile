@@ -13,14 +13,17 @@ endif
 
 INPUTS ?= 1000000
 
-.PHONY: demo test test-all mutation fuzz check format bench lock clean
+.PHONY: demo test test-all mutation fuzz check lint format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
 	$(BIN)/sottovoce demo
 
-test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Types are checked beside the tests, which often wait for processes; either fails the target.
+test: lint
+	@$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/mypy.log; exit $$((tests || types))
 
 test-all: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile searching
@@ -35,10 +38,12 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz $(if $(REPLAY),--replay $(REPLAY),--inputs $(INPUTS)) \
 	  $(addprefix --target ,$(TARGET)) $(addprefix --seed ,$(SEED))
 
-check: $(VENV)/.dev
+check: lint
+	$(BIN)/mypy
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
