@@ -14,9 +14,12 @@ import apsw
 import pytest
 from hypothesis import settings
 
+import compiled
 import forked
 import leftovers
 from sottovoce.engines.processes import descendants
+
+compiled.use_locks()
 
 # The same examples for the same code, so that a failure comes of a change; `make test-all` looks
 # for new ones.

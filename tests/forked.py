@@ -119,7 +119,8 @@ class _Nursery:
         with there:
             here = str(Path(__file__).parent)
             program = (
-                f"import sys\nsys.path.insert(0, {here!r})\nimport forked\nsys.path.pop(0)\n"
+                f"import sys\nsys.path.insert(0, {here!r})\nimport compiled, forked\n"
+                "sys.path.pop(0)\ncompiled.use_locks()\n"
                 f"exec(compile(forked.nursed({there.fileno()}), '<string>', 'exec'), "
                 "{'__name__': '__main__'})\n"
             )
