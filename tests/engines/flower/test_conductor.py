@@ -28,6 +28,8 @@ from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTas
 from sottovoce.wire.reports import encode_sum
 from sottovoce.wire.versions import encode_model
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 RULES = RoundRules(over_selection=0.0, min_fraction=0.2, deadline_seconds=20.0, min_devices=8)
 
 
