@@ -173,7 +173,7 @@ class OwnersConfig:
     """An owner for every category of the items, or one for all items."""
 
 
-class CrossDevice(NamedTuple):
+class DeviceParts(NamedTuple):
     """What an experiment says of a system in which devices learn and reports leave them."""
 
     algorithm: AlgorithmSettings
@@ -283,7 +283,7 @@ class Experiment:
         owned = self.algorithm.family == "owners"
         return cast(DRIFTConfig, self.algorithm) if owned else None
 
-    def cross_device(self) -> CrossDevice:
+    def cross_device(self) -> DeviceParts:
         """The settings of a system of devices; raises where it is another."""
         if self.release is None or self.link is None:
             others = sorted(n for n, kind in ALGORITHMS.items() if kind.family == "devices")
@@ -291,7 +291,7 @@ class Experiment:
                 f"{self.name} is an experiment with data owners ({self.algorithm.name}), which "
                 f"have no server for devices; name an algorithm of {others}"
             )
-        return CrossDevice(self.algorithm, self.release, self.link)
+        return DeviceParts(self.algorithm, self.release, self.link)
 
     def on(
         self, dataset: Dataset, consent: Consent

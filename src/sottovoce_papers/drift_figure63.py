@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.algorithms.drift.blocks import Events, Model, learn
+from sottovoce.algorithms.drift.blocks import DriftModel, Events, learn
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.engines.silo_simulation import KINDS, PHASES, SEALINGS, SECURITY, EpochCost, Sealing
 from sottovoce.evaluation import plots
@@ -59,9 +59,9 @@ def figure63(study: EpochStudy, out: Path) -> dict[str, Any]:
 
 def _by_messages(
     study: EpochStudy, events: Events
-) -> tuple[dict[Sealing, EpochCost], dict[Sealing, Model]]:
+) -> tuple[dict[Sealing, EpochCost], dict[Sealing, DriftModel]]:
     costs: dict[Sealing, EpochCost] = {}
-    models: dict[Sealing, Model] = {}
+    models: dict[Sealing, DriftModel] = {}
     study.simulation(study.settings, "pairs").epoch(study.first(500))  # compiles what is compiled
     for done, sealing in enumerate(SEALINGS):
         study.report("epochs by messages", done, len(SEALINGS))
@@ -72,7 +72,7 @@ def _by_messages(
     return costs, models
 
 
-def _at_once(study: EpochStudy, events: Events) -> tuple[dict[str, float], Model]:
+def _at_once(study: EpochStudy, events: Events) -> tuple[dict[str, float], DriftModel]:
     """The same epoch without messages: its seconds, and the model."""
     s, few = study.settings, study.first(500)
     learn(study.start(), plan(few, study.table, s.theta, s.window), s.step())

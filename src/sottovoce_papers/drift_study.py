@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import config
-from sottovoce.algorithms.drift.blocks import Blocks, Events, Model, losses
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, losses
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig
@@ -139,7 +139,7 @@ class DriftRun:
     train_loss: Floats
     """After 0, 1, 2, ... epochs: the mean ranking loss of all blocks of the training part."""
     test_loss: Floats
-    models: Mapping[str, Model]
+    models: Mapping[str, DriftModel]
     """By `at_epoch` or `at_step`."""
 
 
@@ -264,7 +264,7 @@ class DriftStudy(Study):
         names = [f"{place}.users" for place in places]
         found = self.kept(key, names, lambda: self._train(job, component))
         size = self.config.epochs + 1
-        models = {p: Model(found[f"{p}.users"], found[f"{p}.items"]) for p in places}
+        models = {p: DriftModel(found[f"{p}.users"], found[f"{p}.items"]) for p in places}
         pace = EpochSize(*(int(n) for n in found["pace"]))
         return DriftRun(job, pace, found["train_loss"][:size], found["test_loss"][:size], models)
 
@@ -276,11 +276,11 @@ class DriftStudy(Study):
         split, blocks = self.split(job.part), self.blocks(job)
         train = split.train
         rng = Streams.from_seed(job.seed)
-        model = Model.start(train.n_users, train.n_items, component.embedding_size, rng)
+        model = DriftModel.start(train.n_users, train.n_items, component.embedding_size, rng)
         measured = self.loss_blocks(job)
         found: dict[str, NDArray[Any]] = {"pace": np.array([blocks.steps, len(blocks)])}
 
-        def keep(place: str, now: Model) -> None:
+        def keep(place: str, now: DriftModel) -> None:
             found[f"{place}.users"], found[f"{place}.items"] = now.users, now.items
 
         curves = [[mean_loss(model, part)] for part in measured]
@@ -345,7 +345,7 @@ def scorer_of(run: DriftRun, place: str) -> FactorScorer:
     return FactorScorer.of(model.users, model.items)
 
 
-def mean_loss(model: Model, blocks: Blocks) -> float:
+def mean_loss(model: DriftModel, blocks: Blocks) -> float:
     return float(losses(model, blocks).mean()) if len(blocks) else 0.0
 
 
@@ -384,15 +384,17 @@ class EpochStudy(DriftStudy):
     def rng(self) -> Streams:
         return Streams.from_seed(self.seed)
 
-    def start(self) -> Model:
+    def start(self) -> DriftModel:
         train = self.test.train
-        return Model.start(train.n_users, train.n_items, self.settings.embedding_size, self.rng())
+        return DriftModel.start(
+            train.n_users, train.n_items, self.settings.embedding_size, self.rng()
+        )
 
     def simulation(self, settings: DRIFTConfig, sealing: Sealing, **more: Any) -> SiloSimulation:
         users = range(self.test.n_users)
         return SiloSimulation(settings, self.table, users, self.rng(), sealing, **more)
 
-    def trained(self) -> dict[int, dict[int, Model]]:
+    def trained(self) -> dict[int, dict[int, DriftModel]]:
         """Models by Θ and epochs: after one, and after all."""
         ours, liked = self.systems[DRIFT], self.settings.positive_from
         jobs = [
@@ -420,6 +422,6 @@ class EpochStudy(DriftStudy):
         )
 
 
-def same_model(one: Model, other: Model) -> bool:
+def same_model(one: DriftModel, other: DriftModel) -> bool:
     """Bit for bit."""
     return np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)

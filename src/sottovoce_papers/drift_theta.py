@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sottovoce.algorithms.drift.blocks import Blocks, Ints, Model
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Ints
 from sottovoce.algorithms.drift.messages import Gradients
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import (
     Claim,
+    ClaimOutcome,
     Cosine,
-    Outcome,
     cosine_claims,
     request_pairs,
     score_pairs,
@@ -55,7 +55,7 @@ class ThetaPoint:
     row: Mapping[str, Any]
     measured: Mapping[tuple[str, int], Measured]
     """By way and epochs."""
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, ClaimOutcome]
 
 
 def by_theta(study: EpochStudy, out: Path) -> dict[str, Any]:
@@ -95,7 +95,9 @@ def _describe(study: EpochStudy) -> str:
 # --- one Θ ---------------------------------------------------------------------------------------
 
 
-def _point(study: EpochStudy, settings: DRIFTConfig, models: Mapping[int, Model]) -> ThetaPoint:
+def _point(
+    study: EpochStudy, settings: DRIFTConfig, models: Mapping[int, DriftModel]
+) -> ThetaPoint:
     blocks = plan(study.events, study.table, settings.theta, settings.window)
     requests = named_rows(blocks)
     row: Row = {"theta": settings.theta, **_costs(blocks, requests, settings)}
@@ -175,13 +177,13 @@ def _costs(blocks: Blocks, requests: Sequence[NamedRows], settings: DRIFTConfig)
 # --- what can be guessed -------------------------------------------------------------------------
 
 
-def _request_log(study: EpochStudy, requests: Sequence[NamedRows]) -> Outcome:
+def _request_log(study: EpochStudy, requests: Sequence[NamedRows]) -> ClaimOutcome:
     events = study.events
     truth = np.stack([events.user, events.item.astype(np.int64)], axis=1)
     return score_pairs(request_pairs(requests), truth, study.rng().child("request-log"))
 
 
-def _cosine(study: EpochStudy, settings: DRIFTConfig, model: Model) -> dict[str, Outcome]:
+def _cosine(study: EpochStudy, settings: DRIFTConfig, model: DriftModel) -> dict[str, ClaimOutcome]:
     """Both versions of the attack, on gradients as they come while an epoch starts from a model."""
     attacks = [Cosine(named=True), Cosine(named=False)]
     simulation: SiloSimulation

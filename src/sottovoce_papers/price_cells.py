@@ -23,7 +23,7 @@ from sottovoce.privacy.central import noise_for
 from sottovoce.runs.attack import attack_run
 from sottovoce.runs.card import Card
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.train import DeviceOutcome, Outcome, Report, SiloOutcome, run_experiment
+from sottovoce.runs.train import DeviceOutcome, Report, RunOutcome, SiloOutcome, run_experiment
 from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
 from sottovoce_papers.study import Study, installed, laid_over
 
@@ -251,7 +251,7 @@ def _cell(table: dict[str, Any]) -> PriceCell:
     return PriceCell(**table)
 
 
-def _measured(outcome: Outcome, card: Card, threads: int) -> PriceCell:
+def _measured(outcome: RunOutcome, card: Card, threads: int) -> PriceCell:
     own, folder = outcome.evaluations[outcome.system], outcome.folder
     if folder is None:
         raise ConfigError("a cell of the price list needs a run folder")
@@ -296,7 +296,7 @@ def _digest(*arrays: np.ndarray[Any, Any]) -> str:
 class _Deaf:
     """Where somebody listens, messages are written out; nothing is kept of them here."""
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         pass
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from sottovoce import config
-from sottovoce.attacks.drift import Outcome
+from sottovoce.attacks.drift import ClaimOutcome
 from sottovoce.baselines import BPRMF, Baseline, TopPop
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
@@ -86,7 +86,7 @@ class WuCell:
     """One training: how well it recommends, and how many claims of each attack were true."""
 
     evaluation: Evaluation
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ClaimOutcome]
 
 
 class WuStudy(Study):
@@ -150,7 +150,7 @@ class WuStudy(Study):
         about = [c.test_fraction, c.watched, c.neighbours, c.top]
         key = ["wu", self._fingerprint, repr(settings), *about, seed]
         found = self.kept(key, ["lists", "outcomes"], lambda: self._train(settings, seed))
-        outcomes = [Outcome(*one) for one in json.loads(str(found["outcomes"]))]
+        outcomes = [ClaimOutcome(*one) for one in json.loads(str(found["outcomes"]))]
         return WuCell(self._evaluation(found), outcomes)
 
     def _train(self, settings: WuConfig, seed: int) -> Arrays:
@@ -260,10 +260,10 @@ def _prices(study: WuStudy) -> list[str]:
 def _claims(
     study: WuStudy, rows: Mapping[str, Row], trained: Mapping[str, Sequence[WuCell]]
 ) -> list[Claim]:
-    def guessed(key: str, attack: str) -> list[Outcome]:
+    def guessed(key: str, attack: str) -> list[ClaimOutcome]:
         return [o for cell in trained.get(key, ()) for o in cell.outcomes if o.attack == attack]
 
-    def held(outcomes: Sequence[Outcome]) -> list[tuple[bool, str]]:
+    def held(outcomes: Sequence[ClaimOutcome]) -> list[tuple[bool, str]]:
         return [
             (not o.succeeds, f"{o.attack}: {o.precision:.1%} of what it names is true, "
              f"{o.base_rate:.1%} by chance, {o.recall:.1%} found")

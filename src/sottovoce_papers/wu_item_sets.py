@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.attacks.drift import Outcome
+from sottovoce.attacks.drift import ClaimOutcome
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError
 from sottovoce_papers.wu_system import Uploads
@@ -103,7 +103,7 @@ class ItemClaims:
         return f"<ItemClaims {self.attack}, {len(self):,}, redacted>"
 
 
-def score(claims: ItemClaims, seen: Sequence[Sight], own: Interactions) -> Outcome:
+def score(claims: ItemClaims, seen: Sequence[Sight], own: Interactions) -> ClaimOutcome:
     """Claims against the truth: the items of users that are in uploads, a row for every user."""
     if any(not 0 <= sight.user < own.n_users for sight in seen):
         raise DataError("there must be a row of items for every sender")
@@ -112,7 +112,7 @@ def score(claims: ItemClaims, seen: Sequence[Sight], own: Interactions) -> Outco
     known = own.users * own.n_items + own.items
     right = int(np.isin(claims.users * own.n_items + claims.items, known).sum())
     base = there / sent if sent else 0.0
-    return Outcome(claims.attack, "server", len(claims), right, there, base)
+    return ClaimOutcome(claims.attack, "server", len(claims), right, there, base)
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def by_frequency(
     return tokens[frequent], np.argsort(-popularity, kind="stable")[:top]
 
 
-def score_names(tokens: NDArray[np.uint64], items: Ints, truth: NDArray[np.uint64]) -> Outcome:
+def score_names(tokens: NDArray[np.uint64], items: Ints, truth: NDArray[np.uint64]) -> ClaimOutcome:
     """Named tokens against the truth, the token of each item."""
     right = int((truth[items] == tokens).sum())
-    return Outcome("frequency", "third party", len(items), right, len(items), 1.0 / len(truth))
+    return ClaimOutcome("frequency", "third party", len(items), right, len(items), 1.0 / len(truth))

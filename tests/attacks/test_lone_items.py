@@ -5,7 +5,7 @@ import numpy as np
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.attacks.suite.a04_lone_items import ATTACK
-from sottovoce.attacks.views import Seen, Truth, View
+from sottovoce.attacks.views import SeenRound, Truth, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
@@ -34,7 +34,7 @@ def attacked(train: Interactions, link: SecureSum, known: bool = True):
     sums = devices.report_summed(view, devices.willing()).dense(train.n_items)
     noise = Helper(link, sums.size, bytes(32)).noise(0)
     opened = summed(0, sums if noise is None else sums + noise.reshape(sums.shape), len(USERS))
-    seen = (Seen(0, (opened,), view),)
+    seen = (SeenRound(0, (opened,), view),)
     saw = View("server", seen, settings, Everything(), link, train.n_items, view.items)
     truth = Truth(
         train, train, consent.takes_part, consent.share_positives, {}, {}, cohort.vectors,

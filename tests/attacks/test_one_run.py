@@ -119,9 +119,9 @@ def test_what_cannot_be_asked_is_refused():
 def test_the_verdict_is_told_in_words():
     caught = Audit(1000, 200, 199, 3.5, 1.0, 1e-6)
     assert caught.convicted
-    assert "more than the ε = 1.00" in caught.words()
+    assert "more than the ε = 1.00" in caught.describe()
     assert not replace(caught, claimed=4.0).convicted
-    assert "within" in replace(caught, claimed=4.0).words()
+    assert "within" in replace(caught, claimed=4.0).describe()
 
 
 def test_a_runs_histories_are_the_canaries_by_their_coins():
@@ -148,8 +148,8 @@ def reports_run(settings, epsilon, reports):
         consent = Consent.uniform(everyone, Choice(epsilon=epsilon, max_reports=reports))
         link, heard = Proxied(), Recorder()
         made = Federation.build(settings, train, consent, release, Streams.from_seed(1), link=link)
-        made.run(listeners=[heard])
-        rounds = seen_by(heard.heard, "server")
+        made.run(message_observers=[heard])
+        rounds = seen_by(heard.seen, "server")
         return View("server", rounds, settings, release, link, train.n_items, made.server.items)
 
     return run
@@ -232,8 +232,8 @@ def sums_run(noise, rounds=2, kept=True):
         made = Federation.build(
             settings, train, consent, Everything(), Streams.from_seed(1), link=link
         )
-        made.run(listeners=[heard])
-        rounds_seen = seen_by(heard.heard, "server")
+        made.run(message_observers=[heard])
+        rounds_seen = seen_by(heard.seen, "server")
         return View(
             "server", rounds_seen, settings, Everything(), link, train.n_items, made.server.items
         )
@@ -245,10 +245,10 @@ class Everywhere:
     """Keeps every message as it is."""
 
     def __init__(self):
-        self.heard = {}
+        self.seen = {}
 
-    def hear(self, party, message):
-        self.heard.setdefault(party, {}).setdefault(message.round, []).append(message)
+    def on_message(self, party, message):
+        self.seen.setdefault(party, {}).setdefault(message.round, []).append(message)
 
 
 def distance(run):

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift.blocks import Events, Model
+from sottovoce.algorithms.drift.blocks import DriftModel, Events
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import Claim, cosine_claims, request_pairs, score_pairs
@@ -225,7 +225,7 @@ def test_in_the_thesis_the_network_finds_who_liked_what(thesis):
     checked = 0
     for rows, sent in zip(thesis.packets("rows"), thesis.packets("gradients"), strict=True):
         read, pull = silo_bytes.decode_rows(rows.content), silo_bytes.decode_gradients(sent.content)
-        known = Model(np.zeros((N_USERS, 4), np.float32), np.zeros((N_ITEMS, 4), np.float32))
+        known = DriftModel(np.zeros((N_USERS, 4), np.float32), np.zeros((N_ITEMS, 4), np.float32))
         known.users[read.users], known.items[read.items] = read.user_rows, read.item_rows
         for claim in cosine_claims(pull, known, CONFIG.step(), named=False):
             assert TRUTH[claim.user, claim.item] == claim.liked

@@ -32,7 +32,7 @@ class TestFewDevicesManyItems(CrossDeviceContract):
 
     def algorithm(self) -> CrossDevice:
         class Few(FPL):
-            def device_few(self, view, devices):
+            def prefers_messages(self, view, devices):
                 return True
 
         return Few(FPLConfig(embedding_size=8), triples=14)

@@ -56,11 +56,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-class Heard:
+class SeenMessages:
     def __init__(self):
         self.messages = []
 
-    def hear(self, party, message):
+    def on_message(self, party, message):
         self.messages.append((party, message))
 
     def of(self, party, kind):
@@ -80,8 +80,8 @@ def built(kind, link):
 
 
 def after(kind, link, *, written, threads=1):
-    made, heard = built(kind, link), Heard()
-    made.run(listeners=[heard] if written else [], threads=threads)
+    made, heard = built(kind, link), SeenMessages()
+    made.run(message_observers=[heard] if written else [], threads=threads)
     return made, heard
 
 
@@ -246,7 +246,7 @@ def test_a_proxy_that_answers_wrongly_leaves_the_model_as_it_was(monkeypatch):
 
     monkeypatch.setattr(Helper, "sum_masks", wrong)
     with pytest.raises(WrongSum):
-        made.run(listeners=[Heard()])
+        made.run(message_observers=[SeenMessages()])
     assert made.server.round == 0
     assert np.array_equal(made.server.items, before)
 

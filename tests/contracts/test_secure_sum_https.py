@@ -14,8 +14,8 @@ from scipy import stats
 from sottovoce.core.links import SEALED_SEED_BYTES
 from sottovoce.core.messages import add_up
 from sottovoce.experiment import Experiment
+from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import world_of
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores import server as records
 from sottovoce.stores.keys import authority_pem, device_context

@@ -12,8 +12,8 @@ import pytest
 from sottovoce.cli import call
 from sottovoce.engines.simulation import Simulation
 from sottovoce.experiment import Experiment
+from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import world_of
 
 pytest.importorskip("torch")
 

@@ -33,8 +33,8 @@ torch = pytest.importorskip("torch")
 
 from server_world import Client, ServerProcess, enrolment, quick_rules  # noqa: E402
 
-from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
-from sottovoce.algorithms.uc.training import Pairs, user_keys  # noqa: E402
+from sottovoce.algorithms.uc.rows import ModelLayout  # noqa: E402
+from sottovoce.algorithms.uc.training import ItemPairs, user_keys  # noqa: E402
 from sottovoce.stores.server_folder import create_folder, invite  # noqa: E402
 from sottovoce.wire.signing import OVERHEAD, seal  # noqa: E402
 
@@ -94,9 +94,9 @@ def heard(release=L2, kind=MF, seed=1):
     """The first round as its messages arrive: the model, and what each device sent, from bytes."""
     if (release, kind, seed) not in HEARD:
         made = built(settings_of(kind), release, seed)
-        view, listener = made.server.publish(), Messages()
-        Simulation(made.server, made.devices, N_USERS, 1, listeners=[listener]).run()
-        reports, bodies = listener.heard[0], []
+        view, observer = made.server.publish(), Messages()
+        Simulation(made.server, made.devices, N_USERS, 1, message_observers=[observer]).run()
+        reports, bodies = observer.seen[0], []
         for user in USERS:
             mine = reports.sender == user
             part = replace(
@@ -129,7 +129,7 @@ def test_each_party_sees_what_the_table_says_and_no_more(monkeypatch, kind):
     monkeypatch.setattr(Server, "sum_reports", receive)
     monkeypatch.setattr(Server, "publish", send)
     made = built(settings_of(kind))
-    Simulation(made.server, made.devices, 12, 2, listeners=[Messages()]).run()
+    Simulation(made.server, made.devices, 12, 2, message_observers=[Messages()]).run()
     for party, messages in arrived.items():
         assert len(messages) == 2
         for message in messages:
@@ -143,7 +143,7 @@ def test_rows_are_those_of_items_used_of_towers_and_of_shared_filters(kind, rele
     view, _, told, made = heard(release, kind)
     layout = made.devices.algorithm.layout(view.items)
     keys = user_keys(USERS, Streams.from_seed(1).child("learn", 0).child("pairs"), "cpu")
-    drawn = Pairs.draw(keys, TRAIN, SETTINGS.local_epochs, SETTINGS.pairs).items.numpy()
+    drawn = ItemPairs.draw(keys, TRAIN, SETTINGS.local_epochs, SETTINGS.pairs).items.numpy()
     strangers = 0
     for user, report in enumerate(told):
         expected = {int(item) for item in drawn[user] if item >= 0}
@@ -204,7 +204,7 @@ def test_without_noise_rows_are_near_multiples_of_the_senders_embedding():
 def read_filter(release, t, kind=MF, seed=1):
     """Whose messages have this filter, and its changes, as the server unpacks them."""
     view, _, told, _ = heard(release, kind, seed)
-    part = Layout.of(settings_of(kind), N_ITEMS).filters[t]
+    part = ModelLayout.of(settings_of(kind), N_ITEMS).filters[t]
     table = np.zeros((N_USERS, *view.items.shape))
     sent = np.zeros(N_USERS, dtype=bool)
     for user, report in enumerate(told):
@@ -246,7 +246,7 @@ def test_as_printed_everybody_reads_the_class_of_one_who_shares_it_alone(kind):
         made = Federation.build(settings, TRAIN, consents, L2, Streams.from_seed(1), LABELS)
         before = made.server.publish().items
         Simulation(made.server, made.devices, N_USERS, 1).run()
-        part = Layout.of(settings, N_ITEMS).filters[1]
+        part = ModelLayout.of(settings, N_ITEMS).filters[1]
         moved = (made.server.publish().items - before)[part.first : part.stop, :-1]
         changes = part.weights(torch.tensor(moved)[None])
         read = read_label(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift.blocks import Model, learn
+from sottovoce.algorithms.drift.blocks import DriftModel, learn
 from sottovoce.algorithms.drift.replay import DRIFT
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.baselines.saros import SAROS
@@ -176,7 +176,7 @@ def test_saros_is_kept_after_as_many_steps_as_drift_takes(study):
     assert job.marks == (steps, blocks)
     assert run.pace.steps == run.pace.blocks < blocks < 4 * run.pace.steps
     learnt = study.blocks(job)
-    model = Model.start(train.n_users, train.n_items, 4, Streams.from_seed(0))
+    model = DriftModel.start(train.n_users, train.n_items, 4, Streams.from_seed(0))
     left = blocks
     while left:
         part = learnt.take(np.arange(min(left, len(learnt))))

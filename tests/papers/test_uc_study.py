@@ -17,7 +17,7 @@ from sottovoce.rng import Streams
 pytest.importorskip("torch")
 
 from sottovoce.attacks.drift import Interval
-from sottovoce.attacks.suite.a08_attributes import Inference, Outcome, TooLittle
+from sottovoce.attacks.suite.a08_attributes import AttackerOutcome, Inference, TooLittle
 from sottovoce_papers import uc_study as uc_attacked
 from sottovoce_papers import uc_table3, uc_tables
 from sottovoce_papers.uc_study import AttackJob, UCCell, UCStudy, UCStudyConfig
@@ -129,7 +129,7 @@ def fake_infer(table, labels, private, rng, *, attribute):
     gaps = np.sign(top[:, None] - rest[None])
     auc = float(gaps.mean() / 2 + 0.5) if gaps.size else 0.5
     majority = float(np.bincount(truth).max() / len(truth))
-    outcome = Outcome(
+    outcome = AttackerOutcome(
         "means", False, 0.5, 0.5, auc, Interval(auc - 0.1, auc + 0.1), 0.6,
         right, len(truth), majority, Interval(right / len(truth) - majority - 0.05, 1.0), (), (),
     )  # fmt: skip

@@ -75,10 +75,10 @@ def rows_of(prepared, hosted):
 
 def filters_in(prepared, hosted):
     """Which filters' rows a report has."""
-    from sottovoce.algorithms.uc.rows import Layout
+    from sottovoce.algorithms.uc.rows import ModelLayout
 
     found, rows = [], set(rows_of(prepared, hosted).tolist())
-    for name, part in zip(SETTINGS.names, Layout.of(SETTINGS, N_ITEMS).filters, strict=True):
+    for name, part in zip(SETTINGS.names, ModelLayout.of(SETTINGS, N_ITEMS).filters, strict=True):
         span = set(range(part.first, part.stop))
         assert span <= rows or not span & rows  # whole or not at all
         found += [name] if span <= rows else []
@@ -461,7 +461,7 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
 
 
 def test_a_trials_stores_know_what_is_hidden_too(tmp_path):
-    from sottovoce.engines.trial import World, make_store
+    from sottovoce.engines.trial import TrialWorld, make_store
     from sottovoce.parties.server import RoundRules
     from sottovoce.testing import random_world
 
@@ -471,7 +471,7 @@ def test_a_trials_stores_know_what_is_hidden_too(tmp_path):
     labels = np.array([[0, 1], [1, 2], [-1, 0], [0, -1]])
     cohort = Cohort(users, history, consent, np.zeros((4, 6), np.float32), labels=labels)
     names = [f"user {n}" for n in range(4)]
-    world = World(terms_of(), RoundRules(), 2, RNG.key, cohort, names, ITEMS)
+    world = TrialWorld(terms_of(), RoundRules(), 2, RNG.key, cohort, names, ITEMS)
     with make_store(tmp_path / "some", world, np.array([1, 2, 3])) as store:
         assert [store.attributes(n) for n in (1, 2, 3)] == [
             {"gender": "male", "age": "older"},

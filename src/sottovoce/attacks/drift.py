@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift.blocks import BlockStep, Model
+from sottovoce.algorithms.drift.blocks import BlockStep, DriftModel
 from sottovoce.algorithms.drift.messages import Gradients
 from sottovoce.attacks.views import Remedy
 from sottovoce.errors import DoesNotApply
@@ -56,7 +56,7 @@ class Interval(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ClaimOutcome:
     """What an attack claimed, held against the truth."""
 
     attack: str
@@ -136,7 +136,7 @@ class DriftTruth:
 # --- the request log -----------------------------------------------------------------------------
 
 
-class Named(Protocol):
+class ItemRequest(Protocol):
     """A request, as far as it matters here."""
 
     @property
@@ -146,7 +146,7 @@ class Named(Protocol):
     def items(self) -> Ints: ...
 
 
-def request_pairs(requests: Iterable[Named]) -> Ints:
+def request_pairs(requests: Iterable[ItemRequest]) -> Ints:
     """Every user and item that a request names together: [n, 2], each pair once, ascending."""
     every = np.zeros(0, dtype=np.int64)
     waiting: list[Ints] = []
@@ -160,7 +160,7 @@ def request_pairs(requests: Iterable[Named]) -> Ints:
     return np.stack([every >> 32, every & 0xFFFFFFFF], axis=1)
 
 
-def score_pairs(claimed: Ints, truth: Ints, rng: Streams) -> Outcome:
+def score_pairs(claimed: Ints, truth: Ints, rng: Streams) -> ClaimOutcome:
     """Claimed user–item pairs against those that were. The base rate: the same users and items,
     put together by chance."""
     known = np.unique(_keys(truth[:, 0], truth[:, 1]))
@@ -172,7 +172,7 @@ def score_pairs(claimed: Ints, truth: Ints, rng: Streams) -> Outcome:
         return int((known[place] == keys).sum()) if len(known) else 0
 
     base = right(by_chance) / max(1, len(claimed))
-    return Outcome(
+    return ClaimOutcome(
         "request log", "orchestrator", len(claimed), right(claimed[:, 1]), len(known), base
     )
 
@@ -193,7 +193,7 @@ class Claim(NamedTuple):
 
 
 def cosine_claims(
-    gradients: Gradients, model: Model, step: BlockStep, *, named: bool
+    gradients: Gradients, model: DriftModel, step: BlockStep, *, named: bool
 ) -> list[Claim]:
     """Who touched each item of an update, and with which sign; nothing is claimed of an item where
     no combination of fewer users than a vector has numbers fits, or several do. `model` is the
@@ -289,7 +289,7 @@ class Cosine:
         for c in known:
             self._by_user[c.user] = self._by_user.get(c.user, 0) + 1
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ClaimOutcome:
         """User and sign right. The base rate: the sign that is more frequent, and one of the
         update's users, or, where they are not named, the user who is most often there."""
         there = max(1, self._there)
@@ -297,4 +297,6 @@ class Cosine:
         most = max(self._by_user.values(), default=0) / there
         who = self._chance / there if self.named else most
         name = "cosine, users named" if self.named else "cosine, users not named"
-        return Outcome(name, "orchestrator", self._claimed, self._right, self._there, liked * who)
+        return ClaimOutcome(
+            name, "orchestrator", self._claimed, self._right, self._there, liked * who
+        )

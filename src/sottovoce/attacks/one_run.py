@@ -100,7 +100,7 @@ class Audit:
         """Whether more was given away than is claimed."""
         return self.epsilon > self.claimed
 
-    def words(self) -> str:
+    def describe(self) -> str:
         found = (
             f"{self.right:,} of {self.guesses:,} guesses about {self.canaries:,} planted devices "
             f"were right: at least ε = {self.epsilon:.2f} was given away"
@@ -327,7 +327,7 @@ class Clues(NamedTuple):
 # --- sums ----------------------------------------------------------------------------------------
 
 
-class Opened(NamedTuple):
+class AuditedSum(NamedTuple):
     """A round's sum, as the server opens it."""
 
     round: int
@@ -337,7 +337,7 @@ class Opened(NamedTuple):
     devices: int
 
 
-def opened(view: View) -> list[Opened]:
+def opened(view: View) -> list[AuditedSum]:
     """All sums that a server behind a secure sum has opened, as they were kept, or from the masked
     updates and the sum of their masks."""
     found, (rows, width) = [], view.final.shape
@@ -354,7 +354,7 @@ def opened(view: View) -> list[Opened]:
             sums, devices = unmasked(total, told[-1].masks, width), told[-1].devices
         else:
             continue
-        found.append(Opened(seen.round, seen.published, sums / GRID, devices))
+        found.append(AuditedSum(seen.round, seen.published, sums / GRID, devices))
     return found
 
 

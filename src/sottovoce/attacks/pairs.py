@@ -67,7 +67,7 @@ def why_not_read(view: View) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Rows:
+class UpdateRows:
     """Rows of updates in real numbers, each with the round and the device it came from."""
 
     round: Ints
@@ -80,13 +80,15 @@ class Rows:
         return len(self.round)
 
     def __repr__(self) -> str:
-        return f"<Rows {len(self):,}, redacted>"
+        return f"<UpdateRows {len(self):,}, redacted>"
 
-    def take(self, which: NDArray[np.bool_] | Ints) -> Rows:
-        return Rows(self.round[which], self.sender[which], self.item[which], self.values[which])
+    def take(self, which: NDArray[np.bool_] | Ints) -> UpdateRows:
+        return UpdateRows(
+            self.round[which], self.sender[which], self.item[which], self.values[which]
+        )
 
     @classmethod
-    def joined(cls, parts: list[Rows], width: int) -> Rows:
+    def joined(cls, parts: list[UpdateRows], width: int) -> UpdateRows:
         none = np.zeros(0, np.int64)
         parts = [cls(none, none, none, np.zeros((0, width))), *parts]
         return cls(
@@ -106,7 +108,7 @@ def models(view: View) -> dict[int, Floats]:
     }
 
 
-def device_rows(view: View, most: int = ATTACKED) -> Rows:
+def device_rows(view: View, most: int = ATTACKED) -> UpdateRows:
     """What a sample of devices sent openly, in rounds whose model is known."""
     known = {seen.round for seen in view.rounds if seen.published is not None}
     reports = [r for r in view.messages(DeviceReports) if r.round in known]
@@ -117,18 +119,18 @@ def device_rows(view: View, most: int = ATTACKED) -> Rows:
     for r in reports:
         mine = np.isin(r.sender, users)
         parts.append(
-            Rows(
+            UpdateRows(
                 np.full(int(mine.sum()), r.round, np.int64),
                 r.sender[mine].astype(np.int64),
                 r.item[mine].astype(np.int64),
                 r.values[mine].astype(np.float64) * _STEP,
             )
         )
-    return Rows.joined(parts, view.final.shape[1])
+    return UpdateRows.joined(parts, view.final.shape[1])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Opened:
+class OpenedSum:
     """A round's sum, as the server opens it, and whose updates are in it."""
 
     round: int
@@ -139,13 +141,13 @@ class Opened:
     def __repr__(self) -> str:
         return f"<Opened round={self.round} devices={len(self.senders)}>"
 
-    def rows(self) -> Rows:
+    def rows(self) -> UpdateRows:
         """As if one device, number −1, had sent it."""
         n = len(self.item)
-        return Rows(np.full(n, self.round), np.full(n, -1), self.item, self.values)
+        return UpdateRows(np.full(n, self.round), np.full(n, -1), self.item, self.values)
 
 
-def opened(view: View) -> list[Opened]:
+def opened(view: View) -> list[OpenedSum]:
     """The sums that the server of a secure sum opens: masked updates less the masks, or, where the
     view was too large to hold every masked update, the sum itself (`SummedReports`), with those
     who are in it named by `MaskedReports`, be they empty. A sum of nobody who is named is left out:
@@ -170,7 +172,7 @@ def opened(view: View) -> list[Opened]:
             values = table[item]
         else:
             continue
-        found.append(Opened(seen.round, senders, item, values.astype(np.float64) * _STEP))
+        found.append(OpenedSum(seen.round, senders, item, values.astype(np.float64) * _STEP))
     return found
 
 
@@ -204,7 +206,7 @@ class Inverted:
         return f"<Inverted {len(self.item):,}, redacted>"
 
 
-def slopes(rows: Rows, models: dict[int, Floats], step: PairStep) -> Floats:
+def slopes(rows: UpdateRows, models: dict[int, Floats], step: PairStep) -> Floats:
     """s of each row, had it been one negative draw; negative for a positive's."""
     bias = np.zeros(len(rows))
     for number in np.unique(rows.round):
@@ -214,7 +216,7 @@ def slopes(rows: Rows, models: dict[int, Floats], step: PairStep) -> Floats:
     return s
 
 
-def single_draws(rows: Rows, models: dict[int, Floats], step: PairStep) -> Rows:
+def single_draws(rows: UpdateRows, models: dict[int, Floats], step: PairStep) -> UpdateRows:
     """The rows that can be one negative draw at all, of as many rounds (one at least) as may be
     worked through."""
     s = slopes(rows, models, step)
@@ -226,7 +228,7 @@ def single_draws(rows: Rows, models: dict[int, Floats], step: PairStep) -> Rows:
 
 
 def invert(
-    rows: Rows, models: dict[int, Floats], step: PairStep, known_negatives: bool = True
+    rows: UpdateRows, models: dict[int, Floats], step: PairStep, known_negatives: bool = True
 ) -> Inverted:
     """The hidden positive of every row. `known_negatives`: what its sender has sent as negatives is
     not hers."""
@@ -243,7 +245,7 @@ def invert(
     return Inverted(item, sure)
 
 
-def _sent_by(senders: Ints, rows: Rows) -> tuple[Ints, Ints]:
+def _sent_by(senders: Ints, rows: UpdateRows) -> tuple[Ints, Ints]:
     """(place in `senders`, item) for everything that they have sent in `rows`."""
     order = np.argsort(rows.sender, kind="stable")
     starts = np.searchsorted(rows.sender[order], senders, side="left")
@@ -254,7 +256,7 @@ def _sent_by(senders: Ints, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _invert_round(
-    rows: Rows, model: Floats, step: PairStep, banned: tuple[Ints, Ints] | None
+    rows: UpdateRows, model: Floats, step: PairStep, banned: tuple[Ints, Ints] | None
 ) -> tuple[Ints, NDArray[np.bool_]]:
     q, b, lines = model[:, :-1], model[:, -1], np.arange(len(rows))
     s = np.clip(-(rows.values[:, -1] + step.reg_bias * b[rows.item]), _STEP, 1.0 - _STEP)
@@ -284,7 +286,7 @@ def _invert_round(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Drawn:
+class DrawnPositives:
     """The positives that devices drew, for scoring: `Truth.own["drawn"]`."""
 
     round: Ints
@@ -292,7 +294,7 @@ class Drawn:
     item: Ints
 
     def __repr__(self) -> str:
-        return f"<Drawn {len(self.round):,}, redacted>"
+        return f"<DrawnPositives {len(self.round):,}, redacted>"
 
     def among(self, users: Ints, rounds: Ints) -> Claims:
         """Those of these users in these rounds, each once."""
@@ -302,7 +304,7 @@ class Drawn:
 
 def drawn_positives(
     algorithm: Any, train: Interactions, rounds: dict[int, Ints], rng: Streams
-) -> Drawn:
+) -> DrawnPositives:
     """What the devices of a simulation drew: draws depend on its seed alone. `algorithm` has both
     halves; `rounds` says who was in each; `rng` is the federation's."""
     config = algorithm.config
@@ -320,7 +322,7 @@ def drawn_positives(
         updates = algorithm.device_learn(ModelView(number, table), cohort, rows, rng)
         drawn = updates.positive
         parts.append((number, some[updates.row[drawn]], updates.item[drawn].astype(np.int64)))
-    return Drawn(
+    return DrawnPositives(
         np.concatenate([np.zeros(0, np.int64), *(np.full(len(u), n) for n, u, _ in parts)]),
         np.concatenate([np.zeros(0, np.int64), *(u for _, u, _ in parts)]),
         np.concatenate([np.zeros(0, np.int64), *(i for _, _, i in parts)]),

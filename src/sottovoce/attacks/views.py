@@ -28,18 +28,18 @@ M = TypeVar("M")
 CONFIDENCE_Z = 1.959964
 
 
-class Seen(NamedTuple):
+class SeenRound(NamedTuple):
     """One round."""
 
     round: int
     messages: tuple[object, ...]
-    """What reached the party in it, in order: messages of `messages` or `drift_messages`, and for
-    the network `Packet`s."""
+    """What reached the party in it, in order: messages of `core.messages` or `drift.messages`, and
+    for the network `TlsPacket`s."""
     published: ModelView | None = None
     """The model that the round started from, where it is published."""
 
 
-class Packet(NamedTuple):
+class TlsPacket(NamedTuple):
     """What a network observer sees of a message inside TLS: from whom, to whom, how long."""
 
     sender: int
@@ -52,7 +52,7 @@ class View:
     """All that a party saw."""
 
     party: Party
-    rounds: tuple[Seen, ...]
+    rounds: tuple[SeenRound, ...]
     algorithm: Any
     """The configuration, which is public: learning rates and all. An attack knows its type by what
     it is `against`; the same holds for release and link."""

@@ -1,6 +1,6 @@
 """DRIFT in one process, with every message as bytes: what it costs by phase, and who sees what.
 
-The loop is `drift_replay.replay`; the parties here are its parties with a wire between them, so
+The loop is `drift.replay.replay`; the parties here are its parties with a wire between them, so
 that the model is the same, bit for bit. Interactions are sealed in one of three ways:
 
 - "pairs": a session for every user and owner (`privacy.interactions`). What owners and the
@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sottovoce.algorithms.drift.aggregated import AggregatingOwner
-from sottovoce.algorithms.drift.blocks import Events, Model
+from sottovoce.algorithms.drift.blocks import DriftModel, Events
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
@@ -52,8 +52,6 @@ from sottovoce.wire.silo_rounds import (
     encode_row_request,
     encode_rows,
 )
-
-# How DRIFT's messages travel in a simulation: as bytes, sealed or not, measured and witnessed.
 
 Sealing = Literal["none", "shared", "pairs"]
 SEALINGS: tuple[Sealing, ...] = ("none", "shared", "pairs")
@@ -322,7 +320,7 @@ class SiloSimulation:
         rng: Streams,
         sealing: Sealing = "pairs",
         witness: Witness | None = None,
-        model: Model | None = None,
+        model: DriftModel | None = None,
         door: InteractionDoor | None = None,
     ) -> None:
         """Starts from first rows, or from a model. Without a door everybody takes part and refuses
@@ -351,7 +349,7 @@ class SiloSimulation:
         return f"<SiloSimulation {self.sealing}, {len(self.owners)} owners>"
 
     @property
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         return self.orchestrator.model
 
     def epoch(self, events: Events) -> EpochCost:
@@ -444,7 +442,7 @@ class _WiredAggregatingOwner(_WiredOwner, AggregatingOwner):  # type: ignore[mis
 def _wired(
     number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: OwnerChannel, meter: Meter
 ) -> Owner:
-    kind = _WiredAggregatingOwner if config.release == "aggregated" else _WiredOwner
+    kind = _WiredAggregatingOwner if config.sums_over_people else _WiredOwner
     owner = kind(number, table.items(number), config)
     owner.wire(way, link, meter)
     return owner
@@ -475,16 +473,16 @@ class _WiredOrchestrator(Orchestrator):
 
 
 def _joined(
-    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: Model | None
+    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: DriftModel | None
 ) -> _WiredOrchestrator:
     if model is None:
         orchestrator = _WiredOrchestrator(config, rng)
         for owner in table.all_owners():
             orchestrator.add_items(owner, table.items(owner))
-        for user in users if config.release == "printed" else ():
+        for user in () if config.sums_over_people else users:
             orchestrator.join_user(user)
         return orchestrator
-    if config.release == "aggregated":
+    if config.sums_over_people:
         raise ConfigError("aggregating owners have vectors of their own; start from first rows")
     known_users = {user: model.users[user] for user in users}
     known_items = {item: model.items[item] for item in table}

@@ -16,7 +16,7 @@ from sottovoce.core.links import LINKS, Link
 from sottovoce.core.messages import GRID
 from sottovoce.core.one_bit import noise_root
 from sottovoce.core.recommender import Scorer
-from sottovoce.engines.observers import Listener, Observer
+from sottovoce.engines.observers import MessageObserver, Observer
 from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.errors import ConfigError
 from sottovoce.parties.defence import Defence
@@ -26,7 +26,7 @@ from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import KReports
 from sottovoce.rng import SecretStreams, Streams
-from sottovoce.runs.folder import Checkpoint
+from sottovoce.runs.folder import RunCheckpoint
 from sottovoce.wire.terms import check_fitting, largest_value
 
 
@@ -94,7 +94,7 @@ class Federation:
         most = largest_value(release, plan.triples) * GRID
         return cls(plan, server, devices, proxy, masker, most)
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: RunCheckpoint) -> None:
         """Put every party where it was after a round."""
         self.server.round, self.server.items = saved.round, saved.items
         if len(saved.memory):
@@ -133,12 +133,12 @@ class Federation:
     def run(
         self,
         observers: Sequence[Observer] = (),
-        listeners: Sequence[Listener] = (),
+        message_observers: Sequence[MessageObserver] = (),
         *,
         threads: int = 1,
         masked: bool = True,
     ) -> None:
-        """`masked`: whether listeners hear masked updates, or of each round the sum alone."""
+        """`masked`: whether observers see masked updates, or of each round the sum alone."""
         plan, link = self.schedule, self.masker and self.masker.link
         everybody = link is not None and link.noise and plan.cohort_size == plan.devices
         Simulation(
@@ -147,7 +147,7 @@ class Federation:
             plan.cohort_size,
             plan.rounds,
             observers,
-            listeners,
+            message_observers,
             threads,
             proxy=self.proxy,
             masker=self.masker,

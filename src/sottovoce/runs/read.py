@@ -74,7 +74,7 @@ class FinishedRun:
         split = experiment.judged(experiment.split(dataset), consent)
         return cls(folder, experiment, dataset, split, consent)
 
-    def words(self, choice: Choice) -> str:
+    def describe_choice(self, choice: Choice) -> str:
         """What a choice means in this system."""
         return choice.words() if self.experiment.silo is None else choice.owner_words()
 
@@ -142,7 +142,7 @@ class FinishedRun:
             groups = choice_groups(self.experiment.consent.choices, self.consent)
             sums = self.ledger_per_user()
             return [
-                LedgerLine(self.words(choice), int(mask.sum()), sums.total(mask))
+                LedgerLine(self.describe_choice(choice), int(mask.sum()), sums.total(mask))
                 for choice, mask in groups
             ]
         if grouping == "user":

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.aggregated import in_turn, own_vector
-from sottovoce.algorithms.drift.blocks import Model
+from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.core.consent import Choice
+from sottovoce.engines.observers import Report
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
-from sottovoce.engines.silo import Report, SiloWorld
+from sottovoce.engines.silo import SiloWorld
 from sottovoce.errors import ConfigError, ServiceError, Stalled
 from sottovoce.services.agent.user_agent import Delivery, UserAgent
 from sottovoce.stores.keys import authority_pem, write_new_files
@@ -55,7 +56,7 @@ _PORTS = "ports"
 
 
 @dataclass(slots=True, repr=False)
-class HttpsSiloTrial:
+class SiloTrial:
     """Whoever starts a trial speaks for its users: each takes part, and refuses the owners that the
     world says."""
 
@@ -91,7 +92,7 @@ class HttpsSiloTrial:
 
     # --- all of it --------------------------------------------------------------------------------
 
-    def train(self, report: Report) -> Model:
+    def train(self, report: Report) -> DriftModel:
         """All epochs; goes on from where its folder is. Every user of the world has joined."""
         with self.running():
             total = self.rounds_in_all
@@ -109,11 +110,11 @@ class HttpsSiloTrial:
         with OrchestratorStore.open(self._place) as store:
             return [asdict(record) for record in store.rounds()]
 
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         """As the orchestrator has it."""
-        return Model(*self._store().model())
+        return DriftModel(*self._store().model())
 
-    def model_at_home(self) -> Model:
+    def model_at_home(self) -> DriftModel:
         """What users rank with whose vectors are with the owners: each has asked hers for them. For
         when nothing runs any more: the owners' stores are opened here."""
         given: list[list[NDArray[np.float32]]] = [[] for _ in range(self.world.n_users)]
@@ -126,7 +127,7 @@ class HttpsSiloTrial:
         with OrchestratorStore.open(self._place) as store:
             rows = store.rows_to_rank()
         size = self.world.config.embedding_size
-        return Model(np.stack([own_vector(vectors, size) for vectors in given]), rows)
+        return DriftModel(np.stack([own_vector(vectors, size) for vectors in given]), rows)
 
     @property
     def rounds_in_all(self) -> int:

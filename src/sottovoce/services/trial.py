@@ -21,7 +21,7 @@ from sottovoce.engines.processes import Child, free_port, sottovoce_command, sto
 from sottovoce.engines.trial import (
     Gathered,
     Tick,
-    World,
+    TrialWorld,
     ledger_of,
     make_server_folder,
     make_store,
@@ -68,7 +68,7 @@ _PROXY, _PORT, _INTRODUCTION = "proxy", "port", "introduction.json"
 class HttpsTrial:
     """Device agents may die and rounds go on without them; the services may not."""
 
-    world: World
+    world: TrialWorld
     folder: Path
     processes: int
     """Agents; with 0 there are none, and the devices are the caller's to play."""

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.drift import blocks as kernels
 from sottovoce.algorithms.drift.blocks import (
     Blocks,
+    DriftModel,
     Events,
     Ints,
-    Model,
     add_block,
     first_rows,
     gradient,
@@ -49,9 +49,8 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
 from sottovoce.rng import Streams
 
-# The compiled half of drift_aggregated.py: owners that keep users' vectors and send sums.
-
-# Kernels carry no types (numba infers them); their caller in drift_aggregated.py does.
+# --- the compiled half ---------------------------------------------------------------------------
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
@@ -313,7 +312,7 @@ class AggregatingOwner(Owner):
             one = Blocks.one_by_one(
                 np.zeros(1, np.int64), np.array([[0, a, a, b]]), entries.astype(np.int32)
             )
-            by_user, by_item = gradient(Model(vector, local[at]), one, self._config.step())
+            by_user, by_item = gradient(DriftModel(vector, local[at]), one, self._config.step())
             pulls = by_item.astype(np.float32)
             kernels.move_rows(vector, np.zeros(1, np.int64), by_user.astype(np.float32), rate)
             kernels.move_rows(local, at, pulls, rate)
@@ -328,14 +327,14 @@ class AggregatingOwner(Owner):
 
 def owner_of(number: int, items: Iterable[int], config: DRIFTConfig) -> Owner:
     """An owner of the kind that the settings ask for."""
-    kind = AggregatingOwner if config.release == "aggregated" else Owner
+    kind = AggregatingOwner if config.sums_over_people else Owner
     return kind(number, items, config)
 
 
 def in_turn(config: DRIFTConfig) -> bool:
     """Whether the owners of a round are served one after the other, each with the rows that the one
     before it has moved."""
-    return config.release == "aggregated" and not config.window
+    return config.sums_over_people and not config.window
 
 
 # --- the user's half -----------------------------------------------------------------------------
@@ -464,11 +463,11 @@ class Aggregation:
         """Rows that wait for more people."""
         return int((self._count > 0).sum())
 
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         """What users rank with: each her own mean, and the rows as `ranked_rows` has them."""
         user, size = self._seats // self._plan.owners, self._config.embedding_size
         counts = np.bincount(user, minlength=self._n_users)
         columns = [np.bincount(user, self.vectors[:, f], self._n_users) for f in range(size)]
         vectors = (np.stack(columns, axis=1) / np.maximum(counts, 1)[:, None]).astype(np.float32)
         vectors[counts == 0] = START
-        return Model(vectors, ranked_rows(self.rows, self.sent))
+        return DriftModel(vectors, ranked_rows(self.rows, self.sent))

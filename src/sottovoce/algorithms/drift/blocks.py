@@ -26,12 +26,12 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
 
-# The compiled half of blocks.py: the gradient of a block's loss, and the loops around it.
+# --- the gradient of a block's loss, and the loops around it -------------------------------------
 # Gradients are added up in double precision in the order of the blocks, rounded once to single
 # precision, as they travel, and then subtracted. So a row moves by the same bits whether a loop
 # here moves it or a data owner and the orchestrator do so by messages.
 
-# Kernels carry no types (numba infers them); their callers in blocks.py do.
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
@@ -377,7 +377,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Block:
+class EndedBlock:
     """A block that has ended: at least one negative and one positive, each in their order."""
 
     negatives: tuple[int, ...]
@@ -386,11 +386,11 @@ class Block:
     def __repr__(self) -> str:
         return "<Block, redacted>"
 
-    def without(self, items: frozenset[int]) -> Block | None:
+    def without(self, items: frozenset[int]) -> EndedBlock | None:
         """The block less these items; nothing where a side would be empty."""
         negatives = tuple(i for i in self.negatives if i not in items)
         positives = tuple(i for i in self.positives if i not in items)
-        return Block(negatives, positives) if negatives and positives else None
+        return EndedBlock(negatives, positives) if negatives and positives else None
 
 
 @dataclass(slots=True, repr=False)
@@ -403,7 +403,7 @@ class OpenBlock:
     def __repr__(self) -> str:
         return "<OpenBlock, redacted>"
 
-    def add(self, item: int, positive: bool) -> Block | None:
+    def add(self, item: int, positive: bool) -> EndedBlock | None:
         """Takes the next event of the stream; the block that it ends, if it ends one."""
         if positive:
             if self.negatives:
@@ -413,11 +413,11 @@ class OpenBlock:
         self.negatives.append(item)
         return ended
 
-    def end(self) -> Block | None:
+    def end(self) -> EndedBlock | None:
         """Ends the block where it has both sides; a run of negatives alone stays open."""
         if not self.positives:
             return None
-        ended = Block(tuple(self.negatives), tuple(self.positives))
+        ended = EndedBlock(tuple(self.negatives), tuple(self.positives))
         self.negatives, self.positives = [], []
         return ended
 
@@ -542,7 +542,7 @@ class BlockStep:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Model:
+class DriftModel:
     """A row for every user and every item."""
 
     users: NDArray[np.float32]
@@ -552,13 +552,13 @@ class Model:
         return f"<Model users={self.users.shape} items={self.items.shape}>"
 
     @classmethod
-    def start(cls, n_users: int, n_items: int, size: int, rng: Streams) -> Model:
+    def start(cls, n_users: int, n_items: int, size: int, rng: Streams) -> DriftModel:
         """Uniform on [0, 1). A row depends on the stream and its own number alone."""
         require_whole("embedding_size", size, 1, 4096)
         return cls(*(first_rows(k, range(n), size, rng) for k, n in _kinds(n_users, n_items)))
 
-    def copy(self) -> Model:
-        return Model(self.users.copy(), self.items.copy())
+    def copy(self) -> DriftModel:
+        return DriftModel(self.users.copy(), self.items.copy())
 
     def check(self) -> None:
         """Raises where a row has run off to infinity."""
@@ -578,7 +578,7 @@ def first_rows(
     return rng.child(f"init-{kind}").uniform(counters, size).astype(np.float32)
 
 
-def learn(model: Model, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
+def learn(model: DriftModel, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
     """All updates, one step each. Returns how many rows were moved in all, of users and items."""
     _check(model, blocks)
     work = (
@@ -593,7 +593,7 @@ def learn(model: Model, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
     return int(users), int(items)
 
 
-def learn_momentum(model: Model, blocks: Blocks, step: BlockStep, momentum: float) -> None:
+def learn_momentum(model: DriftModel, blocks: Blocks, step: BlockStep, momentum: float) -> None:
     """A step per block along m ← momentum·m + (1 − momentum)·gradient; m starts at 0 with every
     user and moves all rows of the user's blocks so far."""
     _check(model, blocks)
@@ -605,7 +605,7 @@ def learn_momentum(model: Model, blocks: Blocks, step: BlockStep, momentum: floa
 
 
 def gradient(
-    model: Model, blocks: Blocks, step: BlockStep
+    model: DriftModel, blocks: Blocks, step: BlockStep
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of the sum of all the blocks' losses, by the users' rows and by the items'."""
     _check(model, blocks)
@@ -617,7 +617,7 @@ def gradient(
     return users, items
 
 
-def losses(model: Model, blocks: Blocks) -> NDArray[np.float64]:
+def losses(model: DriftModel, blocks: Blocks) -> NDArray[np.float64]:
     """The ranking loss of each block, without the ridge."""
     _check(model, blocks)
     out = np.empty(len(blocks))
@@ -627,7 +627,7 @@ def losses(model: Model, blocks: Blocks) -> NDArray[np.float64]:
     return out
 
 
-def _lanes(model: Model) -> tuple[int, ...] | None:
+def _lanes(model: DriftModel) -> tuple[int, ...] | None:
     """For rows so short that a kernel of their own pays."""
     size = model.users.shape[1]
     return (0,) * size if size <= 16 else None
@@ -638,7 +638,7 @@ def _scratch(spans: Ints) -> NDArray[np.float64]:
     return np.empty((2, longest))
 
 
-def _check(model: Model, blocks: Blocks) -> None:
+def _check(model: DriftModel, blocks: Blocks) -> None:
     if len(blocks.user) and not 0 <= blocks.user.min() <= blocks.user.max() < len(model.users):
         raise DataError("a block belongs to a user that the model does not have")
     used = blocks.entries

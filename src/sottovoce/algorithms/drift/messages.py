@@ -169,7 +169,7 @@ def _check_rows(numbers: Ints, rows: NDArray[np.float32], size: int) -> None:
         raise MessageError("users and items must ascend, each once")
 
 
-# A table of vectors that grows as users or items join.
+# --- a table of vectors that grows as users or items join ----------------------------------------
 
 LARGEST = 1 << 27
 """Users and items have smaller numbers."""

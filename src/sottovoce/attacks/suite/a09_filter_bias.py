@@ -47,10 +47,10 @@ def needs(view: View) -> str:
 
 def read_filters(view: View) -> list[FilterRows]:
     """Every filter, device by device: as sent, or, where that is all there is, masked."""
-    from sottovoce.algorithms.uc.rows import Layout  # needs PyTorch
+    from sottovoce.algorithms.uc.rows import ModelLayout  # needs PyTorch
 
     settings = view.algorithm
-    layout, size = Layout.of(settings, view.n_items), settings.embedding_size
+    layout, size = ModelLayout.of(settings, view.n_items), settings.embedding_size
     plain, hidden = view.messages(DeviceReports), view.messages(MaskedReports)
     senders = [*(m.sender for m in plain), *(m.sender for m in hidden)]
     users = np.unique(np.concatenate(senders)).astype(np.int64)
@@ -105,10 +105,10 @@ def _sum_needs(view: View) -> str:
 
 def _guess_sum(view: View) -> Guesses:
     """For everybody in them, the class that the opened sums speak for."""
-    from sottovoce.algorithms.uc.rows import Layout
+    from sottovoce.algorithms.uc.rows import ModelLayout
 
     settings = view.algorithm
-    layout, size = Layout.of(settings, view.n_items), settings.embedding_size
+    layout, size = ModelLayout.of(settings, view.n_items), settings.embedding_size
     total = np.sum([one.sums for one in opened(view)], axis=0)[:, :size]
     users = np.unique(np.concatenate([m.sender for m in view.messages(MaskedReports)]))
     found = []

@@ -16,7 +16,7 @@ from sottovoce.engines.flower.launch import LocalFlower, NodePlan
 from sottovoce.engines.trial import (
     Gathered,
     Tick,
-    World,
+    TrialWorld,
     ledger_of,
     make_server_folder,
     make_store,
@@ -32,7 +32,7 @@ from sottovoce.stores.session import Hosted
 
 @dataclass(slots=True, repr=False)
 class FlowerTrial:
-    world: World
+    world: TrialWorld
     folder: Path
     processes: int
     """Gateways."""
