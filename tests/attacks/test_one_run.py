@@ -16,11 +16,11 @@ from sottovoce.attacks.one_run import (
     audit_run,
     least_distance,
     lower_bound,
-    opened,
     score_reports,
     score_sums,
     values_before_coins,
 )
+from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.views import View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
@@ -287,7 +287,7 @@ def test_a_proxy_that_adds_half_the_noise_is_caught(monkeypatch):
 
 def test_sums_are_the_same_from_what_is_kept_and_from_all_messages():
     few = replace_first(ABSENT, 60)
-    kept, every = (opened(sums_run(1.0, 1, kept)(few)) for kept in (True, False))
+    kept, every = (opened_sums(sums_run(1.0, 1, kept)(few)) for kept in (True, False))
     assert len(kept) == len(every) == 1
     assert np.array_equal(kept[0].sums, every[0].sums)
     assert kept[0].devices == every[0].devices == int(few.included.sum())
@@ -316,7 +316,7 @@ def test_views_that_lack_what_is_needed_are_refused():
     with pytest.raises(DataError, match="FCF"):
         score_sums(replace(view, algorithm=ROTATED), ABSENT)
     silent = replace(view, rounds=())
-    assert opened(silent) == []
+    assert opened_sums(silent) == []
     assert not score_sums(silent, ABSENT).any()
 
 

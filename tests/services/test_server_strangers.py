@@ -350,7 +350,7 @@ def test_the_database_is_spared_and_the_operator_served_when_it_is_slow(tmp_path
         client.wait(round=0, state="open")
         database = folder.database()
         stack.callback(database.close)
-        guess = enrolment(Invitation("", "", "00" * 32, 0, "little-town"), fleet.keys[0])
+        guess = enrolment(Invitation("https://x", "", "00" * 32, 0, "little-town"), fleet.keys[0])
         with database.writing():
             held = [stack.enter_context(connected(folder, server)) for _ in range(2)]
             for number, link in enumerate(held):

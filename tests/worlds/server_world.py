@@ -6,14 +6,13 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from forked import ForkedProcess
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.consent import Choice, Consent
@@ -112,12 +111,7 @@ class ServerProcess:
         options.setdefault("port", 0)
         self.log = path / f"server-{secrets.token_hex(3)}.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program, str(path), json.dumps(options)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self.process = ForkedProcess(program, path, json.dumps(options), output=log)
         self.ready = None
         if wait:
             try:

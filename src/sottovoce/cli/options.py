@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from sottovoce.cli import output
-from sottovoce.core.consent import FIELDS, Choice
+from sottovoce.core.choice import FIELDS, Choice
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR")]

@@ -143,7 +143,6 @@ def invite(
       sottovoce serve invite town --out /media/usb
     """
     from sottovoce.stores import server_folder as folders
-    from sottovoce.wire.invitations import write_invitation
 
     found = folders.open_folder(folder)
     address = _address(found, server)
@@ -153,7 +152,7 @@ def invite(
         invitations = folders.invite(found, store, address, numbers, count=count)
     files = [out / f"device-{invitation.number}.json" for invitation in invitations]
     for file, invitation in zip(files, invitations, strict=True):
-        write_invitation(file, invitation)
+        invitation.write(file)
     written = [invitation.number for invitation in invitations]
     return {"server": address, "numbers": written, "files": [*map(str, files)]}, [
         f"{len(files)} invitation(s) to {address} in {out}; each is a secret"

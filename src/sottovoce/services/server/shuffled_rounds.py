@@ -1,7 +1,7 @@
 """Rounds of a federation with a shuffler: the server asks nobody, knows nobody, and counts batches.
 
 A round is over when every tier's batch is here, or at the deadline with at least one. It is never
-tried again: what a device has reported counts towards its owner's budget whatever becomes of it.
+tried again: what a device has reported counts towards its user's budget whatever becomes of it.
 """
 
 from __future__ import annotations
