@@ -20,7 +20,7 @@ from sottovoce.engines.processes import Child, sottovoce_command
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.rng import Streams
-from sottovoce.services.silo_trial import HttpsSiloTrial
+from sottovoce.services.silo_trial import SiloTrial
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
 from sottovoce.wire.silo_files import Admission, FederationFile
 
@@ -158,7 +158,7 @@ def test_owners_as_processes_give_the_simulations_model(tmp_path):
     """Also where one of them is killed while it takes messages: nothing that it acknowledged is
     lost, nothing is there twice, and the round goes on without it and says so."""
     world = small_world()
-    trial = HttpsSiloTrial(world, tmp_path / "trial", deadline=12.0)
+    trial = SiloTrial(world, tmp_path / "trial", deadline=12.0)
     found = run_with_a_killed_owner(world, trial, tmp_path, 1, "Sci-Fi")
     check(world, trial, *found, 1, "Sci-Fi")
 
@@ -178,6 +178,6 @@ def test_a_hundred_thousand_sealed_interactions_of_movielens(tmp_path):
     member = np.stack([genres[:, k::4].any(axis=1) for k in range(4)], axis=1)
     world = world_of(train, member, None, DRIFTConfig(window=7_500, epochs=1))
     assert sum(addressed(world).values()) >= 100_000
-    trial = HttpsSiloTrial(world, tmp_path / "trial", deadline=20.0)
+    trial = SiloTrial(world, tmp_path / "trial", deadline=20.0)
     found = run_with_a_killed_owner(world, trial, tmp_path, 4, "Drama")
     check(world, trial, *found, 4, "Drama")

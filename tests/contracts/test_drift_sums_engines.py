@@ -6,7 +6,7 @@ import pytest
 from test_drift_engines import small_train, world_of
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.services.silo_trial import HttpsSiloTrial
+from sottovoce.services.silo_trial import SiloTrial
 
 CONFIG = DRIFTConfig(release="aggregated", min_users=10, epochs=2, learning_rate=0.1)
 
@@ -27,14 +27,14 @@ def test_owners_that_add_up_give_the_simulations_model(tmp_path):
         expected.epoch()
     assert expected.sent.any()
     assert not expected.sent.all(), "some rows never leave, and count as average ones"
-    trial = HttpsSiloTrial(world, tmp_path / "trial", deadline=30.0)
+    trial = SiloTrial(world, tmp_path / "trial", deadline=30.0)
     assert trial.rounds_in_all == CONFIG.epochs
     with trial.running():
         trial.queue(0)
         trial.deliver_all()
         trial.close_round(0)
         trial.owners[world.owners[0]].kill()
-    model = HttpsSiloTrial(world, tmp_path / "trial", deadline=30.0).train(lambda *_: None)
+    model = SiloTrial(world, tmp_path / "trial", deadline=30.0).train(lambda *_: None)
     assert model.users.tobytes() == expected.model().users.tobytes()
     assert model.items.tobytes() == expected.model().items.tobytes()
     for record in trial.rounds():

@@ -13,7 +13,7 @@ from test_secure_sum_https import UC, nobody, parties
 
 from sottovoce.engines.processes import wait_for
 from sottovoce.services.server.operator import Operator
-from sottovoce.services.silo_trial import HttpsSiloTrial
+from sottovoce.services.silo_trial import SiloTrial
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores import server as records
 from sottovoce.stores.server_folder import open_folder
@@ -98,7 +98,7 @@ def test_drift_with_sums_over_people(tmp_path):
     expected = world.aggregation()
     for _ in range(CONFIG.epochs):
         expected.epoch()
-    trial = HttpsSiloTrial(world, tmp_path / "trial", deadline=60.0)
+    trial = SiloTrial(world, tmp_path / "trial", deadline=60.0)
     with trial.running():
         for number in range(trial.rounds_in_all):
             trial.queue(number)

@@ -340,7 +340,7 @@ def test_the_database_is_spared_and_the_operator_served_when_it_is_slow(tmp_path
     """While somebody holds the database, devices' requests take up every place but the operator's
     and those of guesses, and what cannot be there is answered at once."""
     folder, fleet = new_folder(tmp_path, rounds=3), Fleet()
-    limits = {"aside": 2, "connections": 6, "guess_seconds": 0.1}
+    limits = {"queries": 2, "connections": 6, "guess_seconds": 0.1}
     with (
         ServerProcess(tmp_path, limits=limits) as server,
         Client(folder, server.port) as client,

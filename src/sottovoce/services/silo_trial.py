@@ -56,7 +56,7 @@ _PORTS = "ports"
 
 
 @dataclass(slots=True, repr=False)
-class HttpsSiloTrial:
+class SiloTrial:
     """Whoever starts a trial speaks for its users: each takes part, and refuses the owners that the
     world says."""
 

@@ -13,7 +13,7 @@ from sottovoce.engines.silo import SiloWorld
 from sottovoce.errors import ConfigError, Stalled
 from sottovoce.parties.silo_door import InteractionDoor
 from sottovoce.rng import Streams
-from sottovoce.services.silo_trial import HttpsSiloTrial
+from sottovoce.services.silo_trial import SiloTrial
 
 
 def world(**settings):
@@ -44,7 +44,7 @@ class Users:
 @pytest.mark.parametrize("silent", [(), ("Noir",)])
 def test_an_epoch_begins_when_all_owners_know_that_the_last_one_is_over(tmp_path, silent):
     """Else they would refuse its events, which are older than their last, and learn from less."""
-    trial = HttpsSiloTrial(world(), tmp_path)
+    trial = SiloTrial(world(), tmp_path)
     trial.agent = Users()
     trial.store = SimpleNamespace(rounds=lambda last: [SimpleNamespace(silent=silent)])
     for number, events in ((0, 4), (2, 2), (4, 4)):  # silence elsewhere does no harm
@@ -68,4 +68,4 @@ def test_an_epoch_begins_when_all_owners_know_that_the_last_one_is_over(tmp_path
 )
 def test_what_cannot_be_tried_is_refused(tmp_path, settings, processes, words):
     with pytest.raises(ConfigError, match=words):
-        HttpsSiloTrial(world(**settings), tmp_path, processes)
+        SiloTrial(world(**settings), tmp_path, processes)

@@ -86,7 +86,7 @@ class ServerLimits(Limits):
     cache: int = 256 << 20
     """Bytes of encoded models kept besides those that are always there."""
     retry_seconds: int = 5
-    aside: int = 64
+    queries: int = 64
     """Requests that wait for the database otherwise; the operator's and those of devices that
     enrol have places of their own."""
     guess_seconds: float = 1.0
@@ -127,7 +127,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
         )
         self._cache = DocumentCache(limits.cache)
         self._ends += [self._writer.close, enrolments.close, self._cache.close]
-        self._queries = self._executor(limits.aside, threads=2)
+        self._queries = self._executor(limits.queries, threads=2)
         self._refreshing: asyncio.Future[RoundSnapshot] | None = None
         self._checked_in: tuple[tuple[int, int], set[int]] = (0, 0), set()
         self._unproven = Room(self.name, limits.unproven, limits.unproven_per_address)
