@@ -80,7 +80,7 @@ def chosen(options, fuzz_runner):
 def postgres_is_here():
     if os.environ.get("SOTTOVOCE_REQUIRE_SERVICES") == "1":
         return True
-    from test_postgres import binaries
+    from postgres_world import binaries
 
     try:
         return binaries() is not None

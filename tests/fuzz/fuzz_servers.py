@@ -322,7 +322,7 @@ class Postgres(ServerTarget):
     cohort_size = USERS
 
     def place(self, path, stack):
-        from test_postgres import Postgres
+        from postgres_world import Postgres
 
         # Not below a folder into which only its owner may look.
         folder = Path(tempfile.mkdtemp(prefix="sottovoce-fuzz-"))

@@ -20,12 +20,10 @@ _ERROR = re.compile(rb'\{"error": "(\w+)"')
 def addresses(service):
     """Method and path of everything at which the service answers, from its own tables. A star
     stands for what the path leaves open."""
-    found = []
-    for key, value in service._routes.items():
-        found.append(key if isinstance(key, tuple) else (value[0], key))
-    for method, start, end in getattr(service, "_families", {}):
-        found.append((method, f"{start}*{end}"))
-    return found
+    return [
+        (method, f"{path}*" if path.endswith("/") else path)
+        for path, (method, _) in service._routes.items()
+    ]
 
 
 class ServiceTarget:

@@ -61,7 +61,7 @@ def test_ten_thousand_inputs_find_nothing(tmp_path):
 
 
 def test_postgres_holds_as_well(tmp_path):
-    from test_postgres import binaries
+    from postgres_world import binaries
 
     binaries()  # skips where there is none
     reports = fuzz(
@@ -82,7 +82,7 @@ def test_postgres_holds_as_well(tmp_path):
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_million_inputs_find_nothing(name, tmp_path):
     if name == "server-postgres":
-        from test_postgres import binaries
+        from postgres_world import binaries
 
         binaries()
     count = shares(MILLION, list(TARGETS))[name]
@@ -119,10 +119,7 @@ def test_a_new_address_is_fuzzed_and_must_be_taught(name):
     try:
         target = runner.target
         service = target.app.service.service
-        where, entry = ("/v1/new", ("GET", broken)) if name == "masker" else (
-            ("GET", "/v1/new"), broken
-        )  # fmt: skip
-        service._routes = {**service._routes, where: entry}
+        service._routes = {**service._routes, "/v1/new": ("GET", broken)}
         assert ("GET", "/v1/new") in addresses(service)
         target.addresses = target._weighted = [("GET", "/v1/new")]
         with pytest.raises(Trouble, match="KeyError"):

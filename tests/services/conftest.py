@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from postgres_world import postgres  # noqa: F401
 
 from sottovoce.cli import call
 

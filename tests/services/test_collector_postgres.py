@@ -6,12 +6,11 @@ import numpy as np
 from collector_world import folded, proxied_folder
 from server_world import USERS, ServerProcess
 from test_collector_service import Proxy, enrol
-from test_postgres import postgres  # noqa: F401
 
 from sottovoce.stores.keys import ReportKeys
 
 
-def test_parts_are_spread_over_two_processes_and_one_is_killed(tmp_path, postgres):  # noqa: F811
+def test_parts_are_spread_over_two_processes_and_one_is_killed(tmp_path, postgres):
     url = postgres.fresh("mixed")
     folder = proxied_folder(tmp_path, rounds=20)
     rounds = []
@@ -46,7 +45,7 @@ def test_parts_are_spread_over_two_processes_and_one_is_killed(tmp_path, postgre
         assert np.array_equal(second.items(4), folded([*rounds, here]))
 
 
-def test_a_key_goes_for_all_processes_of_a_folder(tmp_path, postgres):  # noqa: F811
+def test_a_key_goes_for_all_processes_of_a_folder(tmp_path, postgres):
     url = postgres.fresh("rotated")
     folder = proxied_folder(tmp_path, rounds=20)
     with (
