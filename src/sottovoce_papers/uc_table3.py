@@ -34,14 +34,6 @@ def table3(study: UCStudy, out: Path) -> dict[str, Any]:
     return study.result("uc-table3", out, _tables(study, rows), claims, rows=rows)
 
 
-def cells_of_table3(study: UCStudy) -> list[UCCell]:
-    """Every training, for a machine that only trains."""
-    c = study.config
-    return [
-        shared(study, s, r, seed) for s in c.sources for r in c.recommenders for seed in c.seeds
-    ]
-
-
 def shared(study: UCStudy, source: str, recommender: str, seed: int) -> UCCell:
     """A model with filters that everybody has trained: nobody hides anything yet."""
     return study.cell(source, recommender, seed, 0.0, alpha=0.0)  # type: ignore[arg-type]

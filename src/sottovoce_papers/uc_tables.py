@@ -149,27 +149,6 @@ def table1(study: UCStudy, out: Path) -> dict[str, Any]:
     return _table(study, out, "uc-table1", _rows_of_table1, _claims_of_table1)
 
 
-def cells_of_table2(study: UCStudy) -> list[UCCell]:
-    """Every training of Table 2, for a machine that only trains. Those of early stopping follow
-    from the others, which are trained."""
-    found: list[UCCell] = []
-    for source in study.config.sources:
-        for recommender in study.config.recommenders:
-            kinds = _rows_of_table2(study, source, recommender)
-            found += [cell for _, cells in kinds.values() for cell in cells]
-    return found
-
-
-def cells_of_table1(study: UCStudy) -> list[UCCell]:
-    return [
-        cell
-        for source in study.config.sources
-        for recommender in study.config.recommenders
-        for _, cells in _rows_of_table1(study, source, recommender).values()
-        for cell in cells
-    ]
-
-
 def _table(
     study: UCStudy,
     out: Path,

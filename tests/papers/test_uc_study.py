@@ -428,7 +428,8 @@ def test_table2_has_every_line_beside_its_base_and_says_who_wins(tmp_path, world
     halves = [c for c in result["claims"] if "halves" in c["claim"]]
     assert halves
     assert not any(c["holds"] for c in halves if "AUC" in c["claim"])
-    assert {c.stop for c in uc_tables.cells_of_table2(study)} > {0}
+    _, early = uc_tables._rows_of_table2(study, SOURCE, "mf")["early"]
+    assert all(cell.stop for cell in early)
 
 
 def test_table1_prices_noise_on_single_numbers(tmp_path, world):
@@ -439,7 +440,6 @@ def test_table1_prices_noise_on_single_numbers(tmp_path, world):
     price = 0.5 * 20 * 8
     notes = " ".join(result["tables"][0].notes)
     assert f"costs ε = {price:,.0f}" in notes
-    assert len(uc_tables.cells_of_table1(study)) == 4
 
 
 def test_table3_says_what_protection_costs_and_who_stopped_it(tmp_path, world):
@@ -453,7 +453,7 @@ def test_table3_says_what_protection_costs_and_who_stopped_it(tmp_path, world):
     assert gender["kl_after"] < gender["kl_before"]
     assert gender["per_user"] == pytest.approx(gender["seconds"] / gender["users"], rel=0.3)
     assert gender["majority_before"] == gender["majority_after"]
-    cells = uc_table3.cells_of_table3(study)
+    cells = [uc_table3.shared(study, SOURCE, "mf", seed) for seed in study.config.seeds]
     assert not any(study.hiders(cell).any() for cell in cells)
     rival, found, _ = uc_table3.protected(study, cells[0], "gender")
     private = study.private(replace(cells[0], alpha=SMALL.alpha), "gender")
@@ -484,7 +484,10 @@ def test_claims_are_held_against_the_base_and_need_no_gain_to_halve(tmp_path, wo
 # --- the real thing ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("recommender", "filters"), [("mf", "moments"), ("gnn", "two-layer")])
+@pytest.mark.parametrize(
+    ("recommender", "filters"),
+    [("mf", "moments"), pytest.param("gnn", "two-layer", marks=pytest.mark.slow)],
+)
 def test_a_real_training_goes_through(tmp_path, world, recommender, filters):
     study = new_study(tmp_path, world, federated)
     cell = study.cell(SOURCE, recommender, 0, 0.5, overrides=(("filters", filters),))

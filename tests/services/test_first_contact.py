@@ -3,13 +3,12 @@ follows what the commands print has been shown who reads what before the first b
 
 import contextlib
 import re
-import subprocess
-import sys
 
 import pytest
 from forwarder import Forwarder
 from server_world import ServerProcess, new_folder, terms
 
+import forked
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import invite
 from sottovoce.stores.session import Hosted
@@ -29,12 +28,7 @@ class Owner:
         """The commands that the answer names."""
         words = [str(word) for word in words]
         plain = ["--plaintext"] if words[:2] == ["serve", "device"] else []
-        done = subprocess.run(
-            [sys.executable, "-m", "sottovoce", *words, *plain],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = forked.run(*words, *plain, timeout=60)
         assert done.returncode == code, done.stderr
         said = done.stdout + done.stderr
         self.shown += said

@@ -376,7 +376,7 @@ def test_two_federations_have_two_names(tmp_path):
 
 
 class SuperLinkOnPaper:
-    """What `Training` asks of a SuperLink, written down."""
+    """What `SiloTraining` asks of a SuperLink, written down."""
 
     def __init__(self, monkeypatch):
         self.registered, self.runs = [], []

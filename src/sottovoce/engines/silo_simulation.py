@@ -33,6 +33,7 @@ from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Sight
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError
 from sottovoce.parties.silo_door import InteractionDoor, UserAtDoor
 from sottovoce.rng import Streams
@@ -74,15 +75,12 @@ Party = tuple[Literal["user", "owner", "orchestrator", "network"], int]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WirePacket:
+class WirePacket(Redacted):
     """What whoever reads the network sees of a message."""
 
     sender: Party
     receiver: Party
     content: bytes
-
-    def __repr__(self) -> str:
-        return f"<WirePacket of {len(self.content):,} bytes, redacted>"
 
 
 Message = Interaction | RowRequest | Rows | Gradients | WirePacket

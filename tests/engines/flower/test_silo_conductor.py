@@ -39,6 +39,8 @@ from sottovoce.wire.silo_rounds import (
     encode_row_request,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 ROOT = Streams.from_seed(12)
 ISSUER = Issuer("town")
 CONFIG = DRIFTConfig(theta=2, learning_rate=0.1, window=7)
