@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "worlds")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "worlds")]
 SAVED = Path("fuzz-findings")
 
 

@@ -30,7 +30,14 @@ from sottovoce.stores.owner import DataOwner
 from sottovoce.wire.interactions import Identity, begin
 from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Application
-from sottovoce.wire.silo_rounds import QueryRows, TaskRows
+from sottovoce.wire.silo_rounds import (
+    QueryRows,
+    TaskRows,
+    decode_gradients,
+    decode_row_request,
+    encode_gradients,
+    encode_row_request,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_stores")
 
@@ -634,41 +641,67 @@ def test_times_are_checked(town, wrong):
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def floats(values):
-    return np.array(values, "<f4").tobytes()
+def inside(**fields):
+    """What becomes of the request or the gradients in an answer."""
+
+    def change(answer):
+        name = "request" if "request" in answer else "gradients"
+        read, write = CODECS[name]
+        return {name: write(replace(read(answer[name]), **fields))}
+
+    return change
+
+
+CODECS = {
+    "request": (decode_row_request, encode_row_request),
+    "gradients": (decode_gradients, encode_gradients),
+}
+
+
+def floats(value, width=4):
+    return np.full((2, width), value, np.float32)
 
 
 def numbers(*values):
-    return np.array(values, "<u4").tobytes()
+    return np.array(values, np.int64)
+
+
+def of_owner(number):
+    """Another owner's answer, through and through."""
+    return lambda answer: {**inside(owner=number)(answer), "owner": number}
 
 
 WRONG = {
-    "unknown_owner": [("query", {"owner": 0}), ("train", {"owner": 7})],
-    "stale": [("query", {"round": 9}), ("train", {"round": 9}), ("train", {"version": 5})],
-    "foreign_item": [("query", {"items_wanted": numbers(1, 5)})],
-    "unknown_user": [("query", {"users_wanted": numbers(0, 88)})],
-    "unknown_item": [("query", {"items": numbers(1, 4, 6)})],
+    "unknown_owner": [("query", of_owner(0)), ("train", of_owner(7))],
+    "stale": [("query", {"round": 9}), ("train", {"round": 9}), ("train", inside(version=5))],
+    "foreign_item": [("query", inside(items=numbers(1, 5)))],
+    "unknown_user": [("query", inside(users=numbers(0, 88)))],
+    "unknown_item": [("query", {"items": numbers(1, 4, 6).astype("<u4").tobytes()})],
     "not_asked": [
-        ("train", {"users": numbers(0, 2)}),
-        ("train", {"items": numbers(1, 2)}),
+        ("train", inside(users=numbers(0, 2))),
+        ("train", inside(items=numbers(1, 2))),
     ],
     "not_finite": [
-        ("train", {"user_rows": floats([np.nan] * 8)}),
-        ("train", {"item_rows": floats([np.inf] * 8)}),
-        ("train", {"item_rows": floats([-3e38] * 8), "user_rows": floats([3e38] * 8)}),
+        ("train", inside(user_rows=floats(np.nan))),
+        ("train", inside(item_rows=floats(np.inf))),
+        ("train", inside(item_rows=floats(-3e38), user_rows=floats(3e38))),
     ],
     "malformed": [
         ("query", {"items": b"abc"}),
-        ("query", {"items_wanted": numbers(4, 1)}),
-        ("query", {"wanted": 0}),
-        ("train", {"width": 2, "user_rows": b"\0" * 16, "item_rows": b"\0" * 16}),
-        ("train", {"user_rows": b"\0" * 12}),
-        ("train", {"users": numbers(1, 0)}),
-        ("train", {"sent": True}),
+        ("query", inside(items=numbers(4, 1))),
+        ("query", inside(items=numbers())),
+        ("query", inside(owner=0)),
+        ("query", {"owner": 0}),
+        ("train", inside(user_rows=floats(0.0, 2), item_rows=floats(0.0, 2))),
+        ("train", inside(user_rows=floats(0.0, 3))),
+        ("train", inside(users=numbers(1, 0))),
+        ("train", {"gradients": True}),
+        ("train", {"gradients": b"abc"}),
+        ("train", {"owner": 7}),
         ("train", {"owner": "bora"}),
         ("train", {"owner": -1}),
     ],
-    "version": [("query", {"protocol": 2}), ("train", {"protocol": None})],
+    "version": [("query", {"protocol": 1}), ("train", {"protocol": None})],
     "owner_problem": [("query", {"problem": "x"}), ("train", {"problem": "disk\x1b full"})],
 }
 
@@ -680,7 +713,8 @@ WRONG = {
 def test_what_is_off_is_refused_whole_and_counted_and_the_others_go_on(town, reason, kind, change):
     def fault(number, said, asked):
         if (number, said, asked.round) == (1, kind, 0):
-            return lambda answer: {**answer, **change}
+            changed = change if callable(change) else lambda answer: change
+            return lambda answer: {**answer, **changed(answer)}
         return None
 
     sim = Simulated()
@@ -688,7 +722,7 @@ def test_what_is_off_is_refused_whole_and_counted_and_the_others_go_on(town, rea
         for user in (0, 1):
             town.block(user, number)
     before = town.store.load()
-    if reason == "not_finite" and "user_rows" in change and "item_rows" in change:
+    if change is WRONG["not_finite"][2][1]:
         town.store.settings = replace(CONFIG, learning_rate=2.0)  # so that it leaves the range
     town.conduct(Office(town, fault))
     (record,) = town.store.rounds()
