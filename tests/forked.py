@@ -17,12 +17,12 @@ from pathlib import Path
 
 LOADED = (
     "sottovoce.cli",
-    "sottovoce.engines.https.agents",
-    "sottovoce.engines.https.serve",
-    "sottovoce.engines.https.proxy_serve",
-    "sottovoce.engines.https.masker_serve",
-    "sottovoce.engines.https.owner_serve",
-    "sottovoce.engines.https.orchestrator_serve",
+    "sottovoce.services.agent.process",
+    "sottovoce.services.server.process",
+    "sottovoce.services.shuffler",
+    "sottovoce.services.helper",
+    "sottovoce.services.owner",
+    "sottovoce.services.orchestrator",
 )
 """What the processes need."""
 COMMAND = "from sottovoce.cli import main\nmain()\n"
