@@ -20,9 +20,9 @@ from test_proxy_service import count, devices, opened, wait_for
 
 from sottovoce.cli import call
 from sottovoce.engines.processes import sottovoce_command
+from sottovoce.errors import MessageError
 from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import write_introduction
-from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import decode_submission, encode_submission, terms_name
 
@@ -165,7 +165,7 @@ def test_decoding_takes_exactly_what_was_encoded():
         assert (bytes(found.reports), found.terms) == (sealed, terms)
         assert account.hex() not in repr(found)
         for reports, tiers in [(2, 5), (4, 5), (3, tier)]:
-            with pytest.raises(Refused):
+            with pytest.raises(MessageError):
                 decode_submission(payload, reports, tiers)
 
 
