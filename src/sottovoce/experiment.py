@@ -300,6 +300,11 @@ class Experiment:
         owner, where that matters."""
         return self.cross_device().algorithm.on_data(dataset.user_attributes, consent)
 
+    def prepared(self, dataset: Dataset | None = None) -> PreparedExperiment:
+        """With these data, or those that it names, split, and the consent of their users."""
+        data = dataset or self.dataset()
+        return PreparedExperiment(self, data, self.split(data), self.records(data))
+
     def streams(self) -> Streams:
         return Streams.from_seed(self.seed)
 
@@ -361,6 +366,17 @@ class Experiment:
             return np.ones(table.n_interactions, dtype=bool)
         rated: NDArray[np.bool_] = table.ratings >= self.silo.positive_from
         return rated
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PreparedExperiment:
+    """An experiment with its data, before anything is run."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    """What is learnt from, and what is to be found."""
+    consent: Consent
 
 
 def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice], reads: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ BRAZIL, PRINTED = TABLE3["counts"], TABLE3["printed"]
 def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
     train = random_world(37, 81, 700, seed=11)
     epochs = 3
-    config = FPLConfig(configuration="sFPL", embedding_size=7, epochs=epochs)
+    config = FPLConfig(configuration="sFPL", embedding_size=6, epochs=epochs)
     plan = schedule(config, train.n_users, train.n_interactions)
     federated = small_run(
         FPL(config, plan.triples),
@@ -30,7 +30,7 @@ def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
         seed=5,
         written=True,
     )
-    central = BPRMF(embedding_size=7, epochs=epochs).fit(train, Streams.from_seed(5))
+    central = BPRMF(embedding_size=6, epochs=epochs).fit(train, Streams.from_seed(5))
     assert np.array_equal(federated.items[:, :-1], central.item_factors)
     assert np.array_equal(federated.items[:, -1], central.item_bias)
     assert np.array_equal(federated.vectors, central.user_factors)

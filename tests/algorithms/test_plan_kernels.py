@@ -82,8 +82,8 @@ def many_blocks():
 def test_rows_of_known_length_are_moved_by_the_same_bits(monkeypatch):
     blocks, step = many_blocks(), BlockStep(0.1, 0.01)
     found = []
-    for lanes in (blocks_module._lanes, lambda model: None):
-        monkeypatch.setattr(blocks_module, "_lanes", lanes)
+    for simd_row in (blocks_module._simd_row, lambda model: None):
+        monkeypatch.setattr(blocks_module, "_simd_row", simd_row)
         model = DriftModel.start(6, 12, 4, RNG)
         learn(model, blocks, step)
         found.append([model.users, model.items, losses(model, blocks)])

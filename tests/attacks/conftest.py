@@ -35,7 +35,7 @@ class Played:
     def network(self):
         """The view of whoever watches the wire."""
         masked = 8 * self.view.final.size + SEALED_SEED_BYTES
-        return replace(self.view, party="network", rounds=network_of(self.seen, masked, 0))
+        return replace(self.view, party="network", rounds=network_of(self.heard, masked, 0))
 
     def run(self, attack):
         view = self.network if attack.party == "network" else self.view

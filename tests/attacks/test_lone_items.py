@@ -12,7 +12,7 @@ from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import ModelView
 from sottovoce.engines.simulation import SimulatedDevices
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.secure_sum import summed
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
@@ -32,7 +32,7 @@ def attacked(train: Interactions, link: SecureSum, known: bool = True):
     )
     view = ModelView(0, algorithm.server_init(train.n_items, RNG))
     sums = devices.report_summed(view, devices.willing()).dense(train.n_items)
-    noise = Masker(link, sums.size, bytes(32)).noise(0)
+    noise = Helper(link, sums.size, bytes(32)).noise(0)
     opened = summed(0, sums if noise is None else sums + noise.reshape(sums.shape), len(USERS))
     seen = (SeenRound(0, (opened,), view),)
     saw = View("server", seen, settings, Everything(), link, train.n_items, view.items)

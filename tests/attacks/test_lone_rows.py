@@ -12,7 +12,7 @@ from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import GRID, LIMIT, ModelView
 from sottovoce.engines.simulation import SimulatedDevices, Simulation
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
@@ -47,7 +47,7 @@ def attacked(triples, noise=0.0, clip=0.0):
         algorithm, cohort, ShareFraction(), Ledger(), rng, link=link
     )
     server, ear = Server.start(algorithm, N_ITEMS, rng), Published(devices)
-    masker = Masker(link, server.items.size, bytes(32))
+    masker = Helper(link, server.items.size, bytes(32))
     Simulation(
         server, devices, N_USERS, ROUNDS, message_observers=[ear], masker=masker,
         largest_value=LIMIT * triples * GRID,

@@ -16,11 +16,11 @@ from sottovoce.attacks.one_run import (
     audit_run,
     least_distance,
     lower_bound,
-    opened,
     score_reports,
     score_sums,
     values_before_coins,
 )
+from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.views import View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
@@ -29,7 +29,7 @@ from sottovoce.core.messages import BitReports, SummedReports
 from sottovoce.core.one_bit import bits, coordinates
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import Everything
@@ -272,7 +272,7 @@ def test_a_proxy_that_adds_no_noise_is_caught():
 def test_a_proxy_that_adds_half_the_noise_is_caught(monkeypatch):
     claimed = np.sqrt(2) / 2.0
     assert 0.6 * claimed < distance(sums_run(2.0)) <= claimed
-    sum_masks = Masker.sum_masks
+    sum_masks = Helper.sum_masks
 
     def lazy(self, seeds, threads=1):
         self.link = replace(self.link, noise=self.link.noise / 2)
@@ -281,13 +281,13 @@ def test_a_proxy_that_adds_half_the_noise_is_caught(monkeypatch):
         finally:
             self.link = replace(self.link, noise=self.link.noise * 2)
 
-    monkeypatch.setattr(Masker, "sum_masks", lazy)
+    monkeypatch.setattr(Helper, "sum_masks", lazy)
     assert distance(sums_run(2.0)) > 1.3 * claimed
 
 
 def test_sums_are_the_same_from_what_is_kept_and_from_all_messages():
     few = replace_first(ABSENT, 60)
-    kept, every = (opened(sums_run(1.0, 1, kept)(few)) for kept in (True, False))
+    kept, every = (opened_sums(sums_run(1.0, 1, kept)(few)) for kept in (True, False))
     assert len(kept) == len(every) == 1
     assert np.array_equal(kept[0].sums, every[0].sums)
     assert kept[0].devices == every[0].devices == int(few.included.sum())
@@ -316,7 +316,7 @@ def test_views_that_lack_what_is_needed_are_refused():
     with pytest.raises(DataError, match="FCF"):
         score_sums(replace(view, algorithm=ROTATED), ABSENT)
     silent = replace(view, rounds=())
-    assert opened(silent) == []
+    assert opened_sums(silent) == []
     assert not score_sums(silent, ABSENT).any()
 
 

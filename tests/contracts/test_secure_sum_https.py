@@ -123,7 +123,7 @@ def test_agents_server_and_proxy_give_the_simulations_model(tmp_path):
         require_service(trial)
         sums = require_masked(bodies, devices, server.publish(), terms)
         assert trial.round() == 1
-        trial.start_masker()
+        trial.start_helper()
         trial.advance(2, nobody)
         server.fold(sums)
         trial.agents[2].kill()

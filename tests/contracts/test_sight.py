@@ -93,7 +93,7 @@ def test_a_gateway_tells_the_sum_over_its_cohort_and_no_more(tmp_path):
         task = CohortTask(terms, 0, 0, None, encode_model(view), numbers=USERS)
         answer = CohortAnswer.from_content(answer_task(Hosted(store), task).to_content())
     assert not answer.problem
-    assert {field.name for field in fields(answer)} == Gateway.sees["server"]["Answer"]
+    assert {field.name for field in fields(answer)} == Gateway.sees["server"]["CohortAnswer"]
     told = decode_sum(answer.sum, n_items=TRAIN.n_items, width=6, round=0)
     assert {field.name for field in fields(told)} == Gateway.sees["server"]["SummedReports"]
     cohort = Cohort(USERS, TRAIN, consent, terms.build().device_init(USERS, Streams(1)))

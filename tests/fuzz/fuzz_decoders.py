@@ -30,7 +30,7 @@ from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.directory import Directory
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.interactions import SEALED_BYTES, Identity
-from sottovoce.wire.invitations import parse_invitation
+from sottovoce.wire.invitations import Invitation
 from sottovoce.wire.passes import Issuer, Pass
 from sottovoce.wire.silo_files import Admission, FederationFile, UserInvitation
 from sottovoce.wire.terms import Terms
@@ -42,11 +42,13 @@ MODULES = (
 _READERS = ("decode", "from_table", "from_content", "parse_", "open_", "read_", "read")
 ELSEWHERE = {
     "sottovoce.wire.masked.open_seed": "by questions for a sum of masks",
-    "sottovoce.wire.invitations.read_invitation": "by parse_invitation",
+    "sottovoce.wire.refusals.read_or_refuse": "by the services",
     "sottovoce.stores.server_folder.read_introduction": "by parse_introduction",
+    "sottovoce.stores.server_folder.open_folder": "by its own operator alone",
+    "sottovoce.stores.server_folder.ServerFolder.ready_file": "by its own operator alone",
     "sottovoce.wire.directory.OwnerEntry.from_table": "by Directory.read",
-    "sottovoce.wire.silo_files.SiloFile.from_table": "by its four kinds",
-    "sottovoce.wire.silo_files.SiloFile.read": "by from_table of its four kinds",
+    "sottovoce.wire.files.DocumentFile.from_table": "by its kinds",
+    "sottovoce.wire.files.DocumentFile.read": "by from_table of its kinds",
 }
 """What reads messages and is reached in another way."""
 
@@ -307,17 +309,13 @@ class Decoders:
         descriptor["report_key"] = {"id": sealing.key_id(public).hex(), "public": public.hex()}
         self._table(Descriptor.from_table, descriptor)
         self._table(
-            parse_invitation,
-            {"protocol": PROTOCOL, "server": "https://x", "ca": "", "token": "ab", "number": 3,
-             "federation": "town"},
-        )  # fmt: skip
-        self._table(
             parse_introduction,
             {"protocol": PROTOCOL, "server": "https://x", "ca": "", "federation": "town",
              "verifying_key": "ab" * 32, "token": "cd" * 32},
         )  # fmt: skip
         applied = application(path, "Bakery", (1, 2))
         for made in (
+            Invitation("https://x", "", "ab", 3, "town"),
             FederationFile("town", bytes(32), DRIFTConfig(), ("a", "b")),
             applied,
             Admission("town", 3, "Bakery", "127.0.0.1:9", ""),

@@ -112,7 +112,7 @@ class Shuffler(PartyTarget):
         self._until(self._follows)
 
     def _follows(self):
-        self.app.run(self.app.courier.look(1.0))
+        self.app.run(self.app.forwarder.look(1.0))
         return self.app.store.position.round == self.server.round
 
     def check(self):

@@ -31,10 +31,11 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.server.application import Limits, Service
+from sottovoce.services.kit.application import Hosting
+from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.process import RoundsThread
 from sottovoce.services.server.shuffled_rounds import coordinator_of
-from sottovoce.services.server.state import Board
+from sottovoce.services.server.state import RoundState
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import rounds
@@ -75,7 +76,7 @@ class App(Here):
         with self.store.writing() as link:
             self.store.take_turn(link)
             coordinator.start(link)
-        self.board = Board(self.store, plan)
+        self.board = RoundState(self.store, plan)
         self.board.refresh()
         self.rounds = RoundsThread(self.store, coordinator, self.board, self.log)
         super().__enter__()
@@ -89,12 +90,15 @@ class App(Here):
 
     async def make(self):
         plan = self.folder.plan
-        return Service(
-            plan, self.folder.catalogue(), operator_token(self.folder.keys), self.store, self.board,
-            self.tally, Limits(guess_seconds=0.0), moved=self.rounds.wake,
+        hosting = Hosting(
+            operator_token(self.folder.keys), self.tally, ServerLimits(guess_seconds=0.0),
             failed=lambda error: self.log.error("not stored", detail=str(error)),
             died=lambda: self.died.append("writer"),
-            proxy=ProxySecrets.of(self.folder.keys) if plan.proxied else None,
+        )  # fmt: skip
+        proxy = ProxySecrets.of(self.folder.keys) if plan.proxied else None
+        return ServerApplication(
+            hosting, plan, self.folder.catalogue(), self.store, self.board,
+            moved=self.rounds.wake, proxy=proxy,
         )  # fmt: skip
 
 

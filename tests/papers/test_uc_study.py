@@ -484,7 +484,10 @@ def test_claims_are_held_against_the_base_and_need_no_gain_to_halve(tmp_path, wo
 # --- the real thing ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("recommender", "filters"), [("mf", "moments"), ("gnn", "two-layer")])
+@pytest.mark.parametrize(
+    ("recommender", "filters"),
+    [("mf", "moments"), pytest.param("gnn", "two-layer", marks=pytest.mark.slow)],
+)
 def test_a_real_training_goes_through(tmp_path, world, recommender, filters):
     study = new_study(tmp_path, world, federated)
     cell = study.cell(SOURCE, recommender, 0, 0.5, overrides=(("filters", filters),))

@@ -196,8 +196,7 @@ def test_the_model_is_what_the_messages_of_the_parties_give(settings):
     door.close(2)
     assert door.ledger.pending().equals(world.door.ledger.pending())
     options = topology.RunOptions(kept=False)
-    split = experiment.split(outcome.dataset)
-    whole = module.OwnersTopology.of(experiment, outcome.dataset, split, consent, options)
+    whole = module.OwnersTopology.of(experiment.prepared(outcome.dataset), options)
     whole.train(topology.ActiveRun(experiment, options, whole, None, lambda *_: None))
     model = whole.model
     assert np.array_equal(model.users[: len(orchestrator.model.users)], orchestrator.model.users)

@@ -28,6 +28,8 @@ from sottovoce.wire.sealing import open_reports
 from sottovoce.wire.shuffled import decode_submission, is_authentic, terms_name
 from sottovoce.wire.terms import Terms
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 K = 6
 TIERS = (Tier(0.5, 2), Tier(2.0, 2))
 WILLING = Choice(epsilon=2.0, max_reports=K, total_epsilon=1000.0)

@@ -225,7 +225,7 @@ def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path)
             server.seen.clear()
             with App(open_proxy_folder(folder.path), goal={None: 3}) as app:
                 assert (app.store.accounts(), app.store.held()) == (5, [])
-                wait_for(lambda: app.courier.terms is not None and app.log.lines)
+                wait_for(lambda: app.forwarder.terms is not None and app.log.lines)
                 for device in devices:
                     assert app.submit(device.submission(4)).status != 204
                 server.move(5)

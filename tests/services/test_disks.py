@@ -87,8 +87,8 @@ COMMANDS = [
     ("user", "send", "user"),
     ("serve", "server", "server", "--port", "0"),
     ("serve", "status", "server"),
-    ("serve", "proxy", "proxy", "--port", "0"),
-    ("serve", "masker", "masker", "--port", "0"),
+    ("serve", "shuffler", "proxy", "--port", "0"),
+    ("serve", "helper", "masker", "--port", "0"),
     ("serve", "owner", "bakery", "--port", "0", "--users-only"),
     ("serve", "orchestrator", "town", "--port", "0", "--users-only"),
 ]
@@ -132,7 +132,7 @@ def server(place):
 def proxy(place):
     terms = proxy_world.proxy_terms(minimum=(100, 2))
     with proxy_world.proxied(place, terms=terms) as (there, folder):
-        with proxy_world.App(folder, courier=False) as app:
+        with proxy_world.App(folder, forwarder=False) as app:
             some = [proxy_world.Device(there).enrol(app.ask) for _ in range(3)]
 
         def prepare(ask, port):

@@ -17,8 +17,8 @@ import uvloop
 from sottovoce.errors import UsageError
 from sottovoce.services.kit.connections import reverse_proxies
 from sottovoce.services.kit.protocol import BoundedProtocol
-from sottovoce.services.kit.serving import Listener, listen
-from sottovoce.services.server.application import Limits
+from sottovoce.services.kit.serving import HttpListener, listen
+from sottovoce.services.server.application import ServerLimits as Limits
 from sottovoce.stores.keys import authority_pem, device_context, init_keys, server_context
 from sottovoce.wire.refusals import RefusalCounts
 
@@ -63,7 +63,7 @@ class House:
             self.loop = asyncio.get_running_loop()
             self.loop.set_exception_handler(lambda loop, context: self.unforeseen.append(context))
             self.application.go = asyncio.Event()
-            self.listener = Listener(
+            self.listener = HttpListener(
                 self.application, self.limits, self.context, self.tally, ready.set
             )
             await self.listener.serve(sockets=[self.socket])

@@ -24,7 +24,7 @@ from sottovoce.core.links import Direct
 from sottovoce.core.masking import sum_masks
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
-from sottovoce.services import helper as folders
+from sottovoce.stores import helper_folder as folders
 from sottovoce.stores.keys import operator_token
 from sottovoce.wire.masked import (
     LONGEST_QUESTION,

@@ -376,7 +376,7 @@ def test_two_federations_have_two_names(tmp_path):
 
 
 class SuperLinkOnPaper:
-    """What `Training` asks of a SuperLink, written down."""
+    """What `SiloTraining` asks of a SuperLink, written down."""
 
     def __init__(self, monkeypatch):
         self.registered, self.runs = [], []
@@ -531,7 +531,7 @@ def test_answers_are_checked_by_the_user():
         encode_count(0)
     with pytest.raises(VersionMismatch):
         Enrolment.decode(
-            Enrolment(bytes(32), bytes(32), bytes(32)).encode().replace(b": 1,", b": 2,")
+            Enrolment(bytes(32), bytes(32), bytes(32)).encode().replace(b": 2,", b": 3,")
         )
 
 

@@ -20,7 +20,6 @@ from server_world import Answer
 
 from sottovoce.engines.processes import descendants
 from sottovoce.errors import KeyTrouble
-from sottovoce.services import owner_process as owner_serve
 from sottovoce.stores.keys import authority_pem, device_context, renew_keys
 from sottovoce.wire.interactions import begin
 from sottovoce.wire.owners import OfferMade, OwnerReceipt, encode_interactions, encode_session
@@ -226,15 +225,16 @@ def test_a_service_with_a_mistake_stops_rather_than_hang(tmp_path):
     broken = """
 import sys
 from pathlib import Path
-from sottovoce.services import owner_serve
+from sottovoce.services import owner
+from sottovoce.services.kit.serving import serve
 from sottovoce.errors import ServiceError
 
 def broken(*_):
     raise KeyError("a mistake of ours")
 
-owner_serve.DataOwner.take_many = broken
+owner.DataOwner.take_many = broken
 try:
-    owner_serve.run_owner(Path(sys.argv[1]), port=0)
+    serve(owner.OwnerService(), Path(sys.argv[1]), port=0)
 except ServiceError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -336,10 +336,10 @@ def test_a_node_that_is_not_let_in_knocks_again_and_ends_when_told(tmp_path, mon
 
     monkeypatch.setattr(supernode, "serve_app", serve_app)
     monkeypatch.setattr(silo_node, "build_owner_app", lambda owner: f"app of {owner.name}")
-    monkeypatch.setattr(owner_serve, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(silo_node, "_FIRST_PAUSE", 0.01)
     world, log = World(tmp_path), Log()
     with contextlib.closing(world.folder.owner()) as owner:
-        node = owner_serve.Node(world.folder, world.admission, owner, log)
+        node = silo_node.Participation(world.folder, world.admission, owner, log)
         node.start(died.set)
         assert let_in.wait(10)
         assert node.state == "running"
@@ -350,7 +350,7 @@ def test_a_node_that_is_not_let_in_knocks_again_and_ends_when_told(tmp_path, mon
 
         monkeypatch.setattr(silo_node, "build_owner_app", lambda owner: owner.mistake)
         monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-        owner_serve.Node(world.folder, world.admission, owner, log).start(died.set)
+        silo_node.Participation(world.folder, world.admission, owner, log).start(died.set)
         assert died.wait(10), "the process must not go on without its node, and say nothing"
 
 

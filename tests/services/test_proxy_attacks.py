@@ -161,7 +161,7 @@ def test_nothing_of_a_batch_stays_in_any_file_though_somebody_was_reading(world)
 
 def test_what_a_crash_left_in_the_log_is_wiped_at_the_next_start(world, tmp_path):
     server, folder = world
-    with App(folder, hold_seconds=0.0, courier=False) as app:
+    with App(folder, hold_seconds=0.0, forwarder=False) as app:
         store = app.store
         store.move(Position(0, True, server.key))
         body = secrets.token_bytes(4 * SEALED_BYTES)

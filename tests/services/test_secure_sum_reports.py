@@ -17,7 +17,7 @@ from sottovoce.core.messages import GRID, ModelView
 from sottovoce.errors import ConsentError, KeyTrouble, MessageError, UsageError
 from sottovoce.rng import Streams
 from sottovoce.services.server.checks import Checks
-from sottovoce.services.server.state import Board
+from sottovoce.services.server.state import RoundState
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world
@@ -48,7 +48,7 @@ class Door:
     def __init__(self, path):
         self.world = SummedWorld(path)
         self.world.step()
-        self.board = Board(self.world.database, self.world.plan)
+        self.board = RoundState(self.world.database, self.world.plan)
         self.board.refresh()
         self.checks = Checks(self.world.terms, self.board, self.world.database)
 

@@ -13,7 +13,7 @@ from sottovoce.core.messages import MaskSum
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.helper import noise_of
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.server.summed_rounds import ProxyLine
+from sottovoce.services.server.summed_rounds import HelperClient
 from sottovoce.wire.masked import (
     SEALED_SEED_BYTES,
     decode_mask_sum,
@@ -117,7 +117,7 @@ def test_while_the_proxy_is_down_the_round_stays_closing(world):
     here.report(*EVERYONE)
     here.step()
     here.down = True
-    with pytest.raises(ServiceError, match="waits for the proxy"):
+    with pytest.raises(ServiceError, match="waits for the helper"):
         here.step()
     before, tries = here.model(), 0
     for _ in range(40):
@@ -320,7 +320,7 @@ def test_what_the_server_has_is_uniform_whatever_was_sent(world):
 
 
 def test_the_servers_line_needs_a_proxy(tmp_path):
-    with pytest.raises(ConfigError, match="no proxy"):
-        ProxyLine(SecureSum(), "ab", 10)
+    with pytest.raises(ConfigError, match="no helper"):
+        HelperClient(SecureSum(), "ab", 10)
     with pytest.raises(UsageError, match="this machine"):
-        ProxyLine(SecureSum(url="http://example.org", key="ab"), "ab", 10)
+        HelperClient(SecureSum(url="http://example.org", key="ab"), "ab", 10)

@@ -11,7 +11,8 @@ from sottovoce.core.messages import MaskSum
 from sottovoce.errors import ServiceError
 from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.server.operator import metrics, status
+from sottovoce.services.kit.metrics import exposition
+from sottovoce.services.server.operator import figures, status
 from sottovoce.stores import server as searches
 from sottovoce.stores import server_folder as folder
 from sottovoce.wire.masked import decode_mask_sum, decode_question, encode_mask_sum
@@ -155,7 +156,7 @@ def test_while_the_proxy_is_down_the_groups_wait(world):
     report(here, ())
     here.asked.clear()
     here.down = True
-    with pytest.raises(ServiceError, match="waits for the proxy"):
+    with pytest.raises(ServiceError, match="waits for the helper"):
         here.step()
     here.down, here.time = False, here.time + 5
     assert here.step()[0] == "goal"
@@ -260,5 +261,5 @@ def test_the_operator_is_told_whom_the_server_suspects(world, tmp_path, monkeypa
     assert "5 (in 3 of 3)" in said
     assert content["search"]["suspects"][0]["number"] == 5
     assert content["search"]["suspects"][0]["chance"] < 0.05
-    text = metrics(here.database, RefusalCounts(), 0).decode()
+    text = exposition("", figures(here.database, RefusalCounts(), 0)).decode()
     assert "sottovoce_searching 1.0" in text

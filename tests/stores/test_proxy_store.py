@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sottovoce.errors import ServiceError
-from sottovoce.parties.shuffler import ProxyRules, in_parts
+from sottovoce.parties.shuffler import ShufflerRules, in_parts
 from sottovoce.stores.shuffler import KEPT_ROUNDS, Position, ProxyStore
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import SealedSubmission
 
 REPORTS, PER_PART = 2, 3
-RULES = ProxyRules(REPORTS, (2, 3), hold_seconds=0.0)
+RULES = ShufflerRules(REPORTS, (2, 3), hold_seconds=0.0)
 ACCOUNTS = [bytes([n]) * 16 for n in range(6)]
 accounts, tiers = st.sampled_from(ACCOUNTS), st.integers(0, 1)
 
@@ -82,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(parts=st.integers(0, 4))
     def hand_over_some(self, parts):
-        """As the courier does; it may be cut off after any part."""
+        """As the forwarder does; it may be cut off after any part."""
         for held in self.store.held():
             where = held.round, held.tier
             if held.state == "open":

@@ -6,11 +6,12 @@ import itertools
 
 from app_world import InProcess
 from proxy_world import Log
-from server_world import ServerProcess
+from server_world import ServerProcess, program
 
 from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
-from sottovoce.services.owner import OwnerLimits, OwnerService
+from sottovoce.services.kit.application import Hosting
+from sottovoce.services.owner import OwnerApplication, OwnerLimits
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
 from sottovoce.wire.interactions import Identity, begin
@@ -138,12 +139,11 @@ class App(InProcess):
         return super().__enter__()
 
     async def make(self):
-        return OwnerService(
-            self.owner, operator_token(self.folder.keys), RefusalCounts(), self.limits,
-            node=self.node,
+        hosting = Hosting(
+            operator_token(self.folder.keys), RefusalCounts(), self.limits,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
-            died=lambda: None,
         )  # fmt: skip
+        return OwnerApplication(hosting, self.owner, self.node)
 
     def __exit__(self, *_):
         super().__exit__()
@@ -152,23 +152,15 @@ class App(InProcess):
 
 # --- the service as a process ---------------------------------------------------------------------
 
-RUN = """
-import sys, json
-from pathlib import Path
-from sottovoce.services.owner_process import run_owner
-from sottovoce.services.owner import OwnerLimits
-from sottovoce.errors import SottovoceError
-options = json.loads(sys.argv[2])
-limits = OwnerLimits(**options.pop("limits", {}))
+RUN = program(
+    "owner",
+    "OwnerService",
+    """
 if not options.pop("users_only"):
-    from sottovoce.engines.flower.owner_node import Participation
+    from sottovoce.engines.flower.silo_node import Participation
     options["join"] = Participation
-try:
-    run_owner(Path(sys.argv[1]), "127.0.0.1", limits=limits, **options)
-except SottovoceError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+""",
+)
 
 
 class OwnerProcess(ServerProcess):

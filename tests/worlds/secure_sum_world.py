@@ -22,7 +22,8 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.helper import MaskerLimits, MaskerService
+from sottovoce.services.helper import Answering, HelperApplication, HelperLimits
+from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
@@ -71,8 +72,8 @@ class MaskerApp(InProcess):
         self.folder, self.tally = folder, RefusalCounts()
 
     async def make(self):
-        token = operator_token(self.folder.keys)
-        return MaskerService(self.folder, token, self.tally, MaskerLimits())
+        hosting = Hosting(operator_token(self.folder.keys), self.tally, HelperLimits())
+        return HelperApplication(hosting, Answering(self.folder), self.folder.introduction.token)
 
     def sums(self, question, token=TOKEN):
         return self.ask("POST", "/v1/sums", question, {"authorization": f"Bearer {token}"})

@@ -19,6 +19,7 @@ from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.one_bit import ReportRule
 from sottovoce.core.recommender import FactorScorer, Scorer
+from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.registry import Component, Registry
@@ -31,7 +32,7 @@ _HOME_TURNS = 20
 
 
 @dataclass(slots=True, repr=False)
-class Cohort:
+class Cohort(Redacted):
     """Devices and what is private to them. `vectors` is their state and moves as they learn."""
 
     users: NDArray[np.int64]
@@ -66,9 +67,6 @@ class Cohort:
 
     def __len__(self) -> int:
         return len(self.users)
-
-    def __repr__(self) -> str:
-        return f"<Cohort of {len(self):,} devices, redacted>"
 
     def take(self, rows: NDArray[np.int64]) -> Cohort:
         """These devices as a cohort of their own, with copies of their state."""

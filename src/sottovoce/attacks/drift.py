@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.blocks import BlockStep, DriftModel
 from sottovoce.algorithms.drift.messages import Gradients
-from sottovoce.attacks.views import Remedy
+from sottovoce.attacks.views import CONFIDENCE_Z, Remedy
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams
 
@@ -44,7 +45,6 @@ MOST_SUBSETS = 50_000
 """Combinations of users that are tried for an update."""
 AT_ONCE = 8_000_000
 """Pairs of a request log that are sorted at once."""
-CONFIDENCE_Z = 1.959964
 
 
 # --- how good a guess is -------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def wilson(right: int, tried: int) -> Interval:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DriftTruth:
+class DriftTruth(Redacted):
     """What was behind the gradients that the orchestrator got, numbered as they came."""
 
     message: Ints
@@ -128,9 +128,6 @@ class DriftTruth:
     members: Ints
     """Who interacted at all."""
     n_users: int
-
-    def __repr__(self) -> str:
-        return f"<DriftTruth of {len(self.user):,} entries, redacted>"
 
 
 # --- the request log -----------------------------------------------------------------------------
@@ -265,7 +262,7 @@ def _largest(values: Floats, few: int) -> Ints:
     return places
 
 
-class Cosine:
+class Cosine(Redacted):
     """Collects the claims of many updates and what is true of them."""
 
     def __init__(self, *, named: bool) -> None:
@@ -274,9 +271,6 @@ class Cosine:
         self._there = self._liked = 0
         self._chance = 0.0
         self._by_user: dict[int, int] = {}
-
-    def __repr__(self) -> str:
-        return f"<Cosine, {self._claimed:,} claims, redacted>"
 
     def take(self, claims: Iterable[Claim], truth: Iterable[Claim], users: int) -> None:
         """Of one update, which has so many users."""

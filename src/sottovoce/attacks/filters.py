@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, xlogy
 from scipy.stats import rankdata
 
-from sottovoce.attacks.drift import CONFIDENCE_Z, ClaimOutcome, Floats, Interval, Ints
+from sottovoce.attacks.drift import ClaimOutcome, Floats, Interval, Ints
+from sottovoce.attacks.views import CONFIDENCE_Z
 from sottovoce.errors import DataError, DoesNotApply
 
 Changes = Mapping[str, NDArray[Any]]

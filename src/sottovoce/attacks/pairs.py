@@ -19,6 +19,7 @@ from sottovoce.algorithms.pairwise.factors import PairStep
 from sottovoce.attacks.views import Claims, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.masking import unmasked
 from sottovoce.core.messages import (
     GRID,
     DeviceReports,
@@ -27,6 +28,7 @@ from sottovoce.core.messages import (
     ModelView,
     SummedReports,
 )
+from sottovoce.core.redacted import Redacted
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]
@@ -67,7 +69,7 @@ def why_not_read(view: View) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class UpdateRows:
+class UpdateRows(Redacted):
     """Rows of updates in real numbers, each with the round and the device it came from."""
 
     round: Ints
@@ -78,9 +80,6 @@ class UpdateRows:
 
     def __len__(self) -> int:
         return len(self.round)
-
-    def __repr__(self) -> str:
-        return f"<UpdateRows {len(self):,}, redacted>"
 
     def take(self, which: NDArray[np.bool_] | Ints) -> UpdateRows:
         return UpdateRows(
@@ -131,49 +130,63 @@ def device_rows(view: View, most: int = ATTACKED) -> UpdateRows:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OpenedSum:
-    """A round's sum, as the server opens it, and whose updates are in it."""
+    """A round's sum, as the server opens it, with the noise of the terms."""
 
     round: int
+    published: ModelView | None
     senders: Ints
+    """Whose updates are in it, as far as they are named."""
+    devices: int
     item: Ints
     values: Floats
+    n_rows: int
+    """Of the model."""
 
     def __repr__(self) -> str:
-        return f"<Opened round={self.round} devices={len(self.senders)}>"
+        return f"<OpenedSum round={self.round} devices={self.devices}>"
 
     def rows(self) -> UpdateRows:
         """As if one device, number −1, had sent it."""
         n = len(self.item)
         return UpdateRows(np.full(n, self.round), np.full(n, -1), self.item, self.values)
 
+    @property
+    def sums(self) -> Floats:
+        """[rows of the model, width]."""
+        table = np.zeros((self.n_rows, self.values.shape[1]))
+        table[self.item] = self.values
+        return table
 
-def opened(view: View) -> list[OpenedSum]:
-    """The sums that the server of a secure sum opens: masked updates less the masks, or, where the
+
+def opened_sums(view: View) -> list[OpenedSum]:
+    """All sums that the server of a secure sum opens: masked updates less the masks, or, if the
     view was too large to hold every masked update, the sum itself (`SummedReports`), with those
-    who are in it named by `MaskedReports`, be they empty. A sum of nobody who is named is left out:
-    there is nobody of whom something could be claimed."""
-    found, width = [], view.final.shape[1]
+    who are in it named by `MaskedReports`, be they empty."""
+    found, (rows, width) = [], view.final.shape
     for seen in view.rounds:
         masked = [m for m in seen.messages if isinstance(m, MaskedReports)]
         senders = np.unique(np.concatenate([np.zeros(0, np.int64), *(m.sender for m in masked)]))
         sums = next((m for m in seen.messages if isinstance(m, SummedReports)), None)
         told = next((m for m in seen.messages if isinstance(m, MaskSum)), None)
-        if not len(senders):
-            continue
         if sums is not None:
-            item, values = sums.item.astype(np.int64), sums.sums
+            item, values, devices = sums.item.astype(np.int64), sums.sums, sums.devices
         elif told is not None and told.devices == len(senders):
             total = np.zeros_like(told.masks)
             for message in masked:
-                for one in message.masked:
-                    np.add(total, one, out=total)
-            table = (total - told.masks).view(np.int64).reshape(-1, width)
-            item = np.flatnonzero(table.any(axis=1))
+                total += message.masked.sum(axis=0, dtype=np.uint64)
+            table = unmasked(total, told.masks, width)
+            item, devices = np.flatnonzero(table.any(axis=1)), told.devices
             values = table[item]
         else:
             continue
-        found.append(OpenedSum(seen.round, senders, item, values.astype(np.float64) * _STEP))
+        real = values.astype(np.float64) * _STEP
+        found.append(OpenedSum(seen.round, seen.published, senders, devices, item, real, rows))
     return found
+
+
+def opened(view: View) -> list[OpenedSum]:
+    """Those of somebody who is named: of nobody else something could be claimed."""
+    return [one for one in opened_sums(view) if len(one.senders)]
 
 
 def masked_updates(view: View, most: int) -> list[MaskedReports]:
@@ -193,7 +206,7 @@ def masked_updates(view: View, most: int) -> list[MaskedReports]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Inverted:
+class Inverted(Redacted):
     """What follows from rows, each taken for a single negative draw."""
 
     item: Ints
@@ -201,9 +214,6 @@ class Inverted:
     sure: NDArray[np.bool_]
     """It is as near as rounding explains, and no other is about as near. Rows of two draws, or of
     two devices, hardly ever pass."""
-
-    def __repr__(self) -> str:
-        return f"<Inverted {len(self.item):,}, redacted>"
 
 
 def slopes(rows: UpdateRows, models: dict[int, Floats], step: PairStep) -> Floats:
@@ -286,15 +296,12 @@ def _invert_round(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DrawnPositives:
+class DrawnPositives(Redacted):
     """The positives that devices drew, for scoring: `Truth.own["drawn"]`."""
 
     round: Ints
     user: Ints
     item: Ints
-
-    def __repr__(self) -> str:
-        return f"<DrawnPositives {len(self.round):,}, redacted>"
 
     def among(self, users: Ints, rounds: Ints) -> Claims:
         """Those of these users in these rounds, each once."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import ModelView
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError
 from sottovoce.registry import Registry
 
@@ -48,7 +49,7 @@ class TlsPacket(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class View:
+class View(Redacted):
     """All that a party saw."""
 
     party: Party
@@ -70,16 +71,13 @@ class View:
     told: tuple[Any, ...] = ()
     """Draws that an attacker is told, in place of a search that would take him long (A13)."""
 
-    def __repr__(self) -> str:
-        return f"<View of {self.party}, {len(self.rounds)} rounds, redacted>"
-
     def messages(self, kind: type[M]) -> list[M]:
         """All messages of one kind, in order."""
         return [m for seen in self.rounds for m in seen.messages if isinstance(m, kind)]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Truth:
+class Truth(Redacted):
     """What was really so, for scoring alone; no `guess` gets it. Users and items are those of the
     training part."""
 
@@ -95,9 +93,6 @@ class Truth:
     """Every device's vector at the end."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """What single attacks need beside that, by name."""
-
-    def __repr__(self) -> str:
-        return f"<Truth of {self.train.n_users:,} users, redacted>"
 
 
 Verdict = Literal["holds", "broken", "nothing to attack"]
@@ -231,7 +226,7 @@ ATTACKS: Registry[Attack] = Registry("attack", "sottovoce.attacks.suite", Attack
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Claims:
+class Claims(Redacted):
     """That these users have these items."""
 
     users: NDArray[np.int64]
@@ -239,9 +234,6 @@ class Claims:
 
     def __len__(self) -> int:
         return len(self.users)
-
-    def __repr__(self) -> str:
-        return f"<Claims {len(self):,}, redacted>"
 
     def unique(self) -> Claims:
         """Each pair once, by user, then item."""

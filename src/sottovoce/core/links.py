@@ -150,7 +150,7 @@ class Gateway:
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "server": {
-                "Answer": frozenset(
+                "CohortAnswer": frozenset(
                     {"willing", "kept", "round", "attempt", "sum", "devices", "problem"}
                 ),
                 "SummedReports": frozenset({"round", "item", "sums", "devices"}),

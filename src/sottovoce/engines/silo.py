@@ -16,6 +16,7 @@ from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Dataset
 from sottovoce.engines.observers import Report
 from sottovoce.errors import ConfigError, ConsentError
@@ -31,7 +32,7 @@ Sharing = Literal["categories", "one"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SiloWorld:
+class SiloWorld(Redacted):
     """Everything that the parties are given at the start, each its own share."""
 
     config: DRIFTConfig
@@ -67,9 +68,6 @@ class SiloWorld:
     ) -> SiloWorld:
         """Of everybody's events; the door lets go what may leave."""
         return cls(config, door, door.let_out(events, config.epochs), catalogue, root)
-
-    def __repr__(self) -> str:
-        return f"<SiloWorld of {len(self.owners)} owners and {self.n_users:,} users, redacted>"
 
     @property
     def owners(self) -> tuple[str, ...]:

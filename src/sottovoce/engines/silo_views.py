@@ -21,6 +21,7 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.views import Party, SeenRound, TlsPacket, View
 from sottovoce.config import require_whole
+from sottovoce.core.redacted import Redacted
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.parties.silo_door import SEALED_BYTES
 from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
@@ -78,7 +79,7 @@ def _parties(owner: int) -> dict[Party, tuple[str, int]]:
     return {"orchestrator": ("orchestrator", 0), "owner": ("owner", owner), "network": ("net", 0)}
 
 
-class _Tape:
+class _Tape(Redacted):
     """The parties, and what each of them sees."""
 
     def __init__(self, world: SiloWorld, kind: OwnerKind, watched: int) -> None:
@@ -105,9 +106,6 @@ class _Tape:
             self._listen(owner)
             self.owners[number] = owner
         self._answer()
-
-    def __repr__(self) -> str:
-        return "<Tape, redacted>"
 
     def cut(self) -> dict[tuple[str, int], list[object]]:
         """What was seen since the last time."""

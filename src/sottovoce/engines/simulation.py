@@ -30,11 +30,11 @@ from sottovoce.core.messages import (
 from sottovoce.engines.observers import MessageObserver, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
 from sottovoce.parties.device import Devices
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.searching import Search, leniency
 from sottovoce.parties.secure_sum import MaskedSum, summed
 from sottovoce.parties.server import NO_DEFENCE, Server
-from sottovoce.parties.shuffler import Proxy
+from sottovoce.parties.shuffler import Shuffler
 
 # --- devices: the door, and faster ways to what comes out of it ----------------------------------
 # Nothing leaves a simulation, so it may sum what devices would send without writing it out, run
@@ -197,9 +197,9 @@ class Simulation:
     """Run single-device rounds in blocks. Off, every round passes through its own message."""
     block: int = 200_000
     """Most rounds fused at once, so that an interrupt is answered soon."""
-    proxy: Proxy | None = None
+    proxy: Shuffler | None = None
     """Between the devices and the server, where randomised reports are what leaves."""
-    masker: Masker | None = None
+    masker: Helper | None = None
     """Who knows the masks, where the server sees sums alone."""
     largest_value: float = 0.0
     """Of a number in one device's update, in steps of the grid; a masker needs it."""
@@ -280,7 +280,7 @@ class Simulation:
             self._tell("server", reports)
             yield reports
 
-    def _mixed_round(self, proxy: Proxy) -> None:
+    def _mixed_round(self, proxy: Shuffler) -> None:
         """A round of everyone whose budget permits it, through the proxy."""
         view, rows = self.server.publish(), self.devices.willing()
         self._tell("device", view)
@@ -298,7 +298,7 @@ class Simulation:
             self._tell("server", batch)
         self.server.fold(self.server.count(batches))
 
-    def _summed_round(self, masker: Masker, view: ModelView, rows: NDArray[np.int64]) -> None:
+    def _summed_round(self, masker: Helper, view: ModelView, rows: NDArray[np.int64]) -> None:
         """A round of which the server sees the sum alone."""
         link, (n_rows, width) = masker.link, view.items.shape
         if self.search is None and not (self.message_observers and self.masked):
@@ -349,7 +349,7 @@ class Simulation:
             self.search, out = self.search.after(users, groups, spoiled)
             self.shut_out |= set(out)
 
-    def _groups(self, masker: Masker, users: list[int]) -> list[list[int]]:
+    def _groups(self, masker: Helper, users: list[int]) -> list[list[int]]:
         """Who is summed with whom."""
         if self.search is None:
             return [users]

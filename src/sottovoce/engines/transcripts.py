@@ -33,6 +33,7 @@ from sottovoce.core.messages import (
     ModelView,
     SummedReports,
 )
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, RunError
 from sottovoce.parties.secure_sum import summed
 from sottovoce.rng import Streams
@@ -122,15 +123,12 @@ class MessageKeeper:
         return [summed(told.round, unmasked(self._total, told.masks, self._width), told.devices)]
 
 
-class Recorder:
+class Recorder(Redacted):
     """Keeps what it sees in memory."""
 
     def __init__(self, numbers: int | None = None) -> None:
         self._seen: SeenMessages = {}
         self.keeper = MessageKeeper(numbers)
-
-    def __repr__(self) -> str:
-        return "<Recorder, redacted>"
 
     @property
     def seen(self) -> SeenMessages:

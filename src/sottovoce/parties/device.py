@@ -36,6 +36,7 @@ from sottovoce.core.messages import (
     add_up,
 )
 from sottovoce.core.one_bit import drawn_coordinates, noise_root, randomised
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
@@ -48,7 +49,7 @@ _WRITTEN_AT_ONCE = 1 << 22
 
 
 @dataclass(slots=True, repr=False)
-class Devices:
+class Devices(Redacted):
     """A cohort behind its door. A phone is a cohort of one."""
 
     algorithm: FactorModel
@@ -84,9 +85,6 @@ class Devices:
         way = link or Direct()
         bound = _bound(algorithm, cohort, cohort.consent, release, rng, root, way)
         return cls(algorithm, cohort, ledger, rng, release, root, bound, way)
-
-    def __repr__(self) -> str:
-        return f"<Devices {len(self.cohort):,}, redacted>"
 
     def change_consent(self, consent: Consent) -> None:
         """From the next round on, these records hold; where they cannot, nothing changes."""

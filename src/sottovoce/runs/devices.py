@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.consent import Consent
 from sottovoce.core.ledger import Ledger, Totals, totals_of
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
@@ -21,7 +20,7 @@ from sottovoce.engines.observers import AtRounds, Observer, Periodically
 from sottovoce.engines.transcripts import Transcript
 from sottovoce.engines.trial import Trial, TrialWorld, folder_of, trial_rules
 from sottovoce.errors import ConfigError, RunError
-from sottovoce.experiment import Experiment
+from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunCheckpoint, RunFolder
@@ -44,16 +43,15 @@ class DeviceOutcome(RunOutcome):
     federation: Federation
 
 
-def federation_of(
-    experiment: Experiment, dataset: Dataset, split: Split, consent: Consent
-) -> Federation:
+def federation_of(prepared: PreparedExperiment) -> Federation:
     """The parties of an experiment, ready to run or to resume."""
+    experiment = prepared.experiment
     settings = experiment.cross_device()
-    algorithm, labels = experiment.on(dataset, consent)
+    algorithm, labels = experiment.on(prepared.dataset, prepared.consent)
     return Federation.build(
         algorithm,
-        split.train,
-        consent,
+        prepared.split.train,
+        prepared.consent,
         settings.release,
         experiment.party_streams(),
         labels,
@@ -72,23 +70,16 @@ class DeviceTopology(Topology):
     """Of a finished run. What devices that stay at home have learnt is in its saved vectors."""
 
     @classmethod
-    def of(
-        cls,
-        experiment: Experiment,
-        dataset: Dataset,
-        split: Split,
-        consent: Consent,
-        options: RunOptions,
-    ) -> DeviceTopology:
-        federation = federation_of(experiment, dataset, split, consent)
-        check_engine(options, federation, split.train.n_users)
+    def of(cls, prepared: PreparedExperiment, options: RunOptions) -> DeviceTopology:
+        federation = federation_of(prepared)
+        check_engine(options, federation, prepared.split.train.n_users)
         federation.check_device(options.device)
         if options.transcript and (options.device != "cpu" or options.engine != "simulation"):
             raise ConfigError(
                 "a transcript needs every message written out in one place: leave it on "
                 "--engine simulation --device cpu"
             )
-        return cls(experiment, dataset, split, federation)
+        return cls(prepared.experiment, prepared.dataset, prepared.split, federation)
 
     @property
     def rounds(self) -> int:
@@ -200,9 +191,8 @@ class DeviceTopology(Topology):
             return {"round": round, "final": True}
         return {"round": round, "epoch": round / self.federation.schedule.rounds_per_epoch}
 
-    def outcome(self, shared: RunOutcome, measures: Measures) -> DeviceOutcome:
-        common = {one.name: getattr(shared, one.name) for one in fields(RunOutcome)}
-        return DeviceOutcome(**common, federation=self.federation)
+    def outcome(self, measures: Measures, **shared: Any) -> DeviceOutcome:
+        return DeviceOutcome(**shared, federation=self.federation)
 
 
 def check_engine(options: RunOptions, federation: Federation, users: int) -> None:

@@ -7,7 +7,7 @@ between any two epochs. The model is the one that the parties' messages give, bi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +38,7 @@ from sottovoce.engines.trial import folder_of
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.evaluation import saros_metrics
 from sottovoce.evaluation.protocol import Evaluation
-from sottovoce.experiment import Experiment
+from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.silo_door import InteractionDoor, Read
 from sottovoce.runs.folder import RunFolder, load_arrays, save_arrays
 from sottovoce.runs.topology import ActiveRun, Measures, RunOptions, RunOutcome, Topology
@@ -85,16 +85,15 @@ def check_owner_options(settings: DRIFTConfig, options: RunOptions) -> None:
     import_module(_TRIAL)  # now, if libraries are missing
 
 
-def build_world(
-    experiment: Experiment, dataset: Dataset, split: Split, consent: Consent
-) -> tuple[SiloWorld, tuple[str, ...]]:
+def build_world(prepared: PreparedExperiment) -> tuple[SiloWorld, tuple[str, ...]]:
     """The parties' shares of a training part, and the owners that would be empty. The door reads
     the users' consent."""
-    settings, train = _settings(experiment), split.train
+    experiment, train, consent = prepared.experiment, prepared.split.train, prepared.consent
+    settings = _settings(experiment)
     if not consent.takes_part.any():
         raise ConfigError("nobody takes part; see consent.takes_part")
-    names, member = owners_of(dataset, experiment.owners.by)
-    member = member[split.item_map[: train.n_items]]
+    names, member = owners_of(prepared.dataset, experiment.owners.by)
+    member = member[prepared.split.item_map[: train.n_items]]
     there = np.flatnonzero(member.any(axis=0))
     owners = tuple(names[k] for k in there.tolist())
     world = SiloWorld.of(
@@ -149,15 +148,9 @@ class OwnersTopology(Topology):
     learning: Learning | None = None
 
     @classmethod
-    def of(
-        cls,
-        experiment: Experiment,
-        dataset: Dataset,
-        split: Split,
-        consent: Consent,
-        options: RunOptions,
-    ) -> OwnersTopology:
-        world, empty = build_world(experiment, dataset, split, consent)
+    def of(cls, prepared: PreparedExperiment, options: RunOptions) -> OwnersTopology:
+        experiment, split, consent = prepared.experiment, prepared.split, prepared.consent
+        world, empty = build_world(prepared)
         see = f"see algorithm.positive_from, which is {world.config.positive_from:g}"
         judged = experiment.judged(split, consent)
         if split.test.n_interactions and not judged.test.n_interactions:
@@ -310,12 +303,9 @@ class OwnersTopology(Topology):
         least = self.world.config.positive_from
         return f"{evaluation.describe()}; test items rated {least:g} or better"
 
-    def outcome(self, shared: RunOutcome, measures: Measures) -> SiloOutcome:
-        common = {one.name: getattr(shared, one.name) for one in fields(RunOutcome)}
-        read = self.world.departed.read
-        return SiloOutcome(
-            **common, world=self.world, facts=self.facts, read=read, held_out=measures
-        )
+    def outcome(self, measures: Measures, **shared: Any) -> SiloOutcome:
+        world, read = self.world, self.world.departed.read
+        return SiloOutcome(**shared, world=world, facts=self.facts, read=read, held_out=measures)
 
 
 def _owner_state(folder: RunFolder, epoch: int) -> Path:

@@ -375,7 +375,7 @@ def write_run_report(
     if outcome.folder is None:
         raise RunError("this run was not kept in a folder; there is nowhere to write a report")
     finished = FinishedRun(
-        outcome.folder, outcome.experiment, outcome.dataset, outcome.split, outcome.consent
+        outcome.experiment, outcome.dataset, outcome.split, outcome.consent, outcome.folder
     )
     page = outcome.folder.path / "report.html"
     with new_figures(page.parent / "figures") as figures:

@@ -22,10 +22,10 @@ from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.pairs import drawn_positives
 from sottovoce.attacks.suite.a13_draws import told_words
 from sottovoce.attacks.views import Truth, View
-from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Link
 from sottovoce.core.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
+from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import MessageObserver, Periodically, Report
@@ -39,8 +39,8 @@ from sottovoce.engines.transcripts import (
     seen_by,
 )
 from sottovoce.errors import RunError, UsageError
-from sottovoce.experiment import Experiment
-from sottovoce.parties.shuffler import Proxy
+from sottovoce.experiment import Experiment, PreparedExperiment
+from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import SEALED_BYTES
 from sottovoce.runs.card import CardSetting
@@ -169,7 +169,7 @@ MOST_NUMBERS = 1 << 27
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ThreatViews:
+class ThreatViews(Redacted):
     """What parties saw of a run, and what was so."""
 
     views: Mapping[str, View]
@@ -178,35 +178,17 @@ class ThreatViews:
     setting: CardSetting
     notes: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        return f"<ThreatViews of {sorted(self.views)}, redacted>"
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class _World:
-    """An experiment with its data, before anything is run."""
-
-    experiment: Experiment
-    dataset: Dataset
-    split: Split
-    consent: Consent
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> _World:
-        dataset = experiment.dataset()
-        consent = experiment.records(dataset)
-        return cls(experiment, dataset, experiment.split(dataset), consent)
-
-    def threat(
-        self, views: Mapping[str, View], truth: Truth, more: Mapping[str, str], notes: list[str]
-    ) -> ThreatViews:
-        facts = facts_of(self.experiment, self.dataset, self.split.train)
-        return ThreatViews(
-            views, truth, {**facts, **more}, setting_of(self.experiment), tuple(notes)
-        )
-
-    def federation(self) -> Federation:
-        return federation_of(self.experiment, self.dataset, self.split, self.consent)
+def _threat(
+    prepared: PreparedExperiment,
+    views: Mapping[str, View],
+    truth: Truth,
+    more: Mapping[str, str],
+    notes: list[str],
+) -> ThreatViews:
+    facts = facts_of(prepared.experiment, prepared.dataset, prepared.split.train)
+    setting = setting_of(prepared.experiment)
+    return ThreatViews(views, truth, {**facts, **more}, setting, tuple(notes))
 
 
 # --- what was seen -------------------------------------------------------------------------------
@@ -218,9 +200,8 @@ def views_of(folder: Path, rounds: int | None = None) -> dict[str, View]:
     kept = _transcript(run, None if rounds is None else Watched(rounds))
     if kept is None:
         raise RunError(f"{folder} has no transcript; run it with --transcript")
-    world = _World(run.experiment, run.dataset, run.split, run.consent)
     run.scorer()
-    return _views(world, world.federation(), kept, run.folder.model(), run.folder.vectors())
+    return _views(run, federation_of(run), kept, run.folder.model(), run.folder.vectors())
 
 
 def views_and_truth(
@@ -236,22 +217,20 @@ def views_and_truth(
     if rounds is not None and rounds < 1:
         raise UsageError(f"--rounds must be at least 1, not {rounds}")
     tell("data", 0, 1)
-    finished = FinishedRun.open(run) if isinstance(run, Path) else None
-    if finished is not None:
-        finished.scorer()  # raises where the model is not that of this run
-        world = _World(finished.experiment, finished.dataset, finished.split, finished.consent)
-    elif isinstance(run, Experiment):
-        world = _World.of(run)
+    world = run.prepared() if isinstance(run, Experiment) else FinishedRun.open(run)
+    if isinstance(world, FinishedRun):
+        world.scorer()  # raises if the model is not that of this run
     tell("data", 1, 1)
     if world.experiment.silo is not None:
-        return _of_owners(world, finished, rounds, tell)
-    return _of_devices(world, finished, rounds, threads, tell)
+        return _of_owners(world, rounds, tell)
+    return _of_devices(world, rounds, threads, tell)
 
 
 def _of_devices(
-    world: _World, finished: FinishedRun | None, rounds: int | None, threads: int, tell: Report
+    world: PreparedExperiment, rounds: int | None, threads: int, tell: Report
 ) -> ThreatViews:
-    federation, settings = world.federation(), world.experiment.cross_device()
+    finished = world if isinstance(world, FinishedRun) else None
+    federation, settings = federation_of(world), world.experiment.cross_device()
     plan, size = federation.schedule, federation.server.items.nbytes
     look = watched(settings.release, settings.link, plan, size, rounds)
     kept = None if finished is None else _transcript(finished, look)
@@ -282,7 +261,7 @@ def _of_devices(
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
         views["server"] = replace(views["server"], told=told)
     looked = f"{look.describe(plan.rounds)}: {source}"
-    return world.threat(views, _truth(world, vectors, own), {"looked at": looked}, notes)
+    return _threat(world, views, _truth(world, vectors, own), {"looked at": looked}, notes)
 
 
 def _transcript(finished: FinishedRun, look: Watched | None) -> SeenMessages | None:
@@ -316,10 +295,10 @@ class _Private:
             self._room -= vectors.nbytes
 
 
-class _GlassProxy(Proxy):
+class _GlassProxy(Shuffler):
     """A proxy that does what another one does, and shows what it was given."""
 
-    def __init__(self, inner: Proxy, bits: list[BitReports]) -> None:
+    def __init__(self, inner: Shuffler, bits: list[BitReports]) -> None:
         self._inner, self._open = inner, bits
 
     def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
@@ -360,7 +339,7 @@ def _go_on(federation: Federation, plan: Schedule, threads: int, tell: Report) -
 
 
 def _views(
-    world: _World,
+    world: PreparedExperiment,
     federation: Federation,
     kept: SeenMessages,
     final: NDArray[np.float32],
@@ -399,7 +378,7 @@ def _views(
 # --- what was so ---------------------------------------------------------------------------------
 
 
-def _draws(world: _World, federation: Federation, kept: SeenMessages) -> dict[str, Any]:
+def _draws(world: PreparedExperiment, federation: Federation, kept: SeenMessages) -> dict[str, Any]:
     """What pairs were drawn of, by those of whom something was kept: the seed alone decides."""
     if not federation.schedule.triples:
         return {}
@@ -419,7 +398,7 @@ def _senders(kept: SeenMessages, party: str) -> dict[int, NDArray[np.int64]]:
 
 
 def _truth(
-    world: _World, vectors: NDArray[np.float32], own: Mapping[str, Any] | None = None
+    world: PreparedExperiment, vectors: NDArray[np.float32], own: Mapping[str, Any] | None = None
 ) -> Truth:
     consent, labels = world.consent, {}
     for name, known in world.dataset.user_attributes.items():
@@ -481,11 +460,10 @@ def _unlike_ledger(finished: FinishedRun, federation: Federation, rounds: int) -
 # --- data owners ---------------------------------------------------------------------------------
 
 
-def _of_owners(
-    world: _World, finished: FinishedRun | None, rounds: int | None, tell: Report
-) -> ThreatViews:
+def _of_owners(world: PreparedExperiment, rounds: int | None, tell: Report) -> ThreatViews:
+    finished = world if isinstance(world, FinishedRun) else None
     whole = world.experiment.split(world.dataset)
-    silo = build_world(world.experiment, world.dataset, whole, world.consent)[0]
+    silo = build_world(replace(world, split=whole))[0]
     epochs = min(rounds or 1, silo.config.epochs)
     if finished is None:
         model = _trained(silo, tell)
@@ -500,7 +478,7 @@ def _of_owners(
         "looked at": f"{epochs:,} of {silo.config.epochs:,} epochs, replayed, with the "
         f"interactions of {len(drift.members):,} users",
     }
-    return world.threat(views, _truth(judged, model.users, own), more, notes)
+    return _threat(world, views, _truth(judged, model.users, own), more, notes)
 
 
 def _trained(silo: SiloWorld, tell: Report) -> DriftModel:

@@ -10,15 +10,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.consent import Consent
 from sottovoce.core.ledger import COUNTS, Ledger
 from sottovoce.core.recommender import Scorer
-from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import Checkpoints, Report
 from sottovoce.errors import said_of
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
-from sottovoce.experiment import Experiment
+from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.runs.folder import RunFolder
 
 Engine = Literal["simulation", "https", "flower"]
@@ -44,14 +42,9 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RunOutcome:
+class RunOutcome(PreparedExperiment):
     """What a run gave, beside its folder."""
 
-    experiment: Experiment
-    dataset: Dataset
-    split: Split
-    """What was learnt from, and what was to be found."""
-    consent: Consent
     evaluations: Mapping[str, Evaluation]
     """By system; the federated one comes last."""
     system: str
@@ -111,8 +104,8 @@ class Topology(ABC):
         return evaluation.describe()
 
     @abstractmethod
-    def outcome(self, shared: RunOutcome, measures: Measures) -> RunOutcome:
-        """With what this kind of system has beside that."""
+    def outcome(self, measures: Measures, **shared: Any) -> RunOutcome:
+        """With what this kind of system has beside what is `shared`."""
 
 
 @dataclass(slots=True, repr=False)

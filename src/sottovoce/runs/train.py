@@ -55,9 +55,9 @@ def run_experiment(
     dataset = experiment.dataset()
     if experiment.silo is not None:
         check_owner_data(experiment, dataset)
-    split, consent = experiment.split(dataset), experiment.records(dataset)
+    prepared = experiment.prepared(dataset)
     kind = DeviceTopology if experiment.silo is None else OwnersTopology
-    topology: Topology = kind.of(experiment, dataset, split, consent, options)
+    topology: Topology = kind.of(prepared, options)
     protocol = experiment.evaluation.protocol(topology.split, experiment.seed)
     check_protocol(protocol, topology.split)
     progress("data", 1, 1)
@@ -77,11 +77,17 @@ def run_experiment(
             evaluations, measures = run.judge_all()
             if not finished:
                 run.finish(evaluations, measures)
-    shared = RunOutcome(
-        experiment, dataset, topology.split, consent, evaluations, experiment.system,
-        time.perf_counter() - started, run.folder,
-    )  # fmt: skip
-    return topology.outcome(shared, measures)
+    return topology.outcome(
+        measures,
+        experiment=experiment,
+        dataset=dataset,
+        split=topology.split,
+        consent=prepared.consent,
+        evaluations=evaluations,
+        system=experiment.system,
+        seconds=time.perf_counter() - started,
+        folder=run.folder,
+    )
 
 
 def check_protocol(protocol: Protocol, split: Split) -> None:

@@ -50,7 +50,7 @@ MOST_OWNERS = 24
 MOST_USERS = 10_000
 DEADLINE = 60.0
 _LOOK_SECONDS = 0.1
-_PATIENCE_SECONDS = 300.0
+_LONGEST_SECONDS = 300.0
 """How long a round, or an owner that takes nothing, may keep everybody waiting."""
 _PORTS = "ports"
 
@@ -177,7 +177,7 @@ class SiloTrial:
 
     def deliver_all(self) -> None:
         """Until nothing waits any more."""
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + _LONGEST_SECONDS
         while (done := self.deliver()).waiting:
             self.watch()
             if time.monotonic() > until:
@@ -190,7 +190,7 @@ class SiloTrial:
         if (number + 1) % self._per_epoch == 0 and not store.flush_requested:
             store.request_flush()
         store.raise_target(number + 1)
-        until = time.monotonic() + _PATIENCE_SECONDS + 2 * self.deadline
+        until = time.monotonic() + _LONGEST_SECONDS + 2 * self.deadline
         while store.round <= number:
             if self.orchestrator is not None:
                 self.orchestrator.require_alive()

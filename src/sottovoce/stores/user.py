@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import ClassVar
+from types import TracebackType
 
 from sottovoce.core.consent import Choice
 from sottovoce.errors import DataError, MessageError, StoreError, UsageError
@@ -36,7 +35,8 @@ _TOKEN, _ORCHESTRATOR = "token", "orchestrator"
 
 
 class UserFile(StoreFile):
-    schema: ClassVar[ModuleType] = user_schema
+    migrations = user_schema.MIGRATIONS
+    application_id = user_schema.APPLICATION_ID
     made_by = "sottovoce user join {folder} INVITATION"
     written_by = "sottovoce user send"
 

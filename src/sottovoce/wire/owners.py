@@ -33,9 +33,6 @@ LONGEST_SESSION_REQUEST = OFFER_BYTES + HELLO_BYTES + MOST_SEALED * SEALED_BYTES
 LONGEST_INTERACTIONS = SESSION_BYTES + MOST_SEALED * SEALED_BYTES
 
 _ANSWER = "the data owner's answer"
-UNKNOWN_SESSION = "session"
-"""The word of a refusal (401) after which a user begins another session."""
-
 WHY = {
     "tag": "it was not sealed for this session",
     "item": "this data owner does not hold the item",

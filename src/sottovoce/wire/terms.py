@@ -2,7 +2,7 @@
 
 The server publishes them, a device keeps the ones it agreed to and refuses others. They name the
 algorithm and the release with all their settings, so that what may leave a device cannot change
-without its owner being asked.
+without its user being asked.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTas
 from sottovoce.wire.reports import encode_sum
 from sottovoce.wire.versions import encode_model
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 RULES = RoundRules(over_selection=0.0, min_fraction=0.2, deadline_seconds=20.0, min_devices=8)
 
 
@@ -472,9 +474,9 @@ def test_a_checkpoint_of_the_last_release_is_taken_over(town):
     town.found()
     with Checkpoint(town.folder) as checkpoint:
         checkpoint.refuse("malformed")
-        checkpoint._db.execute("DROP TABLE allotted")
-        checkpoint._db.execute("DROP TABLE memory")
-        checkpoint._db.execute("PRAGMA user_version=1")
+        checkpoint.write("DROP TABLE allotted")
+        checkpoint.write("DROP TABLE memory")
+        checkpoint.pragma("user_version", 1)
     with Checkpoint(town.folder, readonly=True) as checkpoint:
         assert checkpoint.allotted() == {}
     with Checkpoint(town.folder) as checkpoint:

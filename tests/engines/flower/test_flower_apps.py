@@ -8,7 +8,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.engines.flower.client_app import app, content_of, record_of
 from sottovoce.engines.flower.node import Outgoing
-from sottovoce.engines.flower.server_app import GridPost, conduct
+from sottovoce.engines.flower.server_app import GridTransport, conduct
 from sottovoce.errors import (
     ConfigError,
     MessageError,
@@ -161,7 +161,7 @@ def test_the_post_office_matches_answers_and_errors_by_what_they_answer():
             "m9": lambda name: reply_to(name, fine),
         }
     )
-    post = GridPost(grid)
+    post = GridTransport(grid)
     sent = post.send("query", {10: {"a": 1}, 11: {"a": 2}, 12: {"a": 3}}, 30.0)
     assert sent == {10: "m0", 11: "m1", 12: "m2"}
     assert [m.metadata.dst_node_id for m in grid.pushed] == [10, 11, 12]

@@ -19,9 +19,9 @@ import typer
 from sottovoce.cli import serve_flower
 from sottovoce.core.consent import Choice
 from sottovoce.engines.flower import superlink
-from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, start_gateway
 from sottovoce.engines.flower.launch import LocalFlower, NodePlan
+from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.engines.flower.supernode import Connection
 from sottovoce.engines.flower.trial import FlowerTrial
 from sottovoce.engines.processes import Child, free_port

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from sottovoce.engines.flower import superlink
-from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.launch import LocalFlower, NodePlan
+from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.errors import ServiceError
 from sottovoce.parties.server import RoundRules
 from sottovoce.stores.conductor import Checkpoint, read_status

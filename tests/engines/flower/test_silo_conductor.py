@@ -32,6 +32,8 @@ from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Application
 from sottovoce.wire.silo_rounds import QueryRows, TaskRows
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 ROOT = Streams.from_seed(12)
 ISSUER = Issuer("town")
 CONFIG = DRIFTConfig(theta=2, learning_rate=0.1, window=7)

@@ -46,6 +46,7 @@ from sottovoce.algorithms.drift.blocks import (
 from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import Told, plan_windows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
 from sottovoce.rng import Streams
 
@@ -70,12 +71,12 @@ def _touch(slot, user, enough, count, people):
 @njit(nogil=True, error_model="numpy", cache=True)
 def work_through(
     vectors, seat, local, rows, base, user, entries, spans, low, high, rate, ridge, by_pairs,
-    scratch, waiting, enough, count, people, pull_user, pull_items, touched, seen, lanes,
+    scratch, waiting, enough, count, people, pull_user, pull_items, touched, seen, simd_row,
 ):  # fmt: skip
     """One owner's turn: a step for each of the blocks low..high, on the owner's vectors (`seat` is
     the row of each block's user) and on its own copy of the rows. What is known of item i at this
     owner is in slot base + i. Returns how many items were touched."""
-    size = width(vectors, lanes)
+    size = width(vectors, simd_row)
     gradient = np.empty(size, dtype=np.float32)
     items = 0
     for b in range(low, high):
@@ -97,11 +98,11 @@ def work_through(
         pull_user[0, :] = 0.0
         add_block(
             vectors, v, local, entries, span, ridge, by_pairs, scratch, pull_user, 0, pull_items,
-            lanes,
+            simd_row,
         )  # fmt: skip
         for f in range(size):
             gradient[f] = np.float32(pull_user[0, f])
-        move(vectors, v, gradient, rate, lanes)
+        move(vectors, v, gradient, rate, simd_row)
         for side in range(2):
             for at in range(span[2 * side], span[2 * side + 1]):
                 i = entries[at]
@@ -109,14 +110,14 @@ def work_through(
                     gradient[f] = np.float32(pull_items[i, f])
                     pull_items[i, f] = 0.0
                     waiting[base + i, f] += np.float64(gradient[f])
-                move(local, i, gradient, rate, lanes)
+                move(local, i, gradient, rate, simd_row)
     return items
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def _send(waiting, slot, gradient, count, lanes):
+def _send(waiting, slot, gradient, count, simd_row):
     """Takes what waits in a slot, in single precision, and empties it."""
-    for f in range(width(waiting, lanes)):
+    for f in range(width(waiting, simd_row)):
         gradient[f] = np.float32(waiting[slot, f])
         waiting[slot, f] = 0.0
     count[slot] = 0
@@ -125,7 +126,7 @@ def _send(waiting, slot, gradient, count, lanes):
 @njit(nogil=True, error_model="numpy", cache=True)
 def learn(
     vectors, rows, user, seat, entries, spans, updates, rounds, owner, rate, ridge, by_pairs,
-    scratch, waiting, enough, count, people, published, lanes,
+    scratch, waiting, enough, count, people, published, simd_row,
 ):  # fmt: skip
     """An epoch: update k is the turn of owner[k], the updates rounds[r]..rounds[r + 1] start from
     the same rows. Returns how many rows were sent that were not zeros, and notes their items in
@@ -149,7 +150,7 @@ def learn(
             items = work_through(
                 vectors, seat, local, rows, base, user, entries, spans, updates[k],
                 updates[k + 1], rate, ridge, by_pairs, scratch, waiting, enough, count, people,
-                pull_user, pull_items, touched, seen, lanes,
+                pull_user, pull_items, touched, seen, simd_row,
             )  # fmt: skip
             for t in range(items):
                 i = touched[t]
@@ -158,15 +159,15 @@ def learn(
                     continue
                 total += 1
                 published[i] = True
-                _send(waiting, base + i, gradient, count, lanes)
+                _send(waiting, base + i, gradient, count, simd_row)
                 if alone:
-                    move(rows, i, gradient, rate, lanes)
+                    move(rows, i, gradient, rate, simd_row)
                 else:
                     sent_items[kept] = i
                     sent_rows[kept] = gradient
                     kept += 1
         for t in range(kept):
-            move(rows, sent_items[t], sent_rows[t], rate, lanes)
+            move(rows, sent_items[t], sent_rows[t], rate, simd_row)
     return total
 
 
@@ -183,7 +184,7 @@ Row = NDArray[np.float32]
 
 
 @dataclass(slots=True, repr=False)
-class Learnt:
+class Learnt(Redacted):
     """What an owner has learnt and not sent. Private."""
 
     vectors: dict[int, Row] = field(default_factory=dict)
@@ -191,9 +192,6 @@ class Learnt:
     """By item: the sum of gradients since its last row."""
     people: dict[int, frozenset[int]] = field(default_factory=dict)
     """By item: who is in that sum, up to as many as it needs."""
-
-    def __repr__(self) -> str:
-        return "<Learnt, redacted>"
 
     def copy(self) -> Learnt:
         return Learnt(dict(self.vectors), dict(self.waiting), dict(self.people))
@@ -362,7 +360,7 @@ def ranked_rows(rows: Row, sent: NDArray[np.bool_]) -> Row:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AggregatedPlan:
+class AggregatedPlan(Redacted):
     """An epoch of a fixed federation. Private."""
 
     blocks: Blocks
@@ -370,9 +368,6 @@ class AggregatedPlan:
     owner: Ints
     """Of each update, as the table counts them."""
     owners: int
-
-    def __repr__(self) -> str:
-        return f"<AggregatedPlan of {len(self.blocks):,} blocks, redacted>"
 
     @classmethod
     def of(
@@ -397,7 +392,7 @@ class AggregatedPlan:
         return counts.reshape(self.owners, n_items)
 
 
-class Aggregation:
+class Aggregation(Redacted):
     """All owners and the orchestrator's rows, at full speed: bit for bit what `AggregatingOwner`
     and `Orchestrator` come to by messages."""
 
@@ -416,9 +411,6 @@ class Aggregation:
         self._people = np.zeros((slots, config.min_users), dtype=np.int32)
         self.sent = np.zeros(n_items, dtype=bool)
         """Items of which a row was sent."""
-
-    def __repr__(self) -> str:
-        return f"<Aggregation of {self._plan.owners:,} owners, redacted>"
 
     def epoch(self) -> int:
         """Goes through it once; how many rows were sent that were not zeros."""

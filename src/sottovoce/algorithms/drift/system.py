@@ -54,6 +54,7 @@ from sottovoce.algorithms.drift.messages import (
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.links import Link
 from sottovoce.core.recommender import FactorScorer, recommend
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, DataError, MessageError, RunError
 from sottovoce.rng import Streams
 
@@ -179,16 +180,13 @@ class DRIFTConfig(AlgorithmSettings):
 # --- the user's half -----------------------------------------------------------------------------
 
 
-class User:
+class User(Redacted):
     """Whoever interacts. Knows the public table, and addresses the owners herself. Which of her
     messages leave is for her door (parties/silo_door.py)."""
 
     def __init__(self, number: int, table: OwnerTable) -> None:
         self.number = number
         self._table = table
-
-    def __repr__(self) -> str:
-        return "<User, redacted>"
 
     def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
         """A message to each owner of the item, in the order of their numbers."""
@@ -213,7 +211,7 @@ Saved = tuple[int, EndedBlock]
 """A finished block and its user."""
 
 
-class Owner:
+class Owner(Redacted):
     """One organisation: its items, and the blocks of the users who touched them.
 
     The blocks of an update are in the order of their users, one user's in the order in which they
@@ -251,9 +249,6 @@ class Owner:
         }
         owner._saved, owner._asked = list(saved), list(asked)
         return owner
-
-    def __repr__(self) -> str:
-        return f"<Owner {self.number}, {len(self._items):,} items, redacted>"
 
     @property
     def due(self) -> bool:
@@ -406,7 +401,7 @@ def _numbered(blocks: list[Saved], users: Ints, items: Ints) -> Blocks:
 # --- the orchestrator's half ---------------------------------------------------------------------
 
 
-class Orchestrator:
+class Orchestrator(Redacted):
     """Holds the model and the public table; recommends. Sees no interaction."""
 
     def __init__(self, config: DRIFTConfig, rng: Streams) -> None:
@@ -435,9 +430,6 @@ class Orchestrator:
             for number, row in rows.items():
                 known.put(number, row)
         return orchestrator
-
-    def __repr__(self) -> str:
-        return f"<Orchestrator version={self.version}, redacted>"
 
     @property
     def model(self) -> DriftModel:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sottovoce.algorithms.uc.networks import UCModel, tells
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DataError, Diverged, UsageError
 
 REASONS = ("the filter tells nothing", "as far as permitted", "all steps taken")
@@ -49,7 +50,7 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Protected:
+class Protected(Redacted):
     """The users' new embeddings, and how each came to hers."""
 
     users: NDArray[np.int64]
@@ -66,9 +67,6 @@ class Protected:
 
     def __len__(self) -> int:
         return len(self.users)
-
-    def __repr__(self) -> str:
-        return f"<Protected, {len(self):,}, redacted>"
 
     def counts(self) -> dict[str, int]:
         """How many users each rule has stopped."""

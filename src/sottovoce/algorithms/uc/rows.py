@@ -29,12 +29,13 @@ from sottovoce.algorithms.uc.networks import (
 )
 from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.core.messages import GRID, LIMIT
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import Diverged
 from sottovoce.rng import Streams
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ClientUpdates:
+class ClientUpdates(Redacted):
     """Each client's weights less those it was given, clipped where they are to be sent.
 
     Rows of items beyond a client's own are numbered -1 and hold zeros. Filters that a client does
@@ -62,9 +63,6 @@ class ClientUpdates:
             items=self.items * ~held[..., None],
             liked=self.liked - held.sum(dim=1),
         )
-
-    def __repr__(self) -> str:
-        return f"<ClientUpdates of {len(self):,}, redacted>"
 
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]

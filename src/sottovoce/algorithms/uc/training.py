@@ -33,6 +33,7 @@ from torch import Tensor
 from sottovoce.algorithms.uc.networks import Guesses, UCModel, Weights, divergence, guess, times
 from sottovoce.algorithms.uc.rows import ClientUpdates
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import GAMMA, Streams, words_of
 
@@ -111,7 +112,7 @@ def words(keys: Tensor, draws: int, first: int = 0) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ItemPairs:
+class ItemPairs(Redacted):
     """All items that a round learns from, as places in a client's own list of items."""
 
     items: Tensor
@@ -122,9 +123,6 @@ class ItemPairs:
     """[E, C, n]"""
     negatives: Tensor
     """[E, C, n, k]: those that go with each positive."""
-
-    def __repr__(self) -> str:
-        return f"<ItemPairs of {len(self.items):,}, redacted>"
 
     @classmethod
     def draw(
@@ -350,7 +348,7 @@ class LocalTraining:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Clients:
+class Clients(Redacted):
     """What is private to a cohort's devices."""
 
     rows: NDArray[np.int64]
@@ -382,9 +380,6 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self.users)
-
-    def __repr__(self) -> str:
-        return f"<Clients, {len(self):,}, redacted>"
 
     def take(self, rows: NDArray[np.int64]) -> Clients:
         return Clients(

@@ -46,6 +46,7 @@ from sottovoce.attacks.views import (
     judge_claims,
 )
 from sottovoce.core.messages import GRID, DeviceReports, MaskedReports
+from sottovoce.core.redacted import Redacted
 
 PROMISE = "With π = 0 nobody learns what I liked: only rows of things I have not touched leave."
 MASKED_PROMISE = "My masked update tells the server nothing about me."
@@ -62,7 +63,7 @@ _SMALL = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class InversionGuess:
+class InversionGuess(Redacted):
     claims: Claims
     users: Ints
     """Who was attacked."""
@@ -72,9 +73,6 @@ class InversionGuess:
     reused: int = 0
     """Pairs of updates that had one mask."""
     summed: bool = False
-
-    def __repr__(self) -> str:
-        return f"<InversionGuess of {len(self.claims):,} pairs, redacted>"
 
 
 # --- what the server reads -----------------------------------------------------------------------

@@ -31,20 +31,18 @@ from sottovoce.attacks.pairs import (
 from sottovoce.attacks.views import ATTACKS, CONFIDENCE_Z, SECURE_SUM, Attack, Result, Truth, View
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import DeviceReports
+from sottovoce.core.redacted import Redacted
 from sottovoce.rng import Streams
 
 PROMISE = "Things I have not touched say nothing about what I liked."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ComplementGuess:
+class ComplementGuess(Redacted):
     users: Ints
     free: NDArray[np.bool_]
     """[users, items]: never seen as a negative of hers."""
     rounds: int
-
-    def __repr__(self) -> str:
-        return f"<ComplementGuess about {len(self.users):,} users, redacted>"
 
 
 def _guess(view: View) -> ComplementGuess:

@@ -35,20 +35,18 @@ from sottovoce.attacks.views import (
     judge_claims,
 )
 from sottovoce.core.messages import DeviceReports
+from sottovoce.core.redacted import Redacted
 
 PROMISE = "Nobody can tell which of the rows I send are of things I liked."
 _MOST_ITEMS = 200
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SignGuess:
+class SignGuess(Redacted):
     claims: Claims
     users: Ints
     rounds: Ints
     summed: bool
-
-    def __repr__(self) -> str:
-        return f"<SignGuess of {len(self.claims):,} pairs, redacted>"
 
 
 def _guess(view: View) -> SignGuess:

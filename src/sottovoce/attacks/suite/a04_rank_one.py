@@ -36,6 +36,7 @@ from sottovoce.attacks.views import (
     judge_claims,
 )
 from sottovoce.core.messages import GRID, DeviceReports
+from sottovoce.core.redacted import Redacted
 
 PROMISE = "My data stay on my device, so nobody learns what I liked."
 _MOST_ITEMS = 200
@@ -45,14 +46,11 @@ _ROUNDING = 16.0 / GRID
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RankOneGuess:
+class RankOneGuess(Redacted):
     claims: Claims
     users: Ints
     round: int
     summed: bool
-
-    def __repr__(self) -> str:
-        return f"<RankOneGuess of {len(self.claims):,} pairs, redacted>"
 
 
 def _guess(view: View) -> RankOneGuess:

@@ -38,6 +38,7 @@ from sottovoce.attacks.views import (
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import ModelView
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DataError, DoesNotApply
 from sottovoce.rng import Streams
 
@@ -113,7 +114,7 @@ def _built(view: View) -> Any:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MemberPairs:
+class MemberPairs(Redacted):
     """Pairs of a member and a stranger to the training data, of the same user each."""
 
     known: Interactions
@@ -126,9 +127,6 @@ class MemberPairs:
 
     def __len__(self) -> int:
         return len(self.users)
-
-    def __repr__(self) -> str:
-        return f"<MemberPairs of {len(self):,} pairs, redacted>"
 
     @classmethod
     def held_or_not(cls, train: Interactions, test: Interactions, rng: Streams) -> MemberPairs:

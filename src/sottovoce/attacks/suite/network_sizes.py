@@ -27,21 +27,19 @@ from sottovoce.attacks.views import (
     Truth,
     View,
 )
+from sottovoce.core.redacted import Redacted
 from sottovoce.rng import Streams
 
 PROMISE = "How long my device's messages are says nothing about me."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LengthGuess:
+class LengthGuess(Redacted):
     """Users' message lengths, less the mean of the round."""
 
     users: Ints
     lengths: NDArray[np.float64]
     rounds: int
-
-    def __repr__(self) -> str:
-        return f"<LengthGuess about {len(self.users):,} users, redacted>"
 
 
 def _needs(view: View) -> str:

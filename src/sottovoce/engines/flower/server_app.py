@@ -1,4 +1,4 @@
-"""The conductor as Flower calls it: the grid is its post office."""
+"""The conductor as Flower calls it: the grid is its transport."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sottovoce.stores.server_folder import open_folder
 from sottovoce.wire.cohort_rounds import Content
 
 
-class GridPost:
+class GridTransport:
     """Messages over Flower's grid."""
 
     def __init__(self, grid: Grid) -> None:
@@ -86,7 +86,7 @@ def _conduct_cohorts(folder: Path, grid: Grid, context: Context) -> None:
             folder,
             open_folder(folder).plan,
             checkpoint,
-            GridPost(grid),
+            GridTransport(grid),
             target=_whole(settings.get("rounds")),
             nodes=_whole(settings.get("nodes")) or 1,
             pinned=settings.get("pinned") is not False,
@@ -100,7 +100,7 @@ def _conduct_owners(folder: Path, grid: Grid, context: Context) -> None:
     with OrchestratorStore.open(folder) as store:
         SiloConductor(
             store,
-            GridPost(grid),
+            GridTransport(grid),
             target=_whole(settings.get("rounds")),
             owners=_whole(settings.get("nodes")) or 1,
             hold=settings.get("hold") is True,

@@ -6,9 +6,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 from sottovoce.errors import KeyTrouble
+from sottovoce.services.kit.connections import Limits
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.refusals import Refused, read_or_refuse
 from sottovoce.wire.users import PROOF_SECONDS, Purpose, UserQuestion, read_question
@@ -16,14 +17,14 @@ from sottovoce.wire.users import PROOF_SECONDS, Purpose, UserQuestion, read_ques
 _MINUTE = 60.0
 
 
-class AskingLimits(Protocol):
-    @property
-    def per_minute(self) -> int:
-        """Questions of one user."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingLimits(Limits):
+    """Those of a service that users ask."""
 
-    @property
-    def nonces(self) -> int:
-        """Questions of all users within the time in which a proof is good."""
+    per_minute: int = 60
+    """Questions of one user."""
+    nonces: int = 200_000
+    """Questions of all users within the time in which a proof is good."""
 
 
 class Once:
