@@ -66,9 +66,10 @@ def cost(study: FPLStudy, name: str, share: float) -> float:
 def figure2(study: FPLStudy, out: Path) -> dict[str, Any]:
     found, chosen = sweep(study)
     curves = points(found, "F1@10")
-    picture = plots.metric_by_share(
-        out / "figures" / "fpl-figure2", curves, metric="F1@10", title="F1 by share of positives"
-    )
+    picture = plots.lines(
+        out / "figures" / "fpl-figure2", curves, x_label=plots.SHARE_LABEL, y_label="F1@10",
+        title="F1 by share of positives",
+    )  # fmt: skip
     best = {name: x[int(np.argmax(y))] for name, (x, y) in curves.items()}
     nothing = {n: (y[x.index(0.0)], max(y)) for n, (x, y) in curves.items() if 0.0 in x}
     claims = [

@@ -172,48 +172,25 @@ class TargetData:
         return [*means, *(found[m] for m in METRICS)]
 
 
+ATTACKS = ("fedrecattack", "a-hum", "twin", "late-twin", "random", "popular")
+
+
 def _poisoner(
     world: TargetData, federation: Federation, case: Case, senders: NDArray[np.int64], rng: Streams
 ) -> Poisoner:
-    triples, train = world.config.triples, world.split.train
+    train, facts, target = world.split.train, world.facts, case.target
+    triples, rate = world.config.triples, world.config.learning_rate
     allowed = Allowed(2 * triples, largest_value(ShareFraction("draw"), triples))
-    made: Poisoner = ATTACKS[case.attack](
-        _Scene(world, federation, case.target, senders, rng, allowed), train
-    )
-    return made
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class _Scene:
-    world: TargetData
-    federation: Federation
-    target: int
-    senders: NDArray[np.int64]
-    rng: Streams
-    allowed: Allowed
-
-    def profiles(self, fillers: NDArray[np.int64], n_items: int) -> Profiles:
-        algorithm: CrossDevice = self.federation.server.algorithm  # type: ignore[assignment]
-        return Profiles.of(
-            algorithm, self.target, fillers, n_items, FILLERS, self.senders, self.rng
-        )
-
-
-def _twin(scene: _Scene) -> Twin:
-    rate = scene.world.config.learning_rate
-    return Twin(scene.target, scene.world.facts, scene.allowed, LOUD, learning_rate=rate)
-
-
-ATTACKS: Mapping[str, Any] = {
-    "fedrecattack": lambda s, train: FedRecAttack(s.target, s.world.facts, s.allowed),
-    "a-hum": lambda s, train: HardUsers(s.target, s.allowed),
-    "twin": lambda s, train: _twin(s),
-    "late-twin": lambda s, train: _twin(s),
-    "random": lambda s, train: s.profiles(np.arange(train.n_items), train.n_items),
-    "popular": lambda s, train: s.profiles(
-        s.world.facts.popular[: max(FILLERS + 1, train.n_items // 10)], train.n_items
-    ),
-}
+    if case.attack == "fedrecattack":
+        return FedRecAttack(target, facts, allowed)
+    if case.attack == "a-hum":
+        return HardUsers(target, allowed)
+    if case.attack.endswith("twin"):
+        return Twin(target, facts, allowed, LOUD, learning_rate=rate)
+    popular = facts.popular[: max(FILLERS + 1, train.n_items // 10)]
+    fillers = np.arange(train.n_items) if case.attack == "random" else popular
+    algorithm: CrossDevice = federation.server.algorithm  # type: ignore[assignment]
+    return Profiles.of(algorithm, target, fillers, train.n_items, FILLERS, senders, rng)
 
 
 class Poisoning(Study):

@@ -18,7 +18,9 @@ CURVES = {
     for k, name in enumerate(["sFPL", "sFPL+", "pFPL", "other"])
 }
 DRAW = {
-    "share": lambda path: plots.metric_by_share(path, CURVES, references={"BPR-MF": 300.0}),
+    "share": lambda path: plots.lines(
+        path, CURVES, x_label=plots.SHARE_LABEL, y_label="F1@10", references={"BPR-MF": 300.0}
+    ),
     "learning": lambda path: plots.learning_curves(
         path, {"a": (np.arange(100), np.arange(100))}, metric="P@10"
     ),
@@ -54,7 +56,7 @@ def test_the_front_is_red_and_only_there_when_asked_for(tmp_path):
 
 
 def test_configurations_keep_the_colours_of_the_paper(tmp_path):
-    found = colours(plots.metric_by_share(tmp_path / "x", CURVES).svg)
+    found = colours(plots.learning_curves(tmp_path / "x", CURVES, metric="F1@10").svg)
     assert {plots.PAPER[name].lower() for name in ("sFPL", "sFPL+", "pFPL")} <= found
     assert plots.PAPER["pFPL+"].lower() not in found
 

@@ -9,7 +9,6 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.cli.options import Json, Out, Threads
-from sottovoce.errors import UsageError
 
 
 def reproduce(
@@ -50,8 +49,6 @@ def reproduce(
             width = max((len(known) for known in published.NAMES), default=0)
             output.show(*[f"{known:<{width}}  {text}" for known, text in published.NAMES.items()])
         return
-    if name not in published.NAMES:
-        raise UsageError(f"nothing is called {name}; there are {', '.join(published.NAMES)}")
     published.check(name, device)
     place = out or Path("runs") / name
     check_writable(place)

@@ -110,20 +110,6 @@ def lines(
     return figure_files(path)
 
 
-def metric_by_share(
-    path: Path,
-    curves: Mapping[str, Curve],
-    *,
-    metric: str = "F1@10",
-    title: str = "",
-    references: Mapping[str, float] | None = None,
-) -> Figures:
-    """A metric against π (figure 2 of FPL)."""
-    return lines(
-        path, curves, x_label=SHARE_LABEL, y_label=metric, title=title, references=references
-    )
-
-
 def learning_curves(
     path: Path,
     curves: Mapping[str, Curve],
