@@ -1,7 +1,7 @@
 """The vectors of `tests/vectors`: every message as bytes, what it says, and what must be refused.
 
-An implementation in another language can be held to them. `PYTHONPATH=tests python THIS_FILE`
-writes them anew. A file says what its reader must know (`given`, and the keys); each vector has its
+An implementation in another language can be held to them. Run this file to write them
+anew. A file says what its reader must know (`given`, and the keys); each vector has its
 kind of message, the bytes, what they say, and bytes that must be refused. Keys are fixed, and so
 are the ephemeral keys of what is sealed: HPKE is written out here, since a library draws them.
 """
