@@ -322,6 +322,11 @@ def other_version(payload: bytes) -> bool:
     return payload[:3] == _MAGIC[:3] and payload[:4] != _MAGIC
 
 
+def report_rows(payload: bytes) -> int:
+    """How many rows a device's own report has, by its head."""
+    return int(_HEADER.unpack_from(payload)[5])
+
+
 def message_limit(rows: int, width: int) -> int:
     """The longest message of so many rows, in bytes."""
     return _HEADER.size + rows * (4 + 8 * width)

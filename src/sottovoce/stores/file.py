@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol, Self
+from typing import IO, Any, ClassVar, Protocol, Self, TypeVar
 
 from sottovoce.errors import ServiceError, SottovoceError, StoreError
 from sottovoce.stores.private import close_to_others, private_file, try_lock
@@ -33,6 +34,8 @@ _WORDS = {
     14: "cannot be opened; look whether it is there and may be read and written",
 }
 """What SQLite's result codes mean, in both drivers."""
+_WRITTEN = re.compile(r"\s*(?:INSERT\b.*?\bINTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.I | re.S)
+T = TypeVar("T")
 
 
 class _Connection(Protocol):
@@ -95,6 +98,8 @@ class SQLiteFile:
         self._connection: _Connection | None = None
         self._changes: Callable[[Any], int] = _rows_of
         self._errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+        self._held: dict[str, tuple[tuple[str, ...], Any]] = {}
+        self._held_at: int | None = None
         self.version = 0
         """Of the tables, if the file has a version."""
         try:
@@ -180,12 +185,32 @@ class SQLiteFile:
     def write(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run one statement; how many rows it changed."""
         with self._turn, self._speaking():
+            self.forget_held(sql)
             return self._changes(self._open.execute(sql, tuple(values)))
 
     def write_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each row of values."""
         with self._turn, self._speaking():
+            self.forget_held(sql)
             self._open.executemany(sql, rows)
+
+    def held(self, name: str, tables: tuple[str, ...], read: Callable[[], T]) -> T:
+        """What `read` finds in these tables. It is read once, and anew when they were written here,
+        or anything was by another process. Not to be changed by whoever gets it."""
+        with self._turn:
+            now = self.pragma("data_version")  # of the snapshot, within one
+            if now != self._held_at:
+                self._held.clear()
+                self._held_at = now
+            if name not in self._held:
+                self.hold(name, tables, read())
+            found: T = self._held[name][1]
+            return found
+
+    def hold(self, name: str, tables: tuple[str, ...], value: object) -> None:
+        """For whoever has just written it, and would read this now."""
+        with self._turn:
+            self._held[name] = tables, value
 
     def pragma(self, name: str, value: int | str | None = None) -> Any:
         """A setting of the database, read or (if a value is given) set."""
@@ -252,9 +277,17 @@ class SQLiteFile:
                 yield
                 self._commit()
             except BaseException:
+                self._held.clear()
                 if self._open.in_transaction:  # a full disk may have rolled it back already
                     link.execute("ROLLBACK")
                 raise
+
+    def forget_held(self, sql: str = "") -> None:
+        """What this statement writes, or all of it."""
+        written = _WRITTEN.match(sql)
+        for name, (tables, _) in list(self._held.items()):
+            if written is None or written[1] in tables:
+                del self._held[name]
 
     def _commit(self) -> None:
         self._open.execute("COMMIT")

@@ -225,7 +225,7 @@ class RoundsThread:
                         events = [] if leader is None else self._coordinator.step(leader)
                         for event in events:
                             self._say(event)
-                        self._board.refresh()
+                        self._board.refresh(None if leader is None else self._coordinator.looked)
                         self._tidy()
                         if not events:
                             self._wait()
