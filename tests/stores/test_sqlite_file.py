@@ -56,10 +56,15 @@ def test_what_is_held_is_read_once_and_anew_when_it_was_written(opened, monkeypa
 
 def test_what_was_rolled_back_is_not_held(opened):
     file = opened()
-    with pytest.raises(KeyError), file.transaction():
-        file.write("INSERT INTO notes VALUES ('never')")
-        assert read(file) == ["never"]
-        raise KeyError
+
+    def write_and_fail():
+        with file.transaction():
+            file.write("INSERT INTO notes VALUES ('never')")
+            assert read(file) == ["never"]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_and_fail()
     assert read(file) == []
 
 

@@ -9,7 +9,6 @@ SQLAlchemy (`database.py`).
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sqlite3
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, Self, TypeVar
 
 from sottovoce.errors import ServiceError, SottovoceError, StoreError
-from sottovoce.stores.private import close_to_others, private_file, try_lock
+from sottovoce.stores.private import private_database, try_lock
 from sottovoce.stores.stamps import stamp
 
 _BUSY, _LOCKED, _NOT_A_DATABASE = 5, 6, 26
@@ -252,12 +251,8 @@ class SQLiteFile:
 
     def _make_private(self, make: bool) -> None:
         try:
-            if make:
-                private_file(self.path)
-            # SQLite gives the files beside it the mode of the first one.
-            for place in (self.path, Path(f"{self.path}-wal"), Path(f"{self.path}-shm")):
-                with contextlib.suppress(FileNotFoundError):
-                    close_to_others(place)
+            if make or self.path.exists():
+                private_database(self.path)
         except OSError as error:
             raise self.error(
                 f"{self.name} {self.path} cannot be made: {error.strerror or error}"
@@ -355,15 +350,6 @@ def statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(one):
             yield one
             one = ""
-
-
-def sync_folder(path: Path) -> None:
-    """Names of files that came or went there are on the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _connect(path: Path, key: str, readonly: bool, busy_seconds: float) -> _Connection:
