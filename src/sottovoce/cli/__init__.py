@@ -30,16 +30,17 @@ from sottovoce.cli import (
     published,
     serve_device,
     serve_flower,
+    serve_helper,
     serve_orchestrator,
     serve_owner,
     serve_server,
+    serve_shuffler,
     training,
     user,
     views,
 )
 from sottovoce.cli import device as device_status
-from sottovoce.cli import serve_helper as serve_masker
-from sottovoce.cli import serve_shuffler as serve_proxy
+from sottovoce.cli.options import renamed
 from sottovoce.errors import RunError, SottovoceError, UsageError
 
 typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast
@@ -192,8 +193,8 @@ serve_app.command("status")(serve_server.status)
 serve_app.command("target")(serve_server.target)
 serve_app.command("shut-out")(serve_server.shut_out)
 serve_app.command("device")(serve_device.device)
-serve_app.command("proxy")(serve_proxy.proxy)
-serve_app.command("masker")(serve_masker.masker)
+serve_app.command("shuffler")(serve_shuffler.shuffler)
+serve_app.command("helper")(serve_helper.helper)
 serve_app.command("owner")(serve_owner.owner)
 serve_app.command("orchestrator")(serve_orchestrator.orchestrator)
 serve_app.command("superlink")(serve_flower.superlink)
@@ -203,6 +204,11 @@ serve_app.command("flower")(serve_flower.flower)
 serve_app.command("nginx")(serve_flower.nginx)
 serve_app.command("backup")(copies.backup)
 serve_app.command("restore")(copies.restore)
+for old, new, command in (
+    ("proxy", "shuffler", serve_shuffler.shuffler),
+    ("masker", "helper", serve_helper.helper),
+):
+    serve_app.command(old, hidden=True)(renamed(command, f"serve {old}", f"serve {new}"))
 app.add_typer(serve_app, name="serve", help="Run a party of a real federation as a service.")
 keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 keys_app.command("init")(keys.init)

@@ -22,7 +22,8 @@ from sottovoce.errors import DataError, MessageError, StoreError, UsageError
 from sottovoce.stores import user_schema
 from sottovoce.stores.encrypted import DATABASE, StoreFile
 from sottovoce.wire.directory import Directory, OwnerEntry
-from sottovoce.wire.interactions import Identity, Kind, Pass
+from sottovoce.wire.interactions import Identity, Kind
+from sottovoce.wire.passes import Pass
 from sottovoce.wire.silo_files import UserInvitation
 
 ALONE = 0

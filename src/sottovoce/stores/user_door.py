@@ -23,7 +23,8 @@ from sottovoce.core.consent import Choice
 from sottovoce.errors import ConsentError, DataError, KeyTrouble, MessageError, UsageError
 from sottovoce.parties.leaving import Booked, Leaving, let_go
 from sottovoce.stores.user import Outbox, Person, Release, UserStore, World
-from sottovoce.wire.interactions import PASS_BYTES, SEALED_BYTES, Kind, Pass, Sender, begin
+from sottovoce.wire.interactions import SEALED_BYTES, Kind, SessionSender, begin
+from sottovoce.wire.passes import PASS_BYTES, Pass
 
 # What passes through a DRIFT user's door, and what becomes of it.
 
@@ -86,7 +87,7 @@ class Departure:
         """Whether the owner forgets her with this, and the session with it."""
         return self.messages[-1].kind == "leave"
 
-    def seal(self, sender: Sender, frame: Callable[[Sequence[bytes]], bytes]) -> Leaving:
+    def seal(self, sender: SessionSender, frame: Callable[[Sequence[bytes]], bytes]) -> Leaving:
         """The request that carries them: each sealed, all of them in a frame."""
 
         def sealed(_: bytes) -> bytes:
@@ -246,7 +247,7 @@ class UserDoor:
             given = _enrolled(self.store.person(user)).encode()
             return let_go(given, self._note(user, owner, "introduction", bytes=PASS_BYTES))
 
-    def begin(self, user: int, owner: int, offer: bytes) -> tuple[Sender, bytes]:
+    def begin(self, user: int, owner: int, offer: bytes) -> tuple[SessionSender, bytes]:
         """A session with an owner that made this offer, and the hello to send."""
         person, entry = self.store.person(user), self.store.world.directory.numbered(owner)
         number = _enrolled(person).user
