@@ -58,7 +58,7 @@ def entry(store, number, ledger, under, message=b"bytes", era=0):
     with store.file.transaction():
         if era not in dict(book.all_terms()):
             book.add_terms(era, under, 1)
-        made = Round(era, number, 0, "prepared", b"", book.latest_choice(), 2, bytes(16), message)
+        made = Round(era, number, 0, "prepared", b"", store.latest_choice(), 2, bytes(16), message)
         book.add(made, ledger, "digest", 3)
     return book, made
 
@@ -75,12 +75,12 @@ def test_everybody_in_a_round_of_noisy_sums_needs_room_and_nobody_else(store):
     store.set_choice(POOR, Choice(total_epsilon=one))
     store.set_choice(RICH, Choice(total_epsilon=100 * one))
     left(store, 0, booked(POOR, RICH), terms(NOISE))
-    _, both = entry(store, 1, booked(POOR, RICH), terms(NOISE))
-    assert not has_room(store, terms(NOISE), both)
-    _, hers = entry(store, 2, booked(RICH), terms(NOISE))
-    assert has_room(store, terms(NOISE), hers)
-    _, his = entry(store, 3, booked(POOR), terms(NOISE))
-    assert not has_room(store, terms(NOISE), his)
+    book, both = entry(store, 1, booked(POOR, RICH), terms(NOISE))
+    assert not has_room(store, terms(NOISE), book.costs(both))
+    book, hers = entry(store, 2, booked(RICH), terms(NOISE))
+    assert has_room(store, terms(NOISE), book.costs(hers))
+    book, his = entry(store, 3, booked(POOR), terms(NOISE))
+    assert not has_room(store, terms(NOISE), book.costs(his))
 
 
 def test_everybody_in_a_round_with_a_price_needs_room_and_nobody_else(store):
@@ -89,10 +89,12 @@ def test_everybody_in_a_round_with_a_price_needs_room_and_nobody_else(store):
     left(store, 0, booked(POOR, RICH, epsilon=0.75), terms(0.0))
     cases = [((POOR, RICH), False), ((RICH,), True), ((POOR,), False)]
     for number, (who, fits) in enumerate(cases, start=1):
-        _, next_one = entry(store, number, booked(*who, epsilon=0.75), terms(0.0))
-        assert has_room(store, terms(0.0), next_one) == fits
-    _, free = entry(store, 9, booked(POOR), terms(0.0))
-    assert has_room(store, terms(0.0), free), "what no ε bounds is not paid for from a limit"
+        book, next_one = entry(store, number, booked(*who, epsilon=0.75), terms(0.0))
+        assert has_room(store, terms(0.0), book.costs(next_one)) == fits
+    book, free = entry(store, 9, booked(POOR), terms(0.0))
+    assert has_room(store, terms(0.0), book.costs(free)), (
+        "what no ε bounds is not paid for from a limit"
+    )
 
 
 def test_what_leaves_is_written_with_its_time_and_its_price(store):

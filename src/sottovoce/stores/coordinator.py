@@ -103,6 +103,8 @@ class Coordinator:
         self._guard = plan.defence.guard()
         self._watched: tuple[int, int] | None = None
         self._since = 0.0
+        self.looked: records.Position | None = None
+        """Where the federation stood at the last look, if nothing was done then."""
 
     def start(self, link: sa.Connection) -> None:
         """Make the first model, or check that the database is this federation's."""
@@ -157,7 +159,9 @@ class Coordinator:
         """Move on as far as can be moved now."""
         with leader.reading() as link:
             now = records.position(link)
-            if not self._due(link, now):
+            due = self._due(link, now)
+            self.looked = None if due else now
+            if not due:
                 return []
         if now.state == "closing":  # a process that is gone began it
             self._watch(now.round, now.attempt)

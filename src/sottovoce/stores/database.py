@@ -7,8 +7,6 @@ Both run the same statements. A transaction is on the disk when it returns.
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from sottovoce.errors import ServiceError, UsageError
+from sottovoce.stores.private import private_database
 from sottovoce.stores.stamps import stamp, unstamp
 
 SCHEMA = 3
@@ -144,7 +143,8 @@ class Database:
     @classmethod
     def sqlite(cls, path: Path) -> Database:
         """A file that only its owner can read: the reports of an open round are in it."""
-        keep_private_file(path)
+        with contextlib.suppress(OSError):  # whatever is wrong, SQLite says when it is opened
+            private_database(path)
         engine = sa.create_engine(
             sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": 10}
         )
@@ -310,28 +310,6 @@ def _stamp_everything(link: sa.Connection) -> None:
             new = stamped(column, bytes(content), *key)
             link.execute(sa.update(table).where(*here).values({column: new}))
     link.execute(meta.update().where(meta.c.key == "schema").values(value=str(SCHEMA)))
-
-
-def keep_private(path: Path, mode: int) -> None:
-    """Take away what others may do with a file or folder. Raises where only its owner can."""
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        try:
-            path.chmod(mode)
-        except PermissionError:
-            raise ServiceError(
-                f"{path} may be read by others; its owner must run `chmod {mode:o} {path}`"
-            ) from None
-
-
-def keep_private_file(path: Path) -> None:
-    """Make sure that only its owner can read a SQLite file, there already or not."""
-    # SQLite gives the files beside it the mode of the first one. It is not opened here where it
-    # exists: closing it would take away the locks that this process may hold on it.
-    with contextlib.suppress(OSError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    for place in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-        with contextlib.suppress(FileNotFoundError):
-            keep_private(place, 0o600)
 
 
 def _prepare_sqlite(connection: object, record: object) -> None:

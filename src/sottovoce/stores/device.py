@@ -109,12 +109,17 @@ def _number(key: bytes) -> int:
 
 
 def _read(file: StoreFile, name: str) -> bytes:
-    row = file.row("SELECT value FROM meta WHERE name = ?", [name])
-    return b"" if row is None else bytes(row[0])
+    return _meta(file).get(name, b"")
+
+
+def _meta(file: StoreFile) -> dict[str, bytes]:
+    return file.held("meta", ("meta",), lambda: dict(file.rows("SELECT name, value FROM meta")))
 
 
 def _write(file: StoreFile, name: str, key: bytes) -> None:
+    held = _meta(file)
     file.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", [name, key])
+    file.hold("meta", ("meta",), held | {name: key})
 
 
 # What a store knows of its users: an attribute's value by its name. Values are used at home, and
@@ -210,6 +215,10 @@ def sent_reports(file: StoreFile, number: int | None) -> list[SentReports]:
 
 def spent(file: StoreFile) -> dict[int, float]:
     """ε by plain composition, of those who have spent any."""
+    return file.held("spent", ("spent",), lambda: _spent(file))
+
+
+def _spent(file: StoreFile) -> dict[int, float]:
     costs: dict[int, list[float]] = {}
     for sent in sent_reports(file, None):
         costs.setdefault(sent.number, []).append(sent.reports * sent.epsilon)
@@ -331,8 +340,7 @@ class CohortStore:
     @property
     def users(self) -> NDArray[np.int64]:
         """The users' numbers in the federation, ascending."""
-        rows = self.file.rows("SELECT number FROM users ORDER BY number")
-        return np.array([number for (number,) in rows], dtype=np.int64)
+        return self.choices().users
 
     def name(self, number: int) -> str:
         row = self.file.row("SELECT name FROM users WHERE number = ?", [int(number)])
@@ -381,6 +389,7 @@ class CohortStore:
             if old != new and self.file.row("SELECT 1 FROM users WHERE number = ?", [new]):
                 raise UsageError(f"there is already a user {new} in the store {self.path}")
             self.file.write("UPDATE users SET number = ? WHERE number = ?", [new, old])
+            self.file.forget_held()  # other tables have followed
             self._touch_history()
 
     def streams(self, era: int = 0) -> Streams:
@@ -412,6 +421,10 @@ class CohortStore:
                 ((number, item, title) for number, (item, title) in enumerate(items)),
             )
             self._touch_history()
+
+    def count_items(self) -> int:
+        """Items of the catalogue, which is read together with the history."""
+        return self.history().n_items
 
     def catalogue(self) -> list[tuple[str, str]]:
         """Id and title by item number; empty while none is known."""
@@ -534,20 +547,32 @@ class CohortStore:
 
     def choices(self) -> Consent:
         """The choice in force for each of `users`. Who has not chosen takes no part."""
+        return self._chosen()[0]
+
+    def latest_choice(self) -> int:
+        """The number of the latest choice that anybody has made; 0 before the first."""
+        return self._chosen()[1]
+
+    def _chosen(self) -> tuple[Consent, int]:
+        return self.file.held("choices", ("consent", "users"), self._read_choices)
+
+    def _read_choices(self) -> tuple[Consent, int]:
         rows = self.file.rows(
-            "SELECT u.number, c.choice FROM users u LEFT JOIN consent c ON c.version = "
-            "(SELECT max(version) FROM consent WHERE number = u.number) ORDER BY u.number"
+            "SELECT u.number, c.choice, ifnull(c.version, 0) FROM users u LEFT JOIN consent c "
+            "ON c.version = (SELECT max(version) FROM consent WHERE number = u.number) "
+            "ORDER BY u.number"
         )
-        texts = sorted({text for _, text in rows if text is not None})
+        texts = sorted({text for _, text, _ in rows if text is not None})
         known = [_AT_HOME, *map(_from_text, texts)]
         place = {None: 0} | {text: row for row, text in enumerate(texts, start=1)}
-        return Consent.of(
-            np.array([number for number, _ in rows], dtype=np.int64),
+        consent = Consent.of(
+            np.array([number for number, _, _ in rows], dtype=np.int64),
             known,
-            np.array([place[text] for _, text in rows], dtype=np.int64),
+            np.array([place[text] for _, text, _ in rows], dtype=np.int64),
             sorted({name for choice in known for name in choice.hidden_attributes}),
             sorted({name for choice in known for name in choice.refused_owners}),
         )
+        return consent, max(version for *_, version in rows)
 
     def records(self, number: int) -> list[Record]:
         """Every choice that a user has made, oldest first."""
@@ -624,12 +649,11 @@ class CohortStore:
     # --- helpers ---------------------------------------------------------------------------------
 
     def _meta(self, name: str) -> bytes | None:
-        row = self.file.row("SELECT value FROM meta WHERE name = ?", [name])
-        return None if row is None else bytes(row[0])
+        return _meta(self.file).get(name)
 
     def _set_meta(self, name: str, value: bytes) -> None:
         with self.file.transaction():
-            self.file.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", [name, bytes(value)])
+            _write(self.file, name, bytes(value))
 
     def _count(self, sql: str, values: list[int]) -> int:
         row = self.file.row(sql, values)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from sottovoce.core.consent import affords
 from sottovoce.privacy.central import MOST_ROUNDS, price, room_for_sums
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.device_rounds import Round, RoundBook
+from sottovoce.stores.device_rounds import RoundBook
 from sottovoce.wire.terms import Terms
 
 
@@ -66,9 +67,8 @@ def spent_before(store: CohortStore, terms: Terms | None) -> NDArray[np.float64]
     return store.spent() if sum_noise(terms) else store.spent() + spent_on_sums(store)
 
 
-def has_room(store: CohortStore, terms: Terms, entry: Round) -> bool:
-    """Whether everybody in a prepared round has room for what it costs."""
-    costs = RoundBook(store.file).costs(entry)
+def has_room(store: CohortStore, terms: Terms, costs: Sequence[tuple[int, float]]) -> bool:
+    """Whether these users have room for what a prepared round costs each of them."""
     row = np.searchsorted(store.users, np.array([number for number, _ in costs], dtype=np.int64))
     cost, limit = np.array([each for _, each in costs]), store.choices().total_epsilon
     noise, spent = sum_noise(terms), spent_before(store, terms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,6 +28,8 @@ State = Literal["prepared", "dropped", "left", "arrived", "refused"]
 """`prepared`: nothing has left. `dropped`: nothing will. `left`: its fate is unknown. `arrived`: it
 counts. `refused`: it has left, but does not count."""
 _GONE = ("left", "arrived", "refused")
+_LATEST = ("rounds", "terms")
+"""Tables that say which round is the latest."""
 _ROUND = "(era, round, attempt) = (?, ?, ?)"
 _LEDGER = (
     *("user", "kind", "positive_rows", "negative_rows", "bytes", "epsilon"),
@@ -71,19 +73,21 @@ class RoundBook:
     def latest_terms(self) -> tuple[int, Terms] | None:
         """The terms that were written down last, and how many before them. The first are those that
         the server showed first, later ones were agreed to."""
-        row = self.file.row("SELECT era, content FROM terms ORDER BY era DESC LIMIT 1")
-        return None if row is None else (row[0], kept_terms(row[1]))
+        return self.file.held("terms in force", ("terms",), self._read_terms)
+
+    def _read_terms(self) -> tuple[int, Terms] | None:
+        written = self.all_terms()
+        return None if not written else (written[-1][0], kept_terms(written[-1][1]))
 
     def all_terms(self) -> list[tuple[int, str]]:
-        """All that were ever written down, by era."""
-        return [
-            (int(era), str(text)) for era, text in self.file.rows("SELECT era, content FROM terms")
-        ]
+        """All that were ever written down, by version."""
+        sql = "SELECT era, content FROM terms ORDER BY era"
+        return self.file.held("terms", ("terms",), lambda: [(e, t) for e, t in self.file.rows(sql)])
 
     def written_digest(self) -> str:
         """Of the latest terms as they were written down, perhaps by a former release."""
-        row = self.file.row("SELECT content FROM terms ORDER BY era DESC LIMIT 1")
-        content = b"" if row is None else str(row[0]).encode()
+        written = self.all_terms()
+        content = written[-1][1].encode() if written else b""
         return hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def add_terms(self, era: int, terms: Terms, now: int) -> None:
@@ -95,6 +99,13 @@ class RoundBook:
         values = [view.round, items.shape[1], items.tobytes()]
         with self.file.transaction():
             self.file.write("INSERT OR REPLACE INTO model VALUES (0, ?, ?, ?)", values)
+            self.file.hold("model", ("model",), view.round)
+
+    def model_round(self) -> int | None:
+        """Of the model that is kept."""
+        sql = "SELECT round FROM model"
+        found: int | None = self.file.held("model", ("model",), lambda: self.file.value(sql))
+        return found
 
     def model(self) -> ModelView | None:
         row = self.file.row("SELECT round, width, items FROM model")
@@ -105,14 +116,14 @@ class RoundBook:
 
     # --- vectors ---------------------------------------------------------------------------------
 
-    def overlay(
-        self,
-        table: Literal["vectors", "learnt"],
-        users: NDArray[np.int64],
-        onto: NDArray[np.float32],
-    ) -> None:
-        """Put the vectors of a table in their users' places."""
-        rows = self.file.rows(f"SELECT number, vector FROM {table} ORDER BY number")
+    def overlay(self, users: NDArray[np.int64], onto: NDArray[np.float32], *, learnt: bool) -> None:
+        """Put the vectors that are kept in their users' places: those at the start of the latest
+        round or, if wanted, what its participants had learnt at its end."""
+        kept = "SELECT number, vector FROM vectors"
+        if learnt:
+            kept += " WHERE number NOT IN (SELECT number FROM learnt)"
+            kept += " UNION ALL SELECT number, vector FROM learnt"
+        rows = self.file.rows(f"{kept} ORDER BY number")
         if rows:
             numbers = np.array([number for number, _ in rows], dtype=np.int64)
             flat = np.frombuffer(b"".join(vector for _, vector in rows), "<f4")
@@ -146,17 +157,15 @@ class RoundBook:
 
     def latest(self) -> Round | None:
         """The latest round under the terms in force."""
+        return self.file.held("round", _LATEST, self._read_latest)
+
+    def _read_latest(self) -> Round | None:
         row = self.file.row(
             "SELECT era, round, attempt, state, asked, consent, devices, nonce,"
             " ifnull(message, x'') FROM rounds WHERE era = (SELECT max(era) FROM terms)"
             " ORDER BY era DESC, round DESC, attempt DESC LIMIT 1"
         )
         return None if row is None else Round(*row)
-
-    def latest_choice(self) -> int:
-        """The number of the latest choice that anybody has made."""
-        row = self.file.row("SELECT ifnull(max(version), 0) FROM consent")
-        return 0 if row is None else int(row[0])
 
     def changed_since(self, choice: int) -> NDArray[np.int64]:
         """Who has chosen anew since that choice."""
@@ -173,6 +182,7 @@ class RoundBook:
 
     def add(self, entry: Round, book: Ledger, digest: str, now: int) -> None:
         """Write a prepared round, with the ledger rows of its devices."""
+        latest = self.latest()
         self.file.write(
             "INSERT INTO rounds (era, round, attempt, state, asked, consent, devices, nonce,"
             " message, wire_bytes, digest, prepared_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -194,6 +204,8 @@ class RoundBook:
                 now,
             ],
         )
+        if latest is None or latest.key <= entry.key:
+            self.file.hold("round", _LATEST, entry)
         table = book.pending()
         self.file.write_many(
             f"INSERT INTO ledger VALUES ({entry.era}, {entry.round}, {entry.attempt},"
@@ -209,12 +221,13 @@ class RoundBook:
         self.forget_message(entry)
 
     def forget_message(self, entry: Round) -> None:
+        latest = self.latest()
         self.file.write(f"UPDATE rounds SET message = NULL WHERE {_ROUND}", entry.key)
+        self._hold(entry, latest, message=b"")
 
     def mark_left(self, entry: Round, now: int) -> None:
         """Book a prepared round as left: its rows count towards the budget from here on."""
-        self._mark(entry, "left", "")
-        self.file.write(f"UPDATE rounds SET left_at = ? WHERE {_ROUND}", [now, *entry.key])
+        self._mark(entry, "left", "", left_at=now)
         self.file.write(
             "INSERT INTO budget SELECT number, kind, 1, positive_rows, negative_rows, bytes,"
             f" epsilon, reports FROM ledger WHERE {_ROUND} ON CONFLICT (number, kind) DO UPDATE SET"
@@ -245,6 +258,10 @@ class RoundBook:
     def unbounded_releases(self) -> list[tuple[int, int, int]]:
         """User, era, and how many of her releases have left under its terms, or may have, of which
         no ε of their own bounds what they cost."""
+        # Whatever leaves for the first time is written into the budget, and stays gone.
+        return self.file.held("unbounded", ("budget", "terms"), self._read_unbounded)
+
+    def _read_unbounded(self) -> list[tuple[int, int, int]]:
         sql = (
             "SELECT l.number, l.era, count(*) FROM ledger l JOIN rounds r"
             f" USING (era, round, attempt) WHERE r.state IN {_GONE} AND l.epsilon >= 9e999"
@@ -264,10 +281,18 @@ class RoundBook:
         """Say what became of a round that has left."""
         self._mark(entry, state, reason)
 
-    def _mark(self, entry: Round, state: State, reason: str) -> None:
+    def _mark(self, entry: Round, state: State, reason: str, *, left_at: int | None = None) -> None:
+        latest = self.latest()
         self.file.write(
-            f"UPDATE rounds SET state = ?, reason = ? WHERE {_ROUND}", [state, reason, *entry.key]
+            f"UPDATE rounds SET state = ?, reason = ?, left_at = ifnull(?, left_at) WHERE {_ROUND}",
+            [state, reason, left_at, *entry.key],
         )
+        self._hold(entry, latest, state=state)
+
+    def _hold(self, entry: Round, latest: Round | None, **changes: Any) -> None:
+        """What became of a round is known without reading it again."""
+        if latest is not None and latest.key == entry.key:
+            self.file.hold("round", _LATEST, replace(latest, **changes))
 
 
 def kept_terms(text: str) -> Terms:

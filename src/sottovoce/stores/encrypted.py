@@ -15,8 +15,8 @@ import apsw
 
 from sottovoce.errors import StoreError
 from sottovoce.stores.device_schema import APPLICATION_ID, MIGRATIONS
-from sottovoce.stores.file import SQLiteFile, sync_folder
-from sottovoce.stores.private import is_locked
+from sottovoce.stores.file import SQLiteFile
+from sottovoce.stores.private import is_locked, sync_folder, write_new
 
 DATABASE, KEY, LOCK = "store.db", "store.key", "agent.lock"
 
@@ -65,8 +65,8 @@ class StoreFile(SQLiteFile):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-            _write_new(partial / KEY, secrets.token_hex(32).encode() + b"\n")
-            _write_new(partial / DATABASE, b"")
+            write_new(partial / KEY, secrets.token_hex(32).encode() + b"\n")
+            write_new(partial / DATABASE, b"")
             cls(partial, fill=fill).close()
             sync_folder(partial)
             partial.rename(folder)
@@ -119,11 +119,3 @@ def _read_key(path: Path) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", key):
         raise StoreError(f"{path} holds no key; put the right one back")
     return key
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -9,15 +9,15 @@ SQLAlchemy (`database.py`).
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol, Self
+from typing import IO, Any, ClassVar, Protocol, Self, TypeVar
 
 from sottovoce.errors import ServiceError, SottovoceError, StoreError
-from sottovoce.stores.private import close_to_others, private_file, try_lock
+from sottovoce.stores.private import private_database, try_lock
 from sottovoce.stores.stamps import stamp
 
 _BUSY, _LOCKED, _NOT_A_DATABASE = 5, 6, 26
@@ -33,6 +33,8 @@ _WORDS = {
     14: "cannot be opened; look whether it is there and may be read and written",
 }
 """What SQLite's result codes mean, in both drivers."""
+_WRITTEN = re.compile(r"\s*(?:INSERT\b.*?\bINTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.I | re.S)
+T = TypeVar("T")
 
 
 class _Connection(Protocol):
@@ -95,6 +97,8 @@ class SQLiteFile:
         self._connection: _Connection | None = None
         self._changes: Callable[[Any], int] = _rows_of
         self._errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+        self._held: dict[str, tuple[tuple[str, ...], Any]] = {}
+        self._held_at: int | None = None
         self.version = 0
         """Of the tables, if the file has a version."""
         try:
@@ -180,12 +184,32 @@ class SQLiteFile:
     def write(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run one statement; how many rows it changed."""
         with self._turn, self._speaking():
+            self.forget_held(sql)
             return self._changes(self._open.execute(sql, tuple(values)))
 
     def write_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each row of values."""
         with self._turn, self._speaking():
+            self.forget_held(sql)
             self._open.executemany(sql, rows)
+
+    def held(self, name: str, tables: tuple[str, ...], read: Callable[[], T]) -> T:
+        """What `read` finds in these tables. It is read once, and anew when they were written here,
+        or anything was by another process. Not to be changed by whoever gets it."""
+        with self._turn:
+            now = self.pragma("data_version")  # of the snapshot, within one
+            if now != self._held_at:
+                self._held.clear()
+                self._held_at = now
+            if name not in self._held:
+                self.hold(name, tables, read())
+            found: T = self._held[name][1]
+            return found
+
+    def hold(self, name: str, tables: tuple[str, ...], value: object) -> None:
+        """For whoever has just written it, and would read this now."""
+        with self._turn:
+            self._held[name] = tables, value
 
     def pragma(self, name: str, value: int | str | None = None) -> Any:
         """A setting of the database, read or (if a value is given) set."""
@@ -227,12 +251,8 @@ class SQLiteFile:
 
     def _make_private(self, make: bool) -> None:
         try:
-            if make:
-                private_file(self.path)
-            # SQLite gives the files beside it the mode of the first one.
-            for place in (self.path, Path(f"{self.path}-wal"), Path(f"{self.path}-shm")):
-                with contextlib.suppress(FileNotFoundError):
-                    close_to_others(place)
+            if make or self.path.exists():
+                private_database(self.path)
         except OSError as error:
             raise self.error(
                 f"{self.name} {self.path} cannot be made: {error.strerror or error}"
@@ -252,9 +272,17 @@ class SQLiteFile:
                 yield
                 self._commit()
             except BaseException:
+                self._held.clear()
                 if self._open.in_transaction:  # a full disk may have rolled it back already
                     link.execute("ROLLBACK")
                 raise
+
+    def forget_held(self, sql: str = "") -> None:
+        """What this statement writes, or all of it."""
+        written = _WRITTEN.match(sql)
+        for name, (tables, _) in list(self._held.items()):
+            if written is None or written[1] in tables:
+                del self._held[name]
 
     def _commit(self) -> None:
         self._open.execute("COMMIT")
@@ -322,15 +350,6 @@ def statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(one):
             yield one
             one = ""
-
-
-def sync_folder(path: Path) -> None:
-    """Names of files that came or went there are on the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _connect(path: Path, key: str, readonly: bool, busy_seconds: float) -> _Connection:

@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from sottovoce.core.links import SecureSum
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.parties.helper import GROUPED_ROUNDS, NEVER, REGAINED_AFTER, Answered
-from sottovoce.stores.database import keep_private
 from sottovoce.stores.keys import (
     SERVER_KEY,
     init_keys,
@@ -31,6 +30,7 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
+from sottovoce.stores.private import private_folder
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.server_folder import ServerFolder, proxy_token
 from sottovoce.stores.stamps import stamp
@@ -141,8 +141,7 @@ def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | Non
     noise is the operating system's unless a trial sets its key."""
     if (path / SEAL_KEY).exists():
         raise UsageError(f"{path} has the keys of a proxy already; they are not overwritten")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keep_private(path, 0o700)
+    private_folder(path)
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", hosts)
     key = X25519PrivateKey.generate()

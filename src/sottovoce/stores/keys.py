@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sottovoce.errors import KeyTrouble, UsageError
+from sottovoce.stores.private import sync_folder, write_new
 from sottovoce.wire.interactions import KEY_BYTES
 from sottovoce.wire.sealing import key_id
 
@@ -111,7 +112,7 @@ def renew_keys(
     server = _server_certificate(ca, ca_key, server_key, _hosts(hosts), _days(days), now)
     # One file replaced at once: a crash leaves the old certificate or the new one.
     fresh = folder / f".{SERVER_CERTIFICATE}.{secrets.token_hex(4)}"
-    _write(fresh, server.public_bytes(form.Encoding.PEM), 0o644)
+    write_new(fresh, server.public_bytes(form.Encoding.PEM), 0o644)
     os.replace(fresh, folder / SERVER_CERTIFICATE)
 
 
@@ -383,7 +384,7 @@ def write_new_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     try:
         for name, content in contents.items():
             public = name.endswith((".crt", ".pub"))
-            _write(folder / name, content, 0o644 if public else 0o600)
+            write_new(folder / name, content, 0o644 if public else 0o600)
             written.append(folder / name)
     except OSError as error:
         for path in written:
@@ -396,25 +397,7 @@ def replace_file(place: Path, content: bytes) -> None:
     fresh = f".{place.name}.{secrets.token_hex(4)}"
     write_new_files(place.parent, {fresh: content})
     os.replace(place.parent / fresh, place)
-    handle = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            os.fchmod(out.fileno(), mode)
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-    except OSError:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise
+    sync_folder(place.parent)
 
 
 # The keys to which reports are sealed: a ring of them in the server's key folder. `report-
@@ -527,7 +510,7 @@ class ReportKeys:
         write_new_files(self._folder, {fresh: _content(keys)})
         with self._path.open("r+b") as former:
             os.replace(self._folder / fresh, self._path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
             former.write(bytes(os.fstat(former.fileno()).st_size))
             former.flush()
             os.fsync(former.fileno())
@@ -551,11 +534,3 @@ def _parsed(content: bytes) -> list[ReportKey]:
     except (ValueError, RecursionError, KeyError, TypeError):
         return []
     return [ReportKey.of(key) for key in private] if good else []
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -18,7 +18,6 @@ from typing import ClassVar
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.errors import ServiceError, UsageError
-from sottovoce.stores.database import keep_private
 from sottovoce.stores.keys import (
     SERVER_KEY,
     authority_pem,
@@ -28,6 +27,7 @@ from sottovoce.stores.keys import (
 )
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_file import DATABASE
+from sottovoce.stores.private import private_folder
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.passes import Issuer
@@ -98,8 +98,7 @@ def create_orchestrator_folder(
     federation = f"{stem[:50] if name is None else stem}-{secrets.token_hex(4)}"
     issuer = Issuer(federation)
     about = FederationFile(federation, issuer.public, settings, tuple(catalogue))
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keep_private(path, 0o700)
+    private_folder(path)
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", hosts)
     # Of an attempt that broke off; nothing was signed with them yet.

@@ -21,7 +21,6 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from sottovoce.errors import DataError, DataNotFound, KeyTrouble, ServiceError, UsageError
-from sottovoce.stores.database import keep_private
 from sottovoce.stores.keys import (
     SERVER_KEY,
     authority_pem,
@@ -32,6 +31,7 @@ from sottovoce.stores.keys import (
     write_new_files,
 )
 from sottovoce.stores.owner import DataOwner
+from sottovoce.stores.private import private_folder
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.silo_files import (
@@ -124,8 +124,7 @@ def create_owner_folder(
     require_name("name", name)
     require_url("url", url)
     host = urlsplit(url).hostname or ""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keep_private(path, 0o700)
+    private_folder(path)
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", [host, *hosts])
     if not (path / IDENTITY).exists():

@@ -25,8 +25,8 @@ from sottovoce.algorithms.drift.blocks import EndedBlock
 from sottovoce.algorithms.drift.messages import Row
 from sottovoce.algorithms.drift.system import DRIFTConfig, Saved, Stream
 from sottovoce.errors import ConfigError, StoreError
-from sottovoce.stores.file import SQLiteFile, statements, sync_folder
-from sottovoce.stores.private import private_file, private_folder
+from sottovoce.stores.file import SQLiteFile, statements
+from sottovoce.stores.private import private_file, private_folder, sync_folder
 from sottovoce.stores.stamps import stamp, unstamp
 
 # Blocks as a data owner's store holds them: packed, and stamped for their place.

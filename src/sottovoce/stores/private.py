@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -29,6 +30,38 @@ def private_file(path: Path) -> Path:
     except FileExistsError:
         close_to_others(path)
     return path
+
+
+def private_database(path: Path) -> None:
+    """A SQLite file; SQLite gives the files beside it the mode of the first one."""
+    private_file(path)
+    for place in (Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with contextlib.suppress(FileNotFoundError):
+            close_to_others(place)
+
+
+def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """A file that was not there, whole and on the disk when this returns."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            os.fchmod(out.fileno(), mode)
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Names of files that came or went there are on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def close_to_others(path: Path) -> None:

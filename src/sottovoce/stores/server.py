@@ -46,9 +46,11 @@ _ROUND, _ATTEMPT = (sa.bindparam(name, type_=sa.BigInteger) for name in ("at_rou
 _AT = (rounds.c.round == _ROUND, rounds.c.attempt == _ATTEMPT)
 _SENT = (submissions.c.round == _ROUND, submissions.c.attempt == _ATTEMPT)
 _FACT = sa.select(meta.c.value).where(meta.c.key == sa.bindparam("named"))
-_NEWEST = sa.select(sa.func.max(models.c.round))
+_NEWEST = sa.select(sa.func.coalesce(sa.func.max(models.c.round), 0).label("round")).subquery()
 _CURRENT = (
     sa.select(
+        _NEWEST.c.round,
+        sa.select(meta.c.value).where(meta.c.key == "target").scalar_subquery().label("target"),
         rounds.c.attempt,
         rounds.c.state,
         rounds.c.goal,
@@ -56,7 +58,7 @@ _CURRENT = (
         rounds.c.reported,
         rounds.c.report_key,
     )
-    .where(rounds.c.round == sa.bindparam("at_round"))
+    .select_from(_NEWEST.outerjoin(rounds, rounds.c.round == _NEWEST.c.round))
     .order_by(rounds.c.attempt.desc())
     .limit(1)
 )
@@ -174,11 +176,10 @@ def raise_target(link: sa.Connection, rounds_to_run: int) -> int:
 
 
 def position(link: sa.Connection) -> Position:
-    target = int(fact(link, "target") or 0)
-    round = int(link.execute(_NEWEST).scalar() or 0)
-    row = link.execute(_CURRENT, {"at_round": round}).one_or_none()
+    row = link.execute(_CURRENT).one()
+    round, target = int(row.round), int(row.target or 0)
     idle: State = "finished" if round >= target else "waiting"
-    if row is None:
+    if row.state is None:
         return Position(round, 0, idle, target)
     if row.state == "abandoned":
         return Position(round, row.attempt + 1, idle, target)

@@ -37,8 +37,9 @@ from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores import server as searches
 from sottovoce.stores.coordinator import CohortSize, Plan
-from sottovoce.stores.database import Database, keep_private
+from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys, authority_pem, init_keys, read_secret, write_new_files
+from sottovoce.stores.private import close_to_others, private_folder
 from sottovoce.stores.ready import locked, running
 from sottovoce.wire.frames import PROTOCOL, check_protocol
 from sottovoce.wire.invitations import MAX_NUMBER, Invitation
@@ -254,7 +255,7 @@ class ServerFolder:
                 "from a copy, or make a new federation in another folder"
             )
         if not named:
-            keep_private(self.path, 0o700)
+            close_to_others(self.path)
         database = Database.at(named) if named else Database.sqlite(place)
         try:
             if before == kind:
@@ -318,8 +319,7 @@ def create_folder(
         raise ConfigError(f"cohort_size must be at least 1, not {cohort_size}")
     key = secrets.randbits(ROOT_BITS) if root_key is None else root_key
     plan = Plan(terms, cohort_size, rounds, key, rules or RoundRules(), defence)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keep_private(path, 0o700)
+    private_folder(path)
     if not (path / "keys" / "server.key").exists():
         init_keys(path / "keys", hosts)
     if plan.proxied and not ReportKeys(path / "keys").exists:

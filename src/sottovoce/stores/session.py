@@ -95,6 +95,10 @@ class Hosted(Agreeing):
         """The model that was kept last."""
         return self._book.model()
 
+    def model_round(self) -> int | None:
+        """The round of the model that was kept last."""
+        return self._book.model_round()
+
     # --- rounds ----------------------------------------------------------------------------------
 
     def prepare(
@@ -138,14 +142,14 @@ class Hosted(Agreeing):
             if entry.state == "dropped" or entry.nonce != prepared.nonce:
                 raise ConsentError(f"the report for round {entry.round} was dropped; prepare anew")
             changed, terms = self._book.minds_changed(entry), self.require_agreed()
-            beyond = entry.state == "prepared" and not has_room(self.store, terms, entry)
+            costs = self._book.costs(entry)
+            beyond = entry.state == "prepared" and not has_room(self.store, terms, costs)
             if changed or beyond:
                 self._withdraw(entry)
             elif entry.state == "prepared":
                 self._book.mark_left(entry, self.store.now())
             elif entry.state == "refused":
                 self._book.mark(entry, "left", "")
-            costs = self._book.costs(entry)
         if changed:
             raise ConsentError(
                 f"a choice was changed, or what the device knows of its owner, since the report "
@@ -303,10 +307,10 @@ class Hosted(Agreeing):
         book, file, ledger = self._book, self.store.file, Ledger()
         with file.snapshot():
             era, terms = self._known()
-            before, choice, users = book.latest(), book.latest_choice(), self.store.users
+            before, choice, users = book.latest(), self.store.latest_choice(), self.store.users
             cohort = self._cohort(terms, self._vectors(view.round))
-            left = book.has_left(era, view.round)
-        noisy = terms.noisy or terms.reporting is not None
+            noisy = terms.noisy or terms.reporting is not None
+            left = book.has_left(era, view.round) if noisy else users[:0]
         noise = self.store.noise(era) if noisy else None
         streams = self.store.streams(era)
         devices = Devices.behind_door(
@@ -340,8 +344,9 @@ class Hosted(Agreeing):
         nonce, key = secrets.token_bytes(_NONCE_BYTES), (era, view.round, attempt)
         entry = Round(*key, "prepared", asked, choice, len(rows), nonce, message)
         with file.transaction():
-            now = book.latest()
-            if np.isin(users[rows], book.changed_since(choice)).any() or not same(before, now):
+            now, new = book.latest(), self.store.latest_choice() != choice
+            changed = new and np.isin(users[rows], book.changed_since(choice)).any()
+            if changed or not same(before, now):
                 return False, None
             self._settle(view.round)
             book.add(entry, ledger, hashlib.sha256(message).hexdigest(), self.store.now())
@@ -372,10 +377,9 @@ class Hosted(Agreeing):
         """Everybody's vector as a round starts with it, or (None) as it is now."""
         users, terms = self.store.users, self._known()[1]
         vectors = terms.build().device_init(users, self.store.streams())
-        self._book.overlay("vectors", users, vectors)
         entry = self._book.latest()
-        if entry is not None and entry.state == "arrived" and entry.round != round:
-            self._book.overlay("learnt", users, vectors)
+        learnt = entry is not None and entry.state == "arrived" and entry.round != round
+        self._book.overlay(users, vectors, learnt=learnt)
         return vectors
 
     def _settle(self, round: int | None) -> None:

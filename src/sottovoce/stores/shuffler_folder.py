@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
-from sottovoce.stores.database import keep_private
 from sottovoce.stores.keys import (
     SERVER_KEY,
     init_keys,
@@ -25,6 +24,7 @@ from sottovoce.stores.keys import (
     replace_file,
     write_new_files,
 )
+from sottovoce.stores.private import private_folder
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.server_folder import (
     Introduction,
@@ -89,8 +89,7 @@ def create_proxy_folder(
     the terms of the federation may name them."""
     if (path / INTRODUCTION).exists():
         raise UsageError(f"{path} holds a proxy already; start it without --introduction")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keep_private(path, 0o700)
+    private_folder(path)
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", hosts)
     if not (path / SECRET).exists():

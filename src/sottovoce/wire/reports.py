@@ -43,6 +43,11 @@ def decode_report(
     return DeviceReports(round, np.full(len(item), sender, dtype=np.int64), item, values)
 
 
+def report_rows(payload: bytes) -> int:
+    """How many rows a device's own report has, by its head."""
+    return int(REPORT.unpack(payload)[4])
+
+
 def encode_sum(reports: SummedReports) -> bytes:
     """A cohort's sum and the number of devices. Items whose sum is zero are not sent."""
     sent = reports.sums.any(axis=1)

@@ -10,7 +10,6 @@ same bytes, until the server has said what became of it; so an agent may be kill
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import time
@@ -46,7 +45,7 @@ from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
 from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed
-from sottovoce.wire.reports import decode_report
+from sottovoce.wire.reports import report_rows
 from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_of, prove, seal
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model, full_size
@@ -167,7 +166,7 @@ class Reader:
                 raise Unreachable(f"the server at {self.client.url} is about to change its terms")
             await self._aside(lambda: self.hosted.meet(told))
             terms = told
-        if len(await self._aside(self.store.catalogue)) != terms.n_items:
+        if await self._aside(self.store.count_items) != terms.n_items:
             await self._fetch_catalogue(terms)
         return terms
 
@@ -210,10 +209,10 @@ class Reader:
 
     async def _refresh(self, now: Descriptor, terms: Terms) -> None:
         """Keep a model for recommendations while offline: the last one, or one a day old."""
-        kept = await self._aside(self.hosted.model)
+        kept = await self._aside(self.hosted.model_round)
         if (
             kept is None
-            or (now.state == "finished" and kept.round != now.model)
+            or (now.state == "finished" and kept != now.model)
             or await self._aside(lambda: self._older(_REFRESHED, _REFRESH_SECONDS))
         ):
             await self._model(now, terms)
@@ -498,9 +497,8 @@ class Agent(Reader):
         told = {DIGEST_HEADER: digest_of(body_of(sealed))}
         answer = await self.client.post("/v1/reports", sealed, headers=told)
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
-        with contextlib.suppress(MessageError):
-            shape = {"n_items": terms.n_rows, "width": terms.width}
-            details["rows"] = len(decode_report(prepared.message, sender=0, round=round, **shape))
+        if terms.secure_sum is None:
+            details["rows"] = report_rows(prepared.message)
         if 200 <= answer.status < 300 or (answer.status, answer.reason) == (409, "replay"):
             await self._aside(lambda: self.hosted.arrived(round, attempt))
             self.tally.counted += 1

@@ -121,7 +121,7 @@ class RoundsThread:
                         events = [] if leader is None else self._coordinator.step(leader)
                         for event in events:
                             self._say(event)
-                        self._state.refresh()
+                        self._state.refresh(None if leader is None else self._coordinator.looked)
                         self._tidy()
                         if not events:
                             self._wait()
