@@ -35,14 +35,14 @@ from sottovoce.services.copies.copying import make_backup, restore_backup
 from sottovoce.services.server.shuffled_rounds import coordinator_of, decode_part
 from sottovoce.stores import server as records
 from sottovoce.stores.conductor import Checkpoint, OpenRound
-from sottovoce.stores.device import CohortStore, releases
+from sottovoce.stores.device import CohortStore
 from sottovoce.stores.helper_folder import Answers, init_masker, open_masker
 from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.orchestrator_folder import invite, open_orchestrator_folder
 from sottovoce.stores.owner_folder import open_owner_folder
 from sottovoce.stores.server_folder import create_folder, open_folder
 from sottovoce.stores.shuffler_folder import open_proxy_folder
-from sottovoce.stores.user import UserStore
+from sottovoce.stores.user import UserStore, releases
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.masked import decode_sum
 

@@ -250,7 +250,7 @@ def test_a_file_of_a_device_is_no_users_store(tmp_path):
     CohortStore.create(tmp_path / "device", [(0, "me")]).close()
     with pytest.raises(StoreError, match="another program"):
         UserStore.open(tmp_path / "device")
-    with pytest.raises(StoreError, match="sottovoce user join"):
+    with pytest.raises(StoreError, match="sottovoce device"):
         UserStore.open(tmp_path / "nothing")
 
 

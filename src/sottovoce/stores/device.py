@@ -29,7 +29,6 @@ from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
 from sottovoce.stores.device_rounds import ledger_rows
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.stores.user import UserStore
 
 # The two keys from which a store's users draw: what others may see, and private coins. A draw
 # depends on its key, the user and the round. Under other terms a round's number comes again, with
@@ -218,16 +217,6 @@ def spent(file: StoreFile) -> dict[int, float]:
 
 def _of(number: int | None) -> tuple[str, list[int]]:
     return ("", []) if number is None else ("WHERE number = ?", [int(number)])
-
-
-# What becomes of stores that were set back to an older copy.
-
-
-def releases(store: CohortStore | UserStore) -> int:
-    """What has left the store, or may have; of all users, ever."""
-    if isinstance(store, UserStore):
-        return len(store.ledger())
-    return sum(spent.releases for spent in store.budget())
 
 
 if TYPE_CHECKING:

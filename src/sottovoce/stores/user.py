@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sottovoce.core.consent import Choice
 from sottovoce.errors import DataError, MessageError, StoreError, UsageError
 from sottovoce.stores import user_schema
+from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import DATABASE, StoreFile
 from sottovoce.wire.directory import Directory, OwnerEntry
 from sottovoce.wire.interactions import Identity, Kind, Pass
@@ -36,8 +38,8 @@ _TOKEN, _ORCHESTRATOR = "token", "orchestrator"
 
 class UserFile(StoreFile):
     schema: ClassVar[ModuleType] = user_schema
-    made_by = "sottovoce user join {folder} INVITATION"
-    written_by = "sottovoce user send"
+    made_by = "sottovoce device join {folder} INVITATION"
+    written_by = "sottovoce device send"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -212,6 +214,13 @@ class UserStore:
         known = None if given is None else Pass.decode(given)
         return Person(number, name, Identity(private), known, departure)
 
+    def find(self, user: str) -> int:
+        """The number of the user of this name, or of this number."""
+        rows = self.file.rows("SELECT id FROM users WHERE name = ?1 OR id = ?1", [user])
+        if len(rows) != 1:
+            raise DataError(f"there is no user {user!r} in the store {self.path}")
+        return int(rows[0][0])
+
     @property
     def token(self) -> bytes | None:
         """The invitation's, until it was used."""
@@ -253,7 +262,7 @@ class UserStore:
         if version < 0:
             raise StoreError(
                 f"the store in {self.path} has no directory of the federation yet; let it fetch "
-                f"one with `sottovoce user send {self.path}`"
+                f"one with `sottovoce device send {self.path}`"
             )
         if self._world is None or self._world[0] != version:
             signed = self._meta(_SIGNED) or b""
@@ -363,6 +372,42 @@ class UserStore:
         sql = "SELECT choice, changed_at FROM consent WHERE user = ? ORDER BY version"
         return [Record(_choice(text), at) for text, at in self.file.rows(sql, [user])]
 
+    def changed(
+        self, choice: Choice, takes_part: bool | None, refuse: list[str], allow: list[str]
+    ) -> Choice:
+        """The choice with these changes; raises if an owner is unknown or named twice."""
+        both = sorted(set(refuse) & set(allow))
+        if both:
+            raise UsageError(f"{both[0]} is to be refused and allowed at once; choose one")
+        names = dict.fromkeys(choice.refused_owners)
+        for name in refuse:
+            names[self.world.directory.owner(name).name] = None
+        for name in allow:
+            if name not in names:
+                self.world.directory.owner(name)
+            names.pop(name, None)
+        part = choice.takes_part if takes_part is None else takes_part
+        return replace(choice, takes_part=part, refused_owners=tuple(names))
+
+    def readers(self, user: int) -> list[dict[str, Any]]:
+        """What each data owner would read under her choice."""
+        directory, choice = self.world.directory, self.choice(user)
+        # Who takes no part chooses when she does.
+        unseen = self.unseen_owners(user) if choice.takes_part else ()
+        holders = Counter(item for owner in directory.owners for item in owner.items)
+        return [
+            {
+                "number": owner.number,
+                "name": owner.name,
+                "items": len(owner.items),
+                "shared": sum(holders[item] > 1 for item in owner.items),
+                "such_as": [directory.catalogue[item] for item in owner.items[:3]],
+                "reads": choice.takes_part and owner.name not in (*choice.refused_owners, *unseen),
+                "new": owner.name in unseen,
+            }
+            for owner in directory.owners
+        ]
+
     # --- what she has seen, what waits, what has left ------------------------------------------
 
     def seen(self, user: int) -> frozenset[int]:
@@ -381,6 +426,12 @@ class UserStore:
         for owner, state, count in self.file.rows(sql, [user]):
             found.setdefault(owner, {})[state] = count
         return found
+
+    def messages(self, user: int) -> list[dict[str, Any]]:
+        """What she ever had to tell data owners, and what became of it."""
+        names = ("owner", "sequence", "kind", "item", "time", "state", "sends", "reason")
+        sql = f"SELECT {', '.join(names)} FROM messages WHERE user = ? ORDER BY owner, sequence"
+        return [dict(zip(names, row, strict=True)) for row in self.file.rows(sql, [user])]
 
     def reasons(self, user: int) -> dict[int, dict[str, int]]:
         """By owner, how many messages were refused or dropped, and why."""
@@ -409,6 +460,51 @@ class UserStore:
             "epsilon, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [getattr(release, name) for name in Release.__slots__],
         )
+
+    def standing(self, user: int) -> dict[str, Any]:
+        """Where a user stands, for JSON."""
+        person, choice = self.person(user), self.choice(user)
+        requests = [r for r in self.ledger(user) if r.owner is None]
+        return {
+            "federation": self.federation,
+            "directory": self.world.directory.version if self.has_directory else None,
+            "enrolled": person.given is not None,
+            "number": None if person.given is None else person.given.user,
+            "left_federation": person.departure or None,
+            "takes_part": choice.takes_part,
+            "refused_owners": choice.refused_owners,
+            "seen": len(self.seen(user)),
+            "owners": self._owner_states(user),
+            "orchestrator": {"requests": len(requests), "bytes": sum(r.bytes for r in requests)},
+        }
+
+    def _owner_states(self, user: int) -> list[dict[str, Any]]:
+        """What waits for each data owner and what has left for it, also those that are gone."""
+        counts, reasons, releases = self.counts(user), self.reasons(user), self.ledger(user)
+        names = {r.owner: r.party for r in releases if r.owner is not None}
+        if self.has_directory:
+            names |= {owner.number: owner.name for owner in self.world.directory.owners}
+        views = []
+        for number in sorted({*names, *counts}):
+            states = counts.get(number, {})
+            own = [r for r in releases if r.owner == number]
+            views.append(
+                {
+                    "owner": names.get(number, str(number)),
+                    "waiting": states.get("waiting", 0),
+                    "unanswered": states.get("left", 0),
+                    "arrived": states.get("arrived", 0),
+                    "refused": states.get("refused", 0),
+                    "dropped": states.get("dropped", 0),
+                    "given_up": states.get("given_up", 0),
+                    "why": reasons.get(number, {}),
+                    "interactions_left": sum(r.interactions for r in own),
+                    "requests": len(own),
+                    "bytes": sum(r.bytes for r in own),
+                    "epsilon": max((r.epsilon for r in own), default=0.0),
+                }
+            )
+        return views
 
     # --- helpers ---------------------------------------------------------------------------------
 
@@ -447,6 +543,54 @@ def _found(file: StoreFile, federation: str, issuer: bytes, url: str, authority:
 @lru_cache(maxsize=256)
 def _choice(text: str) -> Choice:
     return Choice(**json.loads(text))
+
+
+# Stores of either kind.
+
+
+def open_store(
+    path: Path, *, readonly: bool = False, agent: bool = False
+) -> CohortStore | UserStore:
+    """The store of a person, in whichever federation she is."""
+    kinds: list[type[CohortStore] | type[UserStore]] = [CohortStore, UserStore]
+    try:
+        StoreFile(Path(path), readonly=True).close()
+    except StoreError:
+        try:
+            UserFile(Path(path), readonly=True).close()
+        except StoreError:
+            kinds.pop()
+        return kinds[-1].open(path, readonly=readonly, agent=agent)
+    return CohortStore.open(path, readonly=readonly, agent=agent)
+
+
+def open_cohort(path: Path, *, readonly: bool = False) -> CohortStore:
+    """A store that is not in a federation of data owners; raises if it is."""
+    store = open_store(path, readonly=readonly)
+    if isinstance(store, CohortStore):
+        return store
+    store.close()
+    raise UsageError(
+        f"{path} is in a federation of data owners, which has neither terms nor filters; see who "
+        f"reads what with `sottovoce device consent {path}`"
+    )
+
+
+def whose(store: CohortStore | UserStore, user: str | None) -> int:
+    """The number of the user that is meant; (None) the only one that there is."""
+    if user is not None:
+        return store.find(user)
+    numbers = [int(number) for number in store.users]
+    if len(numbers) != 1:
+        raise UsageError(f"the store {store.path} has {len(numbers):,} users; choose by --user")
+    return numbers[0]
+
+
+def releases(store: CohortStore | UserStore) -> int:
+    """What has left the store, or may have; of all users, ever."""
+    if isinstance(store, UserStore):
+        return len(store.ledger())
+    return sum(spent.releases for spent in store.budget())
 
 
 # The way into the outbox of a user's store.

@@ -191,7 +191,7 @@ class UserDoor:
             if choice.takes_part and not self.store.has_directory:
                 raise ConsentError(
                     "who would read what is not known yet, so that nobody can agree to it; fetch "
-                    f"the directory with `sottovoce user join {self.store.path} INVITATION`"
+                    f"the directory with `sottovoce device join {self.store.path} INVITATION`"
                 )
             self.store.record_choice(user, choice, looked=True)
             return self._prune(user, choice)
@@ -326,14 +326,14 @@ class UserDoor:
             raise ConsentError("you have left this federation, so it is not asked any more")
         if not self.store.choice(user).takes_part:
             raise ConsentError(
-                "nothing leaves before you take part: `sottovoce user consent "
-                f"{self.store.path} --takes-part`"
+                "nothing leaves before you take part: `sottovoce device consent "
+                f"{self.store.path} --take-part`"
             )
         unseen = self.store.unseen_owners(user)
         if unseen and len(unseen) == len(self.store.world.owners):
             raise ConsentError(
-                "nothing leaves before you have seen who reads what: `sottovoce user consent "
-                f"{self.store.path}`, and then with --takes-part"
+                "nothing leaves before you have seen who reads what: `sottovoce device consent "
+                f"{self.store.path}`, and then with --take-part"
             )
 
     def enrolling(self, user: int, body: bytes) -> Leaving:

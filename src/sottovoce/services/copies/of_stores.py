@@ -10,9 +10,9 @@ from pathlib import Path
 from sottovoce.errors import ServiceError, StoreError, UsageError
 from sottovoce.services.copies.kind import Kind, Settled, Whose
 from sottovoce.stores import device as store_roots
-from sottovoce.stores.device import CohortStore, releases
+from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import DATABASE, KEY, LOCK, StoreFile
-from sottovoce.stores.user import UserFile, UserStore
+from sottovoce.stores.user import UserFile, UserStore, releases
 
 
 def store_kind(folder: Path) -> Kind:
@@ -69,8 +69,8 @@ def _settle_user(copy: Path, before: Path | None, next_round: int | None) -> Set
                 store.record_choice(user, choice, looked=False)
     return Settled(
         (
-            "Nobody in it takes part until she says so again (`sottovoce user consent`): the copy "
-            "has forgotten what left since, and its ledger is too short by that.",
+            "Nobody in it takes part until she says so again (`sottovoce device consent`): the "
+            "copy has forgotten what left since, and its ledger is too short by that.",
             "Messages that data owners have had already are refused there as repeated.",
         )
     )
