@@ -36,14 +36,13 @@ from sottovoce.wire.invitations import parse_invitation
 from sottovoce.wire.silo_files import Admission, FederationFile, UserInvitation
 from sottovoce.wire.terms import PROTOCOL, Terms
 
-_HTTPS = "sottovoce.services"
 MODULES = (
-    "sottovoce.core.messages", "sottovoce.wire.terms", "sottovoce.wire.versions",
-    "sottovoce.wire.interactions", "sottovoce.wire.directory", "sottovoce.wire.silo_files",
+    "sottovoce.core.messages", "sottovoce.services.server.shuffled_rounds",
+    "sottovoce.stores.server_folder",
     "sottovoce.engines.flower.wire", "sottovoce.engines.flower.silo_wire",
-    *(f"{_HTTPS}.{name}" for name in (
-        "masked_wire", "proxy_wire", "owner_wire", "orchestrator_wire", "home_wire", "batches",
-        "signing", "sealing", "descriptor", "invitations", "admissions",
+    *(f"sottovoce.wire.{name}" for name in (
+        "terms", "versions", "interactions", "directory", "silo_files", "masked", "shuffled",
+        "silos", "signing", "sealing", "descriptor", "invitations",
     )),
 )  # fmt: skip
 _READERS = ("decode", "from_table", "from_content", "parse_", "open_", "read_", "read")

@@ -13,10 +13,9 @@ import tempfile
 from pathlib import Path
 
 WATCHED = (
-    "sottovoce.services", "sottovoce.wire.versions", "sottovoce.engines.flower.wire",
-    "sottovoce.engines.flower.silo_wire", "sottovoce.core.messages", "sottovoce.wire.terms",
-    "sottovoce.config", "sottovoce.parties", "sottovoce.wire.interactions",
-    "sottovoce.wire.interactions",
+    "sottovoce.services", "sottovoce.wire", "sottovoce.engines.flower.wire",
+    "sottovoce.engines.flower.silo_wire", "sottovoce.core.messages", "sottovoce.config",
+    "sottovoce.parties", "sottovoce.stores",
 )  # fmt: skip
 _BEGIN = 1000
 
