@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from sottovoce.cli import call
 from sottovoce.stores.conductor import Checkpoint
-from sottovoce.stores.shuffler_folder import open_proxy_folder
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.shuffler_folder import open_proxy_folder
 from sottovoce.stores.user import UserStore
 
 

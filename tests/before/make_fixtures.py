@@ -22,16 +22,16 @@ from pathlib import Path
 import numpy as np
 from doors import ask, digests, exported, user_ledger
 from restoring import captured, restored, write_fixture
+from sottovoce.data.interactions import Interactions
+from sottovoce.engines.https import keys, trial
+from sottovoce.engines.https.orchestrator_folder import open_orchestrator_folder
 
 from sottovoce import running, silo_running
 from sottovoce.cli import call
 from sottovoce.data.dataset import Dataset
-from sottovoce.data.interactions import Interactions
 from sottovoce.data.prepared import write_prepared
 from sottovoce.engines import processes
 from sottovoce.engines.flower.trial import FlowerTrial
-from sottovoce.engines.https import keys, trial
-from sottovoce.engines.https.orchestrator_folder import open_orchestrator_folder
 
 AUTHORITIES_SINCE = datetime(2025, 1, 1, tzinfo=UTC)
 """Certificates of authorities last ten years; tests renew those of servers."""
