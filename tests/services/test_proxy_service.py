@@ -364,20 +364,11 @@ def test_a_full_disk_is_told_and_counts_nothing(world, monkeypatch):
         opened(app)
         one, two = devices(app, server, 2)
         assert app.submit(one.submission(0)).status == 204
-        writer = app.store._writer
 
-        class Full:
-            in_transaction = True
+        def full():
+            raise sqlite3.OperationalError("database or disk is full")
 
-            def __getattr__(self, name):
-                return getattr(writer, name)
-
-            def execute(self, statement, *given):
-                if statement == "COMMIT":
-                    raise sqlite3.OperationalError("database or disk is full")
-                return writer.execute(statement, *given)
-
-        monkeypatch.setattr(app.store, "_writer", Full())
+        monkeypatch.setattr(app.store._writer, "_commit", full)
         got = app.submit(two.submission(0))
         assert (got.status, got.error) == (503, "unavailable")
         assert [h.devices for h in app.store.held()] == [1]

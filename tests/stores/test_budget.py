@@ -29,8 +29,8 @@ from sottovoce.parties.device import Devices
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.stores import device_schema as store_schema
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world
 from sottovoce.wire.terms import Terms
@@ -377,9 +377,9 @@ def test_a_store_of_the_former_release_opens_and_goes_on(tmp_path, monkeypatch):
         "takes_part": True, "share_positives": 0.5, "epsilon": 0.0, "max_reports": 0,
         "hidden_attributes": [], "strength": 0.5,
     }  # fmt: skip
-    path, current = tmp_path / "s", store_schema.MIGRATIONS
+    path, current = tmp_path / "s", StoreFile.migrations
     with monkeypatch.context() as former:
-        former.setattr(store_schema, "MIGRATIONS", current[:1])
+        former.setattr(StoreFile, "migrations", current[:1])
         with CohortStore.create(path, [(ME, "me")]) as store:
             store.set_catalogue(ITEMS)
             store.add_history(ME, ["1", "4"])
@@ -437,7 +437,7 @@ from pathlib import Path
 import numpy as np
 from sottovoce.errors import ConsentError
 from sottovoce.core.messages import ModelView
-from sottovoce.parties import store_file
+from sottovoce.stores import file as store_file
 from sottovoce.stores.session import Hosted
 from sottovoce.stores.device import CohortStore
 

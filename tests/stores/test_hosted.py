@@ -36,8 +36,8 @@ from sottovoce.parties.leaving import Booked, body_of
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.stores import device_schema as store_schema
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.session import Hosted, Prepared
 from sottovoce.testing import random_world
 from sottovoce.wire.terms import Terms
@@ -175,7 +175,7 @@ def test_a_store_from_before_contacts_opens_and_nothing_is_lost(tmp_path, monkey
     train = random_world(3, N_ITEMS, 30, seed=1)
     everyone = Consent.uniform(np.arange(3), SHARING)
     with monkeypatch.context() as former:
-        former.setattr(store_schema, "MIGRATIONS", store_schema.MIGRATIONS[:3])
+        former.setattr(StoreFile, "migrations", StoreFile.migrations[:3])
         with host(tmp_path / "s", train, np.array([2]), everyone).store as store:
             send(Hosted(store))
             kept = store.ledger().to_pylist(), store.budget(), store.records(2)
@@ -663,7 +663,7 @@ from pathlib import Path
 import numpy as np
 from sottovoce.errors import SottovoceError
 from sottovoce.core.messages import ModelView
-from sottovoce.parties import store_file
+from sottovoce.stores import file as store_file
 from sottovoce.stores.session import Hosted
 from sottovoce.stores.device import CohortStore
 

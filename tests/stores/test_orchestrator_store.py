@@ -205,7 +205,7 @@ def test_traces_that_a_reader_kept_go_with_the_next_round(peopled):
     reader = sqlite3.connect(peopled.folder / "orchestrator.db", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM users").fetchall()
-    peopled._file._db.execute("PRAGMA busy_timeout=50")
+    peopled._file.pragma("busy_timeout", 50)
     peopled.leave_user(1)
     assert public in bytes_of(peopled.folder), "the reader's view is still there"
     reader.close()
@@ -349,7 +349,7 @@ def test_a_failure_leaves_a_round_as_if_it_had_not_been(peopled):
     ones = np.ones((2, 4), np.float32)
     orchestrator.fold(Gradients(0, 0, users, users, ones, ones))
     record = SiloRound(opened.round, False, ("alba",), ("alba",), (), (), 0.0, 1)
-    peopled._file._db.execute("PRAGMA max_page_count=1")  # the disk is full
+    peopled._file.pragma("max_page_count", 1)  # the disk is full
     peopled._log = lambda record: peopled._file.write(
         "INSERT INTO refused VALUES (?, 1)", ["x" * 100_000]
     )
@@ -383,7 +383,7 @@ def test_a_flush_is_done_by_one_round_whatever_happens_in_between(peopled):
 
 
 def test_what_came_in_is_known_also_in_a_store_of_an_earlier_release(peopled):
-    peopled._file._db.executescript(
+    peopled._file._connection.executescript(
         "DROP TABLE heard; PRAGMA user_version=1;"
         "UPDATE users SET row = substr(row, 1, length(row) - 16);"
         "UPDATE items SET row = substr(row, 1, length(row) - 16)"

@@ -131,7 +131,7 @@ def on_disk(owner):
 
 
 def copy_killed(owner, place):
-    folder = owner._store._path.parent
+    folder = owner._store.path.parent
     place.mkdir()
     for name in ("owner.db", "owner.db-wal"):
         if (folder / name).exists():
@@ -535,8 +535,8 @@ def test_a_kill_loses_no_acknowledged_interaction_and_doubles_none(tmp_path):
 def test_a_full_disk_changes_nothing_and_the_same_messages_are_taken_later(owner):
     person = Person(1)
     person.enter(owner)
-    pages = owner._store._run("PRAGMA page_count").fetchone()[0]
-    owner._store._run(f"PRAGMA max_page_count = {pages + 2}")
+    pages = owner._store.pragma("page_count")
+    owner._store.pragma("max_page_count", pages + 2)
     before, n = held(owner), 0
     sealed = [person.seal("negative", k % 8, n) for k in range(500)]
 
@@ -551,7 +551,7 @@ def test_a_full_disk_changes_nothing_and_the_same_messages_are_taken_later(owner
         fill_up()
     assert held(owner) == before == on_disk(owner)
     assert owner.counts()["taken"] == 1 + 500 * n
-    owner._store._run("PRAGMA max_page_count = 100000")
+    owner._store.pragma("max_page_count", 100000)
     assert owner.take(person.session, sealed).taken == 500
     assert owner.counts()["taken"] == 1 + 500 * (n + 1)
     assert held(owner) == on_disk(owner)
@@ -606,7 +606,7 @@ def test_bad_folders_and_keys_are_refused_with_a_sentence(tmp_path):
     again = DataOwner.open(tmp_path / "o", KEYS)
     facts = (again.number, again.name, again.federation, again.issuer, again.settings, again.items)
     assert facts == (0, "films", "spring", ISSUER.public, CONFIG, frozenset(ITEMS))
-    again._store._run("UPDATE meta SET value = 99 WHERE name = 'schema'")
+    again._store.write("UPDATE meta SET value = 99 WHERE name = 'schema'")
     again.close()
     with pytest.raises(StoreError, match="another release"):
         DataOwner.open(tmp_path / "o", KEYS)
@@ -680,7 +680,7 @@ def test_several_sessions_go_to_the_disk_together(owner):
     for person in people[:2]:
         person.enter(owner)
     commits = []
-    owner._store._commit = lambda: (commits.append(1), owner._store._run("COMMIT"))
+    owner._store._commit = lambda: (commits.append(1), owner._store.write("COMMIT"))
     batches = [(p.session, [p.seal("negative", 1, 1)]) for p in people[:2]]
     first, unknown, second = owner.take_many([batches[0], (bytes(16), []), batches[1]])
     assert (first.taken, second.taken, len(commits)) == (1, 1, 1)
@@ -734,7 +734,7 @@ def test_ten_thousand_interactions_take_little_time_and_space(owner):
     for sealed in long:
         assert owner.take(person.session, sealed).taken == 50
     assert time.process_time() - begun < 3.0
-    written = sum(p.stat().st_size for p in owner._store._path.parent.iterdir())
+    written = sum(p.stat().st_size for p in owner._store.path.parent.iterdir())
     assert written < 20e6
     assert held(owner) == on_disk(owner)
 
@@ -1192,6 +1192,6 @@ def test_nothing_private_is_shown(owner, caplog):
              UnknownSession("x"), owner.counts()]  # fmt: skip
     text = " ".join(map(repr, shown)) + " ".join(map(str, shown)) + caplog.text
     assert "98765" not in text
-    assert os.fspath(owner._store._path) not in text
+    assert os.fspath(owner._store.path) not in text
     refusal = person.say(owner, ("positive", 987657, 987658))
     assert "98765" not in repr(refusal)

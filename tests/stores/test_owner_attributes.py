@@ -20,8 +20,8 @@ from sottovoce.parties.device import Devices
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.stores import device_schema as store_schema
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.session import Hosted
 from sottovoce.wire.terms import Terms
 
@@ -156,9 +156,9 @@ def test_labels_are_classes_and_everything_else_is_missing(store):
 
 
 def test_a_store_of_a_release_without_attributes_gets_them(tmp_path, monkeypatch):
-    path, current = tmp_path / "old", store_schema.MIGRATIONS
+    path, current = tmp_path / "old", StoreFile.migrations
     with monkeypatch.context() as former:
-        former.setattr(store_schema, "MIGRATIONS", current[:2])
+        former.setattr(StoreFile, "migrations", current[:2])
         with CohortStore.create(path, [(ME, "me")]) as store:
             store.add_history(ME, ["1"])
             store.set_choice(ME, SHARING)

@@ -20,7 +20,6 @@ from sottovoce.core.messages import ModelView
 from sottovoce.errors import DataError, StoreError, UsageError
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import SecretStreams, Streams
-from sottovoce.stores import device_schema as store_schema
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.session import Hosted
@@ -397,7 +396,7 @@ def test_a_damaged_file_is_told(path, store):
 
 
 def test_a_store_of_a_newer_release_is_refused(path, store):
-    store.file.pragma("user_version", len(store_schema.MIGRATIONS) + 1)
+    store.file.pragma("user_version", len(StoreFile.migrations) + 1)
     store.close()
     for readonly in (True, False):
         with pytest.raises(StoreError, match="newer release"):
@@ -407,8 +406,8 @@ def test_a_store_of_a_newer_release_is_refused(path, store):
 def test_a_store_of_an_older_release_is_brought_up_to_date(path, store, monkeypatch):
     reported(store)
     store.close()
-    new = (*store_schema.MIGRATIONS, "ALTER TABLE users ADD COLUMN town TEXT;")
-    monkeypatch.setattr(store_schema, "MIGRATIONS", new)
+    new = (*StoreFile.migrations, "ALTER TABLE users ADD COLUMN town TEXT;")
+    monkeypatch.setattr(StoreFile, "migrations", new)
     with pytest.raises(StoreError, match="older release"):
         CohortStore.open(path, readonly=True)
     for _ in range(2):
@@ -417,10 +416,10 @@ def test_a_store_of_an_older_release_is_brought_up_to_date(path, store, monkeypa
             assert again.file.pragma("user_version") == len(new)
             assert again.ledger().num_rows == 2
     broken = (*new, "ALTER TABLE users ADD COLUMN street TEXT; SELECT * FROM nowhere;")
-    monkeypatch.setattr(store_schema, "MIGRATIONS", broken)
+    monkeypatch.setattr(StoreFile, "migrations", broken)
     with pytest.raises(StoreError):
         CohortStore.open(path)
-    monkeypatch.setattr(store_schema, "MIGRATIONS", new)
+    monkeypatch.setattr(StoreFile, "migrations", new)
     with CohortStore.open(path) as again:  # as if nothing had happened
         assert again.ledger().num_rows == 2
 
@@ -612,12 +611,12 @@ def test_what_was_acknowledged_survives_a_kill(path, store):
 CREATE = """
 import os, signal, sys
 from pathlib import Path
-from sottovoce.parties import store_file
+from sottovoce.stores import encrypted
 from sottovoce.stores.device import CohortStore
 if sys.argv[2] == "filling":
-    store_file.StoreFile.write_many = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    encrypted.StoreFile.write_many = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 else:
-    store_file._sync_folder = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    encrypted.sync_folder = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 CohortStore.create(Path(sys.argv[1]), [(0, "me")])
 """
 

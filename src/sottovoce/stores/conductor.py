@@ -6,23 +6,22 @@ which devices the open round asks. `flower-status.json` beside it is for onlooke
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import FolderInUse, RunError, UsageError, VersionMismatch
 from sottovoce.stores.allotment import Ranges, overlap, show_ranges
-from sottovoce.stores.private import private_file
+from sottovoce.stores.file import SQLiteFile
+from sottovoce.stores.private import is_locked, private_file, try_lock
 from sottovoce.stores.stamps import stamp, unstamp
 
 FILE = "flower.db"
@@ -49,7 +48,6 @@ UPDATE memory SET content = stamp(content, 'memory');
 UPDATE open_round SET numbers = stamp(numbers, 'numbers', round, attempt)
 """,
 )
-"""What each version of the file adds to the one before."""
 _STAMPED_SINCE = 4
 """The first version in which contents carry stamps."""
 
@@ -89,57 +87,25 @@ class Saved:
     """For each item the version in which its row last changed."""
 
 
-class Checkpoint:
+class Checkpoint(SQLiteFile):
     """Opened by one conductor for writing; anyone may open it for reading."""
 
+    migrations = _SCHEMAS
+    # Models and numbers of devices: nothing in it has to be overwritten when it is deleted.
+    pragmas = ("synchronous=FULL",)
+    readable_since = 1
+    name = "the checkpoint"
+    kind = "checkpoint"
+    error = RunError
+    version_error = VersionMismatch
+
     def __init__(self, folder: Path, *, readonly: bool = False) -> None:
-        self.folder = folder
-        path = folder / FILE
-        if readonly and not path.exists():
+        if readonly and not (folder / FILE).exists():
             raise RunError(f"{folder} holds no Flower run yet")
-        if not readonly:
-            private_file(path)  # SQLite gives the files beside it the same mode
-        self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None)
-        try:
-            self._prepare(readonly)
-        except sqlite3.OperationalError as error:
-            self._db.close()
-            if "locked" in str(error):
-                raise FolderInUse(f"{path} is in use by another run") from None
-            raise RunError(f"{path} cannot be opened: {error}") from None
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise RunError(f"{path} is damaged or no checkpoint: {error}") from None
-
-    def _prepare(self, readonly: bool) -> None:
-        self._db.create_function("stamp", -1, stamp, deterministic=True)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if version > len(_SCHEMAS):
-            raise VersionMismatch(
-                f"{self.folder / FILE} was written by a newer release; install that release"
-            )
-        if version < len(_SCHEMAS) and not readonly:
-            with self._transaction():
-                for schema in _SCHEMAS[version:]:
-                    for statement in schema.split(";"):
-                        self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version={len(_SCHEMAS)}")
-
-    def close(self) -> None:
-        self._db.close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        super().__init__(folder / FILE, readonly=readonly, make=not readonly)
 
     def load(self) -> Saved | None:
-        row = self._db.execute(
-            "SELECT round, attempt, n_items, items, changed FROM model"
-        ).fetchone()
+        row = self.row("SELECT round, attempt, n_items, items, changed FROM model")
         if row is None:
             return None
         round, attempt, n_items, items, changed = row
@@ -149,31 +115,30 @@ class Checkpoint:
 
     def memory(self, n_items: int) -> NDArray[np.float32]:
         """What the server keeps to itself beside the model; without columns where it is nothing."""
-        row = self._db.execute("SELECT content FROM memory").fetchone()
+        row = self.row("SELECT content FROM memory")
         flat = self._finite(b"" if row is None else self._genuine(row[0], "memory"))
         return flat.reshape(n_items, -1) if len(flat) else np.zeros((n_items, 0), np.float32)
 
     def begin(self, items: NDArray[np.float32], terms: str) -> None:
         """The first model. `terms` is their digest: another federation is refused later."""
-        with self._transaction():
+        with self.transaction():
             self._put_model(0, 0, items, np.zeros(len(items), np.int64), terms)
 
     def terms(self) -> str | None:
-        row = self._db.execute("SELECT terms FROM model").fetchone()
-        return None if row is None else str(row[0])
+        found = self.value("SELECT terms FROM model")
+        return None if found is None else str(found)
 
     def target(self) -> int:
         """Rounds to run, as far as an operator has said so here."""
-        row = self._db.execute("SELECT max(rounds) FROM target").fetchone()
-        return int(row[0] or 0)
+        return int(self.value("SELECT max(rounds) FROM target") or 0)
 
     def raise_target(self, rounds: int) -> None:
         """A run that holds goes on to this round; it never falls."""
-        with self._transaction():
-            self._db.execute("INSERT INTO target VALUES (?)", (rounds,))
+        with self.transaction():
+            self.write("INSERT INTO target VALUES (?)", (rounds,))
 
     def open_round(self) -> OpenRound | None:
-        row = self._db.execute("SELECT round, attempt, goal, numbers FROM open_round").fetchone()
+        row = self.row("SELECT round, attempt, goal, numbers FROM open_round")
         if row is None:
             return None
         numbers = self._genuine(row[3], "numbers", row[0], row[1])
@@ -181,13 +146,11 @@ class Checkpoint:
 
     def open(self, opened: OpenRound) -> None:
         """Durable before the first device is asked."""
-        with self._transaction():
-            self._db.execute("DELETE FROM open_round")
+        with self.transaction():
+            self.write("DELETE FROM open_round")
             where = opened.round, opened.attempt
             numbers = stamp(opened.numbers.astype("<i8").tobytes(), "numbers", *where)
-            self._db.execute(
-                "INSERT INTO open_round VALUES (?, ?, ?, ?)", (*where, opened.goal, numbers)
-            )
+            self.write("INSERT INTO open_round VALUES (?, ?, ?, ?)", (*where, opened.goal, numbers))
 
     def close_round(
         self,
@@ -198,28 +161,28 @@ class Checkpoint:
         memory: NDArray[np.float32] | None = None,
     ) -> None:
         """The round was folded: model, who was counted and the log move together."""
-        with self._transaction():
+        with self.transaction():
             self._put_model(record.round + 1, 0, items, changed, self.terms())
             if memory is not None and memory.size:
-                self._db.execute("DELETE FROM memory")
+                self.write("DELETE FROM memory")
                 content = stamp(memory.astype("<f4").tobytes(), "memory")
-                self._db.execute("INSERT INTO memory VALUES (?)", (content,))
-            self._db.executemany(
+                self.write("INSERT INTO memory VALUES (?)", (content,))
+            self.write_many(
                 "INSERT OR REPLACE INTO counted VALUES (?, ?, ?)",
                 [(number, record.round, record.attempt) for number in counted.tolist()],
             )
             self._log(record)
 
     def abandon_round(self, record: RoundRecord) -> None:
-        with self._transaction():
-            self._db.execute("UPDATE model SET attempt = ?", (record.attempt + 1,))
+        with self.transaction():
+            self.write("UPDATE model SET attempt = ?", (record.attempt + 1,))
             self._log(record)
 
     def skip_to(self, round: int) -> None:
         """Go on with a later round from the model that is there. For a file that was set back:
         devices never do a round twice."""
-        with self._transaction():
-            self._db.execute("DELETE FROM open_round")
+        with self.transaction():
+            self.write("DELETE FROM open_round")
             saved = self.load()
             if saved is not None and round > saved.round:
                 # Nodes may have versions in between that are lost here.
@@ -228,17 +191,17 @@ class Checkpoint:
 
     def counted(self, node: str) -> tuple[int, int] | None:
         """Round and attempt of this node's last report that was counted."""
-        row = self._db.execute(
+        row = self.row(
             "SELECT round, attempt FROM counted JOIN owners USING (number) WHERE node = ? "
             "ORDER BY round DESC, attempt DESC LIMIT 1",
             (node,),
-        ).fetchone()
+        )
         return None if row is None else (int(row[0]), int(row[1]))
 
     def claim(self, node: str, numbers: NDArray[np.int64]) -> None:
         """Remember that this node answered for these devices, and no other does."""
-        with self._transaction():
-            self._db.executemany(
+        with self.transaction():
+            self.write_many(
                 "INSERT OR REPLACE INTO owners VALUES (?, ?)",
                 [(number, node) for number in numbers.tolist()],
             )
@@ -246,12 +209,12 @@ class Checkpoint:
     def allot(self, nodes: Mapping[str, tuple[str, Ranges]]) -> None:
         """From now on each of these nodes (with its name) has these numbers and no others, and
         nobody else has them. With no numbers a node is released. All of it is done, or nothing."""
-        with self._transaction():
+        with self.transaction():
             for node in nodes:
-                self._db.execute("DELETE FROM allotted WHERE node = ?", (node,))
+                self.write("DELETE FROM allotted WHERE node = ?", (node,))
             for node, (name, ranges) in nodes.items():
                 self._allot(node, name, ranges)
-            self._db.execute("DELETE FROM counted WHERE number NOT IN (SELECT number FROM owners)")
+            self.write("DELETE FROM counted WHERE number NOT IN (SELECT number FROM owners)")
 
     def _allot(self, node: str, name: str, ranges: Ranges) -> None:
         for called, theirs in self.allotted().values():
@@ -261,44 +224,44 @@ class Checkpoint:
                     f"device numbers {show_ranges((common,))} are those of the node {called}; "
                     "give other ones, or release that node first"
                 )
-        self._db.executemany(
+        self.write_many(
             "INSERT INTO allotted VALUES (?, ?, ?, ?)",
             [(first, last, node, name) for first, last in ranges],
         )
         # What was said of a device under another owner does not hold under the next.
-        self._db.execute(
-            "DELETE FROM owners WHERE (node = :node) <> EXISTS (SELECT 1 FROM allotted WHERE "
-            "allotted.node = :node AND number BETWEEN first AND last)",
-            {"node": node},
+        self.write(
+            "DELETE FROM owners WHERE (node = ?1) <> EXISTS (SELECT 1 FROM allotted WHERE "
+            "allotted.node = ?1 AND number BETWEEN first AND last)",
+            [node],
         )
 
     def allotted(self) -> dict[str, tuple[str, Ranges]]:
         """Name and numbers of every node that was given some, in the order of the numbers."""
-        if int(self._db.execute("PRAGMA user_version").fetchone()[0]) < 2:
+        if self.version < 2:
             return {}
         found: dict[str, tuple[str, Ranges]] = {}
-        for first, last, node, name in self._db.execute("SELECT * FROM allotted ORDER BY first"):
+        for first, last, node, name in self.rows("SELECT * FROM allotted ORDER BY first"):
             found[node] = name, (*found.get(node, (name, ()))[1], (first, last))
         return found
 
     def refuse(self, reason: str) -> None:
         """Count something that was turned away."""
-        with self._transaction():
-            self._db.execute(
+        with self.transaction():
+            self.write(
                 "INSERT INTO refused VALUES (?, 1) "
                 "ON CONFLICT (reason) DO UPDATE SET count = count + 1",
                 (reason,),
             )
 
     def refused(self) -> dict[str, int]:
-        return dict(self._db.execute("SELECT reason, count FROM refused ORDER BY reason"))
+        return dict(self.rows("SELECT reason, count FROM refused ORDER BY reason"))
 
     def rounds(self, last: int | None = None) -> list[RoundRecord]:
         """How rounds ended, oldest first."""
-        rows = self._db.execute(
+        rows = self.rows(
             "SELECT * FROM rounds ORDER BY round DESC, attempt DESC LIMIT ?",
             (-1 if last is None else last,),
-        ).fetchall()
+        )
         return [
             RoundRecord(round, attempt, outcome, asked, reported, tuple(json.loads(who)), seconds)
             for round, attempt, outcome, asked, reported, who, seconds in rows[::-1]
@@ -312,8 +275,8 @@ class Checkpoint:
         changed: NDArray[np.int64],
         terms: str | None,
     ) -> None:
-        self._db.execute("DELETE FROM model")
-        self._db.execute(
+        self.write("DELETE FROM model")
+        self.write(
             "INSERT INTO model VALUES (?, ?, ?, ?, ?, ?)",
             (
                 round,
@@ -327,25 +290,24 @@ class Checkpoint:
 
     def _genuine(self, stamped: bytes, *where: str | int) -> bytes:
         """What was stamped for this place. Raises where it is damaged."""
-        if int(self._db.execute("PRAGMA user_version").fetchone()[0]) < _STAMPED_SINCE:
+        if self.version < _STAMPED_SINCE:
             return stamped  # of an earlier release, opened for reading
         content = unstamp(stamped, *where)
         if content is None:
-            raise RunError(f"{self.folder / FILE} is damaged; put it back from a copy")
+            raise RunError(f"{self.path} is damaged; put it back from a copy")
         return content
 
     def _finite(self, content: bytes) -> NDArray[np.float32]:
         numbers = np.frombuffer(content, "<f4").astype(np.float32)
         if not np.isfinite(numbers).all():
             raise RunError(
-                f"the model in {self.folder / FILE} has numbers that are none; put the file back "
-                "from a copy"
+                f"the model in {self.path} has numbers that are none; put the file back from a copy"
             )
         return numbers
 
     def _log(self, record: RoundRecord) -> None:
-        self._db.execute("DELETE FROM open_round")
-        self._db.execute(
+        self.write("DELETE FROM open_round")
+        self.write(
             "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 record.round,
@@ -358,44 +320,22 @@ class Checkpoint:
             ),
         )
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
 
 @contextmanager
 def only_one(folder: Path, seconds: float = 30.0) -> Iterator[None]:
     """One conductor per folder. The one of a run that was cut off may need a moment to end."""
-    with private_file(folder / LOCK).open("w") as file:
-        end = time.monotonic() + seconds
-        while not _locked(file):
-            if time.monotonic() >= end:
-                raise FolderInUse(f"{folder} is in use by another run")
-            time.sleep(0.2)
+    end = time.monotonic() + seconds
+    while (lock := try_lock(folder / LOCK)) is None:
+        if time.monotonic() >= end:
+            raise FolderInUse(f"{folder} is in use by another run")
+        time.sleep(0.2)
+    with lock:
         yield
 
 
 def conducted(folder: Path) -> bool:
     """Whether a conductor is at work on this folder."""
-    try:
-        with (folder / LOCK).open("r") as file:
-            return not _locked(file)
-    except FileNotFoundError:
-        return False
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return is_locked(folder / LOCK)
 
 
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:

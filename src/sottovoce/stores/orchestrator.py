@@ -29,6 +29,7 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
 from sottovoce.errors import DataError, KeyTrouble, RunError, StoreError, UsageError
 from sottovoce.rng import Streams
 from sottovoce.stores.orchestrator_file import DATABASE, OrchestratorFile
+from sottovoce.stores.private import private_folder
 from sottovoce.stores.stamps import stamp, unstamp
 from sottovoce.wire.directory import Directory, OwnerEntry
 from sottovoce.wire.interactions import KEY_BYTES
@@ -349,26 +350,31 @@ class OrchestratorStore(RoundStore):
         key = secrets.randbits(64) if root_key is None else root_key
         if not 0 <= key < 2**64:
             raise UsageError("a root key is a whole number of 64 bits")
-        file = OrchestratorFile(path, new=True)
+
+        def fill(file: OrchestratorFile) -> None:
+            texts = {
+                "federation": federation,
+                "settings": json.dumps(asdict(settings)),
+                "root_key": str(key),
+            }
+            counters = dict.fromkeys((*GROWING, "target", "flush", "flushed", "erasing"), 0)
+            file.write_many("INSERT INTO meta VALUES (?, ?)", (texts | counters).items())
+            file.write_many("INSERT INTO catalogue VALUES (?, ?)", enumerate(catalogue))
+
         try:
-            with file.transaction():
-                file.make_tables()
-                texts = {
-                    "federation": federation,
-                    "settings": json.dumps(asdict(settings)),
-                    "root_key": str(key),
-                }
-                counters = dict.fromkeys((*GROWING, "target", "flush", "flushed", "erasing"), 0)
-                file.write_many("INSERT INTO meta VALUES (?, ?)", (texts | counters).items())
-                file.write_many("INSERT INTO catalogue VALUES (?, ?)", enumerate(catalogue))
-            return cls(file)
-        except BaseException:
-            file.close()
-            raise
+            private_folder(path)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be made: {error.strerror or error}") from None
+        return cls._of(OrchestratorFile(path / DATABASE, make=True, fill=fill))
 
     @classmethod
     def open(cls, path: Path) -> OrchestratorStore:
-        file = OrchestratorFile(path)
+        if not (path / DATABASE).is_file():
+            raise StoreError(f"there is no orchestrator's store in {path}")
+        return cls._of(OrchestratorFile(path / DATABASE))
+
+    @classmethod
+    def _of(cls, file: OrchestratorFile) -> OrchestratorStore:
         try:
             return cls(file)
         except BaseException:

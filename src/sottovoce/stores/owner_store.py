@@ -7,18 +7,14 @@ comes before it, opening the store does it.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import secrets
-import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,46 +25,9 @@ from sottovoce.algorithms.drift.blocks import Block
 from sottovoce.algorithms.drift.messages import Row
 from sottovoce.algorithms.drift.system import DRIFTConfig, Saved, Stream
 from sottovoce.errors import ConfigError, StoreError
+from sottovoce.stores.file import SQLiteFile, statements, sync_folder
+from sottovoce.stores.private import private_file, private_folder
 from sottovoce.stores.stamps import stamp, unstamp
-
-# The SQLite file of a data owner, and the lock beside it.
-
-LOCK = "owner.lock"
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """What is committed is on the disk, and what is deleted is written over."""
-    link = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
-    try:
-        link.create_function("stamp", -1, stamp, deterministic=True)
-        for pragma in (
-            *("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"),
-            # What SQLite puts aside while it works must not lie about in other files.
-            *("temp_store=MEMORY", "wal_autocheckpoint=4000", "cache_size=-16000"),
-        ):
-            link.execute(f"PRAGMA {pragma}")
-    except sqlite3.Error:
-        link.close()
-        raise
-    return link
-
-
-def take_lock(folder: Path) -> int:
-    """The lock of the one process that may have the store. Raises where another has it."""
-    place = folder / LOCK
-    try:
-        handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(f"{place} cannot be opened: {error.strerror}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise StoreError(
-            f"the data owner in {folder} is in use by another process; stop that one first"
-        ) from None
-    return handle
-
 
 # Blocks as a data owner's store holds them: packed, and stamped for their place.
 
@@ -121,10 +80,6 @@ UPDATE sent SET row = stamp(row, 'sent', item);
 """Brings tables of an earlier release up to this one, within a connection that knows `stamp`."""
 
 
-class _Rows(Protocol):
-    def fetchall(self) -> list[Any]: ...
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class KeptSums:
     """All that the tables hold. Private."""
@@ -140,12 +95,8 @@ class KeptSums:
 class SumTables:
     """Writes within a transaction of the store."""
 
-    def __init__(
-        self,
-        run: Callable[[str], _Rows],
-        run_many: Callable[[str, Sequence[Sequence[Any]]], None],
-    ) -> None:
-        self._run, self._run_many = run, run_many
+    def __init__(self, file: SQLiteFile) -> None:
+        self._file = file
 
     def __repr__(self) -> str:
         return "<SumTables, redacted>"
@@ -153,13 +104,13 @@ class SumTables:
     def load(self, size: int) -> KeptSums:
         """Raises where a row has not `size` numbers."""
         learnt = Learnt()
-        for user, row in self._run("SELECT user, row FROM vectors").fetchall():
+        for user, row in self._file.rows("SELECT user, row FROM vectors"):
             learnt.vectors[user] = _row(row, "<f4", size, "vectors", user).astype(np.float32)
-        for item, row, people in self._run("SELECT item, row, people FROM sums").fetchall():
+        for item, row, people in self._file.rows("SELECT item, row, people FROM sums"):
             learnt.waiting[item] = _row(row, "<f8", size, "sums", item).astype(np.float64)
             numbers = np.frombuffer(_genuine(people, "people", item), "<u4")
             learnt.people[item] = frozenset(numbers.tolist())
-        sent = self._run("SELECT item, row FROM sent").fetchall()
+        sent = self._file.rows("SELECT item, row FROM sent")
         return KeptSums(
             learnt,
             {item: _row(row, "<f4", size, "sent", item).astype(np.float32) for item, row in sent},
@@ -170,14 +121,14 @@ class SumTables:
         rows = [
             (user, stamp(vectors[user].astype("<f4").tobytes(), "vectors", user)) for user in users
         ]
-        self._run_many("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
+        self._file.write_many("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
 
     def drop_vector(self, user: int) -> None:
-        self._run_many("DELETE FROM vectors WHERE user = ?", [(user,)])
+        self._file.write_many("DELETE FROM vectors WHERE user = ?", [(user,)])
 
     def put_sums(self, learnt: Learnt) -> None:
         """All that wait, in the place of those that waited."""
-        self._run("DELETE FROM sums")
+        self._file.write("DELETE FROM sums")
         rows = [
             (
                 item,
@@ -186,15 +137,15 @@ class SumTables:
             )
             for item, row in learnt.waiting.items()
         ]
-        self._run_many("INSERT INTO sums VALUES (?, ?, ?)", rows)
+        self._file.write_many("INSERT INTO sums VALUES (?, ?, ?)", rows)
 
     def put_sent(self, sent: Mapping[int, Row]) -> None:
         """All that have left, in the place of those before."""
-        self._run("DELETE FROM sent")
+        self._file.write("DELETE FROM sent")
         rows = [
             (item, stamp(row.astype("<f4").tobytes(), "sent", item)) for item, row in sent.items()
         ]
-        self._run_many("INSERT INTO sent VALUES (?, ?)", rows)
+        self._file.write_many("INSERT INTO sent VALUES (?, ?)", rows)
 
 
 def _sum_numbers(people: Iterable[int]) -> bytes:
@@ -222,7 +173,6 @@ _UNSTAMPED = {1: "printed", 2: "aggregated"}
 """Earlier versions, in which contents had no stamps."""
 NONE = -1
 """In the place of a round that has not been."""
-_NO_SPACE = 13
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -276,21 +226,23 @@ class Kept:
         return "<Kept, redacted>"
 
 
-class OwnerStore:
-    """One connection, of the one process that may have it. Threads must take turns."""
+class OwnerStore(SQLiteFile):
+    """One connection, of the one process that may have it."""
 
-    def __init__(self, folder: Path, lock: int) -> None:
+    name = "the data owner's store"
+    kind = "data owner's store"
+    lock = "owner.lock"
+    pragmas = (*SQLiteFile.pragmas, "wal_autocheckpoint=4000", "cache_size=-16000")
+
+    def __init__(self, folder: Path, lock: IO[bytes]) -> None:
         """With the lock of that folder, which is given back by `close`."""
-        self._path, self._lock = folder / DATABASE, lock
         self._next_place = self._next_part = 0
-        self.sums = SumTables(self._run, self._run_many)
-        """Where the owner sends sums over people."""
-        self._link: sqlite3.Connection | None = None
+        self.sums = SumTables(self)
+        """For an owner that sends sums over people."""
         self.unclean = False
         """Whether something was deleted whose traces may still be in the files."""
+        super().__init__(folder / DATABASE, lock=lock)
         try:
-            with self._in_words():
-                self._link = connect(self._path)
             self.facts = self._read_facts()
             if self._value("unclean"):
                 self.unclean = True
@@ -306,98 +258,74 @@ class OwnerStore:
     def create(cls, folder: Path, facts: OwnerFacts, items: Iterable[int]) -> OwnerStore:
         """A new owner's store; it is there whole, or not at all."""
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
         except OSError as error:
             raise StoreError(f"no data owner can be made in {folder}: {error.strerror}") from None
-        lock = take_lock(folder)
+        lock = cls.take_lock(folder)
         try:
             if (folder / DATABASE).exists():
                 raise StoreError(f"there is a data owner in {folder} already")
             _write_new(folder, facts, items)
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         return cls(folder, lock)
 
     @classmethod
     def open(cls, folder: Path) -> OwnerStore:
-        """A store that is there. Raises where another process has it."""
+        """A store that is there. Raises if another process has it."""
         if not (folder / DATABASE).is_file():
             raise StoreError(f"there is no data owner in {folder}")
-        return cls(folder, take_lock(folder))
-
-    def close(self) -> None:
-        """Closing twice does no harm."""
-        link, self._link = self._link, None
-        lock, self._lock = self._lock, -1
-        if link is not None:
-            link.close()
-        if lock >= 0:
-            os.close(lock)
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """What is written within is on the disk on leaving, or nothing of it is."""
-        with self._in_words():
-            self._run("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._commit()
-            except BaseException:
-                # A full disk may have rolled it back already.
-                if self._link is not None and self._link.in_transaction:
-                    self._run("ROLLBACK")
-                raise
+        return cls(folder, cls.take_lock(folder))
 
     # --- reading ----------------------------------------------------------------------------------
 
     def load(self) -> Kept:
-        with self._in_words():
-            users = self._run("SELECT user, sequence, clock, public FROM users").fetchall()
-            opened: dict[int, tuple[list[int], list[int]]] = {
-                user: ([], []) for user, _, clock, _ in users if clock is not None
-            }
-            self._next_part = 0
-            parts = self._run("SELECT * FROM parts ORDER BY user, part")
-            for user, part, negatives, positives in parts:
-                for more, into in zip(
-                    unpacked(negatives, positives, "parts", user, part), opened[user], strict=True
-                ):
-                    into.extend(more)
-                self._next_part = max(self._next_part, part + 1)
-            streams = {
-                user: Stream(clock, *map(tuple, opened[user]))
-                for user, _, clock, _ in users
-                if clock is not None
-            }
-            until = self._value("asked_until")
-            # By user, then by place, as an update goes; what waits is in the order of places.
-            rows = self._run("SELECT * FROM blocks ORDER BY user, place").fetchall()
-            blocks = [
-                (place, (user, Block(*unpacked(negatives, positives, "blocks", user, place))))
-                for user, place, negatives, positives in rows
-            ]
-            self._next_place = max([until, *(place + 1 for place, _ in blocks)])
-            waiting = sorted(((p, b) for p, b in blocks if p >= until), key=_place_of)
-            return Kept(
-                frozenset(item for (item,) in self._run("SELECT item FROM items")),
-                {user: sequence for user, sequence, *_ in users},
-                {user: public for user, *_, public in users},
-                streams,
-                [block for _, block in waiting],
-                [block for place, block in blocks if place < until],
-                self._value("asked_round"),
-                self._value("flushed_round"),
-                self._value("last_round"),
-                Counter(dict(self._run("SELECT name, value FROM counts").fetchall())),
-            )
+        users = self.rows("SELECT user, sequence, clock, public FROM users")
+        opened: dict[int, tuple[list[int], list[int]]] = {
+            user: ([], []) for user, _, clock, _ in users if clock is not None
+        }
+        self._next_part = 0
+        parts = self.rows("SELECT * FROM parts ORDER BY user, part")
+        for user, part, negatives, positives in parts:
+            for more, into in zip(
+                unpacked(negatives, positives, "parts", user, part), opened[user], strict=True
+            ):
+                into.extend(more)
+            self._next_part = max(self._next_part, part + 1)
+        streams = {
+            user: Stream(clock, *map(tuple, opened[user]))
+            for user, _, clock, _ in users
+            if clock is not None
+        }
+        until = self._value("asked_until")
+        # By user, then by place, as an update goes; what waits is in the order of places.
+        rows = self.rows("SELECT * FROM blocks ORDER BY user, place")
+        blocks = [
+            (place, (user, Block(*unpacked(negatives, positives, "blocks", user, place))))
+            for user, place, negatives, positives in rows
+        ]
+        self._next_place = max([until, *(place + 1 for place, _ in blocks)])
+        waiting = sorted(((p, b) for p, b in blocks if p >= until), key=_place_of)
+        return Kept(
+            frozenset(item for (item,) in self.rows("SELECT item FROM items")),
+            {user: sequence for user, sequence, *_ in users},
+            {user: public for user, *_, public in users},
+            streams,
+            [block for _, block in waiting],
+            [block for place, block in blocks if place < until],
+            self._value("asked_round"),
+            self._value("flushed_round"),
+            self._value("last_round"),
+            Counter(dict(self.rows("SELECT name, value FROM counts"))),
+        )
 
     # --- writing, within a transaction ------------------------------------------------------------
 
     def put_users(self, users: Sequence[tuple[int, int, int | None, bytes]]) -> None:
         """Each with her last sequence number, the time of her last event in an open stream, and her
         long-term key."""
-        self._run_many("INSERT OR REPLACE INTO users VALUES (?, ?, ?, ?)", users)
+        self.write_many("INSERT OR REPLACE INTO users VALUES (?, ?, ?, ?)", users)
 
     def add_parts(self, parts: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> None:
         """More negatives and positives of users' open blocks."""
@@ -406,16 +334,16 @@ class OwnerStore:
             for number, (user, negatives, positives) in enumerate(parts, self._next_part)
         ]
         self._next_part += len(rows)
-        self._run_many("INSERT INTO parts VALUES (?, ?, ?, ?)", rows)
+        self.write_many("INSERT INTO parts VALUES (?, ?, ?, ?)", rows)
 
     def drop_parts(self, users: Iterable[int]) -> None:
         """Their open blocks are over."""
-        self._run_many("DELETE FROM parts WHERE user = ?", [(user,) for user in users])
+        self.write_many("DELETE FROM parts WHERE user = ?", [(user,) for user in users])
 
     def end_streams(self) -> None:
         """All of them."""
-        self._run("DELETE FROM parts")
-        self._run("UPDATE users SET clock = NULL WHERE clock IS NOT NULL")
+        self.write("DELETE FROM parts")
+        self.write("UPDATE users SET clock = NULL WHERE clock IS NOT NULL")
 
     def add_blocks(self, blocks: Sequence[Saved]) -> None:
         rows = [
@@ -423,7 +351,7 @@ class OwnerStore:
             for place, (user, block) in enumerate(blocks, self._next_place)
         ]
         self._next_place += len(rows)
-        self._run_many("INSERT INTO blocks VALUES (?, ?, ?, ?)", rows)
+        self.write_many("INSERT INTO blocks VALUES (?, ?, ?, ?)", rows)
 
     def ask(self, round: int) -> None:
         """All blocks there are were asked for in this round."""
@@ -432,12 +360,12 @@ class OwnerStore:
     def settle(self, accepted: bool) -> None:
         """The blocks that were asked for are done with, or wait again."""
         if accepted:
-            self._run("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
+            self.write("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
         self._set(asked_round=NONE, asked_until=0)
 
     def answered(self, round: int) -> None:
         """The blocks that were asked for are in sums that leave in this round."""
-        self._run("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
+        self.write("DELETE FROM blocks WHERE place < ?", (self._value("asked_until"),))
         self._set(asked_until=0, answered_round=round)
 
     def answered_round(self) -> int:
@@ -453,12 +381,12 @@ class OwnerStore:
     def forget(self, user: int) -> None:
         """To be followed by `erase_traces` when the transaction is over."""
         for table in ("users", "parts", "blocks"):
-            self._run(f"DELETE FROM {table} WHERE user = ?", (user,))
+            self.write(f"DELETE FROM {table} WHERE user = ?", (user,))
         self._set(unclean=1)
         self.unclean = True
 
     def add_items(self, items: Iterable[int]) -> None:
-        self._run_many("INSERT OR IGNORE INTO items VALUES (?)", [(item,) for item in items])
+        self.write_many("INSERT OR IGNORE INTO items VALUES (?)", [(item,) for item in items])
 
     def withdraw_items(
         self,
@@ -468,16 +396,16 @@ class OwnerStore:
         saved: Sequence[Saved],
     ) -> None:
         """Items go; these are the streams and blocks without them."""
-        self._run_many("DELETE FROM items WHERE item = ?", [(item,) for item in items])
-        self._run("DELETE FROM parts")
-        self._run("DELETE FROM blocks")
+        self.write_many("DELETE FROM items WHERE item = ?", [(item,) for item in items])
+        self.write("DELETE FROM parts")
+        self.write("DELETE FROM blocks")
         self.add_parts([(u, s.negatives, s.positives) for u, s in streams.items()])
         self.add_blocks(asked)
         self._set(asked_until=self._next_place)
         self.add_blocks(saved)
 
     def add_counts(self, counts: Mapping[str, int]) -> None:
-        self._run_many(
+        self.write_many(
             "INSERT INTO counts VALUES (?, ?) "
             "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
             list(counts.items()),
@@ -485,31 +413,25 @@ class OwnerStore:
 
     # --- erasing ----------------------------------------------------------------------------------
 
-    def erase_traces(self) -> None:
-        """No byte of what was deleted remains in the files. Takes time with the size of the store.
-
-        Deleted rows are zeroed, but SQLite moves rows about within its pages and leaves copies, and
-        its log has older pages; so the database is written anew and the log emptied."""
-        with self._in_words():
-            self._run("VACUUM")
-            busy, *_ = self._run("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if busy:
-                raise StoreError(
-                    f"{self._path} is being read by another program; what was deleted stays in "
-                    "its log until that is closed"
-                )
-            self._set(unclean=0)
-            self.unclean = False
+    def erase_traces(self) -> bool:
+        """No byte of what was deleted remains in the files."""
+        if not super().erase_traces():
+            raise StoreError(
+                f"{self.path} is being read by another program; what was deleted stays in its log "
+                "until that is closed"
+            )
+        self._set(unclean=0)
+        self.unclean = False
+        return True
 
     # --- helpers ----------------------------------------------------------------------------------
 
     def _read_facts(self) -> OwnerFacts:
-        with self._in_words():
-            meta = dict(self._run("SELECT name, value FROM meta").fetchall())
+        meta = dict(self.rows("SELECT name, value FROM meta"))
         schema = meta.get("schema")
         if schema not in SCHEMAS.values() and schema not in _UNSTAMPED:
             raise StoreError(
-                f"{self._path} was written by another release of Sottovoce (version {schema} of "
+                f"{self.path} was written by another release of Sottovoce (version {schema} of "
                 f"the tables, this release knows {', '.join(map(str, SCHEMAS.values()))}); use the "
                 "release that wrote it"
             )
@@ -519,7 +441,7 @@ class OwnerStore:
                 schema = self._stamp_everything(settings.release)
             if schema != SCHEMAS[settings.release]:
                 raise StoreError(
-                    f"{self._path} was made by a release of Sottovoce that sent the gradients of "
+                    f"{self.path} was made by a release of Sottovoce that sent the gradients of "
                     "single users in this federation, and no sums; make a new federation"
                 )
             return OwnerFacts(
@@ -531,52 +453,23 @@ class OwnerStore:
                 bytes(meta["public"]),
             )
         except (KeyError, ValueError, TypeError, ConfigError):
-            raise StoreError(f"{self._path} is damaged; put back a copy of it") from None
+            raise StoreError(f"{self.path} is damaged; put back a copy of it") from None
 
     def _stamp_everything(self, release: str) -> int:
         """Bring a store of an earlier release up to this one, as it is found; its version now."""
-        statements = STAMP_BLOCKS + (STAMP_SUMS if release == "aggregated" else "")
+        script = STAMP_BLOCKS + (STAMP_SUMS if release == "aggregated" else "")
         with self.transaction():
-            for statement in filter(str.strip, statements.split(";")):
-                self._run(statement)
+            for statement in statements(script):
+                self.write(statement)
             self._set(schema=SCHEMAS[release])
         return SCHEMAS[release]
 
     def _value(self, name: str) -> int:
-        with self._in_words():
-            found = self._run("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return int(found[0])
+        return int(self.value("SELECT value FROM meta WHERE name = ?", [name]))
 
     def _set(self, **values: int) -> None:
         rows = [(value, name) for name, value in values.items()]
-        self._run_many("UPDATE meta SET value = ? WHERE name = ?", rows)
-
-    def _commit(self) -> None:
-        self._run("COMMIT")
-
-    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        return self._open_link().execute(statement, values)
-
-    def _run_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        if rows:
-            self._open_link().executemany(statement, rows)
-
-    def _open_link(self) -> sqlite3.Connection:
-        if self._link is None:
-            raise StoreError(f"the store {self._path} was closed")
-        return self._link
-
-    @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            full = getattr(error, "sqlite_errorcode", 0) & 0xFF == _NO_SPACE
-            why = "there is no space left; free some" if full else str(error)
-            raise StoreError(
-                f"the store {self._path} cannot be used: {why}; what was stored before is still "
-                "there"
-            ) from None
+        self.write_many("UPDATE meta SET value = ? WHERE name = ?", rows)
 
 
 def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
@@ -589,22 +482,16 @@ def _write_new(folder: Path, facts: OwnerFacts, items: Iterable[int]) -> None:
         **{"last_round": NONE, "answered_round": NONE},
     }
     tables = _TABLES + (TABLES if facts.settings.release == "aggregated" else "")
-    partial = folder / f".{DATABASE}-{secrets.token_hex(4)}"
+    partial = private_file(folder / f".{DATABASE}-{secrets.token_hex(4)}")
     try:
-        # SQLite gives the files beside it the mode of this one.
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        with contextlib.closing(connect(partial)) as link:
-            link.executescript(f"BEGIN;{tables}")
-            link.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            link.executemany("INSERT INTO items VALUES (?)", [(i,) for i in sorted(set(items))])
-            link.execute("COMMIT")
+        with SQLiteFile(partial) as file, file.transaction():
+            for statement in statements(tables):
+                file.write(statement)
+            file.write_many("INSERT INTO meta VALUES (?, ?)", meta.items())
+            file.write_many("INSERT INTO items VALUES (?)", [(i,) for i in sorted(set(items))])
         partial.rename(folder / DATABASE)
-        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except (OSError, sqlite3.Error) as error:
+        sync_folder(folder)
+    except OSError as error:
         raise StoreError(f"no data owner could be made in {folder}: {error}") from None
     finally:
         for left in folder.glob(f"{partial.name}*"):

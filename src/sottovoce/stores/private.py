@@ -1,11 +1,13 @@
-"""Files and folders that nobody but their owner may read."""
+"""Files and folders that nobody but their owner may read, and locks between processes."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from sottovoce.errors import ServiceError
 
@@ -39,6 +41,29 @@ def close_to_others(path: Path) -> None:
             raise ServiceError(
                 f"{path} may be read by others; its owner must run `chmod go= {path}`"
             ) from None
+
+
+def try_lock(path: Path) -> IO[bytes] | None:
+    """A lock that is held until it is closed; None if another process has it."""
+    lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds that lock."""
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def private_log(path: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sottovoce.errors import ServiceError
+from sottovoce.stores.private import try_lock
 
 
 def write_ready_file(place: Path, url: str, port: int, **more: str) -> None:
@@ -40,13 +40,10 @@ def running(place: Path) -> dict[str, Any] | None:
 @contextlib.contextmanager
 def locked(place: Path, advice: str = "stop that one first") -> Iterator[None]:
     """Within, no other process can serve from the folder in which this file is."""
-    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServiceError(
-                f"{place.parent} is served by another process already; {advice}"
-            ) from None
+    lock = try_lock(place)
+    if lock is None:
+        raise ServiceError(f"{place.parent} is served by another process already; {advice}")
+    with lock:
         yield
 
 

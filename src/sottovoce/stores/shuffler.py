@@ -21,14 +21,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import MessageError, ServiceError
 from sottovoce.parties.shuffler import new_seed
-from sottovoce.stores.database import keep_private_file
+from sottovoce.stores.file import SQLiteFile, statements
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import Submission
 
@@ -41,6 +41,7 @@ KEPT_ROUNDS = 2
 _PLACE_BITS = 62
 """Of a random place in a batch."""
 _ROWS = 256
+_SEEN = "SELECT mark FROM seen WHERE round = ? AND account = ?"
 _MARK_BYTES = 16
 
 _TABLES = """
@@ -99,26 +100,31 @@ class Held:
         return f"reports_{self.number:d}"
 
 
+class _ProxyFile(SQLiteFile):
+    name = "the database"
+    kind = "proxy's store"
+    pragmas = (*SQLiteFile.pragmas, "wal_autocheckpoint=4000", "cache_size=-16000")
+    busy_seconds = 10.0
+
+
 class ProxyStore:
     """Any thread may use it."""
 
     def __init__(self, path: Path) -> None:
-        keep_private_file(path)
         self._path = path
         self._lock = threading.Lock()
-        self._reading = threading.Lock()
-        with self._in_words():
-            self._writer, self._reader = self._connect(), self._connect()
-            try:
-                with self._transaction():
-                    self._prepare()
-            except BaseException:
-                self.close()
-                raise
-            meta = dict(self._writer.execute("SELECT name, value FROM meta").fetchall())
-            held = self._writer.execute(
+        self._writer = _ProxyFile(path, make=True)
+        try:
+            with self._writer.transaction():
+                self._prepare()
+            meta = dict(self._writer.rows("SELECT name, value FROM meta"))
+            held = self._writer.rows(
                 "SELECT number, round, tier, key, devices, state, mark, seed, sent FROM batches"
-            ).fetchall()
+            )
+            self._reader = _ProxyFile(path)  # need not wait until the other has written
+        except BaseException:
+            self._writer.close()
+            raise
         self.position = Position(
             meta.get("round", -1), bool(meta.get("open", False)), meta.get("key", b"")
         )
@@ -131,29 +137,27 @@ class ProxyStore:
 
     def close(self) -> None:
         """When whoever uses it now is done."""
-        with self._lock, self._reading:
-            self._writer.close()
-            self._reader.close()
+        self._writer.close()
+        self._reader.close()
 
     # --- accounts ---------------------------------------------------------------------------------
 
     def enrol(self, account: bytes) -> int:
         """The generation of the account's new key; keys of earlier ones are good no more."""
         with self._writing():
-            row = self._writer.execute(
-                "INSERT INTO accounts VALUES (?, 0) ON CONFLICT (account) "
-                "DO UPDATE SET generation = generation + 1 RETURNING generation",
-                (account,),
-            ).fetchall()
-            return int(row[0][0])
+            return int(
+                self._writer.value(
+                    "INSERT INTO accounts VALUES (?, 0) ON CONFLICT (account) "
+                    "DO UPDATE SET generation = generation + 1 RETURNING generation",
+                    [account],
+                )
+            )
 
     def generation(self, account: bytes) -> int | None:
         """Of the account's key; None where there is no such account."""
-        with self._in_words(), self._reading:
-            row = self._reader.execute(
-                "SELECT generation FROM accounts WHERE account = ?", (account,)
-            ).fetchone()
-        return None if row is None else int(row[0])
+        sql = "SELECT generation FROM accounts WHERE account = ?"
+        found = self._reader.value(sql, [account])
+        return None if found is None else int(found)
 
     # --- submissions ------------------------------------------------------------------------------
 
@@ -163,12 +167,12 @@ class ProxyStore:
             decisions = [self._accept(submission) for submission in batch]
             for where, held in self._held.items():
                 if before.get(where) is not held:
-                    self._writer.execute(
+                    self._writer.write(
                         "UPDATE batches SET devices = ? WHERE number = ?",
                         (held.devices, held.number),
                     )
             for reason, count in counts.items():
-                self._writer.execute(
+                self._writer.write(
                     "INSERT INTO refusals VALUES (?, ?) "
                     "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
                     (reason, count),
@@ -177,22 +181,17 @@ class ProxyStore:
 
     def seen(self, submission: Submission) -> bytes | None:
         """The mark of what this account has sent in this round."""
-        with self._in_words(), self._reading:
-            row = self._reader.execute(
-                "SELECT mark FROM seen WHERE round = ? AND account = ?",
-                (submission.round, submission.account),
-            ).fetchone()
-        return None if row is None else bytes(row[0])
+        found = self._reader.value(_SEEN, [submission.round, submission.account])
+        return None if found is None else bytes(found)
 
     def _accept(self, submission: Submission) -> Decision:
         now, where = self.position, (submission.round, submission.tier)
         if not now.open or submission.round != now.round or submission.key != now.key:
             return "late"
-        run = self._writer.execute
-        known = run("SELECT mark FROM seen WHERE round = ? AND account = ?",
-                    (submission.round, submission.account)).fetchone()  # fmt: skip
+        run = self._writer.write
+        known = self._writer.value(_SEEN, [submission.round, submission.account])
         if known is not None:
-            return "replay" if known[0] == submission.mark else "second_submission"
+            return "replay" if known == submission.mark else "second_submission"
         held = self._held.get(where)
         if held is None:
             taken = {held.number for held in self._held.values()}
@@ -211,7 +210,7 @@ class ProxyStore:
         while not run(
             f"INSERT OR IGNORE INTO {held.table} VALUES (?, ?)",
             (secrets.randbits(_PLACE_BITS), submission.reports),
-        ).rowcount:
+        ):
             pass  # somebody has that place
         self._held[where] = replace(held, devices=held.devices + 1)
         return "accepted"
@@ -244,7 +243,7 @@ class ProxyStore:
             dropped = [h for h in self.held() if h.round < position.round and h.state == "open"]
             self._put_position(position)
             last = position.round - KEPT_ROUNDS
-            self._writer.execute("DELETE FROM seen WHERE round < ?", (last,))
+            self._writer.write("DELETE FROM seen WHERE round < ?", (last,))
             for held in dropped:
                 self._end(held, "dropped")
             return dropped
@@ -257,7 +256,7 @@ class ProxyStore:
             self._put_position(Position(round))
 
     def _put_position(self, position: Position) -> None:
-        self._writer.executemany(
+        self._writer.write_many(
             "INSERT INTO meta VALUES (?, ?) "
             "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
             [("round", position.round), ("open", position.open), ("key", position.key)],
@@ -272,7 +271,7 @@ class ProxyStore:
                 return held
             mark = secrets.token_bytes(_MARK_BYTES)
             sealed = replace(held, state="sealed", mark=mark, seed=new_seed())
-            self._writer.execute(
+            self._writer.write(
                 "UPDATE batches SET state = 'sealed', mark = ?, seed = ? WHERE number = ?",
                 (sealed.mark, sealed.seed, sealed.number),
             )
@@ -283,9 +282,7 @@ class ProxyStore:
         """Note how many parts of a sealed batch the server has. The batch may be over by now."""
         with self._writing():
             now = replace(self._held[held.round, held.tier], sent=parts)
-            self._writer.execute(
-                "UPDATE batches SET sent = ? WHERE number = ?", (parts, now.number)
-            )
+            self._writer.write("UPDATE batches SET sent = ? WHERE number = ?", (parts, now.number))
             self._held[held.round, held.tier] = now
             return now
 
@@ -297,11 +294,11 @@ class ProxyStore:
     def _end(self, held: Held, outcome: str) -> None:
         if held.state == "over":
             return
-        self._writer.execute(
+        self._writer.write(
             "UPDATE batches SET state = 'over', mark = NULL, seed = NULL WHERE number = ?",
             (held.number,),
         )
-        self._writer.execute(
+        self._writer.write(
             "INSERT INTO outcomes VALUES (?, ?, ?) "
             "ON CONFLICT (outcome, tier) DO UPDATE SET devices = devices + excluded.devices",
             (outcome, held.tier, held.devices),
@@ -314,12 +311,12 @@ class ProxyStore:
             if held.state != "over":
                 continue
             with self._writing():
-                run, table = self._writer.execute, held.table
-                if run("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+                run, table = self._writer.write, held.table
+                if self._writer.row("SELECT 1 FROM sqlite_master WHERE name = ?", [table]):
                     if run(
                         f"DELETE FROM {table} WHERE place IN (SELECT place FROM {table} LIMIT ?)",
                         (_ROWS,),
-                    ).rowcount:
+                    ):
                         return True
                     run(f"DROP TABLE {table}")
                 if held.round < self.position.round - KEPT_ROUNDS:
@@ -330,57 +327,41 @@ class ProxyStore:
     def wipe_log(self) -> bool:
         """Take what was deleted out of SQLite's log as well; False where somebody reads or writes
         just now, and it is still there."""
-        with self._in_words(), contextlib.closing(self._connect()) as link:
-            link.execute("PRAGMA busy_timeout = 200")
-            busy = link.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            return not busy
+        with _ProxyFile(self._path) as file:
+            file.pragma("busy_timeout", 200)
+            return file.cut_log()
 
     def rows(self, held: Held) -> Iterator[NDArray[np.uint8]]:
         """All sealed reports of a batch, some at a time, by place: a random order of devices."""
-        with self._in_words(), contextlib.closing(self._connect()) as link:
-            found = link.execute(f"SELECT body FROM {held.table} ORDER BY place")
-            while some := found.fetchmany(_ROWS):
-                joined = b"".join(body for (body,) in some)
+        with _ProxyFile(self._path) as file, file.snapshot():
+            place = -1
+            sql = f"SELECT place, body FROM {held.table} WHERE place > ? ORDER BY place LIMIT ?"
+            while some := file.rows(sql, [place, _ROWS]):
+                place = some[-1][0]
+                joined = b"".join(body for _, body in some)
                 yield np.frombuffer(joined, np.uint8).reshape(-1, SEALED_BYTES)
 
     # --- what the operator sees -------------------------------------------------------------------
 
     def refused(self) -> dict[str, int]:
-        return dict(self._read("SELECT reason, count FROM refusals"))
+        return dict(self._reader.rows("SELECT reason, count FROM refusals"))
 
     def outcomes(self) -> list[tuple[str, int, int]]:
         """Outcome, tier, devices."""
-        return self._read("SELECT outcome, tier, devices FROM outcomes ORDER BY outcome, tier")
+        return self._reader.rows(
+            "SELECT outcome, tier, devices FROM outcomes ORDER BY outcome, tier"
+        )
 
     def accounts(self) -> int:
-        return int(self._read("SELECT count(*) FROM accounts")[0][0])
+        return int(self._reader.rows("SELECT count(*) FROM accounts")[0][0])
 
     # --- helpers ----------------------------------------------------------------------------------
 
-    def _read(self, query: str) -> list[Any]:
-        with self._in_words(), contextlib.closing(self._connect()) as link:
-            return link.execute(query).fetchall()
-
-    def _connect(self) -> sqlite3.Connection:
-        link = sqlite3.connect(
-            self._path, timeout=10, isolation_level=None, check_same_thread=False
-        )
-        try:
-            for pragma in (
-                *("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"),
-                *("wal_autocheckpoint=4000", "cache_size=-16000"),
-            ):
-                link.execute(f"PRAGMA {pragma}")
-        except sqlite3.Error:
-            link.close()
-            raise
-        return link
-
     def _prepare(self) -> None:
-        for statement in _TABLES.split(";"):
-            self._writer.execute(statement)
-        self._writer.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (SCHEMA,))
-        found = self._writer.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()[0]
+        for statement in statements(_TABLES):
+            self._writer.write(statement)
+        self._writer.write("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", [SCHEMA])
+        found = self._writer.value("SELECT value FROM meta WHERE name = 'schema'")
         if found != SCHEMA:
             raise ServiceError(
                 f"{self._path} was written by another release of Sottovoce (version {found} of "
@@ -390,34 +371,14 @@ class ProxyStore:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[dict[tuple[int, int], Held]]:
         """Within, a transaction; what was held before it, which is so again where it fails."""
-        with self._in_words(), self._lock:
+        with self._lock:
             held, position = dict(self._held), self.position
             try:
-                with self._transaction():
+                with self._writer.transaction():
                     yield held
             except BaseException:
                 self._held, self.position = held, position
                 raise
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._writer.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._writer.execute("COMMIT")
-        except BaseException:
-            if self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
-            raise
-
-    @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise ServiceError(
-                f"the database {self._path} cannot be used: {error}; nothing was stored"
-            ) from None
 
 
 def copy_accounts(source: sqlite3.Connection, target: Path) -> None:

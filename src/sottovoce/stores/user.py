@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any
 
 from sottovoce.core.consent import Choice
 from sottovoce.errors import DataError, MessageError, StoreError, UsageError
@@ -37,7 +37,8 @@ _TOKEN, _ORCHESTRATOR = "token", "orchestrator"
 
 
 class UserFile(StoreFile):
-    schema: ClassVar[ModuleType] = user_schema
+    migrations = user_schema.MIGRATIONS
+    application_id = user_schema.APPLICATION_ID
     made_by = "sottovoce device join {folder} INVITATION"
     written_by = "sottovoce device send"
 

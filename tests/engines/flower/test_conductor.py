@@ -471,9 +471,9 @@ def test_a_checkpoint_of_the_last_release_is_taken_over(town):
     town.found()
     with Checkpoint(town.folder) as checkpoint:
         checkpoint.refuse("malformed")
-        checkpoint._db.execute("DROP TABLE allotted")
-        checkpoint._db.execute("DROP TABLE memory")
-        checkpoint._db.execute("PRAGMA user_version=1")
+        checkpoint.write("DROP TABLE allotted")
+        checkpoint.write("DROP TABLE memory")
+        checkpoint.pragma("user_version", 1)
     with Checkpoint(town.folder, readonly=True) as checkpoint:
         assert checkpoint.allotted() == {}
     with Checkpoint(town.folder) as checkpoint:
