@@ -471,7 +471,9 @@ def test_a_store_without_its_key_is_of_no_use(store, tmp_path):
 
 def test_a_users_store_takes_no_part_either_when_it_was_put_back(tmp_path):
     with UserStore.create(tmp_path / "her", "town", bytes(32), "https://x", "") as store:
-        store.file.write("INSERT INTO users (id, name, private) VALUES (0, 'me', ?)", [bytes(32)])
+        store.file.write(
+            "INSERT INTO users (number, name, private) VALUES (0, 'me', ?)", [bytes(32)]
+        )
         store.record_choice(0, Choice(), looked=False)
     assert make_backup(tmp_path / "her", tmp_path / "b").manifest.kind == "user"
     restore_backup(tmp_path / "b", tmp_path / "new")

@@ -20,26 +20,6 @@ from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.evaluation.tables import Table
-    from sottovoce.stores.device import CohortStore
-    from sottovoce.wire.invitations import Invitation
-
-
-def accept(store: CohortStore, card: Invitation) -> None:
-    """Keep an invitation; its device has the number that it names."""
-    from sottovoce.wire.invitations import keep_invitation, kept_invitation
-
-    with store.file.transaction():
-        kept, numbers = kept_invitation(store), store.users.tolist()
-        if kept is not None and (kept.federation, kept.number) != (card.federation, card.number):
-            raise UsageError(
-                f"the store {store.path} is invited to another federation, or as another device; "
-                f"make a new store"
-            )
-        if len(numbers) != 1:
-            raise UsageError(f"{store.path} is a gateway's store; an invitation is for one device")
-        if numbers[0] != card.number:
-            store.renumber(numbers[0], card.number)
-        keep_invitation(store, card)
 
 
 def device_ledger_table(
@@ -118,7 +98,7 @@ def init(
         store = CohortStore.create(path, people)
     with store:
         if card is not None:
-            accept(store, card)
+            store.accept(card)
         numbers = store.users.tolist()
     if as_json:
         federation = card.federation if card else None

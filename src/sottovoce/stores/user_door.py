@@ -22,14 +22,15 @@ from typing import Protocol
 from sottovoce.core.consent import Choice
 from sottovoce.errors import ConsentError, DataError, KeyTrouble, MessageError, UsageError
 from sottovoce.parties.leaving import Booked, Leaving, let_go
-from sottovoce.stores.user import Outbox, Person, Release, UserStore, World
+from sottovoce.stores.person import RequestSent
+from sottovoce.stores.user import DirectoryIndex, Outbox, Person, UserStore
 from sottovoce.wire.interactions import PASS_BYTES, SEALED_BYTES, Kind, Pass, Sender, begin
 
 # What passes through a DRIFT user's door, and what becomes of it.
 
 
-class Receipt(Protocol):
-    """What an owner says of a request (`owner_wire.Receipt`)."""
+class OwnerReceipt(Protocol):
+    """What an owner says of a request (`wire.silos.Receipt`)."""
 
     @property
     def sequence(self) -> int: ...
@@ -96,7 +97,7 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Settlement:
     """What an owner's receipt meant."""
 
     arrived: int = 0
@@ -230,7 +231,7 @@ class UserDoor:
         """Enrolled users and owners between whom something waits."""
         sql = (
             f"SELECT DISTINCT user, owner FROM messages WHERE {_OPEN} AND user IN "
-            "(SELECT id FROM users WHERE pass IS NOT NULL) ORDER BY owner, user"
+            "(SELECT number FROM users WHERE pass IS NOT NULL) ORDER BY owner, user"
         )
         return [(user, owner) for user, owner in self.store.file.rows(sql)]
 
@@ -276,7 +277,7 @@ class UserDoor:
             )
             return Departure(user, owner, tuple(messages), let_go(b"", booked))
 
-    def settle(self, departure: Departure, receipt: Receipt) -> Settled:
+    def settle(self, departure: Departure, receipt: OwnerReceipt) -> Settlement:
         """Write down what became of messages. Where the owner took a new message for an old one, or
         knows numbers that this store has never used (it may be an old copy), all that is still to
         be told gets numbers behind the owner's."""
@@ -302,7 +303,7 @@ class UserDoor:
             again = [messages[n].sequence for n in mistaken]
             self._renumber(departure, receipt.sequence, again)
         bad = sum(state == "refused" for state, _, _ in rows)
-        return Settled(len(rows) - bad, bad, len(mistaken) + len(late), bool(late))
+        return Settlement(len(rows) - bad, bad, len(mistaken) + len(late), bool(late))
 
     def turned_away(self, departure: Departure) -> None:
         """The owner has said that it took nothing of this, as the session was over."""
@@ -491,13 +492,12 @@ class UserDoor:
     ) -> Booked:
         party = ORCHESTRATOR if owner is None else self.store.world.owners[owner].name
         at = self.store.now()
-        self.store.note_release(
-            Release(user, owner, party, what, interactions, messages, bytes, epsilon, at)
-        )
+        sent = RequestSent(user, owner, party, what, interactions, messages, bytes, epsilon, at)
+        self.store.note_contacts([sent])
         return Booked((user,), what, bytes, epsilon)
 
 
-def _refused(world: World, choice: Choice) -> frozenset[int] | None:
+def _refused(world: DirectoryIndex, choice: Choice) -> frozenset[int] | None:
     """The owners that must see nothing; None where nobody may see anything."""
     if not choice.takes_part:
         return None
@@ -505,7 +505,7 @@ def _refused(world: World, choice: Choice) -> frozenset[int] | None:
     return frozenset(owner.number for owner in world.directory.owners if owner.name in shut)
 
 
-def _forbidden(world: World, choice: Choice, owner: int, kind: str, item: int) -> str:
+def _forbidden(world: DirectoryIndex, choice: Choice, owner: int, kind: str, item: int) -> str:
     """Why a message may not leave, in a word; empty where it may. That she leaves may always be
     said, as she asked for it herself."""
     entry = world.owners.get(owner)
@@ -520,7 +520,7 @@ def _forbidden(world: World, choice: Choice, owner: int, kind: str, item: int) -
     return ""
 
 
-def _check(world: World, item: int, time: int) -> None:
+def _check(world: DirectoryIndex, item: int, time: int) -> None:
     if not 0 <= item < len(world.directory.catalogue):
         raise DataError("the item is not in the federation's catalogue")
     if not -_LARGEST_TIME < time < _LARGEST_TIME:

@@ -35,7 +35,7 @@ from sottovoce.services.agent.client import Answer, Client, Traffic, good
 from sottovoce.services.agent.loop import Log, Loop, Retries, Sleep
 from sottovoce.services.agent.user_delivery import Books, OwnerLine
 from sottovoce.services.kit.pacing import Draw, from_system
-from sottovoce.stores.user import UserStore, World
+from sottovoce.stores.user import DirectoryIndex, UserStore
 from sottovoce.stores.user_door import ORCHESTRATOR, UserDoor
 from sottovoce.wire.directory import OwnerEntry
 from sottovoce.wire.silos import (
@@ -88,7 +88,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OwnersVisit:
     """What a visit has shown: how long to wait, and whether anything waits still."""
 
     state: str
@@ -148,7 +148,7 @@ class UserAgent(Loop):
 
     # --- as a service ----------------------------------------------------------------------------
 
-    async def visit(self) -> Standing:
+    async def visit(self) -> OwnersVisit:
         """Bring what waits to its owners, as far as they answer."""
         self.tally.visits += 1
         found = await self._send_all()
@@ -158,7 +158,7 @@ class UserAgent(Loop):
             self._log("delivered", arrived=found.arrived, refused=found.refused)
         for party, why in found.troubles.items():
             self._log("failed", party=party, why=why)
-        return Standing("open" if found.waiting else "finished")
+        return OwnersVisit("open" if found.waiting else "finished")
 
     @property
     def traffic(self) -> Traffic:
@@ -397,11 +397,11 @@ class UserAgent(Loop):
         found = zip(items.tolist(), scores.tolist(), strict=True)
         return [Suggestion(item, catalogue[item], score) for item, score in found]
 
-    async def _rows(self) -> tuple[World, NDArray[np.float32]]:
+    async def _rows(self) -> tuple[DirectoryIndex, NDArray[np.float32]]:
         """Those of all items, and the directory that names them: fetched anew where the one that is
         known names too few."""
 
-        async def fetch() -> tuple[World, NDArray[np.float32]]:
+        async def fetch() -> tuple[DirectoryIndex, NDArray[np.float32]]:
             world = await self._books(lambda: self.store.world)
             shape = len(world.directory.catalogue), world.directory.settings.embedding_size
             answer = await self.client.get(ROWS, limit=longest_rows(*shape), packed=True)

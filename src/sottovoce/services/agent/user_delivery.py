@@ -28,7 +28,7 @@ from sottovoce.parties.leaving import Leaving
 from sottovoce.services.agent.client import Answer, Client, Traffic, good
 from sottovoce.services.agent.loop import Retries
 from sottovoce.stores.user import UserStore
-from sottovoce.stores.user_door import Departure, Settled, UserDoor
+from sottovoce.stores.user_door import Departure, Settlement, UserDoor
 from sottovoce.wire.directory import OwnerEntry
 from sottovoce.wire.interactions import Sender
 from sottovoce.wire.silos import (
@@ -97,7 +97,7 @@ class Books:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Delivered:
     """What became of a delivery to one owner."""
 
     arrived: int = 0
@@ -143,9 +143,9 @@ class OwnerLine:
     def __repr__(self) -> str:
         return f"<OwnerLine to {self.entry.name}, redacted>"
 
-    async def deliver(self, users: Sequence[int]) -> Outcome:
+    async def deliver(self, users: Sequence[int]) -> Delivered:
         """Everything that these users have for the owner, as far as it answers."""
-        queue, outcome = deque(users), Outcome()
+        queue, outcome = deque(users), Delivered()
         wanted = min(self._connections, len(queue))
         try:
             while len(self._clients) < wanted:
@@ -170,7 +170,7 @@ class OwnerLine:
         for client in self._clients:
             await client.rest()
 
-    async def _work(self, client: Client, queue: deque[int], outcome: Outcome) -> None:
+    async def _work(self, client: Client, queue: deque[int], outcome: Delivered) -> None:
         while queue and not outcome.away and outcome.broken is None:
             user = queue.popleft()
             try:
@@ -183,7 +183,7 @@ class OwnerLine:
                 self._sessions.pop(user, None)
                 outcome.trouble = str(error)
 
-    async def _patiently(self, client: Client, user: int, outcome: Outcome) -> None:
+    async def _patiently(self, client: Client, user: int, outcome: Delivered) -> None:
         """Talk to the owner, and try again if it does not answer."""
 
         async def talk() -> None:
@@ -196,7 +196,7 @@ class OwnerLine:
 
         await self._retries(talk, given_up=lambda: outcome.away)
 
-    async def _talk(self, client: Client, user: int, outcome: Outcome) -> None:
+    async def _talk(self, client: Client, user: int, outcome: Delivered) -> None:
         """Send until nothing waits."""
         renewals = 0
         while True:
@@ -217,7 +217,7 @@ class OwnerLine:
             if not goes_on:
                 return
 
-    async def _begin(self, client: Client, user: int, outcome: Outcome) -> bool:
+    async def _begin(self, client: Client, user: int, outcome: Delivered) -> bool:
         """A session, with the first message alone: its receipt shows whether this store and the
         owner agree about her numbers. Whether there may be more to send."""
         number = self.entry.number
@@ -245,7 +245,7 @@ class OwnerLine:
         await self._settle(user, departure, receipt, outcome)
         return True
 
-    async def _send(self, client: Client, user: int, outcome: Outcome) -> bool:
+    async def _send(self, client: Client, user: int, outcome: Delivered) -> bool:
         """One request of a session. Whether there may be more to send."""
         session, number = self._sessions[user], self.entry.number
         departure = await self._books(
@@ -260,8 +260,8 @@ class OwnerLine:
         return full or settled.open > 0 or departure.last_words
 
     async def _settle(
-        self, user: int, departure: Departure, receipt: Receipt, outcome: Outcome
-    ) -> Settled:
+        self, user: int, departure: Departure, receipt: Receipt, outcome: Delivered
+    ) -> Settlement:
         settled = await self._books(lambda: self._door.settle(departure, receipt))
         outcome.arrived += settled.arrived
         outcome.refused += settled.refused

@@ -12,17 +12,13 @@ from sottovoce.services.copies.kind import Kind, Settled, Whose
 from sottovoce.stores import device as store_roots
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import DATABASE, KEY, LOCK, StoreFile
-from sottovoce.stores.user import UserFile, UserStore, releases
+from sottovoce.stores.user import UserStore, open_store, releases
 
 
 def store_kind(folder: Path) -> Kind:
     """Of a folder that holds a store."""
-    try:
-        StoreFile(folder, readonly=True).close()
-    except StoreError:
-        UserFile(folder, readonly=True).close()  # says what is wrong, if anything is
-        return USER
-    return DEVICE
+    with open_store(folder, readonly=True) as store:
+        return USER if isinstance(store, UserStore) else DEVICE
 
 
 def _whose(path: Path) -> Whose:
@@ -34,14 +30,14 @@ def _whose(path: Path) -> Whose:
 
 def _copy(source: Path, target: Path) -> None:
     """Encrypted with the same key."""
-    kind = UserFile if store_kind(source.parent) is USER else StoreFile
-    kind.copy(source.parent, target)
+    open_store(source.parent, readonly=True).close()  # says what is wrong, if anything is
+    StoreFile.copy(source.parent, target)
 
 
 def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> Settled:
     _no_round(next_round)
     with CohortStore.open(copy) as store:
-        _refuse_newer(before, CohortStore, store)
+        _refuse_newer(before, store)
         with store.file.transaction():
             for number in store.users.tolist():
                 choice = store.choice(number)
@@ -62,7 +58,7 @@ def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> S
 def _settle_user(copy: Path, before: Path | None, next_round: int | None) -> Settled:
     _no_round(next_round)
     with UserStore.open(copy) as store:
-        _refuse_newer(before, UserStore, store)
+        _refuse_newer(before, store)
         with store.file.transaction():
             for user in store.users:
                 choice = replace(store.choice(user), takes_part=False)
@@ -76,17 +72,13 @@ def _settle_user(copy: Path, before: Path | None, next_round: int | None) -> Set
     )
 
 
-def _refuse_newer(
-    before: Path | None,
-    kind: type[CohortStore] | type[UserStore],
-    copy: CohortStore | UserStore,
-) -> None:
+def _refuse_newer(before: Path | None, copy: CohortStore | UserStore) -> None:
     """A store that can be read and knows of more that left is not replaced by one that has
     forgotten it."""
     if before is None:
         return
     try:
-        with kind.open(before, readonly=True) as store:
+        with open_store(before, readonly=True) as store:
             more = releases(store) - releases(copy)
     except StoreError:
         return
