@@ -213,7 +213,7 @@ class Reader(Loop):
             await self._model(now, terms)
 
     def _good(self, answer: Answer) -> Answer:
-        return good(answer, "the server", self.client.url)
+        return good(answer, "server", self.client.url)
 
     def _older(self, name: str, seconds: int) -> bool:
         """Whether what was stamped lies so far back; a clock that jumped counts as far."""

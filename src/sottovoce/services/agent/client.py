@@ -103,9 +103,11 @@ class Answer:
 
 
 def good(
-    answer: Answer, who: str, url: str, *, refusal: type[SottovoceError] = Unreachable
+    answer: Answer, what: str, url: str, name: str = "", refusal: type[SottovoceError] = Unreachable
 ) -> Answer:
-    """The answer of a party, if it is one of success; raises what else it means."""
+    """The answer of a party, if it is one of success; raises what else it means. `what` says which
+    kind of party it is, `name` which one if there are several."""
+    who = f"{what} {name}" if name else f"the {what}"
     if 200 <= answer.status < 300:
         return answer
     if answer.status == 426:
@@ -114,7 +116,6 @@ def good(
             "on all sides"
         )
     if answer.status in (404, 405):
-        what = who.removeprefix("the ").partition(" of ")[0]
         raise Unreachable(f"what answers at {url} is no {what} of Sottovoce")
     said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
     raise refusal(f"{who} refused with status {answer.status}{said}")

@@ -206,7 +206,7 @@ class ProxyLink:
         return found
 
     def _good(self, answer: Answer) -> Answer:
-        return good(answer, "the proxy", self.client.url)
+        return good(answer, "proxy", self.client.url)
 
     def _account(self) -> _Account | None:
         """The account with the proxy and federation of these terms."""

@@ -423,7 +423,7 @@ class UserAgent(Loop):
             answer = await client.post(VECTOR, leaving, once=True)
         finally:
             await client.rest()
-        told = good(answer, f"data owner {entry.name}", entry.url, refusal=MessageError)
+        told = good(answer, "data owner", entry.url, entry.name, MessageError)
         return decode_vector(told.body, size)
 
     async def _question(
@@ -441,7 +441,7 @@ class UserAgent(Loop):
     def _good(self, answer: Answer) -> Answer:
         if answer.reason == "unknown_account":
             raise KeyTrouble("the orchestrator does not know this user any more")
-        return good(answer, "the orchestrator", self.client.url, refusal=MessageError)
+        return good(answer, "orchestrator", self.client.url, refusal=MessageError)
 
 
 def _way(line: OwnerLine) -> tuple[str, str, bytes]:

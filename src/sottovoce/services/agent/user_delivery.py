@@ -287,4 +287,4 @@ class OwnerLine:
                 f"data owner {name} does not accept the pass; it may serve another federation, or "
                 "know somebody else by this user's number"
             )
-        return good(answer, f"data owner {name}", self.entry.url, refusal=MessageError)
+        return good(answer, "data owner", self.entry.url, name, MessageError)
