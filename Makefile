@@ -13,14 +13,17 @@ endif
 
 INPUTS ?= 1000000
 
-.PHONY: demo test test-all mutation fuzz facts check format bench lock clean
+.PHONY: demo test test-all mutation fuzz facts check lint format bench lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.core
 	$(BIN)/sottovoce demo
 
-test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Types are checked beside the tests, which often wait for processes; either fails the target.
+test: lint
+	@$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/mypy.log; exit $$((tests || types))
 
 test-all: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile searching
@@ -35,15 +38,17 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python tests/fuzz $(if $(REPLAY),--replay $(REPLAY),--inputs $(INPUTS)) \
 	  $(addprefix --target ,$(TARGET)) $(addprefix --seed ,$(SEED))
 
-# How large and how entangled the house is; fails where a figure is above its ceiling in
+# How large and how entangled the house is; fails if a figure is above its ceiling in
 # tools/facts.toml. What a report costs is measured, in half a minute: `make test` leaves that out.
 facts: $(VENV)/.dev
 	$(BIN)/python tools/facts.py --measure $(if $(EXPLAIN),--explain)
 
-check: $(VENV)/.dev
+check: lint
+	$(BIN)/mypy
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

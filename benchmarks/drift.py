@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift.blocks import Blocks, Events, Model, learn
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, learn
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
@@ -157,7 +157,7 @@ class Epoch:
         self.planned, self.cuts = self.plan(), self.cut()
         rng = Streams.from_seed(1)
         size = SETTINGS.embedding_size
-        self.models = [Model.start(train.n_users, train.n_items, size, rng) for _ in range(2)]
+        self.models = [DriftModel.start(train.n_users, train.n_items, size, rng) for _ in range(2)]
 
     def plan(self) -> Blocks:
         return plan(self.by_time, self.table, SETTINGS.theta)
@@ -258,7 +258,7 @@ def _growth(turns: int, sizes: Sequence[int]) -> None:
     worlds = [generated(n) for n in sizes]
     events = [Events.of(world, POSITIVE, "time") for world in worlds]
     size, rng = SETTINGS.embedding_size, Streams.from_seed(1)
-    models = [Model.start(world.n_users, world.n_items, size, rng) for world in worlds]
+    models = [DriftModel.start(world.n_users, world.n_items, size, rng) for world in worlds]
     found: dict[str, list[list[float]]] = {"sort": [], "plan": [], "learn": []}
     planned = [plan(one, table, SETTINGS.theta) for one in events]
     for model, blocks in zip(models, planned, strict=True):

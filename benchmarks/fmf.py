@@ -36,7 +36,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.experiment import load_benchmark
-from sottovoce.parties.shuffler import Proxy
+from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
@@ -129,7 +129,7 @@ class Epoch:
     def turn(self, threads: int) -> Seconds:
         """One epoch: seconds of each phase, and processor seconds of them all."""
         server, devices = self.parties.server, self.parties.devices
-        proxy = Proxy([tier.min_devices for tier in RELEASE.tiers], REPORTS)
+        proxy = Shuffler([tier.min_devices for tier in RELEASE.tiers], REPORTS)
         began, worked = time.perf_counter(), time.process_time()
         sent = devices.report_bits(server.publish(), devices.willing(), threads)
         reported = time.perf_counter()

@@ -37,7 +37,6 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.core.messages import encode
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.errors import ServiceError
 from sottovoce.parties.device import Devices
@@ -48,6 +47,7 @@ from sottovoce.runs.folder import environment
 from sottovoce.stores.database import devices
 from sottovoce.stores.keys import authority_pem, device_context, server_context
 from sottovoce.stores.server_folder import ServerFolder, create_folder, open_folder
+from sottovoce.wire.reports import encode_report
 from sottovoce.wire.signing import seal
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import full_size
@@ -234,7 +234,7 @@ def _some_report(rng: np.random.Generator) -> bytes:
         algorithm.device_init(user, streams),
     )
     door = Devices.behind_door(algorithm, cohort, ShareFraction(), Ledger(), streams)
-    return encode(door.report(ModelView(0, algorithm.server_init(ITEMS, streams)), user))
+    return encode_report(door.report(ModelView(0, algorithm.server_init(ITEMS, streams)), user))
 
 
 def _send_reports(path: Path, port: int, connections: int) -> dict[str, Any]:

@@ -48,9 +48,10 @@ from sottovoce.services.shuffler import Accounts
 from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import Introduction
 from sottovoce.stores.shuffler_folder import ProxyFolder, create_proxy_folder
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
 from sottovoce.wire.shuffled import encode_submission, terms_name
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import Terms
 
 Progress = Callable[[str], None]
 REPORTS = 100

@@ -36,7 +36,7 @@ from sottovoce.core.links import SEALED_SEED_BYTES, SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.core.messages import GRID, MaskedReports, MaskSeeds, row_bytes
 from sottovoce.errors import WrongSum
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.secure_sum import MaskedSum
 from sottovoce.privacy.central import gaussian_noise
 from sottovoce.rng import Streams
@@ -167,7 +167,7 @@ def one_round(
     added = time.perf_counter() - begun
     every = tuple(seeds[k % scale.pool] for k in range(scale.devices))
     begun = time.perf_counter()
-    told = Masker(link, scale.numbers, KEY).sum_masks(MaskSeeds(0, who, every), THREADS)
+    told = Helper(link, scale.numbers, KEY).sum_masks(MaskSeeds(0, who, every), THREADS)
     made = time.perf_counter() - begun
     begun = time.perf_counter()
     sums = total.open(told)

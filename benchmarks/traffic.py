@@ -30,11 +30,11 @@ import pyarrow as pa
 from sottovoce.algorithms.base import Cohort
 from sottovoce.core.messages import row_bytes
 from sottovoce.data.sources import available
-from sottovoce.engines.trial import World
+from sottovoce.engines.trial import TrialWorld
 from sottovoce.experiment import Experiment
+from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import environment
-from sottovoce.runs.outcomes import world_of
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores.device import CohortStore
@@ -156,7 +156,7 @@ def _measured(quick: bool, progress: Progress) -> Iterator[dict[str, Any]]:
         yield from _one_fleet(world, size)
 
 
-def _one_fleet(world: World, size: int) -> Iterator[dict[str, Any]]:
+def _one_fleet(world: TrialWorld, size: int) -> Iterator[dict[str, Any]]:
     forwarders: list[Forwarder] = []
 
     def reroute(url: str) -> str:

@@ -36,8 +36,8 @@ from sottovoce.experiment import load_benchmark
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import environment
-from sottovoce_papers.uc_study import Cell, Job, UCStudy
-from sottovoce_papers.uc_training import Snapshot, Trained, Training, federated
+from sottovoce_papers.uc_study import AttackJob, UCCell, UCStudy
+from sottovoce_papers.uc_training import Trained, UCSnapshot, UCTraining, federated
 from sottovoce_papers.uc_training import run as train_run
 
 Progress = Callable[[str], None]
@@ -103,10 +103,10 @@ def machine(study: UCStudy) -> dict[str, Any]:
     return found
 
 
-def work_of(study: UCStudy, cell: Cell) -> Training:
+def work_of(study: UCStudy, cell: UCCell) -> UCTraining:
     """The training of a cell as the study does it."""
     settings, c = study.settings(cell), study.config
-    return Training(
+    return UCTraining(
         study.world(cell.source), settings, study.consent(cell), study.release(cell), cell.seed,
         study.stops(cell), round(c.choose_from * settings.rounds), c.negatives,
         device=study.device, threads=study.threads,
@@ -135,10 +135,10 @@ class Clock:
     marks: list[float] = field(default_factory=list)
     looking: float = 0.0
 
-    def __call__(self, work: Training, show: Callable[[Snapshot], None]) -> None:
+    def __call__(self, work: UCTraining, show: Callable[[UCSnapshot], None]) -> None:
         begun = time.perf_counter()
 
-        def look(snapshot: Snapshot) -> None:
+        def look(snapshot: UCSnapshot) -> None:
             _finished(work.device)
             at = time.perf_counter()
             self.marks.append(at - begun - self.looking)
@@ -148,7 +148,7 @@ class Clock:
         federated(work, look)
 
 
-def training(study: UCStudy, cell: Cell) -> list[dict[str, Any]]:
+def training(study: UCStudy, cell: UCCell) -> list[dict[str, Any]]:
     """One full run, the round chosen on validation as in the study."""
     clock = Clock()
     found = Trained.of_arrays(train_run(work_of(study, cell), clock))
@@ -205,9 +205,9 @@ def cpu(study: UCStudy, say: Progress) -> list[dict[str, Any]]:
     return [*results, *rounds(study, runs[1][0], CPU, None)]
 
 
-def trade_off(study: UCStudy, runs: Sequence[tuple[Cell, Trained]]) -> list[dict[str, Any]]:
+def trade_off(study: UCStudy, runs: Sequence[tuple[UCCell, Trained]]) -> list[dict[str, Any]]:
     """HR@10 and what attackers learn of gender, each beside the base model's."""
-    guessed = study.attack_all([Job(cell, "gender") for cell, _ in runs])
+    guessed = study.attack_all([AttackJob(cell, "gender") for cell, _ in runs])
     (plain, base), leak = runs[0], guessed[0]
     results = []
     for (cell, found), attacked in zip(runs, guessed, strict=True):
@@ -252,7 +252,7 @@ class Rounds:
     place: torch.device
 
     @classmethod
-    def of(cls, study: UCStudy, cell: Cell, clients: int) -> Rounds:
+    def of(cls, study: UCStudy, cell: UCCell, clients: int) -> Rounds:
         work, users = work_of(study, cell), study.world(cell.source).n_users
         rng = Streams.from_seed(cell.seed)
         labels = work.settings.labels(work.world.labels, users)
@@ -294,7 +294,9 @@ class Rounds:
         return one_thread() if self.place.type == "cpu" else nullcontext()
 
 
-def rounds(study: UCStudy, cell: Cell, scale: Scale, target: float | None) -> list[dict[str, Any]]:
+def rounds(
+    study: UCStudy, cell: UCCell, scale: Scale, target: float | None
+) -> list[dict[str, Any]]:
     """Both ways take turns; the median counts."""
     work = Rounds.of(study, cell, scale.clients)
     clients, alone = len(work.rows), min(scale.alone, len(work.rows))

@@ -10,11 +10,16 @@ import warnings
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import settings
 
+import compiled
+import forked
 import leftovers
 from sottovoce.engines.processes import descendants
+
+compiled.use_locks()
 
 # The same examples for the same code, so that a failure comes of a change; `make test-all` looks
 # for new ones.
@@ -31,7 +36,7 @@ LONGEST = (
     "engines/flower/test_flower_processes.py",
     "services/test_agent_process.py",
     "services/test_server_crash.py",
-    "attacks/test_item_sets.py",
+    "papers/test_wu_item_sets.py",
     "e2e/test_https_fleet.py",
     "e2e/test_demo.py",
     "contracts/test_secure_sum_https.py",
@@ -40,6 +45,14 @@ LONGEST = (
     "services/test_server.py",
     "services/test_owner_process.py",
 )
+
+
+gc.disable()  # until all modules are loaded: none of what they bring goes away again
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):
@@ -68,6 +81,22 @@ def signals_as_they_were():
     assert after == before, "the test left a signal handler behind"
 
 
+class _QuickConnection(apsw.Connection):
+    def pragma(self, name, *value, **options):
+        if name == "hexkey":
+            super().pragma("kdf_iter", 1)
+        return super().pragma(name, *value, **options)
+
+
+@pytest.fixture(scope="module")
+def quick_stores():
+    """Stores' keys are taken as they are: to stretch one, as if it were a password, takes 26 ms of
+    each time that a store is opened. No other process can open such a store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apsw, "Connection", _QuickConnection)
+        yield
+
+
 # --- a test that is cut off ends what it has started ----------------------------------------------
 
 # Whatever this process starts inherits it, and so do pytest processes that a test starts, but for
@@ -84,6 +113,7 @@ def pytest_sessionstart(session):
 
 
 def pytest_sessionfinish(session):
+    forked.close()
     watch = session.stash.get(_watch, None)
     if watch is not None:
         watch.communicate(timeout=30)

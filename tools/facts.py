@@ -296,6 +296,16 @@ def measured_figures() -> list[Figure]:
             trace.per_report(decoded),
             trace.most_frequent(decoded),
         ),
+        Figure(
+            "report_modules",
+            "modules on a report's way",
+            len(set().union(*trace.modules.values())),
+            [
+                f"{party}: {name}"
+                for party, found in trace.modules.items()
+                for name in sorted(found)
+            ],
+        ),
     ]
 
 

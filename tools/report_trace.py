@@ -9,7 +9,8 @@ every second. Counted are the rounds after the first, when everybody has enrolle
 that goes on running would remember from visit to visit is read anew in each of them.
 
 A decoding is a call of a function of ours that is named `decode…` or `open_envelope`; one that
-another one makes is not counted again.
+another one makes is not counted again. A module is on a report's way if a function of it runs
+between the device's visit and the fold.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 DEVICES, ROUNDS = 4, 5
 _DECODER = re.compile(r"decode\w*|open_envelope")
 _VALUES = re.compile(r"(?:\bx)?'(?:[^']|'')*'|-?\b\d+(?:\.\d+)?\b", re.IGNORECASE)
-_QUIET_SECONDS, _PATIENCE_SECONDS = 0.4, 60.0
+_QUIET_SECONDS, _PATIENCE_SECONDS = 0.4, 240.0
+_MODULE_SECONDS = 0.2
+"""A module that runs all the time is noted so often."""
 _PLAN = f"""
 name = "facts"
 
@@ -53,7 +56,7 @@ over_selection = 0.0
 """
 
 Note = Callable[[str, str], None]
-"""Told what happened: `select` or `decode`, and which."""
+"""Told what happened: `select`, `decode` or `module`, and which."""
 Counts = dict[str, Counter[str]]
 """How often what happened, by party: `device`, `server`."""
 
@@ -66,6 +69,8 @@ class Trace:
     """By statement, with `?` for its values."""
     decoded: Counts
     """By decoder."""
+    modules: Counts
+    """By module that has run."""
 
     def per_report(self, counts: Counts, *parties: str) -> float:
         total = sum(counts[party].total() for party in parties or counts)
@@ -108,6 +113,8 @@ def listen(note: Note) -> None:
 
     apsw.connection_hooks.append(lambda connection: connection.set_exec_trace(executed))
     decoders: dict[CodeType, bool] = {}
+    modules: dict[CodeType, str] = {}
+    noted: dict[str, float] = {}
 
     def is_decoder(code: CodeType) -> bool:
         if code not in decoders:
@@ -115,8 +122,20 @@ def listen(note: Note) -> None:
             decoders[code] = ours and _DECODER.fullmatch(code.co_name) is not None
         return decoders[code]
 
+    def passed(code: CodeType) -> None:
+        if code not in modules:
+            ours = code.co_filename.startswith(str(SRC))
+            modules[code] = str(Path(code.co_filename).relative_to(SRC)) if ours else ""
+        name, now = modules[code], time.monotonic()
+        if name and now > noted.get(name, 0.0) + _MODULE_SECONDS:
+            noted[name] = now
+            note("module", name)
+
     def called(frame: FrameType, event: str, argument: object) -> None:
-        if event != "call" or not is_decoder(frame.f_code):
+        if event != "call":
+            return
+        passed(frame.f_code)
+        if not is_decoder(frame.f_code):
             return
         if frame.f_back is None or not is_decoder(frame.f_back.f_code):
             place = Path(frame.f_code.co_filename).relative_to(SRC)
@@ -207,6 +226,8 @@ def measure() -> Trace:
     reports = 0
     selects: Counts = {"device": Counter(), "server": Counter()}
     decoded: Counts = {"device": Counter(), "server": Counter()}
+    modules: Counts = {"device": Counter(), "server": Counter()}
+    kinds = {"select": selects, "decode": decoded, "module": modules}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         traces = {party: place / f"{party}.trace" for party in selects}
@@ -226,9 +247,9 @@ def measure() -> Trace:
                 reports += len(stores)
                 for party, path in traces.items():
                     for kind, what in heard(path)[before[party] :]:
-                        (selects if kind == "select" else decoded)[party][what] += 1
+                        kinds[kind][party][what] += 1
                 if full > ROUNDS:
-                    return Trace(reports, selects, decoded)
+                    return Trace(reports, selects, decoded, modules)
     raise RuntimeError("the devices' reports are not folded, or too slowly")
 
 

@@ -173,7 +173,7 @@ class OwnersConfig:
     """An owner for every category of the items, or one for all items."""
 
 
-class CrossDevice(NamedTuple):
+class DeviceParts(NamedTuple):
     """What an experiment says of a system in which devices learn and reports leave them."""
 
     algorithm: AlgorithmSettings
@@ -283,7 +283,7 @@ class Experiment:
         owned = self.algorithm.family == "owners"
         return cast(DRIFTConfig, self.algorithm) if owned else None
 
-    def cross_device(self) -> CrossDevice:
+    def cross_device(self) -> DeviceParts:
         """The settings of a system of devices; raises where it is another."""
         if self.release is None or self.link is None:
             others = sorted(n for n, kind in ALGORITHMS.items() if kind.family == "devices")
@@ -291,7 +291,7 @@ class Experiment:
                 f"{self.name} is an experiment with data owners ({self.algorithm.name}), which "
                 f"have no server for devices; name an algorithm of {others}"
             )
-        return CrossDevice(self.algorithm, self.release, self.link)
+        return DeviceParts(self.algorithm, self.release, self.link)
 
     def on(
         self, dataset: Dataset, consent: Consent
@@ -299,6 +299,11 @@ class Experiment:
         """The settings of a system of devices on these data, and what each device knows of its
         owner, where that matters."""
         return self.cross_device().algorithm.on_data(dataset.user_attributes, consent)
+
+    def prepared(self, dataset: Dataset | None = None) -> PreparedExperiment:
+        """With these data, or those that it names, split, and the consent of their users."""
+        data = dataset or self.dataset()
+        return PreparedExperiment(self, data, self.split(data), self.records(data))
 
     def streams(self) -> Streams:
         return Streams.from_seed(self.seed)
@@ -361,6 +366,17 @@ class Experiment:
             return np.ones(table.n_interactions, dtype=bool)
         rated: NDArray[np.bool_] = table.ratings >= self.silo.positive_from
         return rated
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PreparedExperiment:
+    """An experiment with its data, before anything is run."""
+
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    """What is learnt from, and what is to be found."""
+    consent: Consent
 
 
 def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice], reads: Sequence[str]) -> None:

@@ -3,7 +3,8 @@ cost and withstand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,21 @@ NAMES: Mapping[str, str] = {
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
+    "wu-fedgnn": "FedGNN of Wu et al.: accuracy, and what pseudo items hide (MovieLens 1M, or the "
+    "town without it)",
 }
 ON_GPU = "uc-"
 """How names begin that can be trained on a GPU."""
+MODULES: Mapping[str, Sequence[str]] = {
+    "fpl": ("fpl_table2", "fpl_table3", "fpl_sweep"),
+    "fmf": ("fmf_figures", "fmf_figure5"),
+    "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
+    "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
+    "price": ("price_list",),
+    "poisoning": ("poisoning",),
+    "wu": ("wu_fedgnn",),
+}
+"""Where the views of a paper are: each module has `VIEWS` by name, and their kind of `STUDY`."""
 
 
 def run(
@@ -55,44 +68,19 @@ def run(
 ) -> dict[str, Any]:
     """Run one of `NAMES`. Trained models are kept in `cells/` beside `out`, shared by all names."""
     check(name, device)
-    if name == "poisoning":
-        from sottovoce_papers import poisoning
-
-        return poisoning.run(quick, out, threads, report)
-    if name == "price-list":
-        from sottovoce_papers.price_cells import PriceStudy
-        from sottovoce_papers.price_list import price_list
-
-        prices = PriceStudy.read(name, quick, out.parent / "cells", threads, report)
-        return price_list(prices, out)
-    if name.startswith("uc-"):
-        return _uc(name, quick, out, threads, report, device)
-    if name == "fpl-table3":
-        from sottovoce_papers import fpl_table3
-
-        return fpl_table3.run(out)
-    if name.startswith("drift-"):
-        return _drift(name, quick, out, threads, report)
-    if name.startswith("fmf-"):
-        return _fmf(name, quick, out, threads, report)
-    from sottovoce_papers import fpl_sweep, fpl_table2
-    from sottovoce_papers.study import Study, StudyConfig
-
-    study = Study(StudyConfig.read(name, quick), out.parent / "cells", threads, report)
-    views = {
-        "fpl-table2": fpl_table2.run,
-        "fpl-table4": fpl_sweep.table4,
-        "fpl-figure2": fpl_sweep.figure2,
-        "fpl-figure3": fpl_sweep.figure3,
-        "fpl-figure4": fpl_sweep.figure4,
-    }
-    return views[name](study, out)
+    for place in MODULES[name.split("-")[0]]:
+        module = import_module(f"sottovoce_papers.{place}")
+        if name in module.VIEWS:
+            given = name, quick, out.parent / "cells", threads, report, device
+            found: dict[str, Any] = module.VIEWS[name](module.STUDY.read(*given), out)
+            return found
+    raise UsageError(f"{name} has no view")
 
 
 def check(name: str, device: str) -> None:
-    """Raises where there is no such name, or where it cannot be trained on `device`."""
+    """Raises if there is no such name, or if it cannot be trained on `device`."""
     if name not in NAMES:
-        raise UsageError(f"there is no {name!r}; there are {', '.join(NAMES)}")
+        raise UsageError(f"nothing is called {name}; there are {', '.join(NAMES)}")
     if device == "cpu":
         return
     if not name.startswith(ON_GPU):
@@ -100,50 +88,3 @@ def check(name: str, device: str) -> None:
     from sottovoce.algorithms.fpl.cuda import require
 
     require(device)
-
-
-def _uc(
-    name: str, quick: bool, out: Path, threads: int, report: Report, device: str
-) -> dict[str, Any]:
-    from sottovoce_papers import uc_figures, uc_sweeps, uc_table3, uc_tables
-    from sottovoce_papers.uc_study import UCStudy
-
-    views = {
-        "uc-table1": uc_tables.table1,
-        "uc-table2": uc_tables.table2,
-        "uc-table3": uc_table3.table3,
-        "uc-figure3": uc_sweeps.figure3,
-        "uc-figure4": uc_figures.figure4,
-        "uc-figure5": uc_figures.figure5,
-        "uc-figure6": uc_sweeps.figure6,
-        "uc-figure7": uc_figures.figure7,
-        "uc-figure8": uc_sweeps.figure8,
-    }
-    study = UCStudy.read(name, quick, out.parent / "cells", threads, report, device)
-    return views[name](study, out)
-
-
-def _fmf(name: str, quick: bool, out: Path, threads: int, report: Report) -> dict[str, Any]:
-    from sottovoce_papers import fmf_figure5, fmf_figures
-    from sottovoce_papers.fmf_study import FMFStudy
-
-    views = {
-        "fmf-figure2": fmf_figures.figure2,
-        "fmf-figure3": fmf_figures.figure3,
-        "fmf-figure4": fmf_figures.figure4,
-        "fmf-figure5": fmf_figure5.figure5,
-    }
-    study = FMFStudy.read(name, quick, out.parent / "cells", threads, report)
-    return views[name](study, out)
-
-
-def _drift(name: str, quick: bool, out: Path, threads: int, report: Report) -> dict[str, Any]:
-    from sottovoce_papers import drift_figure61, drift_figure62, drift_figure63, drift_theta
-    from sottovoce_papers.drift_study import DriftStudy, EpochStudy
-
-    given = name, quick, out.parent / "cells", threads, report
-    if name in ("drift-figure61", "drift-figure62"):
-        accuracy = {"1": drift_figure61.figure61, "2": drift_figure62.figure62}[name[-1]]
-        return accuracy(DriftStudy.read(*given), out)
-    epochs = drift_theta.by_theta if name == "drift-theta" else drift_figure63.figure63
-    return epochs(EpochStudy.read(*given), out)

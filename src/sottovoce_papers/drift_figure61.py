@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 
 from sottovoce.evaluation import plots
-from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
+from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce_papers.drift_study import (
     DRIFT,
     SAROS_B,
+    DriftRun,
     DriftStudy,
-    Floats,
-    Pace,
-    Run,
+    EpochSize,
     at_step,
-    interval,
     mean_loss,
 )
-from sottovoce_papers.fpl_table2 import claim, claims_table
+from sottovoce_papers.study import Claim, Floats, Row, claim, interval, plus_minus
 
 PARTS = ("train", "test")
 NEAR = 0.01
@@ -32,16 +30,16 @@ _SHOWN = (0, 1, 2, 5, 10, 20, 50, 100, 200)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LossCurves:
     """A system's runs, one for each seed."""
 
     key: str
     label: str
     positive_from: float
-    runs: Sequence[Run]
+    runs: Sequence[DriftRun]
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> EpochSize:
         return self.runs[0].pace
 
     def curve(self, part: str) -> Floats:
@@ -56,8 +54,7 @@ class Line:
 
     def after(self, part: str, epoch: int) -> str:
         """The mean after so many epochs, and half of its 95 % interval, in words."""
-        values = self.at(part, epoch)
-        return f"{values.mean():.4f}{_or_less(interval(values))}"
+        return plus_minus(self.at(part, epoch))
 
     def settled(self, part: str) -> int:
         """The first epoch after which the loss is near its least."""
@@ -70,7 +67,7 @@ class Line:
 
 def figure61(study: DriftStudy, out: Path) -> dict[str, Any]:
     lines = [
-        Line(key, system.label, positive_from, runs)
+        LossCurves(key, system.label, positive_from, runs)
         for positive_from in study.config.positive_from
         for key, system in study.systems.items()
         if system.trained
@@ -93,29 +90,16 @@ def figure61(study: DriftStudy, out: Path) -> dict[str, Any]:
         for positive_from in study.config.positive_from
         for found in _claims(study, lines, positive_from)
     ]
-    report = write_report(
-        out / "report.html",
-        "drift-figure61",
-        [
-            Section("Results", [table, claims_table(claims), *_pictures(study, lines, out)]),
-            Section("How to read this", [TextBlock(_READING)]),
-        ],
+    curves = [
+        {"system": line.label, "positive_from": line.positive_from, "steps": line.pace.steps,
+         "blocks": line.pace.blocks,
+         **{part: [round(v, 6) for v in line.curve(part).tolist()] for part in PARTS}}
+        for line in lines
+    ]  # fmt: skip
+    pictures = _pictures(study, lines, out)
+    return study.result(
+        "drift-figure61", out, [table], claims, pictures, protocol=_protocol(study), curves=curves
     )
-    return {
-        "name": "drift-figure61",
-        "data": study.describe_data(),
-        "protocol": _protocol(study),
-        "rows": rows,
-        "claims": claims,
-        "curves": [
-            {"system": line.label, "positive_from": line.positive_from, "steps": line.pace.steps,
-             "blocks": line.pace.blocks,
-             **{part: [round(v, 6) for v in line.curve(part).tolist()] for part in PARTS}}
-            for line in lines
-        ],
-        "tables": [table],
-        "report": str(report),
-    }  # fmt: skip
 
 
 def _protocol(study: DriftStudy) -> str:
@@ -125,7 +109,7 @@ def _protocol(study: DriftStudy) -> str:
     )
 
 
-def _row(line: Line, part: str, shown: Sequence[int]) -> dict[str, Any]:
+def _row(line: LossCurves, part: str, shown: Sequence[int]) -> Row:
     curve, settled = line.curve(part), line.settled(part)
     return {
         "positive_from": line.positive_from, "system": line.label, "part": part,
@@ -136,7 +120,7 @@ def _row(line: Line, part: str, shown: Sequence[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pictures(study: DriftStudy, lines: Sequence[Line], out: Path) -> list[FigureBlock]:
+def _pictures(study: DriftStudy, lines: Sequence[LossCurves], out: Path) -> list[FigureBlock]:
     found = []
     for positive_from in study.config.positive_from:
         mine = [line for line in lines if line.positive_from == positive_from]
@@ -161,7 +145,7 @@ def _pictures(study: DriftStudy, lines: Sequence[Line], out: Path) -> list[Figur
     return found
 
 
-def _claims(study: DriftStudy, lines: Sequence[Line], positive_from: float) -> list[dict[str, Any]]:
+def _claims(study: DriftStudy, lines: Sequence[LossCurves], positive_from: float) -> list[Claim]:
     by_key = {line.key: line for line in lines if line.positive_from == positive_from}
     if not {DRIFT, SAROS_B} <= set(by_key):
         return []
@@ -195,12 +179,7 @@ def _claims(study: DriftStudy, lines: Sequence[Line], positive_from: float) -> l
     return found
 
 
-def _or_less(half: float | None) -> str:
-    """Half of an interval behind a number; nothing for one seed, which has none."""
-    return "" if half is None else f" ± {half:.4f}"
-
-
-def _after_steps(study: DriftStudy, line: Line, mark: int) -> Mapping[str, Floats]:
+def _after_steps(study: DriftStudy, line: LossCurves, mark: int) -> Mapping[str, Floats]:
     """Losses after so many steps, by part and seed."""
     measured = dict(zip(PARTS, study.loss_blocks(line.runs[0].job), strict=True))
     return {
@@ -213,20 +192,8 @@ def _below(part: str, ours: Floats, theirs: Floats) -> tuple[bool, str]:
     """Whether it is, seed by seed: both start from the same rows. One seed is taken as it is."""
     apart, half = float((ours - theirs).mean()), interval(ours - theirs)
     words = f"{part}: {ours.mean():.4f} against {theirs.mean():.4f}, {apart:+.4f}"
-    alone = ", one seed" if half is None else ""
-    return apart + (half or 0.0) < 0.0, f"{words}{_or_less(half)}{alone}"
+    spread = ", one seed" if half is None else f" ± {half:.4f}"
+    return apart + (half or 0.0) < 0.0, f"{words}{spread}"
 
 
-_READING = """\
-The thesis prints this figure without numbers; what can be checked is what it says about the curves.
-
-A film of several genres belongs to several data owners, and each of them has a block of its own \
-with it: an epoch of DRIFT holds about twice the blocks of an epoch of SAROS. Its updates sum the \
-gradients of two blocks (Θ = 2), so that an update moves rows about twice as far. An epoch is \
-therefore no equal measure. Curves over steps count updates of the model; the claims also compare \
-at an equal number of blocks. Even these are not quite equal: an owner's part of a stream is cut \
-into shorter blocks.
-
-The loss is the ranking loss of blocks cut from users' whole streams, for all systems the same. \
-SAROS_b and SAROS_m learn from such blocks; DRIFT from those that its owners cut from their parts \
-of the streams."""
+STUDY, VIEWS = DriftStudy, {"drift-figure61": figure61}

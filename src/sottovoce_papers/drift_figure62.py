@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sottovoce.evaluation import plots
-from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
+from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.saros_metrics import Measured
 from sottovoce.evaluation.significance import Paired, paired_t
 from sottovoce.evaluation.tables import Column, Table
@@ -20,16 +20,14 @@ from sottovoce_papers.drift_study import (
     METRICS,
     SAROS_B,
     WAYS,
+    DriftRun,
     DriftStudy,
-    Floats,
-    Run,
-    System,
+    DriftSystem,
     at_epoch,
     at_step,
-    interval,
     scorer_of,
 )
-from sottovoce_papers.fpl_table2 import claim, claims_table
+from sottovoce_papers.study import Claim, Floats, Row, claim, interval, plus_minus, shown
 
 POPULAR = "top-pop"
 FIRST, SAME_STEPS, SAME_BLOCKS, END = (
@@ -46,7 +44,7 @@ _TITLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MeasuredMoment:
     """One system at one moment."""
 
     key: str
@@ -77,12 +75,11 @@ class Line:
         return mean
 
     def words(self, way: str, metric: str) -> str:
-        half = interval(self.values(way, metric))
-        return f"{self.mean(way, metric):.4f}" + ("" if half is None else f" ± {half:.4f}")
+        return plus_minus(self.values(way, metric))
 
 
 def figure62(study: DriftStudy, out: Path) -> dict[str, Any]:
-    lines: list[Line] = []
+    lines: list[MeasuredMoment] = []
     for positive_from in study.config.positive_from:
         for key, system in study.systems.items():
             lines += _lines(study, key, system, positive_from)
@@ -90,35 +87,24 @@ def figure62(study: DriftStudy, out: Path) -> dict[str, Any]:
     tables = [_table(study, rows, p, way) for p in study.config.positive_from for way in WAYS]
     last = study.config.epochs
     claims = [c for p in study.config.positive_from for c in _claims(lines, p, last)]
-    report = write_report(
-        out / "report.html",
-        "drift-figure62",
-        [
-            Section("Results", [*tables, claims_table(claims), *_pictures(study, lines, out)]),
-            Section("How to read this", [TextBlock(_READING)]),
-        ],
-    )
-    return {
-        "name": "drift-figure62",
-        "data": study.describe_data(),
-        "protocol": f"{study.describe()}; intervals over seeds, p of a paired t-test over users",
-        "rows": rows,
-        "claims": claims,
-        "tables": tables,
-        "report": str(report),
-    }
+    return study.result(
+        "drift-figure62", out, tables, claims, _pictures(study, lines, out), rows=rows,
+        protocol=f"{study.describe()}; intervals over seeds, p of a paired t-test over users",
+    )  # fmt: skip
 
 
 # --- measuring -----------------------------------------------------------------------------------
 
 
-def _lines(study: DriftStudy, key: str, system: System, positive_from: float) -> list[Line]:
+def _lines(
+    study: DriftStudy, key: str, system: DriftSystem, positive_from: float
+) -> list[MeasuredMoment]:
     what = f"{system.label}, ≥ {positive_from:g}"
     if not system.trained:
         seeds = study.config.seeds if system.kind == "random" else study.config.seeds[:1]
         scorers = [study.scorer(system, positive_from, "test", seed) for seed in seeds]
         found = study.many(what, lambda s: study.measure(s, positive_from, "test"), scorers)
-        return [Line(key, system.label, positive_from, "", None, None, None, found)]
+        return [MeasuredMoment(key, system.label, positive_from, "", None, None, None, found)]
     end = study.converged(system, positive_from)
     runs = study.runs(what, study.jobs(system, positive_from))
     pace = runs[0].pace
@@ -126,13 +112,13 @@ def _lines(study: DriftStudy, key: str, system: System, positive_from: float) ->
     for moment, mark in zip((SAME_STEPS, SAME_BLOCKS), runs[0].job.marks, strict=False):
         moments.insert(-1, (moment, at_step(mark), mark / pace.steps))
 
-    def measure(part: tuple[Run, str]) -> dict[str, Measured]:
+    def measure(part: tuple[DriftRun, str]) -> dict[str, Measured]:
         return study.measure(scorer_of(*part), positive_from, "test")
 
     found = study.many(f"{what}, lists", measure, [(r, p) for _, p, _ in moments for r in runs])
     n = len(runs)
     return [
-        Line(
+        MeasuredMoment(
             key, system.label, positive_from, moment, epochs, round(epochs * pace.steps),
             round(epochs * pace.blocks), found[k * n : (k + 1) * n],
         )
@@ -140,14 +126,16 @@ def _lines(study: DriftStudy, key: str, system: System, positive_from: float) ->
     ]  # fmt: skip
 
 
-def _at(lines: Sequence[Line], key: str, positive_from: float, moment: str) -> Line | None:
+def _at(
+    lines: Sequence[MeasuredMoment], key: str, positive_from: float, moment: str
+) -> MeasuredMoment | None:
     for line in lines:
         if (line.key, line.positive_from, line.moment) == (key, positive_from, moment):
             return line
     return None
 
 
-def _rival(lines: Sequence[Line], line: Line) -> Line | None:
+def _rival(lines: Sequence[MeasuredMoment], line: MeasuredMoment) -> MeasuredMoment | None:
     """With whom a line is compared: SAROS_b at the same moment; DRIFT after one epoch, where SAROS
     has done as much as that; untrained systems with DRIFT at convergence."""
     key, moment = SAROS_B, line.moment
@@ -159,9 +147,9 @@ def _rival(lines: Sequence[Line], line: Line) -> Line | None:
     return None if rival is line else rival
 
 
-def _row(lines: Sequence[Line], line: Line) -> dict[str, Any]:
+def _row(lines: Sequence[MeasuredMoment], line: MeasuredMoment) -> Row:
     rival = _rival(lines, line)
-    row: dict[str, Any] = {
+    row: Row = {
         "positive_from": line.positive_from, "system": line.label, "moment": line.moment or None,
         "epochs": line.epochs, "steps": line.steps, "blocks": line.blocks,
     }  # fmt: skip
@@ -177,7 +165,7 @@ def _row(lines: Sequence[Line], line: Line) -> dict[str, Any]:
     return row
 
 
-def _test(line: Line, rival: Line, way: str, metric: str) -> Paired:
+def _test(line: MeasuredMoment, rival: MeasuredMoment, way: str, metric: str) -> Paired:
     return paired_t(line.users(way, metric), rival.users(way, metric))
 
 
@@ -188,7 +176,6 @@ def _table(
     study: DriftStudy, rows: Sequence[Mapping[str, Any]], positive_from: float, way: str
 ) -> Table:
     behind = "" if way == "own" else f"_{way}"
-    facts = ("system", "moment", "epochs", "steps")
     keys = [k for m in METRICS for k in (m + behind, f"{m}{behind}_ci")]
     columns = [
         Column("system", ""), Column("moment", "after"), Column("epochs", format=".3g"),
@@ -196,20 +183,20 @@ def _table(
         *[Column(k, "±" if k.endswith("_ci") else k.removesuffix(behind), ".4f") for k in keys],
         Column(f"p{behind}", "p", ".2g"), Column("rival", "against"),
     ]  # fmt: skip
-    wanted = (*facts, *keys, f"p{behind}", "rival")
-    shown = [{k: row[k] for k in wanted} for row in rows if row["positive_from"] == positive_from]
+    mine = [row for row in rows if row["positive_from"] == positive_from]
     title = f"DRIFT, Figure 6.2: {_TITLES[way]}, positive from {positive_from:g}"
     last = study.config.epochs
-    short = [r["system"] for r in shown if (r["moment"], r["epochs"]) == (END, last)]
+    short = [r["system"] for r in mine if (r["moment"], r["epochs"]) == (END, last)]
     notes = [f"{_unsettled(last)}: {'; '.join(short)}."] if short else []
-    return Table(title, columns, shown, f"{study.describe()}; p of MAP@5, paired over users", notes)
+    protocol = f"{study.describe()}; p of MAP@5, paired over users"
+    return shown(title, columns, mine, protocol, notes)
 
 
 def _unsettled(last: int) -> str:
     return f"Not yet converged, as the best epoch is the last of {last}"
 
 
-def _pictures(study: DriftStudy, lines: Sequence[Line], out: Path) -> list[FigureBlock]:
+def _pictures(study: DriftStudy, lines: Sequence[MeasuredMoment], out: Path) -> list[FigureBlock]:
     found = []
     for positive_from in study.config.positive_from:
         for moment, word in ((FIRST, "first"), (END, "end")):
@@ -230,10 +217,10 @@ def _pictures(study: DriftStudy, lines: Sequence[Line], out: Path) -> list[Figur
 # --- claims --------------------------------------------------------------------------------------
 
 
-def _claims(lines: Sequence[Line], positive_from: float, last: int) -> list[dict[str, Any]]:
+def _claims(lines: Sequence[MeasuredMoment], positive_from: float, last: int) -> list[Claim]:
     where = f"positive from {positive_from:g}"
 
-    def at(key: str, moment: str) -> Line | None:
+    def at(key: str, moment: str) -> MeasuredMoment | None:
         return _at(lines, key, positive_from, moment)
 
     drift, saros, drift_end, saros_end = (
@@ -286,7 +273,9 @@ def _claims(lines: Sequence[Line], positive_from: float, last: int) -> list[dict
     return found
 
 
-def _above(line: Line, rival: Line, metric: str, way: str = "own") -> tuple[bool, str]:
+def _above(
+    line: MeasuredMoment, rival: MeasuredMoment, metric: str, way: str = "own"
+) -> tuple[bool, str]:
     test = _test(line, rival, way, metric)
     words = (
         f"{metric} {line.label} {line.words(way, metric)} against {rival.words(way, metric)} "
@@ -295,7 +284,7 @@ def _above(line: Line, rival: Line, metric: str, way: str = "own") -> tuple[bool
     return test.difference > 0 and test.p < 0.05, words
 
 
-def _alike(one: Line, other: Line, metric: str) -> tuple[bool, str]:
+def _alike(one: MeasuredMoment, other: MeasuredMoment, metric: str) -> tuple[bool, str]:
     apart = abs(one.mean("own", metric) - other.mean("own", metric))
     test = _test(one, other, "own", metric)
     words = (
@@ -307,32 +296,4 @@ def _alike(one: Line, other: Line, metric: str) -> tuple[bool, str]:
     return apart <= min(one.half("own", metric), other.half("own", metric)), words
 
 
-_READING = """\
-The thesis prints this figure as bars without numbers, and does not say at which rank MAP and NDCG \
-are cut. What can be checked is what it says: DRIFT is ahead after one epoch, both are close in \
-the end.
-
-An epoch is not the same work for both. A film of m genres belongs to m data owners and takes part \
-m times; an epoch of DRIFT has about twice the blocks of an epoch of SAROS_b, and an update sums \
-the gradients of two blocks (Θ = 2). So SAROS is also shown after as many steps, and after as many \
-blocks, as one epoch of DRIFT by time has. "Blocks" is the fairer comparison: as many gradients of \
-blocks were computed, though an owner's blocks are shorter than SAROS's.
-
-An interval over seeds says how far another start would move a figure, not how far other users \
-would: that is what p and the intervals over users say. Both systems start from the same rows.
-
-Own items: only what the user rated in the test part is ranked, as SAROS's public code does it. \
-Most of these items are liked, so that any order scores well: see Random. The public code's own \
-metrics divide by the hits within the list, which makes them higher still. The whole catalogue is \
-the task of a recommender, and there these models, which never see an item that the user has not \
-rated, are very poor: Top-Pop is far ahead of them all.
-
-Convergence is the epoch that is best on validation; where that is the last one, a note says so, \
-and more epochs might still bring a little.
-
-The pull to 0 counts once for every row of a block in all systems, as in DRIFT's algorithm and \
-SAROS's public code; SAROS's paper averages it over a block's pairs.
-
-Between SAROS_b and DRIFT lie three changes, shown one after the other: no thresholds on a user's \
-blocks; the order of time with two blocks a step, in one hand; then an owner for every genre. One \
-owner, user by user, with Θ = 1 is SAROS_b without thresholds to the bit."""
+STUDY, VIEWS = DriftStudy, {"drift-figure62": figure62}

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce.algorithms.drift.blocks import Events, Model, learn
+from sottovoce.algorithms.drift.blocks import DriftModel, Events, learn
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.engines.silo_simulation import KINDS, PHASES, SEALINGS, SECURITY, EpochCost, Sealing
 from sottovoce.evaluation import plots
-from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
+from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce_papers.drift_study import EpochStudy, same_model
-from sottovoce_papers.fpl_table2 import claim, claims_table
+from sottovoce_papers.study import Claim, Row, claim, shown
 
 NAME = "drift-figure63"
 SECURITY_PAPER, ENCRYPTION_PAPER = 0.10, 0.0152
@@ -27,9 +27,6 @@ LABELS: Mapping[Sealing, str] = {
     "pairs": "a key per user and owner",
 }
 COMPILED = "compiled learning, same sealing"
-
-
-# --- the figure ----------------------------------------------------------------------------------
 
 
 def figure63(study: EpochStudy, out: Path) -> dict[str, Any]:
@@ -53,38 +50,18 @@ def figure63(study: EpochStudy, out: Path) -> dict[str, Any]:
         out / "figures" / NAME, bars, x_label="seconds",
         title=f"One epoch, {len(events):,} interactions",
     )  # fmt: skip
-    page = write_report(
-        out / "report.html",
-        NAME,
-        [
-            Section(
-                "Results",
-                [
-                    *tables,
-                    claims_table(claims),
-                    FigureBlock(picture.svg, "Seconds of an epoch by phase, a bar for each way"),
-                ],
-            ),
-            Section("How to read this", [TextBlock(_READING)]),
-        ],
+    block = FigureBlock(picture.svg, "Seconds of an epoch by phase, a bar for each way")
+    kinds = [dict(row) for row in tables[-1].rows]
+    return study.result(
+        NAME, out, tables, claims, [block], rows=rows, protocol=protocol, bytes=kinds
     )
-    return {
-        "name": NAME,
-        "data": study.describe_data(),
-        "protocol": protocol,
-        "rows": rows,
-        "bytes": [dict(row) for row in tables[-1].rows],
-        "claims": claims,
-        "tables": tables,
-        "report": str(page),
-    }
 
 
 def _by_messages(
     study: EpochStudy, events: Events
-) -> tuple[dict[Sealing, EpochCost], dict[Sealing, Model]]:
+) -> tuple[dict[Sealing, EpochCost], dict[Sealing, DriftModel]]:
     costs: dict[Sealing, EpochCost] = {}
-    models: dict[Sealing, Model] = {}
+    models: dict[Sealing, DriftModel] = {}
     study.simulation(study.settings, "pairs").epoch(study.first(500))  # compiles what is compiled
     for done, sealing in enumerate(SEALINGS):
         study.report("epochs by messages", done, len(SEALINGS))
@@ -95,7 +72,7 @@ def _by_messages(
     return costs, models
 
 
-def _at_once(study: EpochStudy, events: Events) -> tuple[dict[str, float], Model]:
+def _at_once(study: EpochStudy, events: Events) -> tuple[dict[str, float], DriftModel]:
     """The same epoch without messages: its seconds, and the model."""
     s, few = study.settings, study.first(500)
     learn(study.start(), plan(few, study.table, s.theta, s.window), s.step())
@@ -111,7 +88,7 @@ def _at_once(study: EpochStudy, events: Events) -> tuple[dict[str, float], Model
 # --- tables --------------------------------------------------------------------------------------
 
 
-def _row(name: str, spent: Mapping[str, float]) -> dict[str, Any]:
+def _row(name: str, spent: Mapping[str, float]) -> Row:
     total = sum(spent.values())
     steady = total - spent["keys"]
     return {
@@ -132,8 +109,7 @@ def _seconds(rows: Sequence[Mapping[str, Any]], protocol: str) -> Table:
         Column("seconds", "in all, s", ".2f"),
         *[Column(phase, format=".2f") for phase in PHASES],
     ]
-    shown = [{c.key: row[c.key] for c in columns} for row in rows]
-    return Table("DRIFT, Figure 6.3: seconds of one epoch", columns, shown, protocol, _NOTES)
+    return shown("DRIFT, Figure 6.3: seconds of one epoch", columns, rows, protocol, _NOTES)
 
 
 _NOTES = (
@@ -157,8 +133,7 @@ def _shares(rows: Sequence[Mapping[str, Any]]) -> Table:
         Column("encryption_share", "encryption alone", ".2%"),
         Column("encryption_share_paper", "thesis", ".2%"),
     ]
-    shown = [{c.key: row[c.key] for c in columns} for row in rows]
-    return Table("What security takes of an epoch", columns, shown)
+    return shown("What security takes of an epoch", columns, rows)
 
 
 def _bytes(costs: Mapping[Sealing, EpochCost]) -> Table:
@@ -197,7 +172,7 @@ def stacked(
 # --- claims --------------------------------------------------------------------------------------
 
 
-def _claims(rows: Sequence[Mapping[str, Any]], same: bool) -> list[dict[str, Any]]:
+def _claims(rows: Sequence[Mapping[str, Any]], same: bool) -> list[Claim]:
     _, shared, pairs, fast = rows
 
     def below(row: Mapping[str, Any], key: str, limit: float) -> tuple[bool, str]:
@@ -219,17 +194,4 @@ def _claims(rows: Sequence[Mapping[str, Any]], same: bool) -> list[dict[str, Any
     ]  # fmt: skip
 
 
-_READING = """\
-The thesis gives two figures, less than 10 % and 1.52 %, for a run in which TensorFlow computes \
-the gradients; it does not say what it counts as security, nor how long the epoch took. A share \
-says as much about the rest as about security: the faster learning is, the larger the share of \
-sealing, which costs the same.
-
-The first three rows move every interaction and every row as a message, in one process. In the \
-thesis's variant all users of an owner have the same key, the flag travels in the clear, and \
-nothing protects what owners and the orchestrator tell each other. Ours has a key for every user \
-and owner, and seals these messages, too, as TLS does; agreeing on the keys is most of what it \
-costs, once. What TLS adds between users and owners is not in here; nor are networks.
-
-The last row is a lower bound for everything that is not security: the same steps in compiled \
-code, without messages."""
+STUDY, VIEWS = EpochStudy, {NAME: figure63}

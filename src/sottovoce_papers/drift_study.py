@@ -7,7 +7,6 @@ All systems are measured on the same blocks and the same users, whatever they we
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,15 +15,13 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from sottovoce import config
-from sottovoce.algorithms.drift.blocks import Blocks, Events, Model, losses
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, losses
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.baselines import SAROS, Random, TopPop
-from sottovoce.core.arrays import each
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.sources import load
@@ -35,11 +32,9 @@ from sottovoce.evaluation import saros_metrics
 from sottovoce.evaluation.saros_metrics import Measured
 from sottovoce.rng import Streams
 from sottovoce.runs.train import Report
-from sottovoce_papers.fmf_study import laid_over
-from sottovoce_papers.study import Part, installed, kept
+from sottovoce_papers.study import Floats, Part, Study, count_of, installed
 
 Kind = Literal["saros", "drift", "top-pop", "random"]
-Floats = NDArray[np.float64]
 SAROS_B, SAROS_M, DRIFT, DRIFT_USER = "saros-b", "saros-m", "drift-time", "drift-user"
 """Keys of systems that figures speak of by name."""
 WAYS = ("own", "full", "legacy")
@@ -50,7 +45,7 @@ CHOSEN_BY = "MAP@5"
 
 
 @dataclass(frozen=True, slots=True)
-class StudyConfig:
+class DriftStudyConfig:
     source: str = "movielens-1m"
     test_fraction: float = 0.2
     """The latest of each user's interactions; the rest is for training."""
@@ -76,7 +71,7 @@ class StudyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class DriftSystem:
     """A line of a table."""
 
     label: str
@@ -86,7 +81,7 @@ class System:
     """Of DRIFT: an owner for every genre, or one for everything."""
 
     @classmethod
-    def read(cls, key: str, table: Mapping[str, Any]) -> System:
+    def read(cls, key: str, table: Mapping[str, Any]) -> DriftSystem:
         unknown = sorted(set(table) - {"label", "kind", "settings", "owners"})
         if unknown or not {"label", "kind"} <= set(table):
             raise ConfigError(f"[systems.{key}] needs a label and a kind and knows no {unknown}")
@@ -116,7 +111,7 @@ class System:
         return config.build(DRIFTConfig, values, "drift")
 
 
-class Pace(NamedTuple):
+class EpochSize(NamedTuple):
     """What an epoch is made of."""
 
     steps: int
@@ -126,8 +121,8 @@ class Pace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    system: System
+class DriftJob:
+    system: DriftSystem
     positive_from: float
     part: Part
     seed: int
@@ -136,15 +131,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Run:
+class DriftRun:
     """One training."""
 
-    job: Job
-    pace: Pace
+    job: DriftJob
+    pace: EpochSize
     train_loss: Floats
     """After 0, 1, 2, ... epochs: the mean ranking loss of all blocks of the training part."""
     test_loss: Floats
-    models: Mapping[str, Model]
+    models: Mapping[str, DriftModel]
     """By `at_epoch` or `at_step`."""
 
 
@@ -156,38 +151,35 @@ def at_step(step: int) -> str:
     return f"s{step}"
 
 
-class DriftStudy:
+class DriftStudy(Study):
     """Runs of the systems of one figure on one data set."""
+
+    prefix = "drift-"
 
     def __init__(
         self,
-        settings: StudyConfig,
-        systems: Mapping[str, System],
+        settings: DriftStudyConfig,
+        systems: Mapping[str, DriftSystem],
         dataset: Dataset,
         cells: Path,
         threads: int,
         report: Report,
     ) -> None:
-        self.config = settings
-        self.systems = systems
-        self.dataset = dataset
-        self.threads = threads
-        self.report = report
-        self._folder = cells
+        super().__init__(cells, threads, report)
+        self.config, self.systems, self.dataset = settings, systems, dataset
         self._test = temporal_holdout(dataset.interactions, settings.test_fraction)
         self._validation = validation_split(self._test, settings.test_fraction)
         self._fingerprint = dataset.fingerprint()
         self._membership = dataset.category_matrix()
-        self._paces: dict[tuple[str, float, Part], Pace] = {}
+        self._paces: dict[tuple[str, float, Part], EpochSize] = {}
 
     @classmethod
-    def read(cls, name: str, quick: bool, cells: Path, threads: int, report: Report) -> Self:
-        """The installed file of a figure; `quick` lays its [quick] table over the rest."""
-        table = installed(name)
-        if quick:
-            table = laid_over(table, table.get("quick", {}))
-        study = config.build(StudyConfig, table.get("study", {}), "study")
-        systems = {key: System.read(key, part) for key, part in table.get("systems", {}).items()}
+    def read(
+        cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
+    ) -> Self:
+        table = installed(name, quick)
+        study = config.build(DriftStudyConfig, table.get("study", {}), "study")
+        systems = {k: DriftSystem.read(k, part) for k, part in table.get("systems", {}).items()}
         return cls(study, systems, load(study.source), cells, threads, report)
 
     # --- data -------------------------------------------------------------------------------------
@@ -195,14 +187,14 @@ class DriftStudy:
     def split(self, part: Part) -> Split:
         return self._test if part == "test" else self._validation
 
-    def owners(self, split: Split, system: System) -> OwnerTable:
+    def owners(self, split: Split, system: DriftSystem) -> OwnerTable:
         """Who holds the training items: a data owner per genre, or one that has them all."""
         numbers = split.dataset_items(np.arange(split.train.n_items))
         if system.owners == "one":
             return OwnerTable.of_membership(np.ones((len(numbers), 1), dtype=bool))
         return OwnerTable.of_membership(self._membership[numbers])
 
-    def blocks(self, job: Job) -> Blocks:
+    def blocks(self, job: DriftJob) -> Blocks:
         """What an epoch learns from."""
         split = self.split(job.part)
         if job.system.kind == "saros":
@@ -213,24 +205,24 @@ class DriftStudy:
         table = self.owners(split, job.system)
         return plan(events, table, component.theta, component.window)
 
-    def pace(self, job: Job) -> Pace:
+    def pace(self, job: DriftJob) -> EpochSize:
         key = (job.system.label, job.positive_from, job.part)
         if key not in self._paces:
             blocks = self.blocks(job)
-            self._paces[key] = Pace(blocks.steps, len(blocks))
+            self._paces[key] = EpochSize(blocks.steps, len(blocks))
         return self._paces[key]
 
-    def reference(self, positive_from: float) -> Pace:
+    def reference(self, positive_from: float) -> EpochSize:
         """An epoch of DRIFT by time on the test split: others are looked at after as much, too."""
-        return self.pace(Job(self.systems[DRIFT], positive_from, "test", 0))
+        return self.pace(DriftJob(self.systems[DRIFT], positive_from, "test", 0))
 
-    def jobs(self, system: System, positive_from: float) -> list[Job]:
+    def jobs(self, system: DriftSystem, positive_from: float) -> list[DriftJob]:
         """On test, with every seed. SAROS, of one block a step, is also kept after as many steps as
         an epoch of DRIFT has steps, and has blocks."""
         marks = tuple(self.reference(positive_from)) if system.kind == "saros" else ()
-        return [Job(system, positive_from, "test", seed, marks) for seed in self.config.seeds]
+        return [DriftJob(system, positive_from, "test", seed, marks) for seed in self.config.seeds]
 
-    def loss_blocks(self, job: Job) -> tuple[Blocks, Blocks]:
+    def loss_blocks(self, job: DriftJob) -> tuple[Blocks, Blocks]:
         """The blocks on which losses are taken, of training and test: every user's, less items that
         no model has learnt."""
         split = self.split(job.part)
@@ -250,16 +242,15 @@ class DriftStudy:
     def describe(self) -> str:
         c = self.config
         last = f"{c.test_fraction:.0%}"
-        seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) > 1)}"
         return (
             f"each user's latest {last} held out; at convergence: the epoch, of {c.stops[0]} to "
             f"{c.epochs}, with the best {CHOSEN_BY} on the latest {last} of training, then trained "
-            f"on both; {seeds}"
+            f"on both; {count_of(c.seeds)}"
         )
 
     # --- training ---------------------------------------------------------------------------------
 
-    def run(self, job: Job) -> Run:
+    def run(self, job: DriftJob) -> DriftRun:
         """Trains, or reads what was kept of the same training."""
         if not job.system.trained:
             raise ConfigError(f"{job.system.label} is not trained by epochs")
@@ -271,39 +262,25 @@ class DriftStudy:
             repr(replace(component, epochs=1)), job.system.owners, job.part, job.seed,
         ]  # fmt: skip
         names = [f"{place}.users" for place in places]
-        found = kept(self._folder, "drift-", key, names, lambda: self._train(job, component))
+        found = self.kept(key, names, lambda: self._train(job, component))
         size = self.config.epochs + 1
-        models = {p: Model(found[f"{p}.users"], found[f"{p}.items"]) for p in places}
-        pace = Pace(*(int(n) for n in found["pace"]))
-        return Run(job, pace, found["train_loss"][:size], found["test_loss"][:size], models)
+        models = {p: DriftModel(found[f"{p}.users"], found[f"{p}.items"]) for p in places}
+        pace = EpochSize(*(int(n) for n in found["pace"]))
+        return DriftRun(job, pace, found["train_loss"][:size], found["test_loss"][:size], models)
 
-    def runs(self, what: str, jobs: Sequence[Job]) -> list[Run]:
+    def runs(self, what: str, jobs: Sequence[DriftJob]) -> list[DriftRun]:
         """Several runs, side by side on the study's threads."""
         return self.many(what, self.run, jobs)
 
-    def many(self, what: str, work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
-        """work(part) of every part on the study's threads, reported as it goes."""
-        done = 0
-        self.report(what, 0, len(parts))
-
-        def one(part: Any) -> Any:
-            nonlocal done
-            found = work(part)
-            done += 1
-            self.report(what, done, len(parts))
-            return found
-
-        return each(one, parts, self.threads)
-
-    def _train(self, job: Job, component: SAROS | DRIFTConfig) -> dict[str, NDArray[Any]]:
+    def _train(self, job: DriftJob, component: SAROS | DRIFTConfig) -> dict[str, NDArray[Any]]:
         split, blocks = self.split(job.part), self.blocks(job)
         train = split.train
         rng = Streams.from_seed(job.seed)
-        model = Model.start(train.n_users, train.n_items, component.embedding_size, rng)
+        model = DriftModel.start(train.n_users, train.n_items, component.embedding_size, rng)
         measured = self.loss_blocks(job)
         found: dict[str, NDArray[Any]] = {"pace": np.array([blocks.steps, len(blocks)])}
 
-        def keep(place: str, now: Model) -> None:
+        def keep(place: str, now: DriftModel) -> None:
             found[f"{place}.users"], found[f"{place}.items"] = now.users, now.items
 
         curves = [[mean_loss(model, part)] for part in measured]
@@ -327,7 +304,7 @@ class DriftStudy:
 
     # --- measuring --------------------------------------------------------------------------------
 
-    def scorer(self, system: System, positive_from: float, part: Part, seed: int) -> Scorer:
+    def scorer(self, system: DriftSystem, positive_from: float, part: Part, seed: int) -> Scorer:
         """Of a system without training: popularity counts the likes alone."""
         train = self.split(part).train
         if system.kind == "random":
@@ -352,9 +329,9 @@ class DriftStudy:
         }
         return {way: measures[way]() for way in ways}
 
-    def converged(self, system: System, positive_from: float) -> int:
+    def converged(self, system: DriftSystem, positive_from: float) -> int:
         """The epoch with the best figure on validation, by the first seed."""
-        job = Job(system, positive_from, "validation", self.config.seeds[0])
+        job = DriftJob(system, positive_from, "validation", self.config.seeds[0])
         run = self.run(job)
         scores = []
         for stop in self.config.stops:
@@ -363,47 +340,28 @@ class DriftStudy:
         return self.config.stops[int(np.argmax(scores))]
 
 
-def scorer_of(run: Run, place: str) -> FactorScorer:
+def scorer_of(run: DriftRun, place: str) -> FactorScorer:
     model = run.models[place]
     return FactorScorer.of(model.users, model.items)
 
 
-def interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> float | None:
-    """Half of Student's interval of the mean; nothing for a single value."""
-    if len(values) < 2:
-        return None
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(stdtrit(len(values) - 1, 0.5 + confidence / 2)) * error
-
-
-def mean_loss(model: Model, blocks: Blocks) -> float:
+def mean_loss(model: DriftModel, blocks: Blocks) -> float:
     return float(losses(model, blocks).mean()) if len(blocks) else 0.0
 
 
-# What the figures on an epoch's cost and on Θ share: DRIFT on the test split with the first seed,
-# by messages or all at once.
-
-
 class EpochStudy(DriftStudy):
-    """A study of one system, DRIFT by time with an owner for each genre."""
+    """What the figures on an epoch and on Θ share: DRIFT by time, an owner for each genre, on the
+    test split with the first seed, by messages or all at once."""
 
-    def __init__(
-        self,
-        settings: StudyConfig,
-        systems: Mapping[str, System],
-        dataset: Dataset,
-        cells: Path,
-        threads: int,
-        report: Report,
-    ) -> None:
-        super().__init__(settings, systems, dataset, cells, threads, report)
-        component = systems[DRIFT].with_owners(settings.positive_from[0])
-        self.settings = replace(component, epochs=settings.epochs)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        config, dataset, ours = self.config, self.dataset, self.systems[DRIFT]
+        self.settings = replace(ours.with_owners(config.positive_from[0]), epochs=config.epochs)
         train = self.test.train
         self.membership = dataset.category_matrix()[self.test.item_map[: train.n_items]]
         if not self.membership.any(axis=1).all():
             raise DataError(f"{dataset.name} has items without a category, which no owner holds")
-        self.table = self.owners(self.test, systems[DRIFT])
+        self.table = self.owners(self.test, ours)
 
     @property
     def test(self) -> Split:
@@ -426,19 +384,21 @@ class EpochStudy(DriftStudy):
     def rng(self) -> Streams:
         return Streams.from_seed(self.seed)
 
-    def start(self) -> Model:
+    def start(self) -> DriftModel:
         train = self.test.train
-        return Model.start(train.n_users, train.n_items, self.settings.embedding_size, self.rng())
+        return DriftModel.start(
+            train.n_users, train.n_items, self.settings.embedding_size, self.rng()
+        )
 
     def simulation(self, settings: DRIFTConfig, sealing: Sealing, **more: Any) -> SiloSimulation:
         users = range(self.test.n_users)
         return SiloSimulation(settings, self.table, users, self.rng(), sealing, **more)
 
-    def trained(self) -> dict[int, dict[int, Model]]:
+    def trained(self) -> dict[int, dict[int, DriftModel]]:
         """Models by Θ and epochs: after one, and after all."""
         ours, liked = self.systems[DRIFT], self.settings.positive_from
         jobs = [
-            Job(
+            DriftJob(
                 replace(ours, label=f"Θ={theta}", settings={**ours.settings, "theta": theta}),
                 liked, "test", self.seed,
             )
@@ -462,6 +422,6 @@ class EpochStudy(DriftStudy):
         )
 
 
-def same_model(one: Model, other: Model) -> bool:
+def same_model(one: DriftModel, other: DriftModel) -> bool:
     """Bit for bit."""
     return np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)

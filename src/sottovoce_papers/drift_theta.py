@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sottovoce.algorithms.drift.blocks import Blocks, Ints, Model
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Ints
 from sottovoce.algorithms.drift.messages import Gradients
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import (
     Claim,
+    ClaimOutcome,
     Cosine,
-    Outcome,
     cosine_claims,
     request_pairs,
     score_pairs,
@@ -25,13 +25,14 @@ from sottovoce.attacks.drift import (
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.engines.silo_simulation import Message, Party, SiloSimulation
 from sottovoce.evaluation import plots, saros_metrics
-from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
+from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.saros_metrics import Measured
 from sottovoce.evaluation.significance import paired_t
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
-from sottovoce.wire.silos import gradients_bytes, request_bytes, rows_bytes
+from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
 from sottovoce_papers.drift_study import METRICS, EpochStudy
-from sottovoce_papers.fpl_table2 import claim, claims_table
+from sottovoce_papers.study import Claim as Tested
+from sottovoce_papers.study import Row, claim, shown
 
 NAME = "drift-theta"
 PUBLISHED = 2
@@ -47,23 +48,24 @@ class NamedRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ThetaPoint:
     """One Θ."""
 
     theta: int
     row: Mapping[str, Any]
     measured: Mapping[tuple[str, int], Measured]
     """By way and epochs."""
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, ClaimOutcome]
 
 
 def by_theta(study: EpochStudy, out: Path) -> dict[str, Any]:
     models, thetas = study.trained(), study.config.thetas
-    points = []
-    for done, theta in enumerate(thetas):  # one by one: a log of requests takes a gigabyte
-        study.report("what can be guessed", done, len(thetas))
-        points.append(_point(study, replace(study.settings, theta=theta), models[theta]))
-    study.report("what can be guessed", len(points), len(points))
+
+    def point(theta: int) -> ThetaPoint:
+        return _point(study, replace(study.settings, theta=theta), models[theta])
+
+    # One by one: a log of requests takes a gigabyte.
+    points = study.many("what can be guessed", point, thetas, threads=1)
     claims = _claims(study, points)
     protocol = _describe(study)
     tables = [
@@ -71,28 +73,15 @@ def by_theta(study: EpochStudy, out: Path) -> dict[str, Any]:
         *[_accuracy_table(study, points, way) for way in WAYS],
         _guess_table(study, points),
     ]
-    page = write_report(
-        out / "report.html",
-        NAME,
-        [
-            Section("Results", [*tables, claims_table(claims), *_pictures(study, points, out)]),
-            Section("How to read this", [TextBlock(_READING)]),
-        ],
-    )
-    return {
-        "name": NAME,
-        "data": study.describe_data(),
-        "protocol": protocol,
-        "rows": [dict(p.row) for p in points],
-        "attacks": [
-            {"run": f"Θ={p.theta}, {when}", **outcome.to_table()}
-            for p in points
-            for when, outcome in p.outcomes.items()
-        ],
-        "claims": claims,
-        "tables": tables,
-        "report": str(page),
-    }
+    attacks = [
+        {"run": f"Θ={p.theta}, {when}", **outcome.to_table()}
+        for p in points
+        for when, outcome in p.outcomes.items()
+    ]
+    return study.result(
+        NAME, out, tables, claims, _pictures(study, points, out), protocol=protocol,
+        rows=[p.row for p in points], attacks=attacks,
+    )  # fmt: skip
 
 
 def _describe(study: EpochStudy) -> str:
@@ -106,10 +95,12 @@ def _describe(study: EpochStudy) -> str:
 # --- one Θ ---------------------------------------------------------------------------------------
 
 
-def _point(study: EpochStudy, settings: DRIFTConfig, models: Mapping[int, Model]) -> Point:
+def _point(
+    study: EpochStudy, settings: DRIFTConfig, models: Mapping[int, DriftModel]
+) -> ThetaPoint:
     blocks = plan(study.events, study.table, settings.theta, settings.window)
     requests = named_rows(blocks)
-    row: dict[str, Any] = {"theta": settings.theta, **_costs(blocks, requests, settings)}
+    row: Row = {"theta": settings.theta, **_costs(blocks, requests, settings)}
     measured: dict[tuple[str, int], Measured] = {}
     for epochs, model in models.items():
         scorer = FactorScorer.of(model.users, model.items)
@@ -128,7 +119,7 @@ def _point(study: EpochStudy, settings: DRIFTConfig, models: Mapping[int, Model]
             f"{name}: recall": outcome.recall,
             f"{name}: base rate": outcome.base_rate,
         }
-    return Point(settings.theta, row, measured, outcomes)
+    return ThetaPoint(settings.theta, row, measured, outcomes)
 
 
 def _key(way: str, metric: str, epochs: int) -> str:
@@ -186,13 +177,13 @@ def _costs(blocks: Blocks, requests: Sequence[NamedRows], settings: DRIFTConfig)
 # --- what can be guessed -------------------------------------------------------------------------
 
 
-def _request_log(study: EpochStudy, requests: Sequence[NamedRows]) -> Outcome:
+def _request_log(study: EpochStudy, requests: Sequence[NamedRows]) -> ClaimOutcome:
     events = study.events
     truth = np.stack([events.user, events.item.astype(np.int64)], axis=1)
     return score_pairs(request_pairs(requests), truth, study.rng().child("request-log"))
 
 
-def _cosine(study: EpochStudy, settings: DRIFTConfig, model: Model) -> dict[str, Outcome]:
+def _cosine(study: EpochStudy, settings: DRIFTConfig, model: DriftModel) -> dict[str, ClaimOutcome]:
     """Both versions of the attack, on gradients as they come while an epoch starts from a model."""
     attacks = [Cosine(named=True), Cosine(named=False)]
     simulation: SiloSimulation
@@ -224,7 +215,7 @@ def block_claims(simulation: SiloSimulation, owner: int) -> list[Claim]:
 # --- tables --------------------------------------------------------------------------------------
 
 
-def _cost_table(points: Sequence[Point], protocol: str) -> Table:
+def _cost_table(points: Sequence[ThetaPoint], protocol: str) -> Table:
     columns = [
         Column("theta", "Θ", "d"),
         Column("updates", format=",d"),
@@ -236,28 +227,26 @@ def _cost_table(points: Sequence[Point], protocol: str) -> Table:
         Column("up", "up in all, B", ",d"),
         Column("down", "down in all, B", ",d"),
     ]
-    rows = [{c.key: p.row[c.key] for c in columns} for p in points]
     notes = [
         "Bytes of all messages of an epoch between owners and the orchestrator; TLS comes on top. "
         "The thesis's algorithm sends three rows for every pair of a negative and a positive; ours "
         "adds them up, to one for each user and item of an update."
     ]
-    return Table("DRIFT: an epoch by Θ", columns, rows, protocol, notes)
+    return shown("DRIFT: an epoch by Θ", columns, [p.row for p in points], protocol, notes)
 
 
-def _accuracy_table(study: EpochStudy, points: Sequence[Point], way: str) -> Table:
+def _accuracy_table(study: EpochStudy, points: Sequence[ThetaPoint], way: str) -> Table:
     stops = sorted({1, study.settings.epochs})
     keys = [(_key(way, metric, stop), metric, stop) for stop in stops for metric in METRICS]
     columns = [
         Column("theta", "Θ", "d"),
         *[Column(k, f"{m}, {s} ep.", ".4f", best="max") for k, m, s in keys],
     ]
-    rows = [{c.key: p.row[c.key] for c in columns} for p in points]
     what = points[0].measured[way, stops[0]].protocol
-    return Table(f"Accuracy by Θ, ranking {what}", columns, rows)
+    return shown(f"Accuracy by Θ, ranking {what}", columns, [p.row for p in points])
 
 
-def _guess_table(study: EpochStudy, points: Sequence[Point]) -> Table:
+def _guess_table(study: EpochStudy, points: Sequence[ThetaPoint]) -> Table:
     columns = [
         Column("theta", "Θ", "d"),
         Column("attack"),
@@ -289,7 +278,7 @@ _GUESSES = (
 )
 
 
-def _pictures(study: EpochStudy, points: Sequence[Point], out: Path) -> list[FigureBlock]:
+def _pictures(study: EpochStudy, points: Sequence[ThetaPoint], out: Path) -> list[FigureBlock]:
     thetas = [float(np.log2(p.theta)) for p in points]
 
     def drawn(name: str, curves: Mapping[str, list[float]], y: str, title: str) -> FigureBlock:
@@ -324,7 +313,7 @@ def _pictures(study: EpochStudy, points: Sequence[Point], out: Path) -> list[Fig
 # --- claims --------------------------------------------------------------------------------------
 
 
-def _claims(study: EpochStudy, points: Sequence[Point]) -> list[dict[str, Any]]:
+def _claims(study: EpochStudy, points: Sequence[ThetaPoint]) -> list[Tested]:
     last = study.settings.epochs
     few, many = points[0], points[-1]
     by_theta = {p.theta: p for p in points}
@@ -362,7 +351,7 @@ def _claims(study: EpochStudy, points: Sequence[Point]) -> list[dict[str, Any]]:
     return found
 
 
-def _mb(point: Point) -> str:
+def _mb(point: ThetaPoint) -> str:
     return f"{(point.row['up'] + point.row['down']) / 1e6:,.0f}"
 
 
@@ -375,17 +364,4 @@ def _worse(way: str, one: Measured, other: Measured) -> tuple[bool, str]:
     return test.high < 0, words
 
 
-_READING = """\
-The thesis asks for an update when two blocks are finished and leaves other Θ to future work. All \
-blocks of an update move the rows in one step, by the sum of their gradients; so an epoch moves \
-rows by about as much with any Θ, but in fewer and larger steps.
-
-Nothing of this hides anything. A request names users and items; the larger Θ, the more of them \
-are named together, and the less one pair says. Gradients say all the same: an item's gradient, \
-less the ridge, is a combination of the vectors of those who touched it, and the orchestrator has \
-these vectors. It finds who it was and whether she liked it, among all users, without being told \
-who is in the update. What it cannot take apart is an item that as many users of one update \
-touched as a vector has numbers. Longer vectors make it easier still.
-
-Both attacks need nothing but what the protocol gives the orchestrator. Whoever reads its \
-messages on the way can do the same, where they are not sealed, as in the thesis."""
+STUDY, VIEWS = EpochStudy, {NAME: by_theta}

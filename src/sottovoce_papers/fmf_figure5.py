@@ -9,57 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.significance import paired_t
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.privacy.accountant import DELTA
-from sottovoce_papers.fmf_figures import Row, certified, finish
-from sottovoce_papers.fmf_study import (
-    DOWN_PER_EPOCH,
-    DPLCF_RATIO,
-    EPOCHS,
-    FIGURE5,
-    FMF,
-    GENERATED,
-    RATIO,
-    UP_PER_EPOCH,
-    Cell,
-    FMFStudy,
-    HoldOut,
-    Setting,
-    World,
-    mean_hit_ratio,
-    spread,
-)
-from sottovoce_papers.fpl_table2 import claim
+from sottovoce_papers.fmf_figures import certified
+from sottovoce_papers.fmf_study import FMF, GENERATED, Crowd, FMFLine, FMFStudy, HoldOut
+from sottovoce_papers.study import Claim, Row, claim, installed
 
+NAME = "fmf-figure5"
 BOUND, NARROW, RIVAL, PUBLISHED, IMPROVED = "mf-np", "mf-np-5", "dplcf", "published", "improved"
 POPULAR, RANDOM = "top-pop", "random"
 WANTED = 0.62
 """The share of MF-NP's HR@10 that the improved version is to reach with MovieLens 1M's users."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One system on one world and hold-out."""
-
-    world: World
-    hold_out: HoldOut
-    system: str
-    setting: Setting
-    cells: Sequence[Cell]
-
-    def score(self, cutoff: int = 10) -> float:
-        return mean_hit_ratio(self.cells, cutoff)
-
-    def hits(self, cutoff: int = 10) -> NDArray[np.float64]:
-        """Of each user, the mean over seeds."""
-        means: NDArray[np.float64] = np.mean([c.last <= cutoff for c in self.cells], axis=0)
-        return means
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +35,26 @@ class Price:
 
 def figure5(study: FMFStudy, out: Path) -> dict[str, Any]:
     c = study.config
-    lines: list[Line] = []
+    lines: list[FMFLine] = []
     for world in study.worlds:
         generated = world.config.source == GENERATED
         for hold_out in ("random",) if generated else c.hold_outs:
             for key, system in study.systems.items():
                 setting = study.choose(world, system, hold_out)
-                cells = study.final(world, system.label, setting, hold_out)
-                lines.append(Line(world, hold_out, key, setting, cells))
+                lines.append(study.line(world, key, hold_out, setting))
     tables = [*[_scores(study, lines, world) for world in study.worlds], _traffic(study, lines)]
     claims = _claims(study, lines)
     pictures = _pictures(study, lines, out)
-    found = finish("fmf-figure5", study, out, tables, claims, pictures, _READING)
     rows = [
         {"world": world.name, **row}
         for world, table in zip(study.worlds, tables, strict=False)
         for row in table.rows
     ]
-    return found | {"rows": rows, "bytes": [dict(row) for row in tables[-1].rows]}
+    kinds = [dict(row) for row in tables[-1].rows]
+    return study.result(NAME, out, tables, claims, pictures, rows=rows, bytes=kinds)
 
 
-def price(line: Line, rounds: int) -> Price:
+def price(line: FMFLine, rounds: int) -> Price:
     """Both certificates of a system. DPLCF's server needs each row whole, so that a proxy could
     only mix rows, and a row of n_items · ε is too dear for the crowd to hide it."""
     if line.setting.kind == FMF:
@@ -120,18 +82,19 @@ def posted_bytes(reports: int) -> int | None:
 # --- tables --------------------------------------------------------------------------------------
 
 
-def _scores(study: FMFStudy, lines: Sequence[Line], world: World) -> Table:
+def _scores(study: FMFStudy, lines: Sequence[FMFLine], world: Crowd) -> Table:
     rows: list[Row] = []
+    theirs = installed(NAME)["printed"]
     for line in lines:
         if line.world is not world:
             continue
         system, bound = study.systems[line.system], _other(lines, line, BOUND)
-        cost, printed = price(line, study.config.rounds), FIGURE5.get(line.system)
+        cost, printed = price(line, study.config.rounds), theirs.get(line.system)
         row: Row = {
             "hold_out": line.hold_out,
             "system": system.label,
             **{f"HR@{k}": line.score(k) for k in study.config.cutoffs},
-            "sd": spread(line.cells, 10),
+            "sd": line.spread(),
             "ratio": line.score() / bound.score() if bound else None,
             "without": _finite(cost.without_proxy),
             "with": _finite(cost.with_proxy),
@@ -139,7 +102,7 @@ def _scores(study: FMFStudy, lines: Sequence[Line], world: World) -> Table:
         }
         if printed is not None:
             row["paper"] = printed[2]
-            row["ratio_paper"] = printed[2] / FIGURE5[BOUND][2]
+            row["ratio_paper"] = printed[2] / theirs[BOUND][2]
         rows.append(row)
     columns = [
         Column("hold_out", "held out"),
@@ -166,9 +129,9 @@ _NOTES = (
 )
 
 
-def _traffic(study: FMFStudy, lines: Sequence[Line]) -> Table:
+def _traffic(study: FMFStudy, lines: Sequence[FMFLine]) -> Table:
     rows: list[Row] = []
-    rounds = study.config.rounds
+    rounds, theirs = study.config.rounds, installed(NAME)["printed_traffic"]
     for line in lines:
         if line.setting.kind != FMF or line.hold_out != _first(lines, line.world):
             continue
@@ -178,8 +141,9 @@ def _traffic(study: FMFStudy, lines: Sequence[Line]) -> Table:
         rows.append(
             {"world": line.world.name, "system": study.systems[line.system].label, "k": k,
              "up": up, "up_all": up * rounds if up is not None else None,
-             "up_paper": UP_PER_EPOCH * k // 100, "up_all_paper": UP_PER_EPOCH * k // 100 * EPOCHS,
-             "down": down, "down_all": down * rounds, "down_paper": DOWN_PER_EPOCH.get(items)}
+             "up_paper": theirs["up"] * k // 100,
+             "up_all_paper": theirs["up"] * k // 100 * theirs["epochs"],
+             "down": down, "down_all": down * rounds, "down_paper": theirs["down"].get(str(items))}
         )  # fmt: skip
     columns = [
         Column("world", ""),
@@ -203,7 +167,7 @@ def _traffic(study: FMFStudy, lines: Sequence[Line]) -> Table:
     return Table("Bytes of one device (§5.3)", columns, rows, notes=notes)
 
 
-def _pictures(study: FMFStudy, lines: Sequence[Line], out: Path) -> list[FigureBlock]:
+def _pictures(study: FMFStudy, lines: Sequence[FMFLine], out: Path) -> list[FigureBlock]:
     pictures = []
     places = list(dict.fromkeys((line.world.name, line.hold_out) for line in lines))
     for number, (world, hold_out) in enumerate(places):
@@ -216,7 +180,7 @@ def _pictures(study: FMFStudy, lines: Sequence[Line], out: Path) -> list[FigureB
             if (line.world.name, line.hold_out) == (world, hold_out)
         }
         picture = plots.lines(
-            out / "figures" / f"fmf-figure5-{number + 1}", curves, x_label="cut-off K",
+            out / "figures" / f"{NAME}-{number + 1}", curves, x_label="cut-off K",
             y_label="HR@K", title=f"{world}, {hold_out} item held out",
         )  # fmt: skip
         pictures.append(FigureBlock(picture.svg, f"Hit ratios on {world}"))
@@ -226,20 +190,22 @@ def _pictures(study: FMFStudy, lines: Sequence[Line], out: Path) -> list[FigureB
 # --- claims --------------------------------------------------------------------------------------
 
 
-def _claims(study: FMFStudy, lines: Sequence[Line]) -> list[dict[str, Any]]:
+def _claims(study: FMFStudy, lines: Sequence[FMFLine]) -> list[Claim]:
     found = []
+    theirs = installed(NAME)["printed"]
+    ratio, dplcf_ratio = (theirs[key][2] / theirs[BOUND][2] for key in (PUBLISHED, RIVAL))
     label = {key: system.label for key, system in study.systems.items()}
     published = [line for line in lines if line.system == PUBLISHED]
     improved = [line for line in lines if line.system == IMPROVED]
 
-    def share(line: Line, of: str, least: float) -> tuple[bool, str] | None:
+    def share(line: FMFLine, of: str, least: float) -> tuple[bool, str] | None:
         other = _other(lines, line, of)
         if other is None:
             return None
-        ratio = line.score() / other.score()
+        reached = line.score() / other.score()
         return (
-            ratio >= least,
-            f"{ratio:.3f} ({line.score():.4f} of {other.score():.4f}) {_at(line)}",
+            reached >= least,
+            f"{reached:.3f} ({line.score():.4f} of {other.score():.4f}) {_at(line)}",
         )
 
     def stated(text: str, parts: Sequence[tuple[bool, str] | None]) -> None:
@@ -248,8 +214,8 @@ def _claims(study: FMFStudy, lines: Sequence[Line]) -> list[dict[str, Any]]:
             found.append(claim(text, *there))
 
     stated(
-        f"{label.get(PUBLISHED, PUBLISHED)} reaches the paper's {RATIO:.2f} of MF-NP's HR@10",
-        [share(line, BOUND, RATIO - 0.005) for line in published],
+        f"{label.get(PUBLISHED, PUBLISHED)} reaches the paper's {ratio:.2f} of MF-NP's HR@10",
+        [share(line, BOUND, ratio - 0.005) for line in published],
     )
     for text, of in (("MF-NP", BOUND), ("MF-NP with five factors", NARROW)):
         stated(
@@ -258,8 +224,8 @@ def _claims(study: FMFStudy, lines: Sequence[Line]) -> list[dict[str, Any]]:
             [share(line, of, WANTED) for line in improved],
         )
     stated(
-        f"{label.get(IMPROVED, IMPROVED)} comes to DPLCF's {DPLCF_RATIO:.2f} of MF-NP's HR@10",
-        [share(line, BOUND, DPLCF_RATIO - 0.005) for line in improved],
+        f"{label.get(IMPROVED, IMPROVED)} comes to DPLCF's {dplcf_ratio:.2f} of MF-NP's HR@10",
+        [share(line, BOUND, dplcf_ratio - 0.005) for line in improved],
     )
     stated(
         f"{label.get(IMPROVED, IMPROVED)} is above {label.get(PUBLISHED, PUBLISHED)}",
@@ -282,7 +248,7 @@ def _claims(study: FMFStudy, lines: Sequence[Line]) -> list[dict[str, Any]]:
     return found
 
 
-def _above(lines: Sequence[Line], line: Line, other: str) -> tuple[bool, str] | None:
+def _above(lines: Sequence[FMFLine], line: FMFLine, other: str) -> tuple[bool, str] | None:
     rival = _other(lines, line, other)
     if rival is None:
         return None
@@ -291,14 +257,14 @@ def _above(lines: Sequence[Line], line: Line, other: str) -> tuple[bool, str] | 
     return test.difference > 0 and test.p < 0.05, words
 
 
-def _ordered(lines: Sequence[Line], line: Line) -> tuple[bool, str] | None:
+def _ordered(lines: Sequence[FMFLine], line: FMFLine) -> tuple[bool, str] | None:
     named = [_other(lines, line, key) for key in (BOUND, RIVAL, PUBLISHED, RANDOM)]
     scores = [one.score() for one in named if one is not None]
     words = " > ".join(f"{s:.3f}" for s in scores) + f" {_at(line)}"
     return scores == sorted(scores, reverse=True), words
 
 
-def _cheaper(study: FMFStudy, lines: Sequence[Line], line: Line) -> tuple[bool, str] | None:
+def _cheaper(study: FMFStudy, lines: Sequence[FMFLine], line: FMFLine) -> tuple[bool, str] | None:
     rival = _other(lines, line, RIVAL)
     if rival is None or line.hold_out != _first(lines, line.world):
         return None
@@ -311,7 +277,7 @@ def _cheaper(study: FMFStudy, lines: Sequence[Line], line: Line) -> tuple[bool, 
     return ours.without_proxy < theirs.without_proxy, words
 
 
-def _other(lines: Sequence[Line], line: Line, system: str) -> Line | None:
+def _other(lines: Sequence[FMFLine], line: FMFLine, system: str) -> FMFLine | None:
     """Another system on the same world and hold-out."""
     for one in lines:
         if (one.system, one.world, one.hold_out) == (system, line.world, line.hold_out):
@@ -319,11 +285,11 @@ def _other(lines: Sequence[Line], line: Line, system: str) -> Line | None:
     return None
 
 
-def _first(lines: Sequence[Line], world: World) -> HoldOut:
+def _first(lines: Sequence[FMFLine], world: Crowd) -> HoldOut:
     return next(line.hold_out for line in lines if line.world is world)
 
 
-def _at(line: Line) -> str:
+def _at(line: FMFLine) -> str:
     return f"on {line.world.name}, {line.hold_out}"
 
 
@@ -331,19 +297,4 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-_READING = """\
-MovieLens 20M, on which the paper's figures were taken, has twelve times the users of MovieLens \
-1M, and the noise of an estimate falls with the root of their number: at the same ε, k and epochs \
-a published system must do worse here. Ratios to MF-NP are what to compare. Top-Pop is no private \
-system; it shows how much of a hit ratio among random negatives is popularity.
-
-Settings of every system are chosen on validation, those of the published algorithm, too: learning \
-rate and α, which the paper does not give. "Improved" has the same ε, k and number of epochs, and \
-so the same price.
-
-MF-NP solves the same loss centrally, with as many factors as validation likes: the bound of what \
-the data hold. With five factors, as FMF-LDP has them in the paper, it is worse. DPLCF's ε is that \
-of one bit of a row of all items.
-
-Generated data have the paper's numbers of users, items and interactions, but not its people: they \
-show what the crowd's size does, on one split, with settings given in the file."""
+STUDY, VIEWS = FMFStudy, {"fmf-figure5": figure5}

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sottovoce.evaluation import plots
-from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
-from sottovoce.evaluation.tables import Cell as Shown
-from sottovoce.evaluation.tables import Column, Table, Value
+from sottovoce.evaluation.report import FigureBlock
+from sottovoce.evaluation.tables import Column, Table
 from sottovoce.privacy.accountant import Certificate, certify
 from sottovoce_papers.fmf_study import (
-    FIGURE4,
     FMF,
     GENERATED,
-    Cell,
+    Crowd,
+    FMFLine,
+    FMFSetting,
     FMFStudy,
-    Setting,
-    System,
-    World,
-    mean_hit_ratio,
-    spread,
+    FMFSystem,
 )
-from sottovoce_papers.fpl_table2 import claim, claims_table
+from sottovoce_papers.study import Claim, Row, claim, installed
 
-Row = dict[str, Value | Shown]
 Curve = tuple[list[float], list[float]]
 CHANCE = 0.13
 """HR@10 up to which a system is at chance among a hundred candidates, 0.1, and noise."""
@@ -36,28 +31,12 @@ SAME = 0.01
 """Differences in HR@10 below this are not taken for a fall."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One system in one world at one ε and k."""
-
-    world: World
-    system: str
-    reports: int
-    epsilon: float
-    setting: Setting
-    cells: Sequence[Cell]
-
-    @property
-    def score(self) -> float:
-        return mean_hit_ratio(self.cells, 10)
-
-
 @cache
 def certified(epsilon: float, reports: int, rounds: int, users: int) -> Certificate:
     return certify(epsilon, reports, rounds, users)
 
 
-def randomised(study: FMFStudy) -> dict[str, System]:
+def randomised(study: FMFStudy) -> dict[str, FMFSystem]:
     """The systems whose devices send reports, by key."""
     return {key: s for key, s in study.systems.items() if s.kind == FMF}
 
@@ -67,22 +46,22 @@ def randomised(study: FMFStudy) -> dict[str, System]:
 
 def figure2(study: FMFStudy, out: Path) -> dict[str, Any]:
     c, hold_out = study.config, study.config.hold_outs[0]
-    points: list[Point] = []
+    points: list[FMFLine] = []
     for world in study.worlds:
         for key, system in randomised(study).items():
             for k in c.reports:
                 for epsilon in c.epsilons:
                     best = study.choose(world, system, hold_out, k, epsilon)
-                    cells = study.final(world, system.label, best, hold_out)
-                    points.append(Point(world, key, k, epsilon, best, cells))
+                    points.append(study.line(world, key, hold_out, best))
     rows: list[Row] = []
     for p in points:
-        price = certified(p.epsilon, p.reports, c.rounds, p.world.table.n_users)
+        s = p.setting
+        price = certified(s.epsilon, s.reports, c.rounds, p.world.table.n_users)
         rows.append(
-            {"world": p.world.name, "system": study.systems[p.system].label, "k": p.reports,
-             "epsilon": p.epsilon, "HR@10": p.score, "sd": spread(p.cells, 10),
+            {"world": p.world.name, "system": study.systems[p.system].label, "k": s.reports,
+             "epsilon": s.epsilon, "HR@10": p.score(), "sd": p.spread(),
              "with_proxy": price.with_proxy, "without_proxy": price.without_proxy,
-             "settings": study.systems[p.system].varied(p.setting)}
+             "settings": study.systems[p.system].varied(s)}
         )  # fmt: skip
     columns = [
         Column("world", ""), Column("system", ""), Column("k", format="d"),
@@ -102,19 +81,23 @@ def figure2(study: FMFStudy, out: Path) -> dict[str, Any]:
             pictures.append(FigureBlock(picture.svg, f"HR@10 of {system.label} on {world.name}"))
     claims = _figure2_claims(study, points)
     table = Table("FMF-LDP, Figure 2: HR@10 against ε and k", columns, rows, study.describe())
-    return finish("fmf-figure2", study, out, [table], claims, pictures, _FIGURE2)
+    return study.result("fmf-figure2", out, [table], claims, pictures)
 
 
-def _line(points: Sequence[Point], world: World, key: str, k: int) -> Curve:
-    mine = [p for p in points if p.world is world and p.system == key and p.reports == k]
-    return [p.epsilon for p in mine], [p.score for p in mine]
+def _line(points: Sequence[FMFLine], world: Crowd, key: str, k: int) -> Curve:
+    mine = [p for p in points if (p.world, p.system, p.setting.reports) == (world, key, k)]
+    return [p.setting.epsilon for p in mine], [p.score() for p in mine]
 
 
-def _figure2_claims(study: FMFStudy, points: Sequence[Point]) -> list[dict[str, Any]]:
+def _figure2_claims(study: FMFStudy, points: Sequence[FMFLine]) -> list[Claim]:
     c = study.config
     found = []
     for key, system in randomised(study).items():
-        mine = {(p.world.name, p.reports, p.epsilon): p.score for p in points if p.system == key}
+        mine = {
+            (p.world.name, p.setting.reports, p.setting.epsilon): p.score()
+            for p in points
+            if p.system == key
+        }
         names = [w.name for w in study.worlds]
         if 1 in c.reports:
             ones = [score for (_, k, _), score in mine.items() if k == 1]
@@ -151,7 +134,7 @@ def _figure2_claims(study: FMFStudy, points: Sequence[Point]) -> list[dict[str, 
     return found
 
 
-def _steady(text: str, wrong: Sequence[tuple[float, str]]) -> dict[str, Any]:
+def _steady(text: str, wrong: Sequence[tuple[float, str]]) -> Claim:
     """Whether all steps go the claimed way; `wrong` says how far each goes the other way."""
     worst = max(wrong, default=(0.0, "nowhere"))
     against = sum(step > SAME for step, _ in wrong)
@@ -173,7 +156,7 @@ def figure3(study: FMFStudy, out: Path) -> dict[str, Any]:
         for key, system in study.systems.items():
             for k in c.reports if system.kind == FMF else (0,):
                 setting = study.choose(world, system, hold_out, k)
-                points, values = _curve(study, world, system, setting, stops)
+                points, values = _curve(study, world, key, setting, stops)
                 label = f"{study.short(key)}, k = {k}" if k else study.short(key)
                 curves[label] = ([float(p) for p in points], values)
                 learnt[key, world.name, k] = values
@@ -195,32 +178,31 @@ def figure3(study: FMFStudy, out: Path) -> dict[str, Any]:
     ]  # fmt: skip
     table = Table("FMF-LDP, Figure 3: HR@10 over epochs", columns, rows, study.describe())
     claims = _figure3_claims(study, learnt)
-    return finish("fmf-figure3", study, out, [table], claims, pictures, _FIGURE3)
+    return study.result("fmf-figure3", out, [table], claims, pictures)
 
 
 _SHOWN = (1, 2, 5, 10, 15, 20, 30)
 
 
 def _curve(
-    study: FMFStudy, world: World, system: System, setting: Setting, stops: tuple[int, ...]
+    study: FMFStudy, world: Crowd, key: str, setting: FMFSetting, stops: tuple[int, ...]
 ) -> tuple[list[int], list[float]]:
     """Epochs and HR@10 after them. A central baseline is trained anew for each, or once for all
     where it knows no epochs."""
     hold_out = study.config.hold_outs[0]
-    if system.kind == FMF:
-        cells = study.final(world, system.label, setting, hold_out, stops)
-        return list(stops), [mean_hit_ratio(cells, 10, round=e) for e in stops]
+    if setting.federated:
+        line = study.line(world, key, hold_out, setting, stops)
+        return list(stops), [line.score(round=e) for e in stops]
     points = [e for e in _SHOWN if e <= max(stops)]
     settings = [setting] * len(points)
     if hasattr(setting.component(), "epochs"):
         settings = [replace(setting, values=(*setting.values, ("epochs", e))) for e in points]
-    found = [study.final(world, system.label, s, hold_out) for s in settings]
-    return points, [mean_hit_ratio(cells, 10) for cells in found]
+    return points, [study.line(world, key, hold_out, s).score() for s in settings]
 
 
 def _figure3_claims(
     study: FMFStudy, learnt: Mapping[tuple[str, str, int], Sequence[float]]
-) -> list[dict[str, Any]]:
+) -> list[Claim]:
     found = []
     for key, system in randomised(study).items():
         mine = {(w, k): v for (one, w, k), v in learnt.items() if one == key}
@@ -244,7 +226,7 @@ def _figure3_claims(
 
 def figure4(study: FMFStudy, out: Path) -> dict[str, Any]:
     hold_out = study.config.hold_outs[0]
-    scores: dict[tuple[str, World], float] = {}
+    scores: dict[tuple[str, Crowd], float] = {}
     rows: list[Row] = []
     for world in study.worlds:
         row: Row = {
@@ -254,9 +236,8 @@ def figure4(study: FMFStudy, out: Path) -> dict[str, Any]:
         }
         for key, system in study.systems.items():
             setting = study.choose(world, system, hold_out)
-            cells = study.final(world, system.label, setting, hold_out)
-            scores[key, world] = mean_hit_ratio(cells, 10)
-            row[key] = scores[key, world]
+            row[key] = study.line(world, key, hold_out, setting).score()
+            scores[key, world] = row[key]
         if world.config.source == GENERATED:
             row["paper"] = printed(study, world)
         rows.append(row)
@@ -280,17 +261,18 @@ def figure4(study: FMFStudy, out: Path) -> dict[str, Any]:
         )
     table = Table("FMF-LDP, Figure 4: HR@10 by users and items", columns, rows, study.describe())
     claims = _figure4_claims(study, scores)
-    return finish("fmf-figure4", study, out, [table], claims, pictures, _FIGURE4)
+    return study.result("fmf-figure4", out, [table], claims, pictures)
 
 
-def printed(study: FMFStudy, world: World) -> float | None:
+def printed(study: FMFStudy, world: Crowd) -> float | None:
     shape = study.config.generated
     place = (world.config.users or shape.users, world.config.items or shape.items)
-    return FIGURE4.get(place)
+    scores = installed("fmf-figure4")["printed"]["scores"]
+    return {(users, items): score for users, items, score in scores}.get(place)
 
 
 def _by_items(
-    study: FMFStudy, scores: Mapping[tuple[str, World], float], source: str
+    study: FMFStudy, scores: Mapping[tuple[str, Crowd], float], source: str
 ) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     for (key, world), score in scores.items():
@@ -302,9 +284,7 @@ def _by_items(
     return curves
 
 
-def _figure4_claims(
-    study: FMFStudy, scores: Mapping[tuple[str, World], float]
-) -> list[dict[str, Any]]:
+def _figure4_claims(study: FMFStudy, scores: Mapping[tuple[str, Crowd], float]) -> list[Claim]:
     found = []
     for key, system in randomised(study).items():
         lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
@@ -335,52 +315,5 @@ def _figure4_claims(
     return found
 
 
-# --- the end of each -----------------------------------------------------------------------------
-
-
-def finish(
-    name: str,
-    study: FMFStudy,
-    out: Path,
-    tables: Sequence[Table],
-    claims: Sequence[Mapping[str, Any]],
-    pictures: Sequence[FigureBlock],
-    reading: str,
-) -> dict[str, Any]:
-    worlds = "; ".join(w.describe() for w in study.worlds)
-    report = write_report(
-        out / "report.html",
-        name,
-        [
-            Section("Results", [*tables, claims_table(claims), *pictures]),
-            Section("How to read this", [TextBlock(reading)]),
-        ],
-    )
-    return {
-        "name": name,
-        "data": worlds,
-        "protocol": study.describe(),
-        "rows": [dict(row) for row in tables[0].rows],
-        "claims": list(claims),
-        "tables": list(tables),
-        "report": str(report),
-    }
-
-
-_FIGURE2 = """\
-The hit ratio among a hundred candidates, of which 0.1 is chance. The paper prints this figure \
-without numbers, for 1,000, 10,000 and 50,000 users of MovieLens 20M; MovieLens 1M has 6,040, and \
-the larger crowds are generated, so compare shapes, not heights. The learning rate is chosen for \
-every ε and k: the paper divides by users instead of reports, so that its gain with k is also that \
-of a k times larger step.
-
-"ε certified" is what all reports of all epochs cost one user, as (ε, 10⁻⁶)-differential privacy \
-where the proxy does not collude with the server, and by plain composition (kεT) where it does."""
-_FIGURE3 = """\
-The hit ratio after each epoch, every curve with the settings that validation chooses for the last \
-epoch. MF-NP solves for items and users in turn and needs few epochs; it sees all the data."""
-_FIGURE4 = """\
-With k fixed, a larger catalogue thins the reports out: the noise of each number grows with the \
-square root of items over users. Where all items of MovieLens are candidates, not only those with \
-60 users, rare ones are among the negatives, and hits are easier for every system. Generated data \
-have the paper's shape but not its people; the paper's column is there for the order of things."""
+STUDY = FMFStudy
+VIEWS = {"fmf-figure2": figure2, "fmf-figure3": figure3, "fmf-figure4": figure4}

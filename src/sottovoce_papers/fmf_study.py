@@ -10,11 +10,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +36,14 @@ from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.train import Report
 from sottovoce.wire.versions import encode_model
-from sottovoce_papers.study import Part, installed, kept
-
-# Data of the FMF-LDP paper's figures: draws of users and items, and leave-one-out splits.
+from sottovoce_papers.study import Part, Study, count_of, installed
 
 HoldOut = Literal["latest", "random"]
 GENERATED = "generated"
 
 
 @dataclass(frozen=True, slots=True)
-class WorldConfig:
+class CrowdConfig:
     """Data of one shape. Users are drawn first, then items, uniformly; who is left with fewer than
     two items is dropped."""
 
@@ -62,10 +59,10 @@ class WorldConfig:
     """How many of the study's seeds; 0 takes all."""
 
 
-class World:
+class Crowd:
     """Interactions, and their splits."""
 
-    def __init__(self, settings: WorldConfig, shape: ShapeConfig, draw_seed: int) -> None:
+    def __init__(self, settings: CrowdConfig, shape: ShapeConfig, draw_seed: int) -> None:
         self.config = settings
         self.table = _drawn(settings, shape, draw_seed)
         self.fingerprint = self.table.fingerprint()
@@ -73,7 +70,7 @@ class World:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<World {self.name}>"
+        return f"<Crowd {self.name}>"
 
     @property
     def name(self) -> str:
@@ -94,7 +91,7 @@ class World:
             return self._splits[place]
 
 
-def _drawn(settings: WorldConfig, shape: ShapeConfig, draw_seed: int) -> Interactions:
+def _drawn(settings: CrowdConfig, shape: ShapeConfig, draw_seed: int) -> Interactions:
     if settings.source == GENERATED:
         table = _generated(shape)
     else:
@@ -116,45 +113,6 @@ def _generated(shape: ShapeConfig) -> Interactions:
     return generate_shaped(shape, threads=2)
 
 
-# Figures printed in the FMF-LDP paper (Minto et al. 2021), for comparison with ours.
-
-FIGURE4 = {
-    (1_000, 1_000): 0.1160,
-    (1_000, 5_000): 0.1010,
-    (1_000, 9_781): 0.1090,
-    (10_000, 1_000): 0.6325,
-    (10_000, 5_000): 0.1988,
-    (10_000, 9_781): 0.1216,
-    (50_000, 1_000): 0.6972,
-    (50_000, 5_000): 0.6801,
-    (50_000, 9_781): 0.5654,
-}
-"""HR@10 by users and items, k = 100, ε = 2.5, 20 epochs."""
-
-FIGURE5 = {
-    "mf-np": (0.4310, 0.6700, 0.8179),
-    "dplcf": (0.4203, 0.5969, 0.7000),
-    "published": (0.2163, 0.3755, 0.5131),
-    "published-250": (0.2315, 0.3980, 0.5384),
-    "random": (0.0200, 0.0500, 0.1000),
-}
-"""HR@2, HR@5 and HR@10 on the latest split of 75,040 users and 9,781 items."""
-
-RATIO = 0.5131 / 0.8179
-"""FMF-LDP-100 over MF-NP in Figure 5."""
-
-DPLCF_RATIO = 0.7000 / 0.8179
-"""DPLCF over MF-NP in Figure 5."""
-
-UP_PER_EPOCH = 400
-"""§5.3: bytes that a device sends in an epoch at k = 100."""
-
-DOWN_PER_EPOCH = {1_000: 20_000, 9_781: 196_000}
-"""§5.3: bytes of V by items, at five factors."""
-
-EPOCHS = 20
-
-
 Ranks = NDArray[np.int16]
 """Of each user's held-out item among the candidates, from 1."""
 UNRANKED = 32_767
@@ -165,8 +123,8 @@ CHOSEN_BY = 10
 
 
 @dataclass(frozen=True, slots=True)
-class StudyConfig:
-    worlds: tuple[WorldConfig, ...] = (WorldConfig(),)
+class FMFStudyConfig:
+    worlds: tuple[CrowdConfig, ...] = (CrowdConfig(),)
     hold_outs: tuple[HoldOut, ...] = ("random",)
     """Which interaction of each user is the test item."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -185,7 +143,7 @@ class StudyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FMFSetting:
     """One system as trained."""
 
     kind: str
@@ -207,7 +165,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class FMFSystem:
     """A line of a table: a kind, its settings, and those among which validation chooses."""
 
     label: str
@@ -220,14 +178,14 @@ class System:
     """Other settings and grids for some sources of data."""
 
     @classmethod
-    def read(cls, key: str, table: Mapping[str, Any]) -> System:
+    def read(cls, key: str, table: Mapping[str, Any]) -> FMFSystem:
         known = {"label", "kind", "settings", "grid", "reports", "sources"}
         unknown = sorted(set(table) - known)
         if unknown or not isinstance(table.get("label"), str):
             raise ConfigError(f"[systems.{key}] needs a label and knows no keys {unknown}")
         return cls(**{"kind": FMF, **table})
 
-    def on(self, source: str) -> System:
+    def on(self, source: str) -> FMFSystem:
         """As it is run on data of this source."""
         if source not in self.sources:
             return self
@@ -235,15 +193,15 @@ class System:
         settings = {**self.settings, **other.get("settings", {})}
         return replace(self, settings=settings, grid=other.get("grid", {}))
 
-    def candidates(self, reports: int, epsilon: float) -> list[Setting]:
+    def candidates(self, reports: int, epsilon: float) -> list[FMFSetting]:
         names = list(self.grid)
         private = (self.reports or reports, epsilon) if self.kind == FMF else (0, 0.0)
         return [
-            Setting(self.kind, (*self.settings.items(), *zip(names, v, strict=True)), *private)
+            FMFSetting(self.kind, (*self.settings.items(), *zip(names, v, strict=True)), *private)
             for v in itertools.product(*self.grid.values())
         ]
 
-    def varied(self, setting: Setting) -> str:
+    def varied(self, setting: FMFSetting) -> str:
         """What validation chose, in words."""
         chosen = dict(setting.values)
         known = {"embedding_size": "F", "alpha": "α", "learning_rate": "γ", "reg": "λ"}
@@ -252,18 +210,18 @@ class System:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    world: World
+class FMFJob:
+    world: Crowd
     hold_out: HoldOut
     part: Part
     seed: int
-    setting: Setting
+    setting: FMFSetting
     stops: tuple[int, ...] = ()
     """Rounds after which ranks are kept; only the end where there are none."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Cell:
+class RankCell:
     ranks: Mapping[int, Ranks]
     """By round; a system that is trained in one go has round 0."""
     model_bytes: int = 0
@@ -274,41 +232,65 @@ class Cell:
         return self.ranks[max(self.ranks)]
 
 
-class FMFStudy:
+@dataclass(frozen=True, slots=True, repr=False)
+class FMFLine:
+    """One system on one crowd and hold-out, with a training for each seed."""
+
+    world: Crowd
+    hold_out: HoldOut
+    system: str
+    setting: FMFSetting
+    cells: Sequence[RankCell]
+
+    def score(self, cutoff: int = 10, round: int | None = None) -> float:
+        """The hit ratio in the end or after a round, the mean over seeds."""
+        ranks = [cell.last if round is None else cell.ranks[round] for cell in self.cells]
+        return float(np.mean([hit_ratio(r, cutoff) for r in ranks]))
+
+    def spread(self, cutoff: int = 10) -> float | None:
+        """Standard deviation over seeds, if there are several."""
+        values = [hit_ratio(cell.last, cutoff) for cell in self.cells]
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    def hits(self, cutoff: int = 10) -> NDArray[np.float64]:
+        """Of each user, the mean over seeds."""
+        means: NDArray[np.float64] = np.mean([c.last <= cutoff for c in self.cells], axis=0)
+        return means
+
+
+class FMFStudy(Study):
     """Trained cells of the systems of one figure."""
+
+    prefix = "fmf-"
 
     def __init__(
         self,
-        settings: StudyConfig,
-        systems: Mapping[str, System],
+        settings: FMFStudyConfig,
+        systems: Mapping[str, FMFSystem],
         cells: Path,
         threads: int,
         report: Report,
     ) -> None:
-        self.config = settings
-        self.systems = systems
-        self.threads = threads
-        self._report = report
-        self._folder = cells
-        self._worlds: dict[WorldConfig, World] = {}
+        super().__init__(cells, threads, report)
+        self.config, self.systems = settings, systems
+        self._worlds: dict[CrowdConfig, Crowd] = {}
 
     @classmethod
-    def read(cls, name: str, quick: bool, cells: Path, threads: int, report: Report) -> FMFStudy:
-        """The installed file of a figure; `quick` lays its [quick] table over the rest."""
-        table = installed(name)
-        if quick:
-            table = laid_over(table, table.get("quick", {}))
-        study = config.build(StudyConfig, table.get("study", {}), "study")
-        systems = {key: System.read(key, part) for key, part in table.get("systems", {}).items()}
+    def read(
+        cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
+    ) -> Self:
+        table = installed(name, quick)
+        study = config.build(FMFStudyConfig, table.get("study", {}), "study")
+        systems = {k: FMFSystem.read(k, part) for k, part in table.get("systems", {}).items()}
         return cls(study, systems, cells, threads, report)
 
-    def world(self, settings: WorldConfig) -> World:
+    def world(self, settings: CrowdConfig) -> Crowd:
         if settings not in self._worlds:
-            self._worlds[settings] = World(settings, self.config.generated, self.config.draw_seed)
+            self._worlds[settings] = Crowd(settings, self.config.generated, self.config.draw_seed)
         return self._worlds[settings]
 
     @property
-    def worlds(self) -> list[World]:
+    def worlds(self) -> list[Crowd]:
         return [self.world(w) for w in self.config.worlds]
 
     def short(self, key: str) -> str:
@@ -316,18 +298,20 @@ class FMFStudy:
         label = self.systems[key].label
         return label if len(label) <= 14 else key
 
+    def describe_data(self) -> str:
+        return "; ".join(crowd.describe() for crowd in self.worlds)
+
     def describe(self) -> str:
         c = self.config
-        seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) > 1)}"
         return (
             f"leave-one-out ({' and '.join(c.hold_outs)}), each test item among {c.negatives} "
-            f"sampled negatives, ties against the system; {seeds}; settings chosen by "
+            f"sampled negatives, ties against the system; {count_of(c.seeds)}; settings chosen by "
             f"HR@{CHOSEN_BY} on another held-out item, with one seed"
         )
 
     # --- training ---------------------------------------------------------------------------------
 
-    def cell(self, job: Job) -> Cell:
+    def cell(self, job: FMFJob) -> RankCell:
         component = job.setting.component()
         if job.setting.federated:  # a server may plan ahead: the length is a setting
             component = replace(cast(FMFConfig, component), rounds=self.config.rounds)
@@ -337,32 +321,19 @@ class FMFStudy:
         ]  # fmt: skip
         stops = self._stops(job, component)
         names = [str(stop) for stop in stops]
-        found = kept(self._folder, "fmf-", key, names, lambda: self._train(job, component, stops))
-        return Cell({s: found[str(s)] for s in stops}, int(found.get("model_bytes", np.array(0))))
-
-    def many(self, what: str, jobs: Sequence[Job]) -> list[Cell]:
-        """Several cells, side by side on the study's threads."""
-        done = 0
-        self._report(what, 0, len(jobs))
-
-        def one(job: Job) -> Cell:
-            nonlocal done
-            found = self.cell(job)
-            done += 1
-            self._report(what, done, len(jobs))
-            return found
-
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(one, jobs))
+        found = self.kept(key, names, lambda: self._train(job, component, stops))
+        return RankCell(
+            {s: found[str(s)] for s in stops}, int(found.get("model_bytes", np.array(0)))
+        )
 
     def choose(
         self,
-        world: World,
-        system: System,
+        world: Crowd,
+        system: FMFSystem,
         hold_out: HoldOut,
         reports: int | None = None,
         epsilon: float | None = None,
-    ) -> Setting:
+    ) -> FMFSetting:
         """The candidate with the best hit ratio on validation, with the first seed."""
         study = self.config
         tried = system.on(world.config.source).candidates(
@@ -370,34 +341,35 @@ class FMFStudy:
         )
         if len(tried) == 1:
             return tried[0]
-        jobs = [Job(world, hold_out, "validation", study.seeds[0], s) for s in tried]
-        cells = self.many(f"{system.label} on validation, {world.name}", jobs)
+        jobs = [FMFJob(world, hold_out, "validation", study.seeds[0], s) for s in tried]
+        cells = self.many(f"{system.label} on validation, {world.name}", self.cell, jobs)
         scores = [hit_ratio(cell.last, CHOSEN_BY) for cell in cells]
         return tried[int(np.argmax(scores))]
 
-    def final(
+    def line(
         self,
-        world: World,
-        label: str,
-        setting: Setting,
+        crowd: Crowd,
+        key: str,
         hold_out: HoldOut,
+        setting: FMFSetting,
         stops: tuple[int, ...] = (),
-    ) -> list[Cell]:
-        """The setting on test with every seed."""
-        seeds = self.config.seeds[: world.config.seeds or None]
-        jobs = [Job(world, hold_out, "test", s, setting, stops) for s in seeds]
-        return self.many(f"{label} on test, {world.name}", jobs)
+    ) -> FMFLine:
+        """A system with this setting on test, with every seed."""
+        seeds = self.config.seeds[: crowd.config.seeds or None]
+        jobs = [FMFJob(crowd, hold_out, "test", s, setting, stops) for s in seeds]
+        what = f"{self.systems[key].label} on test, {crowd.name}"
+        return FMFLine(crowd, hold_out, key, setting, self.many(what, self.cell, jobs))
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _stops(self, job: Job, component: FMFConfig | Baseline) -> tuple[int, ...]:
+    def _stops(self, job: FMFJob, component: FMFConfig | Baseline) -> tuple[int, ...]:
         federated = job.setting.federated
         if job.stops and (federated or hasattr(component, "fit_steps")):
             return job.stops
         return (self.config.rounds,) if federated else (0,)
 
     def _train(
-        self, job: Job, component: FMFConfig | Baseline, stops: tuple[int, ...]
+        self, job: FMFJob, component: FMFConfig | Baseline, stops: tuple[int, ...]
     ) -> Mapping[str, NDArray[Any]]:
         split, rng = job.world.split(job.hold_out, job.part, job.seed), Streams.from_seed(job.seed)
         try:
@@ -416,7 +388,7 @@ class FMFStudy:
             return {str(s): lost for s in stops}
 
     def _federated(
-        self, settings: FMFConfig, job: Job, split: Split, stops: tuple[int, ...]
+        self, settings: FMFConfig, job: FMFJob, split: Split, stops: tuple[int, ...]
     ) -> dict[str, NDArray[Any]]:
         k, epsilon = job.setting.reports, job.setting.epsilon
         users = np.arange(split.train.n_users, dtype=np.int64)
@@ -451,25 +423,3 @@ class FMFStudy:
 def hit_ratio(ranks: Ranks, cutoff: int) -> float:
     """The share of users whose item is among the first `cutoff` candidates."""
     return float((ranks <= cutoff).mean())
-
-
-def mean_hit_ratio(cells: Sequence[Cell], cutoff: int, round: int | None = None) -> float:
-    """The mean over seeds."""
-    ranks = [cell.last if round is None else cell.ranks[round] for cell in cells]
-    return float(np.mean([hit_ratio(r, cutoff) for r in ranks]))
-
-
-def spread(cells: Sequence[Cell], cutoff: int) -> float | None:
-    """Standard deviation over seeds, where there are several."""
-    values = [hit_ratio(cell.last, cutoff) for cell in cells]
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
-def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables within tables are laid over each other, everything else is replaced."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = laid_over(old, value) if both and old is not None else value
-    return merged

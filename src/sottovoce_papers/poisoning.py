@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,6 @@ from sottovoce.data.sources import load
 from sottovoce.data.splitting import Split, keep_active, temporal_holdout
 from sottovoce.errors import ConfigError
 from sottovoce.evaluation.protocol import evaluate
-from sottovoce.evaluation.report import Section, TextBlock, write_report
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.parties.defence import Defence, Guard, defended_groups
 from sottovoce.privacy.mechanisms import ShareFraction
@@ -45,10 +43,7 @@ from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.train import Report
 from sottovoce.wire.terms import largest_value
-from sottovoce_papers.fpl_table2 import claim, claims_table
-from sottovoce_papers.study import installed, kept
-
-# Training runs among which some devices push one item, without and with a defence.
+from sottovoce_papers.study import Claim, Row, Study, claim, installed, repr_as
 
 NAME = "poisoning"
 METRICS = ("P@10", "NDCG@10", "HR@10")
@@ -60,7 +55,7 @@ LATE_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class WorldConfig:
+class TargetDataConfig:
     source: str
     min_user_items: int = 0
     embedding_size: int = 10
@@ -78,7 +73,7 @@ class WorldConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoisoningConfig:
-    worlds: tuple[WorldConfig, ...]
+    worlds: tuple[TargetDataConfig, ...]
     shares: tuple[float, ...] = (0.001, 0.01, 0.05)
     """Malicious devices, beside the honest ones."""
     attacks: tuple[str, ...] = ("fedrecattack", "a-hum", "twin", "random", "popular")
@@ -101,9 +96,10 @@ class PoisoningConfig:
 
     @classmethod
     def read(cls, quick: bool) -> PoisoningConfig:
-        table = installed(NAME)
-        study = table["study"] | (table["quick"]["study"] if quick else {})
-        worlds = tuple(config.build(WorldConfig, w, "study.worlds") for w in study.pop("worlds"))
+        study = installed(NAME, quick)["study"]
+        worlds = tuple(
+            config.build(TargetDataConfig, w, "study.worlds") for w in study.pop("worlds")
+        )
         plain = {**study, "worlds": ()}
         return replace(config.build(cls, plain, "study"), worlds=worlds)
 
@@ -119,8 +115,8 @@ class Case:
     target: int = -1
 
 
-class World:
-    def __init__(self, settings: WorldConfig, seed: int, public_share: float) -> None:
+class TargetData:
+    def __init__(self, settings: TargetDataConfig, seed: int, public_share: float) -> None:
         self.config, self.seed = settings, seed
         data = load(settings.source)
         if settings.min_user_items:
@@ -177,7 +173,7 @@ class World:
 
 
 def _poisoner(
-    world: World, federation: Federation, case: Case, senders: NDArray[np.int64], rng: Streams
+    world: TargetData, federation: Federation, case: Case, senders: NDArray[np.int64], rng: Streams
 ) -> Poisoner:
     triples, train = world.config.triples, world.split.train
     allowed = Allowed(2 * triples, largest_value(ShareFraction("draw"), triples))
@@ -189,7 +185,7 @@ def _poisoner(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Scene:
-    world: World
+    world: TargetData
     federation: Federation
     target: int
     senders: NDArray[np.int64]
@@ -220,12 +216,36 @@ ATTACKS: Mapping[str, Any] = {
 }
 
 
-class Poisoning:
+class Poisoning(Study):
+    """Trainings among which some devices push one item, without and with a defence."""
+
+    prefix = "poisoning-"
+
     def __init__(
         self, settings: PoisoningConfig, cells: Path, threads: int, report: Report
     ) -> None:
-        self.config, self._cells, self._threads, self._report = settings, cells, threads, report
-        self.worlds = [World(w, settings.seed, settings.public_share) for w in settings.worlds]
+        super().__init__(cells, threads, report)
+        self.config = settings
+        self.worlds = [TargetData(w, settings.seed, settings.public_share) for w in settings.worlds]
+
+    @classmethod
+    def read(
+        cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
+    ) -> Self:
+        return cls(PoisoningConfig.read(quick), cells, threads, report)
+
+    def describe_data(self) -> str:
+        return "; ".join(world.describe() for world in self.worlds)
+
+    def describe(self) -> str:
+        c = self.config
+        return (
+            f"seed {c.seed}; each user's latest 20 % held out; malicious devices come on top of "
+            f"the honest ones; {c.public_share:.0%} of interactions are public; the defence lets a "
+            f"device add {c.burst:g} to an item, which comes back in {c.refill_draws:g} draws of a "
+            f"mean user; sums are capped at {c.max_sum_norm:g} times the median, groups have "
+            f"{c.group_size} devices"
+        )
 
     def cases(self) -> list[Case]:
         c, found = self.config, []
@@ -248,32 +268,15 @@ class Poisoning:
                     found += [Case(number, way, "bits", s, world.targets[0]) for s in c.shares]
         return found
 
-    def run_all(self) -> dict[Case, list[float]]:
-        cases, done = self.cases(), 0
-        self._report("training", 0, len(cases))
-
-        def one(case: Case) -> list[float]:
-            nonlocal done
-            found = self._kept(case)
-            done += 1
-            self._report("training", done, len(cases))
-            return found
-
-        with ThreadPoolExecutor(self._threads) as pool:
-            return dict(zip(cases, pool.map(one, cases), strict=True))
-
-    def _kept(self, case: Case) -> list[float]:
+    def case(self, case: Case) -> list[float]:
         world = self.worlds[case.world]
-        about = [NAME, world.fingerprint, repr(world.config), repr(case), repr(self._settings())]
+        # What a single case depends on.
+        settings = replace(self.config, worlds=(), shares=(), attacks=(), bit_ways=())
+        about = [NAME, world.fingerprint, repr_as("WorldConfig", world.config), repr(case),
+                 repr(settings)]  # fmt: skip
         run = self.run_bits if "reports" in case.way else self.run_rows
-        found = kept(
-            self._cells, "poisoning-", about, ["figures"], lambda: {"figures": np.array(run(case))}
-        )
+        found = self.kept(about, ["figures"], lambda: {"figures": np.array(run(case))})
         return [float(v) for v in found["figures"]]
-
-    def _settings(self) -> PoisoningConfig:
-        """What a single case depends on."""
-        return replace(self.config, worlds=(), shares=(), attacks=(), bit_ways=())
 
     # --- item rows --------------------------------------------------------------------------------
 
@@ -380,36 +383,19 @@ MOST_MORE, MOST_LOST = 0.05, 0.02
 """What is allowed: exposure above clean, and accuracy lost, relatively."""
 
 
-def run(quick: bool, out: Path, threads: int, report: Report) -> dict[str, Any]:
-    study = Poisoning(PoisoningConfig.read(quick), out.parent / "cells", threads, report)
-    rows = as_rows(study, study.run_all())
-    claims, protocol = as_claims(study, rows), _protocol(study.config)
+def poisoning(study: Poisoning, out: Path) -> dict[str, Any]:
+    cases = study.cases()
+    rows = as_rows(study, dict(zip(cases, study.many("training", study.case, cases), strict=True)))
     columns = [
         Column("data"), Column("way"), Column("attack"), Column("share", "malicious", ".1%"),
         *(Column(name, format=".3f") for name in FIGURES),
         Column("more", "ER@10 above clean", ".3f"), Column("lost", "NDCG@10 lost", ".1%"),
     ]  # fmt: skip
-    table = Table("Poisoning", columns, rows, protocol)
-    page = write_report(
-        out / "report.html",
-        NAME,
-        [
-            Section("Results", [table, claims_table(claims)]),
-            Section("How to read this", [TextBlock(_READING)]),
-        ],
-    )
-    return {
-        "name": NAME,
-        "data": "; ".join(w.describe() for w in study.worlds),
-        "protocol": protocol,
-        "rows": rows,
-        "claims": claims,
-        "tables": [table],
-        "report": str(page),
-    }
+    table = Table("Poisoning", columns, rows, study.describe())
+    return study.result(NAME, out, [table], as_claims(study, rows))
 
 
-def as_rows(study: Poisoning, found: Mapping[Case, Sequence[float]]) -> list[dict[str, Any]]:
+def as_rows(study: Poisoning, found: Mapping[Case, Sequence[float]]) -> list[Row]:
     """The mean over targets. What is lost is measured by the clean run without any defence."""
     grouped: dict[Case, list[Sequence[float]]] = {}
     for case, figures in found.items():
@@ -434,7 +420,7 @@ def as_rows(study: Poisoning, found: Mapping[Case, Sequence[float]]) -> list[dic
     return rows
 
 
-def as_claims(study: Poisoning, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def as_claims(study: Poisoning, rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
     claims = []
     for world in study.worlds:
         mine = [r for r in rows if r["data"] == world.config.source and r["attack"] != "none"]
@@ -466,23 +452,4 @@ def _words(row: Mapping[str, Any]) -> str:
     return f"{row['attack']} with {row['share']:.1%}: ER@10 {row['ER@10']:.3f}"
 
 
-def _protocol(c: PoisoningConfig) -> str:
-    return (
-        f"seed {c.seed}; each user's latest 20 % held out; malicious devices come on top of the "
-        f"honest ones; {c.public_share:.0%} of interactions are public; the defence lets a device "
-        f"add {c.burst:g} to an item, which comes back in {c.refill_draws:g} draws of a mean user; "
-        f"sums are capped at {c.max_sum_norm:g} times the median, groups have "
-        f"{c.group_size} devices"
-    )
-
-
-_READING = (
-    "ER@k is the share of users without the target to whom it is shown in the first k places. "
-    "“random” and “popular” are honest devices with made-up histories: what they reach is what as "
-    "many real fans would, and no look at messages tells them apart. “twin” pulls the target's row "
-    "to those of popular items, as loud as the server lets pass; “late-twin” saves it for the last "
-    f"{LATE_ROUNDS} rounds. Under a secure sum nobody sees who sent what: a single device can fill "
-    "any cap on the sum, so such a cap only slows it down. “drawn coordinates” is what "
-    "randomised reports would withstand if somebody checked that devices draw what they report on; "
-    "nobody does yet."
-)
+STUDY, VIEWS = Poisoning, {NAME: poisoning}

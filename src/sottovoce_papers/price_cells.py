@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,10 +23,9 @@ from sottovoce.privacy.central import noise_for
 from sottovoce.runs.attack import attack_run
 from sottovoce.runs.card import Card
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.train import DeviceOutcome, Outcome, Report, SiloOutcome, run_experiment
-from sottovoce.wire.silos import gradients_bytes, request_bytes, rows_bytes
-from sottovoce_papers.fmf_study import laid_over
-from sottovoce_papers.study import installed, kept
+from sottovoce.runs.train import DeviceOutcome, Report, RunOutcome, SiloOutcome, run_experiment
+from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
+from sottovoce_papers.study import Study, installed, laid_over
 
 Table = Mapping[str, Any]
 Attacker = Callable[[Path, int, int], Card]
@@ -48,7 +47,7 @@ class PriceConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PriceRow:
     """One way to run one system."""
 
     system: str
@@ -67,7 +66,7 @@ class Row:
     """What noise on the sums costs a user in all; link.noise follows from it."""
 
     @classmethod
-    def of(cls, table: Table, number: int) -> Row:
+    def of(cls, table: Table, number: int) -> PriceRow:
         fields = dict(table)
         names = ("data", "algorithm", "release", "link", "consent", "owners", "evaluation")
         sections = {name: fields.pop(name) for name in names if name in fields}
@@ -106,7 +105,7 @@ def math_up(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PriceCell:
     """What a row came to on one data set."""
 
     accuracy: Mapping[str, float]
@@ -129,7 +128,7 @@ class Cell:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def joined(cls, cells: Mapping[int, Cell]) -> Cell:
+    def joined(cls, cells: Mapping[int, PriceCell]) -> PriceCell:
         """Of several seeds: means of what was measured, and all attacks, done and left out."""
         first = next(iter(cells.values()))
         attacks = [{**a, "seed": seed} for seed, cell in cells.items() for a in cell.attacks]
@@ -158,58 +157,71 @@ def attack_folder(folder: Path, rounds: int, threads: int) -> Card:
     return card
 
 
-class PriceStudy:
+class PriceStudy(Study):
     """Rows on data sets; nothing is run twice."""
+
+    prefix = "price-"
 
     def __init__(
         self,
         settings: PriceConfig,
         data: Mapping[str, Table],
-        rows: Sequence[Row],
+        rows: Sequence[PriceRow],
         cells: Path,
         threads: int,
         report: Report,
         attacker: Attacker = attack_folder,
     ) -> None:
-        self.config = settings
-        self.data = data
-        self.rows = tuple(rows)
-        self.threads = threads
-        self.report = report
-        self._folder = cells
+        super().__init__(cells, threads, report)
+        self.config, self.data, self.rows = settings, data, tuple(rows)
         self._attacker = attacker
+        self._found: dict[str, list[tuple[PriceRow, PriceCell]]] = {}
         self._fingerprints: dict[str, str] = {}
         for source in settings.sources:
             if source not in data:
                 raise ConfigError(f"there is no [data.{source}]")
 
     @classmethod
-    def read(cls, name: str, quick: bool, cells: Path, threads: int, report: Report) -> PriceStudy:
-        """The installed file; `quick` lays its [quick] table over the rest."""
-        table = installed(name)
-        if quick:
-            table = laid_over(table, table.get("quick", {}))
+    def read(
+        cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
+    ) -> Self:
+        table = installed(name, quick)
         study = config.build(PriceConfig, table.get("study", {}), "study")
-        rows = [Row.of(row, number) for number, row in enumerate(table["rows"])]
+        rows = [PriceRow.of(row, number) for number, row in enumerate(table["rows"])]
         return cls(study, table["data"], rows, cells, threads, report)
 
-    def rows_of(self, source: str) -> list[Row]:
+    def describe_data(self) -> str:
+        found = {source: self.results(source) for source in self.config.sources}
+        return "; ".join(rows[0][1].data if rows else source for source, rows in found.items())
+
+    def describe(self) -> str:
+        named = ", ".join(map(str, self.config.seeds))
+        seeds = f"mean of the seeds {named}" if len(self.config.seeds) > 1 else f"seed {named}"
+        return (
+            "each user's latest 20 % held out, top 10 of all training items that the user has not "
+            f"touched; {seeds}; short trainings, so that accuracy is below that of "
+            "the accuracy tables; attacks on the messages of the first rounds and on the final "
+            "model"
+        )
+
+    def rows_of(self, source: str) -> list[PriceRow]:
         return [row for row in self.rows if not row.sources or source in row.sources]
 
-    def results(self, source: str) -> list[tuple[Row, Cell]]:
+    def results(self, source: str) -> list[tuple[PriceRow, PriceCell]]:
         """All rows of a data set, one after the other."""
-        rows, found = self.rows_of(source), []
-        for done, row in enumerate(rows):
-            self.report(f"{source}: {row.system}, {row.label}", done, len(rows))
-            found.append((row, self.cell(row, source)))
-        self.report(source, len(rows), len(rows))
-        return found
+        if source not in self._found:
+            rows = self.rows_of(source)
+            cells = self.many(source, lambda row: self.cell(row, source), rows, threads=1)
+            self._found[source] = list(zip(rows, cells, strict=True))
+        return self._found[source]
 
-    def cell(self, row: Row, source: str) -> Cell:
+    def cell(self, row: PriceRow, source: str) -> PriceCell:
         """Over all seeds."""
-        return Cell.joined({seed: self._of_seed(row, source, seed) for seed in self.config.seeds})
+        return PriceCell.joined(
+            {seed: self._of_seed(row, source, seed) for seed in self.config.seeds}
+        )
 
-    def _of_seed(self, row: Row, source: str, seed: int) -> Cell:
+    def _of_seed(self, row: PriceRow, source: str, seed: int) -> PriceCell:
         experiment = row.experiment(source, self.data[source], seed)
         data = repr(experiment.data)
         if data not in self._fingerprints:
@@ -218,8 +230,8 @@ class PriceStudy:
         suite = [f"{attack.code} {attack.name}" for attack in ATTACKS.values()]
         about = {**experiment.table, "baselines": ""}
         key = ["price", VERSION, self._fingerprints[data], about, rounds, suite]
-        found = kept(
-            self._folder, "price-", key, ["json"],
+        found = self.kept(
+            key, ["json"],
             lambda: {"json": np.frombuffer(self._measure(experiment, rounds), dtype=np.uint8)},
         )  # fmt: skip
         return _cell(json.loads(bytes(found["json"])))
@@ -233,13 +245,13 @@ class PriceStudy:
         return json.dumps(asdict(measured)).encode()
 
 
-def _cell(table: dict[str, Any]) -> Cell:
+def _cell(table: dict[str, Any]) -> PriceCell:
     for name in ("attacks", "left_out", "notes"):
         table[name] = tuple(table[name])
-    return Cell(**table)
+    return PriceCell(**table)
 
 
-def _measured(outcome: Outcome, card: Card, threads: int) -> Cell:
+def _measured(outcome: RunOutcome, card: Card, threads: int) -> PriceCell:
     own, folder = outcome.evaluations[outcome.system], outcome.folder
     if folder is None:
         raise ConfigError("a cell of the price list needs a run folder")
@@ -255,7 +267,7 @@ def _measured(outcome: Outcome, card: Card, threads: int) -> Cell:
         seconds = _seconds(outcome, threads)
     else:
         raise ConfigError("the price list knows devices and data owners alone")
-    return Cell(
+    return PriceCell(
         accuracy={name: float(summary[name]) for name in SHOWN if name in summary},
         top_pop=float(outcome.evaluations["top-pop"].summary()["P@10"]),
         protocol=own.describe(),
@@ -284,7 +296,7 @@ def _digest(*arrays: np.ndarray[Any, Any]) -> str:
 class _Deaf:
     """Where somebody listens, messages are written out; nothing is kept of them here."""
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         pass
 
 

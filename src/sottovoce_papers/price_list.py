@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.evaluation import plots
-from sottovoce.evaluation.report import Block, FigureBlock, Section, TextBlock, write_report
-from sottovoce.evaluation.tables import Cell as Entry
-from sottovoce.evaluation.tables import Column, Table, Value
+from sottovoce.evaluation.report import FigureBlock
+from sottovoce.evaluation.tables import Column, Table
 from sottovoce.runs.tables import readable_bytes
-from sottovoce_papers.fpl_table2 import claim
-from sottovoce_papers.price_cells import Cell, PriceStudy, Row
+from sottovoce_papers.price_cells import PriceCell, PriceRow, PriceStudy
+from sottovoce_papers.study import Claim, Row, claim, shown
 
-# What the price list claims, and whether it is so: what fails as printed, what holds if sound.
-
-Found = Sequence[tuple[Row, Cell]]
+Found = Sequence[tuple[PriceRow, PriceCell]]
 FOUND_AT_LEAST = 0.95
 """Of the hidden positives that were drawn, by A1 as printed."""
 EXPECTED: Mapping[str, tuple[str, str]] = {
@@ -33,20 +30,19 @@ MEMBERSHIP = "A12"
 """The attack that needs nothing but the published model."""
 
 
-def broken_codes(cell: Cell) -> list[str]:
+def broken_codes(cell: PriceCell) -> list[str]:
     """Codes of the attacks that have won."""
     return list(dict.fromkeys(a["code"] for a in cell.attacks if a["verdict"] == "broken"))
 
 
-def every_claim(study: PriceStudy, source: str, found: Found) -> list[dict[str, Any]]:
-    claims = [
+def every_claim(study: PriceStudy, source: str, found: Found) -> list[Claim]:
+    return [
         *_inversion(source, found),
         *_expected(source, found),
         *_sound(source, found),
         *_membership(source, found),
         *_same_model(study, source, found),
     ]
-    return claims
 
 
 def _words(attack: Mapping[str, Any]) -> str:
@@ -58,7 +54,7 @@ def _words(attack: Mapping[str, Any]) -> str:
     )
 
 
-def _inversion(source: str, found: Found) -> list[dict[str, Any]]:
+def _inversion(source: str, found: Found) -> list[Claim]:
     """A1 on updates in the clear, where no positive may leave."""
     claims = []
     for row, cell in found:
@@ -87,14 +83,14 @@ def _found(attack: Mapping[str, Any]) -> str:
     return "none" if attack["recall"] is None else f"{attack['recall']:.1%}"
 
 
-def _choices(row: Row, source: str) -> list[Mapping[str, Any]]:
+def _choices(row: PriceRow, source: str) -> list[Mapping[str, Any]]:
     """The choices of those who take part."""
     consent = {**row.sections.get("consent", {}), **row.at.get(source, {}).get("consent", {})}
     choices = consent.get("mix", [consent])
     return [choice for choice in choices if choice.get("takes_part", True)]
 
 
-def _expected(source: str, found: Found) -> list[dict[str, Any]]:
+def _expected(source: str, found: Found) -> list[Claim]:
     claims = []
     for code, (system, words) in EXPECTED.items():
         tried = [
@@ -113,7 +109,7 @@ def _expected(source: str, found: Found) -> list[dict[str, Any]]:
     return claims
 
 
-def _sound(source: str, found: Found) -> list[dict[str, Any]]:
+def _sound(source: str, found: Found) -> list[Claim]:
     """That no attack wins, membership inference left out, which has a claim of its own."""
     claims = []
     for row, cell in found:
@@ -131,7 +127,7 @@ def _sound(source: str, found: Found) -> list[dict[str, Any]]:
     return claims
 
 
-def _membership(source: str, found: Found) -> list[dict[str, Any]]:
+def _membership(source: str, found: Found) -> list[Claim]:
     """What the published model tells, and what closing it costs."""
     plain = [(r, c) for r, c in found if r.kind == "sound" and not r.epsilon and _members(c)]
     noisy = [(r, c) for r, c in found if r.kind == "sound" and r.epsilon and _members(c)]
@@ -152,16 +148,16 @@ def _membership(source: str, found: Found) -> list[dict[str, Any]]:
     return claims
 
 
-def _members(cell: Cell) -> list[Mapping[str, Any]]:
+def _members(cell: PriceCell) -> list[Mapping[str, Any]]:
     return [
         a for a in cell.attacks if a["code"] == MEMBERSHIP and a["verdict"] != "nothing to attack"
     ]
 
 
-def _same_model(study: PriceStudy, source: str, found: Found) -> list[dict[str, Any]]:
+def _same_model(study: PriceStudy, source: str, found: Found) -> list[Claim]:
     """A secure sum without noise gives the model of the direct link, bit for bit."""
     claims = []
-    direct: dict[str, Cell] = {}
+    direct: dict[str, PriceCell] = {}
     for row, cell in found:
         table = dict(row.experiment(source, study.data[source], study.config.seeds[0]).table)
         link = table.pop("link", {})
@@ -183,81 +179,37 @@ def _same_model(study: PriceStudy, source: str, found: Found) -> list[dict[str, 
 
 
 NAME = "price-list"
-_READING = (
-    "Accuracy is that of the run's own protocol, by full ranking. Trainings are short, and in most "
-    "cases the same for all ways to run a system; on Foursquare Italy FPL makes more draws in "
-    "fewer rounds where the link is a sum, and with noise vectors are smaller and rounds fewer. "
-    "Two in ten users take no part and are served at home.\n\n"
-    "Bytes up are what a device sends in a round in which it is asked, by its ledger; down is the "
-    "published model. In DRIFT they are those of a data owner in an epoch, to the orchestrator and "
-    "back. Seconds are those of a whole round on this machine, every message written out: what "
-    "devices learn, masks, server and proxy; in DRIFT, of an epoch without messages, data and "
-    "evaluation included.\n\n"
-    "An attack has won (broken) where even the low end of its 95 % interval lies above what the "
-    "best guess without it reaches. That a promise holds says that this attack got nowhere on "
-    "these data, not that none could. The attacks on rows of a sum that are one device's give the "
-    "attacker everybody's vectors to tell whose they are, which nobody in these systems has. A12 "
-    "needs nothing but the published model, so that only noise on the sums can close it. FMF-LDP "
-    "as printed lets the proxy read reports; that is no attack here, since it needs none: to such "
-    "a proxy the plain sum of all ε holds, and nothing else."
-)
 
 
 def price_list(study: PriceStudy, out: Path) -> dict[str, Any]:
     tables: list[Table] = []
-    claims: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    attacks: list[dict[str, Any]] = []
-    sections: list[Section] = []
-    data: list[str] = []
+    claims: list[Claim] = []
+    rows: list[Row] = []
+    attacks: list[Row] = []
+    pictures: list[FigureBlock] = []
     for source in study.config.sources:
         found = study.results(source)
-        mine = every_claim(study, source, found)
-        prices, tried = _prices(source, found), _attacks(source, found)
-        drawn = _draw(out / "figures" / f"{NAME}-{source}", source, found)
-        caption = f"What each way to run a system reaches on {source}, and which attacks win"
-        blocks: list[Block] = [prices, FigureBlock(drawn.svg, caption), tried, _claims(mine)]
-        sections.append(Section(source, blocks))
-        tables += [prices, tried]
-        claims += mine
+        tables += [_prices(source, found), _attacks(source, found)]
+        claims += every_claim(study, source, found)
         rows += [_row(source, row, cell) for row, cell in found]
         attacks += [
             {"data": source, "run": f"{row.system}, {row.label}", **attack}
             for row, cell in found
             for attack in cell.attacks
         ]
-        data.append(found[0][1].data if found else source)
-    sections.append(Section("How to read this", [TextBlock(_READING)]))
-    page = write_report(out / "report.html", NAME, sections)
-    return {
-        "name": NAME,
-        "data": "; ".join(data),
-        "protocol": _protocol(study),
-        "rows": rows,
-        "attacks": attacks,
-        "claims": claims,
-        "tables": tables,
-        "report": str(page),
-    }
+        drawn = _draw(out / "figures" / f"{NAME}-{source}", source, found)
+        caption = f"What each way to run a system reaches on {source}, and which attacks win"
+        pictures.append(FigureBlock(drawn.svg, caption))
+    return study.result(NAME, out, tables, claims, pictures, rows=rows, attacks=attacks)
 
 
-def _protocol(study: PriceStudy) -> str:
-    return (
-        "each user's latest 20 % held out, top 10 of all training items that the user has not "
-        f"touched; {_seeds(study)}; short trainings, so that accuracy is below that of "
-        "the accuracy tables; attacks on the messages of the first rounds and on the final model"
-    )
-
-
-def _seeds(study: PriceStudy) -> str:
-    named = ", ".join(map(str, study.config.seeds))
-    return f"mean of the seeds {named}" if len(study.config.seeds) > 1 else f"seed {named}"
+STUDY, VIEWS = PriceStudy, {"price-list": price_list}
 
 
 # --- tables --------------------------------------------------------------------------------------
 
 
-def _row(source: str, row: Row, cell: Cell) -> dict[str, Any]:
+def _row(source: str, row: PriceRow, cell: PriceCell) -> Row:
     return {
         "data": source,
         "system": row.system,
@@ -279,7 +231,7 @@ def _row(source: str, row: Row, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _broken(cell: Cell) -> list[str]:
+def _broken(cell: PriceCell) -> list[str]:
     """Codes of the attacks that have won, and with how many seeds where not with all."""
     every = {a["seed"] for a in cell.attacks}
     found = []
@@ -289,53 +241,38 @@ def _broken(cell: Cell) -> list[str]:
     return found
 
 
-def _held(cell: Cell) -> list[str]:
+def _held(cell: PriceCell) -> list[str]:
     """Codes of which no attack has won, and one was tried."""
     lost = {a["code"] for a in cell.attacks if a["verdict"] == "broken"}
     tried = [a["code"] for a in cell.attacks if a["verdict"] == "holds" and a["code"] not in lost]
     return list(dict.fromkeys(tried))
 
 
-def _prices(source: str, found: Sequence[tuple[Row, Cell]]) -> Table:
+def _prices(source: str, found: Found) -> Table:
     columns = [
-        Column("system"),
-        Column("way"),
-        Column("kind"),
-        Column("P@10", format=".4f"),
-        Column("NDCG@10", format=".4f"),
-        Column("change", "P@10 against printed", "+.1%"),
-        Column("up", "up"),
-        Column("down", "down"),
-        Column("seconds", "s per round", ".2f"),
-        Column("broken"),
+        Column("system"), Column("way"), Column("kind"), Column("P@10", format=".4f"),
+        Column("NDCG@10", format=".4f"), Column("change", "P@10 against printed", "+.1%"),
+        Column("up"), Column("down"), Column("seconds", "s per round", ".2f"), Column("broken"),
         Column("held"),
-    ]
+    ]  # fmt: skip
     printed = _printed(found)
-    rows: list[dict[str, Value | Entry]] = []
+    rows = []
     for row, cell in found:
         base = printed.get(row.system, math.nan)
         rows.append(
-            {
-                "system": row.system,
-                "way": row.label,
-                "kind": row.kind,
-                "P@10": cell.accuracy["P@10"],
-                "NDCG@10": cell.accuracy["NDCG@10"],
-                "change": cell.accuracy["P@10"] / base - 1.0 if base > 0 else math.nan,
-                "up": readable_bytes(cell.up),
-                "down": readable_bytes(cell.down),
-                "seconds": cell.seconds,
-                "broken": ", ".join(_broken(cell)) or "none",
-                "held": ", ".join(_held(cell)) or "none",
-            }
-        )
+            _row(source, row, cell)
+            | {"change": cell.accuracy["P@10"] / base - 1.0 if base > 0 else math.nan,
+               "up": readable_bytes(cell.up), "down": readable_bytes(cell.down),
+               "broken": ", ".join(_broken(cell)) or "none",
+               "held": ", ".join(_held(cell)) or "none"}
+        )  # fmt: skip
     top = next((cell.top_pop for _, cell in found), math.nan)
     notes = [f"Top-Pop has P@10 {top:.4f}. Up and down: per device and round."]
     protocol = found[0][1].protocol if found else ""
-    return Table(f"What it costs on {source}", columns, rows, protocol, notes)
+    return shown(f"What it costs on {source}", columns, rows, protocol, notes)
 
 
-def _printed(found: Sequence[tuple[Row, Cell]]) -> Mapping[str, float]:
+def _printed(found: Found) -> Mapping[str, float]:
     """The best P@10 of each system as printed."""
     best: dict[str, float] = {}
     for row, cell in found:
@@ -344,56 +281,34 @@ def _printed(found: Sequence[tuple[Row, Cell]]) -> Mapping[str, float]:
     return best
 
 
-def _attacks(source: str, found: Sequence[tuple[Row, Cell]]) -> Table:
+def _attacks(source: str, found: Found) -> Table:
     columns = [
-        Column("system"),
-        Column("way"),
-        Column("attack"),
-        Column("seed"),
-        Column("party", "by"),
-        Column("measure"),
-        Column("value", "result", ".3f"),
-        Column("interval", "95 %"),
-        Column("base", "without the attack", ".3f"),
-        Column("recall", "found", ".3f"),
+        Column("system"), Column("way"), Column("attack"), Column("seed"), Column("party", "by"),
+        Column("measure"), Column("value", "result", ".3f"), Column("interval", "95 %"),
+        Column("base_rate", "without the attack", ".3f"), Column("recall", "found", ".3f"),
         Column("verdict"),
-    ]
-    rows: list[dict[str, Value | Entry]] = []
+    ]  # fmt: skip
+    rows = []
     for row, cell in found:
         for attack in cell.attacks:
-            there = attack["verdict"] != "nothing to attack"
             low, high = attack["interval"]
-            rows.append(
-                {
-                    "system": row.system,
-                    "way": row.label,
+            line = {**attack, "system": row.system, "way": row.label,
                     "attack": f"{attack['code']} {attack['attack']}",
-                    "seed": attack["seed"],
-                    "party": attack["party"],
-                    "measure": attack["measure"],
-                    "value": attack["value"] if there else math.nan,
-                    "interval": f"{low:.3f} to {high:.3f}" if there else "–",
-                    "base": attack["base_rate"] if there else math.nan,
-                    "recall": attack["recall"] if attack["recall"] is not None else math.nan,
-                    "verdict": attack["verdict"],
-                }
-            )
+                    "interval": f"{low:.3f} to {high:.3f}"}  # fmt: skip
+            if attack["verdict"] == "nothing to attack":
+                line |= {"value": None, "interval": "–", "base_rate": None}
+            rows.append(line)
     notes = [
         "Attacks that do not apply to a way to run a system are left out; `sottovoce attack` on a "
         "run says why."
     ]
-    return Table(f"Every attack on {source}", columns, rows, notes=notes)
-
-
-def _claims(claims: Sequence[Mapping[str, Any]]) -> Table:
-    columns = [Column("claim"), Column("holds"), Column("detail")]
-    return Table("What is claimed, tested", columns, list(claims))
+    return shown(f"Every attack on {source}", columns, rows, notes=notes)
 
 
 # --- the plot ------------------------------------------------------------------------------------
 
 
-def _draw(path: Path, source: str, found: Sequence[tuple[Row, Cell]]) -> plots.Figures:
+def _draw(path: Path, source: str, found: Found) -> plots.Figures:
     """A line for each way: its accuracy, and beside it what won against it and what it sends."""
     title = f"{source}: accuracy, bytes per round, and which attacks win"
     with plots.drawing(path, title, (9.2, 1.6 + 0.36 * len(found))) as (figure, axes):

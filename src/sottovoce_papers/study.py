@@ -1,294 +1,202 @@
-"""The FPL study on one data set: settings chosen on validation, results on test, nothing run twice.
+"""The one kind of study: experiments are trained once each, kept on disk as cells, measured, and
+shown beside the printed figures.
 
-A *cell* is one training run of one system, looked at after several epochs; its recommendation lists
-are kept on disk, so that an interrupted study goes on where it was and figures share their runs.
+A table or figure is a file of settings (`experiments/reproduce/NAME.toml`: what is varied, over
+which seeds, what was printed, how to read it) and a view, which turns a study into rows and claims.
+A *cell* is what one training left behind. An interrupted study goes on where it was, and tables and
+figures share their cells.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from sottovoce import config
-from sottovoce.algorithms.fpl.system import CONFIGURATIONS, FPLConfig
-from sottovoce.baselines import BPRMF, Baseline
-from sottovoce.core.consent import Choice, Consent
-from sottovoce.core.recommender import Scorer
-from sottovoce.data.dataset import Dataset
-from sottovoce.data.sources import load
-from sottovoce.data.splitting import Split, keep_active, temporal_holdout, validation_split
-from sottovoce.engines.observers import AtRounds
-from sottovoce.errors import CorruptData
-from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate, evaluate_lists
+from sottovoce.core.arrays import each
+from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
+from sottovoce.evaluation.tables import Column, Table
 from sottovoce.experiment import shipped_folder
-from sottovoce.privacy.mechanisms import ShareFraction
-from sottovoce.rng import Streams
-from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import load_arrays, save_arrays
 from sottovoce.runs.train import Report
 
-# Results of training runs, kept on disk: an interrupted study goes on where it was, and figures
-# share their runs.
-
 Arrays = Mapping[str, NDArray[Any]]
-
-
-def kept(
-    folder: Path,
-    prefix: str,
-    key: Sequence[object],
-    names: Iterable[str],
-    train: Callable[[], Arrays],
-) -> Arrays:
-    """What the folder has of the run that `key` describes, which JSON can write. Where one of
-    `names` is missing, train() is added to it. Files of a study begin with its prefix."""
-    text = json.dumps(list(key), sort_keys=True)
-    digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-    path = folder / f"{prefix}{digest}.npz"
-    found = load_arrays(path) if path.exists() else {}
-    if not set(names) <= set(found):
-        folder.mkdir(parents=True, exist_ok=True)
-        found = {**found, **train()}
-        save_arrays(path, **found)
-    return found
-
-
+Floats = NDArray[np.float64]
 Part = Literal["validation", "test"]
-CHOSEN_BY = "P@10"
-"""The validation metric by which settings are chosen."""
+Row = dict[str, Any]
+Claim = dict[str, Any]
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
-@dataclass(frozen=True, slots=True)
-class StudyConfig:
-    source: str = "foursquare-italy"
-    min_user_items: int = 20
-    test_fraction: float = 0.2
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Factor models are trained with each; their figures are means."""
-    learning_rates: tuple[float, ...] = (0.005, 0.05, 0.5)
-    embedding_sizes: tuple[int, ...] = (10, 20, 50)
-    epochs: tuple[int, ...] = (10, 20, 30, 40, 50)
-    shares: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-    coarse_shares: tuple[float, ...] = (0.1, 0.2, 0.4, 0.7, 1.0)
-    """Shares tried where FPL's own learning rate is tuned."""
-    neighbours: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
-    vae_hidden: tuple[int, ...] = (200, 300, 600)
-    vae_latent: tuple[int, ...] = (100, 100, 200)
-    vae_epochs: tuple[int, ...] = (50, 100, 200)
-    fcf_sizes: tuple[int, ...] = (10,)
-    fcf_alphas: tuple[float, ...] = (4.0,)
-    """Confidences of FCF as published."""
-    fcf_regs: tuple[float, ...] = (10.0,)
-    fcf_rates: tuple[float, ...] = (0.03,)
-    """Learning rates of FCF as FPL's authors most likely ran it."""
-    fcf_rounds: int = 50
+def installed(name: str, quick: bool = False) -> dict[str, Any]:
+    """The file of a table or figure, laid over the one that it extends; `quick` lays its [quick]
+    table over the rest."""
+    path = shipped_folder("experiments") / "reproduce" / f"{name}.toml"
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    if "extends" in table:
+        table = laid_over(installed(table["extends"]), table)
+    return laid_over(table, table.get("quick", {})) if quick else table
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables within tables are laid over each other, everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = laid_over(old, value) if both and old is not None else value
+    return merged
+
+
+def settings_of(kind: type[Found], name: str, quick: bool) -> Found:
+    """The [study] table of an installed file."""
+    return config.build(kind, installed(name, quick).get("study", {}), "study")
+
+
+def repr_as(name: str, thing: object) -> str:
+    """A dataclass as it was written when its class had another name: keys of cells must last."""
+    return name + repr(thing)[len(type(thing).__name__) :]
+
+
+class Study(ABC):
+    """The settings of a table or figure, and its cells. A paper's study says how to train one."""
+
+    prefix: ClassVar[str] = ""
+    """With which the files of a paper's cells begin."""
+
+    def __init__(self, cells: Path, threads: int, report: Report) -> None:
+        self.folder, self.threads, self.report = cells, threads, report
 
     @classmethod
-    def read(cls, name: str, quick: bool) -> StudyConfig:
-        """The installed file of a table or figure; `quick` lays its [quick] table over [study]."""
-        table = installed(name)
-        below = installed(table["extends"]) if "extends" in table else {}
-        study = below.get("study", {}) | table.get("study", {})
-        if quick:
-            study = study | below.get("quick", {}) | table.get("quick", {})
-        return config.build(cls, study, "study")
+    @abstractmethod
+    def read(
+        cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
+    ) -> Self:
+        """The study of an installed file."""
 
-
-def installed(name: str) -> dict[str, Any]:
-    """The file of a published table or figure."""
-    return tomllib.loads((shipped_folder("experiments") / "reproduce" / f"{name}.toml").read_text())
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One system as trained: FPL in a configuration, or BPR-MF."""
-
-    system: str
-    learning_rate: float
-    embedding_size: int
-    share: float = 1.0
-
-    def words(self) -> str:
-        share = f", π={self.share:g}" if self.system in CONFIGURATIONS else ""
-        return f"α={self.learning_rate:g}, F={self.embedding_size}{share}"
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A setting and how long to train it, chosen on validation."""
-
-    setting: Setting
-    epochs: float
-    validation: float
-
-    def words(self) -> str:
-        return f"{self.setting.words()}, {self.epochs:g} epochs"
-
-
-class Study:
-    """Splits of one data set, and trained cells on them."""
-
-    def __init__(self, settings: StudyConfig, cells: Path, threads: int, report: Report) -> None:
-        self.config = settings
-        self.dataset: Dataset = keep_active(load(settings.source), settings.min_user_items)
-        self.test = temporal_holdout(self.dataset.interactions, settings.test_fraction)
-        self.validation = validation_split(self.test, settings.test_fraction)
-        self.protocol = Protocol()
-        self.threads = threads
-        self._report = report
-        self._folder = cells
-        self._fingerprint = self.dataset.fingerprint()
-
-    def split(self, part: Part) -> Split:
-        return self.test if part == "test" else self.validation
-
+    @abstractmethod
     def describe(self) -> str:
-        train = self.test.train
-        return (
-            f"{self.dataset.name}, users with at least {self.config.min_user_items} items: "
-            f"{train.n_users:,} users, {train.n_items:,} training items, "
-            f"{train.n_interactions:,} training interactions; each user's latest "
-            f"{self.config.test_fraction:.0%} held out; {self.protocol.describe()}; settings "
-            f"chosen by {CHOSEN_BY} on the latest {self.config.test_fraction:.0%} of training, "
-            "then trained on both"
-        )
+        """How figures came about."""
 
-    # --- training ---------------------------------------------------------------------------------
+    @abstractmethod
+    def describe_data(self) -> str:
+        """What was learnt from."""
 
-    def fit(self, name: str, baseline: Baseline, part: Part) -> Evaluation:
-        """A baseline that is trained once."""
-        split = self.split(part)
+    def kept(
+        self, key: Sequence[object], names: Iterable[str], train: Callable[[], Arrays]
+    ) -> Arrays:
+        """What the folder has of the training that `key` describes, which JSON can write. If one of
+        `names` is missing, train() is added to it."""
+        text = json.dumps(list(key), sort_keys=True)
+        digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+        path = self.folder / f"{self.prefix}{digest}.npz"
+        found = load_arrays(path) if path.exists() else {}
+        if not set(names) <= set(found):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            found = {**found, **train()}
+            save_arrays(path, **found)
+        return found
 
-        def train() -> Mapping[str, NDArray[np.int32]]:
-            scorer = baseline.fit(split.train, Streams.from_seed(0).child("baseline", name))
-            return {"lists": self._lists(scorer, split)}
+    def many(
+        self,
+        what: str,
+        work: Callable[[Given], Found],
+        parts: Sequence[Given],
+        threads: int | None = None,
+    ) -> list[Found]:
+        """work(part) of every part, side by side, reported as it goes."""
+        done = 0
+        self.report(what, 0, len(parts))
 
-        about = {"baseline": name, "settings": repr(baseline), "part": part}
-        found = kept(self._folder, "", [self._fingerprint, about], ["lists"], train)
-        return evaluate_lists(found["lists"], split.train, split.test, self.protocol)
+        def one(part: Given) -> Found:
+            nonlocal done
+            found = work(part)
+            done += 1
+            self.report(what, done, len(parts))
+            return found
 
-    def train(
-        self, setting: Setting, epochs: Sequence[float], part: Part, seed: int
-    ) -> dict[float, Evaluation]:
-        """A factor model after each of these numbers of epochs. A fraction of an epoch is rounded
-        to whole rounds."""
-        split = self.split(part)
-        names = {f"{e:g}": e for e in sorted(epochs)}
+        return each(one, parts, self.threads if threads is None else threads)
 
-        def train() -> Mapping[str, NDArray[np.int32]]:
-            run = self._bpr if setting.system == "BPR-MF" else self._fpl
-            return run(setting, names, split, seed)
-
-        about = {"setting": repr(setting), "part": part, "seed": seed}
-        lists = kept(self._folder, "", [self._fingerprint, about], names, train)
+    def result(
+        self,
+        name: str,
+        out: Path,
+        tables: Sequence[Table],
+        claims: Sequence[Claim],
+        pictures: Sequence[FigureBlock] = (),
+        *,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        protocol: str = "",
+        reading: str = "",
+        **more: Any,
+    ) -> dict[str, Any]:
+        """Writes the report, and returns what `reproduce` says. The rows are by default those of
+        the first table."""
+        columns = [Column(key) for key in ("claim", "holds", "detail")]
+        claimed = Table("What is claimed, tested", columns, list(claims))
+        text = TextBlock(reading or installed(name)["reading"])
+        sections = [
+            Section("Results", [*tables, claimed, *pictures]),
+            Section("How to read this", [text]),
+        ]
+        page = write_report(out / "report.html", tables[0].title, sections)
         return {
-            e: evaluate_lists(lists[name], split.train, split.test, self.protocol)
-            for name, e in names.items()
+            "name": name,
+            "data": self.describe_data(),
+            "protocol": protocol or self.describe(),
+            "rows": [dict(row) for row in (tables[0].rows if rows is None else rows)],
+            "claims": list(claims),
+            **more,
+            "tables": list(tables),
+            "report": str(page),
         }
 
-    def train_many(
-        self, what: str, jobs: Sequence[tuple[Setting, Sequence[float], Part, int]]
-    ) -> list[dict[float, Evaluation]]:
-        """Several cells, side by side on the study's threads."""
-        done = 0
-        self._report(what, 0, len(jobs))
 
-        def one(job: tuple[Setting, Sequence[float], Part, int]) -> dict[float, Evaluation]:
-            nonlocal done
-            result = self.train(*job)
-            done += 1
-            self._report(what, done, len(jobs))
-            return result
-
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(one, jobs))
-
-    # --- choosing ---------------------------------------------------------------------------------
-
-    def choose(
-        self, what: str, settings: Sequence[Setting], epochs: Sequence[float], seeds: Sequence[int]
-    ) -> list[Chosen]:
-        """All settings and epochs by mean validation score over the seeds, best first."""
-        jobs = [(s, epochs, "validation", seed) for s in settings for seed in seeds]
-        results = self.train_many(what, jobs)  # type: ignore[arg-type]
-        scores: dict[tuple[Setting, float], list[float]] = {}
-        for (setting, *_), by_epoch in zip(jobs, results, strict=True):
-            for epoch, evaluation in by_epoch.items():
-                scores.setdefault((setting, epoch), []).append(evaluation.mean(CHOSEN_BY))
-        found = [Chosen(s, e, float(np.mean(v))) for (s, e), v in scores.items()]
-        return sorted(found, key=lambda c: -c.validation)
-
-    def final(self, what: str, chosen: Sequence[Chosen]) -> list[list[Evaluation]]:
-        """Each choice, trained on all training data with every seed, on test."""
-        jobs = [(c.setting, (c.epochs,), "test", s) for c in chosen for s in self.config.seeds]
-        results = self.train_many(what, jobs)  # type: ignore[arg-type]
-        flat = [next(iter(r.values())) for r in results]
-        n = len(self.config.seeds)
-        return [flat[k * n : (k + 1) * n] for k in range(len(chosen))]
-
-    # --- inside -----------------------------------------------------------------------------------
-
-    def _bpr(
-        self, setting: Setting, names: Mapping[str, float], split: Split, seed: int
-    ) -> dict[str, NDArray[np.int32]]:
-        model = BPRMF(setting.embedding_size, setting.learning_rate)
-        scorers = model.fit_steps(
-            split.train, Streams.from_seed(seed), [round(e) for e in names.values()]
-        )
-        return {n: self._lists(s, split) for n, s in zip(names, scorers, strict=True)}
-
-    def _fpl(
-        self, setting: Setting, names: Mapping[str, float], split: Split, seed: int
-    ) -> dict[str, NDArray[np.int32]]:
-        train = split.train
-        settings = FPLConfig(
-            embedding_size=setting.embedding_size,
-            learning_rate=setting.learning_rate,
-            configuration=setting.system,
-        )
-        consent = Consent.uniform(
-            np.arange(train.n_users, dtype=np.int64), Choice(share_positives=setting.share)
-        )
-        rng = Streams.from_seed(seed)
-        federation = Federation.build(settings, train, consent, ShareFraction("draw"), rng)
-        plan = federation.schedule
-        stops = {max(1, round(e * plan.rounds_per_epoch)): n for n, e in names.items()}
-        federation.schedule = replace(plan, rounds=max(stops))
-        lists: dict[str, NDArray[np.int32]] = {}
-
-        def look(moment: Any) -> None:
-            lists[stops[moment.round]] = self._lists(federation.scorer(), split)
-
-        federation.devices.ledger.keep_rows = False
-        federation.run([AtRounds(tuple(stops), look)])
-        return lists
-
-    def _lists(self, scorer: Scorer, split: Split) -> NDArray[np.int32]:
-        lists = evaluate(scorer, split.train, split.test, self.protocol, threads=1).lists
-        if lists is None:
-            raise CorruptData("full ranking gave no lists")
-        return lists
+# --- what is claimed, and how it is shown --------------------------------------------------------
 
 
-def averaged(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """The mean over seeds of each user's values, for paired tests. Lists are the first seed's."""
-    first = evaluations[0]
-    values = {
-        name: np.mean([e.per_user(name) for e in evaluations], axis=0) for name in first.values
-    }
-    return replace(first, values=values)
+def claim(text: str, *parts: tuple[bool, str]) -> Claim:
+    """It holds if all its parts do."""
+    detail = "; ".join(words for _, words in parts)
+    return {"claim": text, "holds": all(holds for holds, _ in parts), "detail": detail}
 
 
-def mean_summary(evaluations: Sequence[Evaluation]) -> dict[str, float]:
-    """The mean over seeds of the summary."""
-    summaries = [e.summary() for e in evaluations]
-    return {name: float(np.mean([s[name] for s in summaries])) for name in summaries[0]}
+def interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> float | None:
+    """Half of Student's interval of the mean; nothing for a single value."""
+    if len(values) < 2:
+        return None
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, 0.5 + confidence / 2)) * error
+
+
+def plus_minus(values: Sequence[float] | Floats) -> str:
+    """The mean, and half of its interval if there are several values."""
+    half = interval(values)
+    return f"{np.mean(values):.4f}" + ("" if half is None else f" ± {half:.4f}")
+
+
+def count_of(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
+
+
+def shown(
+    title: str,
+    columns: Sequence[Column],
+    rows: Iterable[Mapping[str, Any]],
+    protocol: str = "",
+    notes: Sequence[str] = (),
+) -> Table:
+    """A table of these columns alone, from rows that have others as well."""
+    keys = [column.key for column in columns]
+    return Table(title, columns, [{k: row.get(k) for k in keys} for row in rows], protocol, notes)

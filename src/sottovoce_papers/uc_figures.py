@@ -12,8 +12,8 @@ import numpy as np
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce_papers.fpl_table2 import claim
-from sottovoce_papers.uc_study import Cell, UCStudy
+from sottovoce_papers.study import Claim, Row, claim
+from sottovoce_papers.uc_study import AttackJob, UCCell, UCStudy
 from sottovoce_papers.uc_systems import (
     ATTACKERS,
     BASE,
@@ -23,16 +23,12 @@ from sottovoce_papers.uc_systems import (
     PLACE,
     SAME,
     SCORES,
-    Elsewhere,
     Guessed,
     Mask,
-    Row,
-    System,
+    UCSystem,
     apart,
     described,
-    finish,
     gap_cells,
-    guess_elsewhere,
     hidden_count,
     named,
     places,
@@ -48,10 +44,10 @@ def figure4(study: UCStudy, out: Path) -> dict[str, Any]:
     rows: list[Row] = []
     claims, pictures = [], []
 
-    def open_users(cell: Cell) -> Mask:
+    def open_users(cell: UCCell) -> Mask:
         return np.equal(hidden_count(study, cell), 0)
 
-    def private(cell: Cell) -> Mask:
+    def private(cell: UCCell) -> Mask:
         return hidden_count(study, cell) > 0
 
     for source, recommender in places(study):
@@ -63,7 +59,7 @@ def figure4(study: UCStudy, out: Path) -> dict[str, Any]:
         for beta in study.config.betas:
             line = train(study, source, recommender, beta)
             # The same users under the base model, whose cells hide nothing.
-            plain = System(base.group, "", line.cells, base.runs)
+            plain = UCSystem(base.group, "", line.cells, base.runs)
             for (label, (xs, ys)), users in zip(curves.items(), (open_users, private), strict=True):
                 (hr, ndcg), (was, was_ndcg) = line.scores(users), plain.scores(users)
                 gap = apart(line, plain, users)
@@ -99,7 +95,7 @@ def figure4(study: UCStudy, out: Path) -> dict[str, Any]:
         *GAP,
     ]  # fmt: skip
     table = Table("UC-FedRec, Figure 4: users who hide nothing", columns, rows, study.describe())
-    return finish("uc-figure4", study, out, table, claims, pictures, _FIGURE4)
+    return study.result("uc-figure4", out, [table], claims, pictures)
 
 
 def _printed4(source: str, recommender: str, beta: float, nothing: bool) -> Row:
@@ -156,7 +152,7 @@ def figure5(study: UCStudy, out: Path) -> dict[str, Any]:
         Column("paper_base", "paper: no filter", ".3f"), Column("paper", "paper", ".3f"),
     ]  # fmt: skip
     table = Table("UC-FedRec, Figure 5: the right filter", columns, rows, study.describe())
-    return finish("uc-figure5", study, out, table, claims, pictures, _FIGURE5)
+    return study.result("uc-figure5", out, [table], claims, pictures)
 
 
 Matrix = dict[tuple[str, str], tuple[Guessed, Guessed]]
@@ -164,16 +160,16 @@ Matrix = dict[tuple[str, str], tuple[Guessed, Guessed]]
 
 
 def _matrix(
-    study: UCStudy, base: System, filters: Mapping[str, System], names: Sequence[str]
+    study: UCStudy, base: UCSystem, filters: Mapping[str, UCSystem], names: Sequence[str]
 ) -> Matrix:
     places_ = [(a, f) for a in names for f in filters]
     jobs = [
-        Elsewhere(cell, attribute, used)
+        AttackJob(cell, attribute, hidden=used)
         for attribute, used in places_
         for line in (base, filters[used])
         for cell in line.cells
     ]
-    every = iter(guess_elsewhere(study, jobs))
+    every = iter(study.attack_all(jobs))
     found: Matrix = {}
     for attribute, used in places_:
         pair = []
@@ -199,7 +195,7 @@ def _share(after: float, before: float) -> float | None:
     return max(0.0, after) / before if before > 0 else None
 
 
-def _claims5(found: Matrix, names: Sequence[str], name: str) -> list[dict[str, Any]]:
+def _claims5(found: Matrix, names: Sequence[str], name: str) -> list[Claim]:
     own, others = [], []
     for attribute in names:
         left = {
@@ -246,11 +242,11 @@ def figure7(study: UCStudy, out: Path) -> dict[str, Any]:
         name = named(study, source, recommender)
         for beta in study.config.betas:
             line = train(study, source, recommender, beta)
-            plain = System(base.group, "", line.cells, base.runs)
+            plain = UCSystem(base.group, "", line.cells, base.runs)
             kept: dict[int, tuple[float, float, float]] = {}
             for count in range(most + 1):
 
-                def users(cell: Cell, count: int = count) -> Mask:
+                def users(cell: UCCell, count: int = count) -> Mask:
                     return np.equal(hidden_count(study, cell), count)
 
                 size = float(np.mean([users(cell).mean() for cell in line.cells]))
@@ -282,7 +278,7 @@ def figure7(study: UCStudy, out: Path) -> dict[str, Any]:
         *GAP,
     ]  # fmt: skip
     table = Table("UC-FedRec, Figure 7: how many attributes", columns, rows, study.describe())
-    return finish("uc-figure7", study, out, table, claims, pictures, _FIGURE7)
+    return study.result("uc-figure7", out, [table], claims, pictures)
 
 
 def _printed7(source: str, recommender: str, beta: float, count: int) -> Row:
@@ -291,7 +287,7 @@ def _printed7(source: str, recommender: str, beta: float, count: int) -> Row:
     return {}
 
 
-def _claims7(kept: Mapping[int, tuple[float, float, float]], name: str) -> list[dict[str, Any]]:
+def _claims7(kept: Mapping[int, tuple[float, float, float]], name: str) -> list[Claim]:
     shares = {count: share(hr, was) for count, (hr, _, was) in kept.items()}
     found = [
         claim(f"the more attributes a user hides, the less of HR@10 she keeps, {name}",
@@ -311,16 +307,5 @@ def _claims7(kept: Mapping[int, tuple[float, float, float]], name: str) -> list[
     return found
 
 
-_FIGURE4 = """\
-Every user hides each attribute with probability α. HR@10 of those who hide none is compared with \
-that of the same users under the base model; the interval is over users. Nothing of theirs is \
-pulled towards anything: what they lose, they lose through items and towers, which others train."""
-_FIGURE5 = """\
-One filter at a time. Attackers guess each attribute of those who hide the filter's attribute, and \
-learn from those who share it; the base model is attacked on the same users. Claims are about AUC; \
-the paper's figures of age are F1. In the paper every user is given one of the two filters, half \
-of them each."""
-_FIGURE7 = """\
-Users by the number of attributes that they hide, drawn apart for each attribute. Groups differ by \
-chance, and few users hide everything; therefore each group stands beside itself under the base \
-model. The paper compares groups with each other."""
+STUDY = UCStudy
+VIEWS = {"uc-figure4": figure4, "uc-figure5": figure5, "uc-figure7": figure7}

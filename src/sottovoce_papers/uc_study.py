@@ -1,6 +1,6 @@
 """Trained and attacked models of the UC-FedRec paper's tables and figures.
 
-A `Cell` is one training run. Each user's latest item is for test, the second-latest for validation;
+A `UCCell` is one training. Each user's latest item is for test, the second-latest for validation;
 both are kept from training, and one training serves both. The round is chosen on validation.
 What came out is kept on disk, so that an interrupted study goes on where it was, tables and figures
 share their runs, and runs can be brought from a machine with a GPU.
@@ -13,13 +13,14 @@ whose attribute leaked, and guess the rest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from numpy.typing import NDArray
 from sottovoce import config
 from sottovoce.algorithms.uc.settings import SYSTEMS, FilterConfig, UCConfig
 from sottovoce.attacks.suite.a08_attributes import Inference, TooLittle, infer
-from sottovoce.core.arrays import each
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Labels
@@ -35,23 +35,20 @@ from sottovoce.errors import ConfigError
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.runs.train import Report
-from sottovoce_papers.fmf_study import laid_over
-from sottovoce_papers.study import installed, kept
+from sottovoce_papers.study import Arrays, Study, count_of, installed
 from sottovoce_papers.uc_training import (
     ATTRIBUTES,
     CUT,
     KEPT,
-    Measured,
     Trained,
     Trainer,
-    Training,
-    World,
+    UCData,
+    UCMeasured,
+    UCTraining,
     federated,
     measure,
     run,
 )
-
-# What attackers found out in the UC-FedRec study, as it is kept.
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +138,13 @@ class Attacked:
         return {"attacked": np.array(json.dumps(asdict(self)))}
 
     @classmethod
-    def of_arrays(cls, found: Mapping[str, NDArray[Any]]) -> Attacked | None:
+    def of_arrays(cls, found: Arrays) -> Attacked | None:
         table = json.loads(str(found["attacked"]))
         return None if table is None else cls(**table)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Attack:
+class AttackWork:
     """An attacker's work: the table, and whose attribute is private."""
 
     table: NDArray[Any]
@@ -176,7 +173,7 @@ LEAKED = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class UCCell:
     """One training run. With α = 0, or without attributes, it is the base model."""
 
     source: str = "movielens-1m"
@@ -198,7 +195,7 @@ class Cell:
     overrides: tuple[tuple[str, Any], ...] = ()
     """Other values for keys of `UCConfig`."""
 
-    def base(self) -> Cell:
+    def base(self) -> UCCell:
         """The same without filters."""
         return replace(self, attributes=())
 
@@ -217,7 +214,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class StudyConfig:
+class UCStudyConfig:
     sources: tuple[str, ...] = ("movielens-1m",)
     recommenders: tuple[Recommender, ...] = ("gnn", "ncf", "mf")
     attributes: tuple[str, ...] = ()
@@ -266,30 +263,34 @@ class StudyConfig:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Job:
+class AttackJob:
     """An attack."""
 
-    cell: Cell
+    cell: UCCell
     attribute: str
     table: NDArray[Any] | None = None
     """Representations other than those of the trained cell."""
     tag: str = ""
     """How they were made, in a word that no other way has."""
     alpha: float | None = None
-    """Share of users who hide it now; the cell's where there is none."""
+    """Share of users who hide it now; by default the cell's."""
+    hidden: str = ""
+    """Whose hiders are guessed, and whose sharers are learnt from, if that is another attribute."""
 
     @property
-    def hiding(self) -> Cell:
+    def hiding(self) -> UCCell:
         """By which the attribute's hiders are drawn."""
         return self.cell if self.alpha is None else replace(self.cell, alpha=self.alpha)
 
 
-class UCStudy:
+class UCStudy(Study):
     """Trained and attacked cells of one table or figure."""
+
+    prefix = "uc-"
 
     def __init__(
         self,
-        settings: StudyConfig,
+        settings: UCStudyConfig,
         recommenders: Mapping[str, Mapping[str, Mapping[str, Any]]],
         cells: Path,
         threads: int,
@@ -298,43 +299,28 @@ class UCStudy:
         trainer: Trainer = federated,
     ) -> None:
         """`recommenders` has, by source and recommender, the values of `UCConfig`, and `clip`."""
-        self.config = settings
-        self.threads = threads
-        self.report = report
-        self.device = device
-        self.folder = cells
+        super().__init__(cells, threads, report)
+        self.config, self.device = settings, device
         self._recommenders = recommenders
         self._trainer = trainer
-        self._worlds: dict[str, World] = {}
+        self._worlds: dict[str, UCData] = {}
 
     @classmethod
     def read(
-        cls,
-        name: str,
-        quick: bool,
-        cells: Path,
-        threads: int,
-        report: Report,
-        device: str = "cpu",
-    ) -> UCStudy:
-        """The installed file of a table or figure, laid over the one that it extends; `quick` lays
-        their [quick] tables over all."""
-        table = installed(name)
-        if "extends" in table:
-            table = laid_over(installed(table["extends"]), table)
-        if quick:
-            table = laid_over(table, table.get("quick", {}))
-        study = config.build(StudyConfig, table.get("study", {}), "study")
+        cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
+    ) -> Self:
+        table = installed(name, quick)
+        study = config.build(UCStudyConfig, table.get("study", {}), "study")
         return cls(study, table.get("settings", {}), cells, threads, report, device)
 
     # --- cells ------------------------------------------------------------------------------------
 
-    def world(self, source: str) -> World:
+    def world(self, source: str) -> UCData:
         if source not in self._worlds:
-            self._worlds[source] = World.read(source)
+            self._worlds[source] = UCData.read(source)
         return self._worlds[source]
 
-    def add_world(self, world: World) -> None:
+    def add_world(self, world: UCData) -> None:
         """Data of one's own under the name of a source."""
         self._worlds[world.source] = world
 
@@ -352,9 +338,9 @@ class UCStudy:
         seed: int,
         beta: float | None = None,
         **changes: Any,
-    ) -> Cell:
+    ) -> UCCell:
         """UC-FedRec with this β, for all attributes under study; the base model without a β."""
-        usual = Cell(
+        usual = UCCell(
             source,
             recommender,
             self.attributes(source) if beta is not None else (),
@@ -365,7 +351,7 @@ class UCStudy:
         )
         return replace(usual, **changes)
 
-    def settings(self, cell: Cell) -> UCConfig:
+    def settings(self, cell: UCCell) -> UCConfig:
         """Of the training, with the classes of the data."""
         values = dict(self._values(cell))
         values.pop("clip", None)
@@ -377,16 +363,16 @@ class UCStudy:
             self.world(cell.source).labels, self.consent(cell)
         )
 
-    def release(self, cell: Cell) -> Clipped:
+    def release(self, cell: UCCell) -> Clipped:
         clip = cell.clip or float(self._values(cell).get("clip", Clipped().clip))
         return Clipped(clip, cell.norm, cell.epsilon, cell.hiding_epsilon)
 
-    def algorithm(self, cell: Cell) -> UC:
+    def algorithm(self, cell: UCCell) -> UC:
         """Both halves, to look at a trained model with."""
         release = self.release(cell)
         return self.settings(cell).build(release.clip, release.norm)
 
-    def stops(self, cell: Cell) -> tuple[int, ...]:
+    def stops(self, cell: UCCell) -> tuple[int, ...]:
         """Rounds at which validation is looked at."""
         last, step = cell.stop or self.settings(cell).rounds, self.config.stops
         if self.config.final:
@@ -395,25 +381,25 @@ class UCStudy:
 
     # --- consent ----------------------------------------------------------------------------------
 
-    def private(self, cell: Cell, attribute: str) -> Mask:
+    def private(self, cell: UCCell, attribute: str) -> Mask:
         """Who hides an attribute, with or without a filter: by seed, attribute and α alone."""
         rng = Streams.from_seed(cell.seed).child("private", attribute)
         return self.world(cell.source).draw(cell.alpha, rng)
 
-    def hiders(self, cell: Cell) -> Mask:
+    def hiders(self, cell: UCCell) -> Mask:
         """Who hides what, [users, attributes with a filter]."""
         columns = [self.private(cell, name) for name in cell.attributes]
         users = self.world(cell.source).n_users
         return np.stack(columns, axis=1) if columns else np.zeros((users, 0), dtype=bool)
 
-    def targets(self, cell: Cell, attribute: str) -> Mask:
+    def targets(self, cell: UCCell, attribute: str) -> Mask:
         """Whom attackers guess: those who hide the attribute; where all do, all but the leaked."""
         if cell.alpha < 1:
             return self.private(cell, attribute)
         rng = Streams.from_seed(cell.seed).child("leaked", attribute)
         return ~self.world(cell.source).draw(LEAKED, rng)
 
-    def consent(self, cell: Cell) -> Consent:
+    def consent(self, cell: UCCell) -> Consent:
         users = np.arange(self.world(cell.source).n_users, dtype=np.int64)
         everyone = Consent.uniform(
             users, Choice(share_positives=1.0, strength=cell.beta), cell.attributes
@@ -422,30 +408,24 @@ class UCStudy:
 
     # --- training ---------------------------------------------------------------------------------
 
-    def trained(self, cell: Cell) -> Trained:
+    def trained(self, cell: UCCell) -> Trained:
         """Trains, or reads what was kept of the same training."""
-        found = kept(self.folder, "uc-", self._key(cell), KEPT, lambda: self._train(cell))
-        return Trained.of_arrays(found)
+        return Trained.of_arrays(self.kept(self._key(cell), KEPT, lambda: self._train(cell)))
 
-    def train_all(self, cells: Sequence[Cell], what: str = "training") -> list[Trained]:
+    def train_all(self, cells: Sequence[UCCell], what: str = "training") -> list[Trained]:
         """One after the other: each takes all cores, or the GPU. Needs no attackers."""
-        found = []
-        self.report(what, 0, len(cells))
-        for done, cell in enumerate(cells, start=1):
-            found.append(self.trained(cell))
-            self.report(what, done, len(cells))
-        return found
+        return self.many(what, self.trained, cells, threads=1)
 
-    def measure(self, scorer: Scorer, source: str) -> Measured:
+    def measure(self, scorer: Scorer, source: str) -> UCMeasured:
         """Another model on the same test."""
         return measure(scorer, self.world(source), self.config.negatives, self.threads)
 
-    def _train(self, cell: Cell) -> Mapping[str, NDArray[Any]]:
+    def _train(self, cell: UCCell) -> Arrays:
         settings, stops = self.settings(cell), self.stops(cell)
         # A run that was stopped early counts as it ended.
         first = stops[-1] if cell.stop else round(self.config.choose_from * settings.rounds)
         return run(
-            Training(
+            UCTraining(
                 self.world(cell.source),
                 settings,
                 self.consent(cell),
@@ -461,7 +441,7 @@ class UCStudy:
             self._trainer,
         )
 
-    def _values(self, cell: Cell) -> Mapping[str, Any]:
+    def _values(self, cell: UCCell) -> Mapping[str, Any]:
         try:
             return self._recommenders[cell.source][cell.recommender]
         except KeyError:
@@ -469,7 +449,7 @@ class UCStudy:
                 f"there are no settings of {cell.recommender} for {cell.source}"
             ) from None
 
-    def _key(self, cell: Cell) -> list[object]:
+    def _key(self, cell: UCCell) -> list[object]:
         """What a training depends on. Without filters nobody hides anything."""
         study, settings = self.config, self.settings(cell)
         alone = not cell.attributes
@@ -482,52 +462,57 @@ class UCStudy:
     # --- attacking --------------------------------------------------------------------------------
 
     def attacked(
-        self, cell: Cell, attribute: str, table: NDArray[Any] | None = None, tag: str = ""
+        self, cell: UCCell, attribute: str, table: NDArray[Any] | None = None, tag: str = ""
     ) -> Attacked | None:
         """Attackers on the representations of a trained cell, or on another `table` that was made
         from it in the way that `tag` names. None where there is too little to learn from."""
-        return self.attack_all([Job(cell, attribute, table, tag)])[0]
+        return self.attack_all([AttackJob(cell, attribute, table, tag)])[0]
 
-    def attack_all(self, jobs: Sequence[Job], what: str = "attacks") -> list[Attacked | None]:
+    def attack_all(self, jobs: Sequence[AttackJob], what: str = "attacks") -> list[Attacked | None]:
         """Many, side by side in processes; those that were run before are read."""
-        done = 0
-        self.report(what, 0, len(jobs))
-        side_by_side = min(self.threads, len(jobs))
+        workers = max(1, min(self.threads, len(jobs)))
         # Workers start with the first attack that is not there yet.
-        with ProcessPoolExecutor(side_by_side or 1, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
 
-            def one(job: Job) -> Attacked | None:
-                nonlocal done
-                found = kept(
-                    self.folder, "uc-", self._attack_key(job), ["attacked"],
-                    lambda: self._attack(job, pool if side_by_side > 1 else None),
+            def one(job: AttackJob) -> Attacked | None:
+                return Attacked.of_arrays(
+                    self.kept(
+                        self._attack_key(job), ["attacked"],
+                        lambda: self._attack(job, pool if workers > 1 else None),
+                    )
                 )  # fmt: skip
-                done += 1
-                self.report(what, done, len(jobs))
-                return Attacked.of_arrays(found)
 
-            return each(one, jobs, side_by_side)
+            return self.many(what, one, jobs, workers)
 
-    def _attack(self, job: Job, pool: Executor | None) -> Mapping[str, NDArray[Any]]:
+    def _attack(self, job: AttackJob, pool: Executor | None) -> Arrays:
         cell, labels = job.cell, self.world(job.cell.source).labels[job.attribute]
         table = self.trained(cell).table if job.table is None else job.table
         private = self.targets(job.hiding, job.attribute)
-        work = Attack(table, labels, private, cell.seed, job.attribute)
-        return work.run() if pool is None else pool.submit(Attack.run, work).result()
+        if job.hidden:
+            private = self.private(cell, job.hidden)
+        work = AttackWork(table, labels, private, cell.seed, job.attribute)
+        return work.run() if pool is None else pool.submit(AttackWork.run, work).result()
 
-    def _attack_key(self, job: Job) -> list[object]:
-        return ["attack 2", *self._key(job.cell), job.hiding.alpha, job.attribute, job.tag]
+    def _attack_key(self, job: AttackJob) -> list[object]:
+        cell = job.cell
+        if not job.hidden:
+            return ["attack 2", *self._key(cell), job.hiding.alpha, job.attribute, job.tag]
+        content = hashlib.blake2b(self.trained(cell).table.tobytes(), digest_size=16).hexdigest()
+        fingerprint = self.world(cell.source).fingerprint
+        return ["elsewhere", content, fingerprint, cell.seed, cell.alpha, job.attribute, job.hidden]
 
     # --- words ------------------------------------------------------------------------------------
 
+    def describe_data(self) -> str:
+        return "; ".join(self.world(source).describe() for source in self.config.sources)
+
     def describe(self) -> str:
         c = self.config
-        seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) > 1)}"
         chosen = f"the round chosen by HR@{CUT} on validation, every {c.stops} rounds"
         if c.final:
             chosen = "the number of rounds chosen on validation in earlier trainings"
         return (
             f"top {CUT}; each held-out item among {c.negatives} sampled candidates, the same for "
             f"all systems, and among all items (full); ties against the system; {chosen}; "
-            f"α = {c.alpha:g} of users hide each attribute; {seeds}"
+            f"α = {c.alpha:g} of users hide each attribute; {count_of(c.seeds)}"
         )

@@ -17,8 +17,7 @@ from sottovoce.errors import Diverged
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce_papers.fpl_table2 import claim
-from sottovoce_papers.uc_rivals import noisier, perturbed, stopped
+from sottovoce_papers.study import Claim, Floats, Row, claim, installed
 from sottovoce_papers.uc_study import UCStudy
 from sottovoce_papers.uc_systems import (
     ATTACKERS,
@@ -27,20 +26,19 @@ from sottovoce_papers.uc_systems import (
     SAME,
     SCORES,
     UC,
-    Floats,
     Guessed,
-    Row,
-    System,
+    UCSystem,
     described,
-    finish,
     guess,
     named,
+    noisier,
+    perturbed,
     places,
     share,
+    stopped,
     train,
     trained,
 )
-from sottovoce_papers.uc_tables import TABLE2
 
 CHANCE = 0.55
 """An AUC up to which an attribute counts as hidden."""
@@ -64,7 +62,7 @@ def figure3(study: UCStudy, out: Path) -> dict[str, Any]:
         name = named(study, source, recommender)
         for attribute in attributes:
             points = [
-                Point(
+                TradeOff(
                     line,
                     line.scores(partial(study.private, attribute=attribute)),
                     some[attribute],
@@ -102,28 +100,28 @@ def figure3(study: UCStudy, out: Path) -> dict[str, Any]:
         Column("paper_leak", "paper AUC or F1", ".3f"),
     ]  # fmt: skip
     table = Table("UC-FedRec, Figure 3: trade-off", columns, rows, study.describe(), notes)
-    return finish("uc-figure3", study, out, table, claims, pictures, _FIGURE3)
+    return study.result("uc-figure3", out, [table], claims, pictures)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Point:
+class TradeOff:
     """A system in the plane of one attribute."""
 
-    line: System
+    line: UCSystem
     scores: tuple[float, float]
     """HR@10 and NDCG@10 of those who hide the attribute."""
     guessed: Guessed
 
-    def kept(self, base: Point) -> float:
+    def kept(self, base: TradeOff) -> float:
         """The share of the base's HR@10."""
         return share(self.scores[0], base.scores[0])
 
-    def beats(self, other: Point) -> bool:
+    def beats(self, other: TradeOff) -> bool:
         """At least as private and as useful."""
         return self.guessed.auc <= other.guessed.auc and self.scores[0] >= other.scores[0]
 
 
-def protections(study: UCStudy, source: str, recommender: Any) -> tuple[list[System], list[str]]:
+def protections(study: UCStudy, source: str, recommender: Any) -> tuple[list[UCSystem], list[str]]:
     """The base model first, then UC-FedRec by β, then its rivals, each from weak to strong; and
     what of these could not be trained."""
     c, notes = study.config, []
@@ -137,7 +135,7 @@ def protections(study: UCStudy, source: str, recommender: Any) -> tuple[list[Sys
         made = [perturbed(study, cell, sigma) for cell in base.cells]
         runs, tables = tuple(r.measured for r in made), tuple(r.table for r in made)
         found.append(
-            System("Gaussian noise", f"σ={sigma:g}", base.cells, runs, tables, made[0].tag)
+            UCSystem("Gaussian noise", f"σ={sigma:g}", base.cells, runs, tables, made[0].tag)
         )
     for epsilon in sorted(c.epsilons, reverse=True):
         cells = [noisier(study, cell, epsilon) for cell in base.cells]
@@ -148,7 +146,7 @@ def protections(study: UCStudy, source: str, recommender: Any) -> tuple[list[Sys
     return found, notes
 
 
-def _curves(points: Sequence[Point]) -> dict[str, tuple[list[float], list[float]]]:
+def _curves(points: Sequence[TradeOff]) -> dict[str, tuple[list[float], list[float]]]:
     """From the base model through each kind of protection; the base is a curve of one point."""
     base, curves = points[0], {}
     for group in dict.fromkeys(p.line.group for p in points):
@@ -158,7 +156,7 @@ def _curves(points: Sequence[Point]) -> dict[str, tuple[list[float], list[float]
     return curves
 
 
-def _claims3(points: Sequence[Point], attribute: str, name: str) -> list[dict[str, Any]]:
+def _claims3(points: Sequence[TradeOff], attribute: str, name: str) -> list[Claim]:
     base, others = points[0], points[1:]
     ours = [p for p in others if p.line.group == UC]
     rivals = [p for p in others if p.line.group != UC]
@@ -208,11 +206,11 @@ def _claims3(points: Sequence[Point], attribute: str, name: str) -> list[dict[st
     return found
 
 
-def _printed3(source: str, recommender: str, attribute: str, line: System) -> Row:
+def _printed3(source: str, recommender: str, attribute: str, line: UCSystem) -> Row:
     """Of all users: the paper's Table 2, and the text about this figure."""
     cell = line.cells[0]
     kind = {BASE: "base", UC: f"uc-{cell.beta:g}"}.get(line.group, "")
-    found = TABLE2.get((source, recommender, kind), {})
+    found = installed("uc-figure3")["printed"].get(f"{source} {recommender} {kind}", {})
     return {
         "paper_hr": found.get("hr"),
         "paper_ndcg": found.get("ndcg"),
@@ -229,7 +227,7 @@ def figure6(study: UCStudy, out: Path) -> dict[str, Any]:
     claims, pictures = [], []
     for source, recommender in places(study):
         attribute = study.attributes(source)[0]
-        curves: dict[str, list[tuple[System, Guessed]]] = {}
+        curves: dict[str, list[tuple[UCSystem, Guessed]]] = {}
         for alpha in study.config.alphas:
             base = train(study, source, recommender, alpha=alpha)
             lines = [
@@ -268,17 +266,17 @@ def figure6(study: UCStudy, out: Path) -> dict[str, Any]:
         *ATTACKERS,
     ]  # fmt: skip
     table = Table("UC-FedRec, Figure 6: how many hide", columns, rows, study.describe())
-    return finish("uc-figure6", study, out, table, claims, pictures, _FIGURE6)
+    return study.result("uc-figure6", out, [table], claims, pictures)
 
 
-def _measure(curves: Mapping[str, Sequence[tuple[System, Guessed]]]) -> str:
+def _measure(curves: Mapping[str, Sequence[tuple[UCSystem, Guessed]]]) -> str:
     two = all(g.two_classes for pairs in curves.values() for _, g in pairs)
     return "AUC" if two else "micro-F1"
 
 
 def _claims6(
-    curves: Mapping[str, Sequence[tuple[System, Guessed]]], attribute: str, name: str
-) -> list[dict[str, Any]]:
+    curves: Mapping[str, Sequence[tuple[UCSystem, Guessed]]], attribute: str, name: str
+) -> list[Claim]:
     curves = {alpha: pairs for alpha, pairs in curves.items() if pairs}
     halves, least = [], {}
     for alpha, pairs in curves.items():
@@ -305,7 +303,7 @@ def _claims6(
     return found
 
 
-def _at_leak(pairs: Sequence[tuple[System, Guessed]], level: float) -> float:
+def _at_leak(pairs: Sequence[tuple[UCSystem, Guessed]], level: float) -> float:
     """HR@10 where a curve passes this leakage, on a straight line between its points."""
     points = sorted((g.leak, line.scores()[0]) for line, g in pairs)
     x, y = zip(*points, strict=True)
@@ -356,7 +354,7 @@ def figure8(study: UCStudy, out: Path) -> dict[str, Any]:
         Column("attribute", "guessed"), *ATTACKERS,
     ]  # fmt: skip
     table = Table("UC-FedRec, Figure 8: convergence", columns, rows, study.describe())
-    return finish("uc-figure8", study, out, table, claims, pictures, _FIGURE8, curves=curves)
+    return study.result("uc-figure8", out, [table], claims, pictures, curves=curves)
 
 
 _MILESTONES = (0.9, 0.95, NEAR)
@@ -371,7 +369,7 @@ class Course:
     hr: Floats
 
     @classmethod
-    def of(cls, line: System) -> Course:
+    def of(cls, line: UCSystem) -> Course:
         runs = line.trained
         # A run that left the range of numbers ends early.
         n = min(len(run.stops) for run in runs)
@@ -388,7 +386,7 @@ class Course:
         return float(np.mean(np.maximum(0.0, -np.diff(self.hr)))) if len(self.hr) > 1 else 0.0
 
 
-def _claims8(courses: Sequence[Course], name: str) -> list[dict[str, Any]]:
+def _claims8(courses: Sequence[Course], name: str) -> list[Claim]:
     base, found = courses[0], []
     for course in courses[1:]:
         ours, theirs = course.reaches(NEAR), base.reaches(NEAR)
@@ -414,27 +412,5 @@ def _claims8(courses: Sequence[Course], name: str) -> list[dict[str, Any]]:
     return found
 
 
-_FIGURE3 = """\
-Each point is a system: to the left attackers learn less of the attribute, higher up those who \
-hide it are served better. Curves start at the base model and run to stronger protection. \
-Attackers are the strongest of six, chosen by their success; they hold all representations and the \
-attribute of those who share it. AUC 0.5, or the F1 of the best constant guess, is what can be had \
-without any representation; the paper's F1 are partly below that guess.
-
-Rivals: the base model, stopped where validation is first as good as UC-FedRec's; the base model \
-with Gaussian noise of σ standard deviations on the embeddings of those who hide something; \
-training in which every number of an upload gets noise, and more of it (ε for each number) from \
-those who hide something. That ε is not one of the upload, which has thousands of numbers.
-
-Users hide each attribute independently of the others. In the paper a fixed 30 % hide all of them. \
-The paper's columns are figures of all users."""
-_FIGURE6 = """\
-α is the share of users who hide each attribute. Only the others train its filter. With α = 1 \
-nobody does: the filter stays as it was drawn, and the pull towards it removes nothing in \
-particular. Attackers then learn from 30 % of users whose attribute is taken to have leaked.
-
-HR@10 is that of all users. At equal leakage it is read off straight lines between points."""
-_FIGURE8 = """\
-HR@10 on validation, the mean over seeds, every few rounds. Step sizes fall to 0 over the last \
-part of the training; the published training kept them. The last columns say what attackers learn \
-at the round that validation chose."""
+STUDY = UCStudy
+VIEWS = {"uc-figure3": figure3, "uc-figure6": figure6, "uc-figure8": figure8}

@@ -1,32 +1,26 @@
-"""Systems of UC-FedRec's figures over seeds: how well they serve whom, and what attackers guess."""
+"""Systems of UC-FedRec's figures over seeds: how well they serve whom, what attackers guess, and
+what they are held against at equal cost."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.arrays import each
-from sottovoce.evaluation.report import FigureBlock, Section, TextBlock, write_report
+from sottovoce.attacks.filters import unmasked
 from sottovoce.evaluation.significance import Paired, paired_t
-from sottovoce.evaluation.tables import Column, Table
-from sottovoce_papers.fpl_table2 import claims_table
-from sottovoce_papers.study import kept
-from sottovoce_papers.uc_study import Attack, Attacked, Cell, Job, UCStudy
-from sottovoce_papers.uc_training import Measured, Trained
+from sottovoce.evaluation.tables import Column
+from sottovoce.rng import Streams
+from sottovoce_papers.study import Floats, Row
+from sottovoce_papers.uc_study import Attacked, AttackJob, UCCell, UCStudy
+from sottovoce_papers.uc_training import Trained, UCMeasured
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Users = Callable[[Cell], Mask]
+Users = Callable[[UCCell], Mask]
 """Some of the users; which ones depends on the seed."""
-Row = dict[str, Any]
 BASE, UC = "base model", "UC-FedRec"
 ML, DOUBAN = "movielens-1m", "douban-book"
 SAME = 0.005
@@ -34,15 +28,15 @@ SAME = 0.005
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class System:
+class UCSystem:
     """One system, with a run for each seed."""
 
     group: str
     """What kind of protection, such as Gaussian noise."""
     strength: str
     """How much of it, such as σ=3."""
-    cells: tuple[Cell, ...]
-    runs: tuple[Measured, ...]
+    cells: tuple[UCCell, ...]
+    runs: tuple[UCMeasured, ...]
     tables: tuple[NDArray[Any] | None, ...] = ()
     """Representations, where they are not those that were trained."""
     tag: str = ""
@@ -64,9 +58,11 @@ class System:
         hr, ndcg = np.nanmean(found, axis=0)  # a seed may have no such user
         return float(hr), float(ndcg)
 
-    def jobs(self, attribute: str) -> list[Job]:
+    def jobs(self, attribute: str) -> list[AttackJob]:
         tables = self.tables or (None,) * len(self.cells)
-        return [Job(c, attribute, t, self.tag) for c, t in zip(self.cells, tables, strict=True)]
+        return [
+            AttackJob(c, attribute, t, self.tag) for c, t in zip(self.cells, tables, strict=True)
+        ]
 
 
 def places(study: UCStudy) -> list[tuple[str, Any]]:
@@ -97,17 +93,17 @@ GAP = (
 
 def train(
     study: UCStudy, source: str, recommender: Any, beta: float | None = None, **changes: Any
-) -> System:
+) -> UCSystem:
     """UC-FedRec with this β, or the base model; `changes` are to its cells."""
     cells = [study.cell(source, recommender, s, beta, **changes) for s in study.config.seeds]
     group, strength = (BASE, "") if beta is None else (UC, f"β={beta:g}")
     return trained(study, group, strength, cells)
 
 
-def trained(study: UCStudy, group: str, strength: str, cells: Sequence[Cell]) -> System:
+def trained(study: UCStudy, group: str, strength: str, cells: Sequence[UCCell]) -> UCSystem:
     """A system by its cells, one for each seed."""
     what = f"{cells[0].source}, {cells[0].words()}"
-    return System(group, strength, tuple(cells), tuple(study.train_all(cells, what)))
+    return UCSystem(group, strength, tuple(cells), tuple(study.train_all(cells, what)))
 
 
 def share(ours: float, theirs: float) -> float:
@@ -115,12 +111,12 @@ def share(ours: float, theirs: float) -> float:
     return ours / theirs if theirs > 0 else 1.0
 
 
-def hidden_count(study: UCStudy, cell: Cell) -> NDArray[np.int64]:
+def hidden_count(study: UCStudy, cell: UCCell) -> NDArray[np.int64]:
     """How many attributes each user hides."""
     return np.asarray(study.hiders(cell).sum(axis=1), dtype=np.int64)
 
 
-def apart(ours: System, base: System, users: Users) -> Paired:
+def apart(ours: UCSystem, base: UCSystem, users: Users) -> Paired:
     """HR@10 of these users less that of the same users under the base model. The interval is over
     users; of one who is in several seeds, the mean counts."""
     total: Floats = np.zeros(len(base.runs[0].hits))
@@ -198,8 +194,20 @@ class Guessed:
             "wins": f"{self.wins} of {len(self.seeds)}",
         }
 
+    def values(self, name: str) -> list[float]:
+        return [float(getattr(a, name)) for a in self.seeds]
+
     def _mean(self, name: str) -> float:
-        return float(np.mean([getattr(a, name) for a in self.seeds]))
+        return float(np.mean(self.values(name)))
+
+    def verdict(self) -> str:
+        """Whether a strong attacker still wins, in words."""
+        n = len(self.seeds)
+        if not self.wins:
+            return "does not beat chance"
+        turned = sum(bool(one.turned and not one.strong) for one in self.seeds)
+        how = f", {turned} turned round" if turned else ""
+        return f"still wins ({self.wins} of {n} seed{'s' * (n > 1)}{how})"
 
 
 ATTACKERS = (
@@ -211,7 +219,7 @@ ATTACKERS = (
 
 
 def guess(
-    study: UCStudy, systems: Sequence[System], attributes: Sequence[str]
+    study: UCStudy, systems: Sequence[UCSystem], attributes: Sequence[str]
 ) -> list[dict[str, Guessed]]:
     """Of each system, by attribute; nothing where there is too little to learn from."""
     asked = [(k, name) for k in range(len(systems)) for name in attributes]
@@ -226,70 +234,86 @@ def guess(
     return found
 
 
+# --- what UC-FedRec is held against ---------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Elsewhere:
-    """An attack on an attribute of those who hide another one."""
+class Rival:
+    """A trained model whose users' embeddings were changed afterwards."""
 
-    cell: Cell
-    attribute: str
-    hidden: str
-
-
-def guess_elsewhere(study: UCStudy, jobs: Sequence[Elsewhere]) -> list[Attacked | None]:
-    """Attackers learn from those who share `hidden` and guess `attribute` of those who hide it.
-    Side by side, and kept, as all attacks."""
-    workers = max(1, min(study.threads, len(jobs)))
-    done = 0
-    study.report("attacks", 0, len(jobs))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-
-        def one(job: Elsewhere) -> Attacked | None:
-            nonlocal done
-            cell, world = job.cell, study.world(job.cell.source)
-            table, private = study.trained(cell).table, study.private(cell, job.hidden)
-            work = Attack(table, world.labels[job.attribute], private, cell.seed, job.attribute)
-            content = hashlib.blake2b(table.tobytes(), digest_size=16).hexdigest()
-            key = ["elsewhere", content, world.fingerprint, cell.seed, cell.alpha, job.attribute,
-                   job.hidden]  # fmt: skip
-            found = kept(
-                study.folder, "uc-", key, ["attacked"],
-                lambda: pool.submit(Attack.run, work).result() if workers > 1 else work.run(),
-            )  # fmt: skip
-            done += 1
-            study.report("attacks", done, len(jobs))
-            return Attacked.of_arrays(found)
-
-        return each(one, jobs, workers)
+    cell: UCCell
+    tag: str
+    """For `UCStudy.attacked`, beside `table`."""
+    measured: UCMeasured
+    table: NDArray[np.float16]
+    """h_u, looked up again from the changed embeddings."""
+    changed: NDArray[np.bool_]
+    """Whose embedding was."""
 
 
-# --- the end of each figure ----------------------------------------------------------------------
+def stopped(study: UCStudy, base: UCCell, rival: UCCell) -> UCCell:
+    """Early stopping: the base model at the first look whose HR on validation is that of `rival` or
+    better; where it never is, at the base's own best round. Final trainings have no validation:
+    they stop at a settled share of the rounds."""
+    if study.config.final:
+        return replace(base, stop=round(study.config.early * study.settings(base).rounds))
+    curve, goal = study.trained(base), study.trained(rival).validation
+    good = np.flatnonzero(curve.validation_hr >= goal)
+    return replace(base, stop=int(curve.stops[good[0]]) if len(good) else curve.round)
 
 
-def finish(
-    name: str,
-    study: UCStudy,
-    out: Path,
-    table: Table,
-    claims: Sequence[Mapping[str, Any]],
-    pictures: Sequence[FigureBlock],
-    reading: str,
-    **more: Any,
-) -> dict[str, Any]:
-    report = write_report(
-        out / "report.html",
-        name,
-        [
-            Section("Results", [*pictures, table, claims_table(claims)]),
-            Section("How to read this", [TextBlock(reading)]),
-        ],
+def noisier(study: UCStudy, cell: UCCell, epsilon: float) -> UCCell:
+    """Stronger noise for private users: the base model with noise on every number that leaves, and
+    more of it (`epsilon` for each number) for those who hide something. Filters are there only to
+    say who does: with β = 0 they pull at nothing."""
+    return replace(
+        cell,
+        attributes=study.attributes(cell.source),
+        beta=0.0,
+        norm="scalar",
+        clip=study.config.scalar_clip,
+        epsilon=study.config.scalar_epsilon,
+        hiding_epsilon=epsilon,
     )
-    return {
-        "name": name,
-        "data": "; ".join(study.world(source).describe() for source in study.config.sources),
-        "protocol": study.describe(),
-        "rows": [dict(row) for row in table.rows],
-        "claims": list(claims),
-        "tables": [table],
-        "report": str(report),
-        **more,
-    }
+
+
+def perturbed(study: UCStudy, cell: UCCell, sigma: float, attributes: Sequence[str] = ()) -> Rival:
+    """Gaussian noise on the trained embeddings of those who hide one of these attributes (all under
+    study where none is named): σ standard deviations of the embeddings' numbers."""
+    names = tuple(attributes) or study.attributes(cell.source)
+    private = np.any([study.private(cell, name) for name in names], axis=0)
+    trained = study.trained(cell)
+    users = np.flatnonzero(private)
+    rng = Streams.from_seed(cell.seed).child("perturbation")
+    noise = rng.normal(users, trained.embeddings.shape[1])
+    changed = trained.embeddings.copy()
+    changed[users] += (sigma * float(trained.embeddings.std()) * noise).astype(np.float32)
+    return moved(study, cell, changed, f"gaussian {sigma:g} {' '.join(names)}")
+
+
+def moved(study: UCStudy, cell: UCCell, embeddings: NDArray[np.float32], tag: str) -> Rival:
+    """The cell's model with other embeddings of its users: measured and looked up again."""
+    trained = study.trained(cell)
+    algorithm = study.algorithm(cell)
+    measured = study.measure(algorithm.device_scorer(embeddings, trained.rows), cell.source)
+    table = algorithm.representations(embeddings, trained.rows).astype(np.float16)
+    changed: NDArray[np.bool_] = (embeddings != trained.embeddings).any(axis=1)
+    return Rival(cell, tag, measured, table, changed)
+
+
+def knowing(study: UCStudy, cell: UCCell, attribute: str) -> AttackJob | None:
+    """The attack of somebody who knows the published filter and looks where it does not; None where
+    the filter is a network."""
+    if attribute not in cell.attributes or study.settings(cell).filters != "moments":
+        return None
+    import torch
+
+    from sottovoce.algorithms.uc.networks import Guesses
+
+    trained, settings = study.trained(cell), study.settings(cell)
+    column = settings.names.index(attribute)
+    weights = study.algorithm(cell).model(trained.rows, trained.embeddings).filters[column]
+    guesses = Guesses.of(weights, torch.tensor(settings.attributes[column].shares))
+    center, lines = guesses.center.double().numpy(), guesses.lines.double().numpy()
+    table = unmasked(trained.embeddings.astype(np.float64), center, lines)
+    return AttackJob(cell, attribute, table.astype(np.float16), "knows the filter")

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sottovoce.evaluation.report import Section, TextBlock, write_report
+from sottovoce.algorithms.uc.settings import SYSTEMS
 from sottovoce.evaluation.tables import Column, Table
-from sottovoce_papers.drift_study import interval
-from sottovoce_papers.fpl_table2 import claim, claims_table
-from sottovoce_papers.uc_rivals import Rival, moved
-from sottovoce_papers.uc_study import Cell, Job, UCStudy
-from sottovoce_papers.uc_tables import TABLE3, system
+from sottovoce_papers.study import Claim, Row, claim, installed, interval, shown
+from sottovoce_papers.uc_study import AttackJob, UCCell, UCStudy
+from sottovoce_papers.uc_systems import Rival, moved
 
 if TYPE_CHECKING:
     from sottovoce.algorithms.uc.protect import Protected, Stopping
@@ -32,38 +30,17 @@ def table3(study: UCStudy, out: Path) -> dict[str, Any]:
         for recommender in study.config.recommenders
         for attribute in study.attributes(source)
     ]
-    tables, claims = _tables(study, rows), [c for row in rows for c in _claims(row)]
-    sections = [
-        Section("Results", [*tables, claims_table(claims)]),
-        Section("How to read this", [TextBlock(_READING)]),
-    ]
-    report = write_report(out / "report.html", "uc-table3", sections)
-    return {
-        "name": "uc-table3",
-        "data": "; ".join(study.world(source).describe() for source in study.config.sources),
-        "protocol": study.describe(),
-        "rows": rows,
-        "claims": claims,
-        "tables": tables,
-        "report": str(report),
-    }
+    claims = [c for row in rows for c in _claims(row)]
+    return study.result("uc-table3", out, _tables(study, rows), claims, rows=rows)
 
 
-def cells_of_table3(study: UCStudy) -> list[Cell]:
-    """Every training, for a machine that only trains."""
-    c = study.config
-    return [
-        shared(study, s, r, seed) for s in c.sources for r in c.recommenders for seed in c.seeds
-    ]
-
-
-def shared(study: UCStudy, source: str, recommender: str, seed: int) -> Cell:
+def shared(study: UCStudy, source: str, recommender: str, seed: int) -> UCCell:
     """A model with filters that everybody has trained: nobody hides anything yet."""
     return study.cell(source, recommender, seed, 0.0, alpha=0.0)  # type: ignore[arg-type]
 
 
 def protected(
-    study: UCStudy, cell: Cell, attribute: str, how: Stopping | None = None
+    study: UCStudy, cell: UCCell, attribute: str, how: Stopping | None = None
 ) -> tuple[Rival, Protected, float]:
     """The model after those who now hide the attribute moved their embeddings; what became of each,
     and the seconds that it took."""
@@ -88,20 +65,20 @@ def protected(
     return moved(study, cell, after, f"central {attribute} {how}"), found, seconds
 
 
-def hiding(study: UCStudy, cell: Cell) -> Cell:
+def hiding(study: UCStudy, cell: UCCell) -> UCCell:
     """By which those who make an attribute private are drawn."""
     return replace(cell, alpha=study.config.alpha)
 
 
-def _row(study: UCStudy, source: str, recommender: str, attribute: str) -> dict[str, Any]:
+def _row(study: UCStudy, source: str, recommender: str, attribute: str) -> Row:
     """Means over seeds, with half of their 95 % intervals."""
-    what = f"{system(recommender)}, {attribute}, {study.world(source).title}"
+    what = f"{SYSTEMS[recommender]}, {attribute}, {study.world(source).title}"
     cells = [shared(study, source, recommender, seed) for seed in study.config.seeds]
     study.train_all(cells, f"training, {what}")
     done = [protected(study, cell, attribute) for cell in cells]
-    jobs = [Job(cell, attribute, alpha=study.config.alpha) for cell in cells]
+    jobs = [AttackJob(cell, attribute, alpha=study.config.alpha) for cell in cells]
     jobs += [
-        Job(cell, attribute, rival.table, rival.tag, study.config.alpha)
+        AttackJob(cell, attribute, rival.table, rival.tag, study.config.alpha)
         for cell, (rival, _, _) in zip(cells, done, strict=True)
     ]
     attacked = study.attack_all(jobs, f"attacks, {what}")
@@ -130,14 +107,15 @@ def _row(study: UCStudy, source: str, recommender: str, attribute: str) -> dict[
         note("kl_after", float(found.after.mean()) if len(found) else 0.0)
         for reason, count in found.counts().items():
             note(f"stopped: {reason}", count)
-    row: dict[str, Any] = {
-        "source": source, "recommender": recommender, "system": system(recommender),
+    row: Row = {
+        "source": source, "recommender": recommender, "system": SYSTEMS[recommender],
         "attribute": attribute, "seeds": len(cells),
     }  # fmt: skip
     for name, one in values.items():
         row[name] = float(np.mean(one))
         row[f"{name}_ci"] = interval(one)
-    printed = TABLE3.get((source, attribute)) if recommender == "gnn" else None
+    theirs = installed("uc-table3")["printed"].get(f"{source} {attribute}")
+    printed = theirs if recommender == "gnn" else None
     for place, moment in enumerate(("before", "after")):
         for measure in ("hr", "ndcg", "leak"):
             row[f"{measure}_{moment}_paper"] = printed[place][measure] if printed else None
@@ -187,17 +165,12 @@ def _tables(study: UCStudy, rows: Sequence[Mapping[str, Any]]) -> list[Table]:
         (f"seconds (on {study.device}), and which rule stopped how many users", ends, titled),
     )
     return [
-        Table(
-            f"UC-FedRec, Table 3, central protection: {title}",
-            columns,
-            [{c.key: line.get(c.key) for c in columns} for line in lines],
-            study.describe(),
-        )
+        shown(f"UC-FedRec, Table 3, central protection: {title}", columns, lines, study.describe())
         for title, columns, lines in tables
     ]
 
 
-def _at(row: Mapping[str, Any], moment: str) -> dict[str, Any]:
+def _at(row: Mapping[str, Any], moment: str) -> Row:
     """A row's figures of one moment under plain names."""
     found = {k: row[k] for k in ("data", "system", "attribute")} | {"moment": moment}
     names = [f"{who}_{m}" for who in WHO for m in ("hr", "ndcg")] + [
@@ -212,7 +185,7 @@ def _at(row: Mapping[str, Any], moment: str) -> dict[str, Any]:
     return found | {"verdict": row[f"verdict_{moment}"]}
 
 
-def _claims(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _claims(row: Mapping[str, Any]) -> list[Claim]:
     what = f"{row['attribute']} in {row['system']}, {row['source']}"
     stops = {k.removeprefix("stopped: "): v for k, v in row.items() if k.startswith("stopped: ")}
     ended = ", ".join(f"{k} {v:,.0f}" for k, v in stops.items() if not k.endswith("_ci"))
@@ -233,15 +206,4 @@ def _claims(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-_READING = """\
-The model and its filters are trained by everybody, with nothing hidden. Then some users make an \
-attribute private, and their embeddings alone are moved until its filter tells nothing: no round, \
-no other device, no new filter. The paper's rule, "until |e′ − e| ≤ T", holds before the first \
-step; here a user stops when KL(target ‖ q) is small enough, when her embedding has gone as far \
-as it may, or after so many steps, and the last table says which rule stopped how many users.
-
-Attackers learn from those who still share the attribute and guess it of those who moved. In a \
-GNN users are looked up again after the move, so that others' representations change a little, \
-too. Seconds are those of the descent alone, of all users together. The filter is one attacker \
-that the users know; that it is blind says nothing about others, which is why the strong ones are \
-shown."""
+STUDY, VIEWS = UCStudy, {"uc-table3": table3}

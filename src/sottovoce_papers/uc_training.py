@@ -24,8 +24,7 @@ from sottovoce.evaluation.protocol import Protocol as Ranking
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
-
-# The data of the UC-FedRec study: one split for training, validation and test, and attributes.
+from sottovoce_papers.study import Arrays, Floats
 
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "movielens-1m": ("gender", "age", "occupation"),
@@ -41,8 +40,9 @@ AGES = (1, 18, 25, 35, 45, 50, 56)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class World:
-    """One data set. All parts number users and items alike, items of `train` first."""
+class UCData:
+    """One data set with users' attributes, in one split. All parts
+    number users and items alike, items of `train` first."""
 
     source: str
     train: Interactions
@@ -55,11 +55,11 @@ class World:
     fingerprint: str
 
     @classmethod
-    def read(cls, source: str) -> World:
+    def read(cls, source: str) -> UCData:
         return cls.of(source, load(source))
 
     @classmethod
-    def of(cls, source: str, dataset: Dataset) -> World:
+    def of(cls, source: str, dataset: Dataset) -> UCData:
         table = dataset.interactions
         # Without times the latest item is not known; every run holds out the same random one.
         which = "latest" if table.timestamps is not None else "random"
@@ -123,18 +123,16 @@ def _grouped(name: str, labels: Labels) -> Labels:
     return Labels(codes.astype(np.int32), tuple(str(age) for age in AGES))
 
 
-Arrays = Mapping[str, NDArray[Any]]
-Floats = NDArray[np.float64]
 CUT = 10
 DRAWN = 0
 """Seed of the candidates: drawn once, for all systems."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Training:
+class UCTraining:
     """What a run is made of."""
 
-    world: World
+    world: UCData
     settings: UCConfig
     """With the classes of its attributes."""
     consent: Consent
@@ -152,7 +150,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Snapshot:
+class UCSnapshot:
     """A model in training."""
 
     round: int
@@ -167,12 +165,12 @@ class Snapshot:
     """h_u of all users: what attackers see."""
 
 
-Trainer = Callable[[Training, Callable[[Snapshot], None]], None]
+Trainer = Callable[[UCTraining, Callable[[UCSnapshot], None]], None]
 """Trains, and shows the model at every stop."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Measured:
+class UCMeasured:
     """How well a model recommends, on test."""
 
     hr: float
@@ -195,7 +193,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Trained(Measured):
+class Trained(UCMeasured):
     """A run at the round that validation chose."""
 
     round: int
@@ -241,7 +239,7 @@ KEPT = (*_NUMBERS, "round", "rounds", *_TABLES)
 """Names of what is kept of a run."""
 
 
-def federated(training: Training, show: Callable[[Snapshot], None]) -> None:
+def federated(training: UCTraining, show: Callable[[UCSnapshot], None]) -> None:
     """The real thing."""
     settings, world = training.settings, training.world
     labels = settings.labels(world.labels, world.n_users)
@@ -260,19 +258,19 @@ def federated(training: Training, show: Callable[[Snapshot], None]) -> None:
         totals = moment.ledger.totals
         sent = totals.releases, totals.positive_rows + totals.negative_rows
         given = moment.round, moment.items, moment.cohort.vectors, sent
-        show(Snapshot(*given, federation.scorer, federation.representations))
+        show(UCSnapshot(*given, federation.scorer, federation.representations))
 
     federation.run([AtRounds(training.stops, look)], threads=training.threads)
 
 
-def run(training: Training, trainer: Trainer) -> Arrays:
+def run(training: UCTraining, trainer: Trainer) -> Arrays:
     """Train, choose the round on validation, and measure that one on test. A run that leaves the
     range of numbers keeps what it had; one that never had anything raises."""
     curve: list[tuple[float, ...]] = []
     best: dict[str, NDArray[Any]] = {}
     looking, sent = 0.0, (0, 0)
 
-    def show(snapshot: Snapshot) -> None:
+    def show(snapshot: UCSnapshot) -> None:
         nonlocal best, looking, sent
         begun = time.perf_counter()
         scorer, sent = snapshot.scorer(), snapshot.sent
@@ -318,7 +316,7 @@ def run(training: Training, trainer: Trainer) -> Arrays:
     }
 
 
-def measure(scorer: Scorer, world: World, negatives: int, threads: int = 1) -> Measured:
+def measure(scorer: Scorer, world: UCData, negatives: int, threads: int = 1) -> UCMeasured:
     """On test: each user's item among the candidates, and among all items."""
     sampled = evaluate(
         scorer, world.seen, world.test, Ranking(CUT, Sampled(negatives, DRAWN)), threads=threads
@@ -328,10 +326,10 @@ def measure(scorer: Scorer, world: World, negatives: int, threads: int = 1) -> M
     gains = np.zeros(world.n_users, dtype=np.float32)
     hits[sampled.users] = sampled.per_user(f"HR@{CUT}") > 0
     gains[sampled.users] = sampled.per_user(f"NDCG@{CUT}")
-    return Measured(*_means(sampled), *_means(full), hits, gains)
+    return UCMeasured(*_means(sampled), *_means(full), hits, gains)
 
 
-def _ranked(scorer: Scorer, training: Training, part: str) -> Evaluation:
+def _ranked(scorer: Scorer, training: UCTraining, part: str) -> Evaluation:
     world = training.world
     seen, wanted = (world.train, world.validation) if part == "validation" else (
         world.seen, world.test,

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.drift.blocks import (
-    Block,
     Blocks,
     BlockStep,
+    DriftModel,
+    EndedBlock,
     Events,
-    Model,
     OpenBlock,
     cut,
     first_rows,
@@ -47,9 +47,9 @@ def blocks_of(streams):
 
 def test_a_block_ends_when_a_negative_follows_positives():
     ended, block = fed([True, False, False, True, True, False, True])
-    assert ended == [Block((1, 2), (3, 4))]
+    assert ended == [EndedBlock((1, 2), (3, 4))]
     assert (block.negatives, block.positives) == ([5], [6])
-    assert block.end() == Block((5,), (6,))
+    assert block.end() == EndedBlock((5,), (6,))
     assert (block.negatives, block.positives) == ([], [])
 
 
@@ -119,7 +119,7 @@ def test_withdrawn_items_leave_a_block_and_no_side_is_empty(flags, gone):
         left = whole.without(items)
         kept = [i for i in whole.negatives if i not in items]
         liked = [i for i in whole.positives if i not in items]
-        assert left == (Block(tuple(kept), tuple(liked)) if kept and liked else None)
+        assert left == (EndedBlock(tuple(kept), tuple(liked)) if kept and liked else None)
     block.remove(items)
     assert not items & {*block.negatives, *block.positives}
     assert block.negatives or not block.positives
@@ -182,7 +182,7 @@ def written_out(model, blocks, step):
 def test_the_gradient_passes_finite_differences(ridge, repeated):
     blocks, step = random_blocks(1, repeated), BlockStep(0.1, 0.03, ridge)
     draw = np.random.default_rng(2)
-    model = Model(draw.normal(size=(2, 3)), draw.normal(size=(6, 3)))
+    model = DriftModel(draw.normal(size=(2, 3)), draw.normal(size=(6, 3)))
     found = gradient(model, blocks, step)
     for table, by_row in zip((model.users, model.items), found, strict=True):
         assert np.abs(by_row).max() > 0.1
@@ -197,11 +197,11 @@ def test_the_gradient_passes_finite_differences(ridge, repeated):
 
 def test_losses_are_those_of_the_formula():
     blocks = random_blocks(4)
-    model = Model(np.ones((2, 3), np.float32), np.arange(18, dtype=np.float32).reshape(6, 3))
+    model = DriftModel(np.ones((2, 3), np.float32), np.arange(18, dtype=np.float32).reshape(6, 3))
     free = BlockStep(reg=0.0)
     assert losses(model, blocks).sum() == pytest.approx(written_out(model, blocks, free))
     # Scores hundreds apart overflow nothing.
-    steep = Model(np.full((2, 3), 500, np.float32), model.items)
+    steep = DriftModel(np.full((2, 3), 500, np.float32), model.items)
     assert np.isfinite(losses(steep, blocks)).all()
     assert all(np.isfinite(part).all() for part in gradient(steep, blocks, free))
 
@@ -209,7 +209,7 @@ def test_losses_are_those_of_the_formula():
 def test_a_step_goes_against_the_gradient_and_lowers_the_loss():
     blocks, step = random_blocks(5), BlockStep(0.01, 0.01)
     together = Blocks(blocks.user, blocks.spans, blocks.entries, np.array([0, len(blocks)]))
-    model = Model.start(2, 6, 4, RNG)
+    model = DriftModel.start(2, 6, 4, RNG)
     before, (users, items) = model.copy(), gradient(model, blocks, step)
     assert learn(model, together, step) == (2, len(np.unique(blocks.entries)))
     expected = before.users - 0.01 * users.astype(np.float32).astype(np.float64)
@@ -221,7 +221,7 @@ def test_a_step_goes_against_the_gradient_and_lowers_the_loss():
 
 def test_blocks_one_by_one_see_the_steps_before_them():
     blocks, step = random_blocks(6), BlockStep(0.05, 0.01)
-    whole, single = Model.start(2, 6, 4, RNG), Model.start(2, 6, 4, RNG)
+    whole, single = DriftModel.start(2, 6, 4, RNG), DriftModel.start(2, 6, 4, RNG)
     learn(whole, blocks, step)
     for k in range(len(blocks)):
         learn(single, blocks.take(np.array([k])), step)
@@ -231,7 +231,7 @@ def test_blocks_one_by_one_see_the_steps_before_them():
 
 def test_without_momentum_the_momentum_step_is_the_plain_one():
     blocks, step = random_blocks(7).take(np.array([0, 3, 1, 2])), BlockStep(0.05, 0.01)
-    plain, moving = Model.start(2, 6, 4, RNG), Model.start(2, 6, 4, RNG)
+    plain, moving = DriftModel.start(2, 6, 4, RNG), DriftModel.start(2, 6, 4, RNG)
     learn(plain, blocks, step)
     learn_momentum(moving, blocks, step, 0.0)
     np.testing.assert_array_equal(plain.users, moving.users)
@@ -241,13 +241,13 @@ def test_without_momentum_the_momentum_step_is_the_plain_one():
 def test_momentum_carries_a_users_rows_on_and_ends_with_the_user():
     blocks = random_blocks(8).take(np.array([0, 3, 1, 2]))
     step, keep, size = BlockStep(0.05, 0.01), 0.9, 4
-    moving = Model.start(2, 6, size, RNG)
+    moving = DriftModel.start(2, 6, size, RNG)
     users, items = moving.users.astype(np.float64), moving.items.astype(np.float64)
     learn_momentum(moving, blocks, step, keep)
     for user in (0, 1):
         own, speed = np.zeros(size), np.zeros((6, size))
         for k in np.flatnonzero(blocks.user == user):
-            model = Model(users.astype(np.float32), items.astype(np.float32))
+            model = DriftModel(users.astype(np.float32), items.astype(np.float32))
             by_users, by_items = gradient(model, blocks.take(np.array([k])), step)
             own = keep * own + (1 - keep) * by_users[user]
             speed = keep * speed + (1 - keep) * by_items
@@ -287,7 +287,10 @@ def test_updates_that_do_not_take_every_block_are_refused(rounds):
 
 def test_a_model_without_the_blocks_rows_is_refused():
     blocks = random_blocks(9)
-    for model in (Model.start(1, 6, 4, RNG), Model.start(2, int(blocks.entries.max()), 4, RNG)):
+    for model in (
+        DriftModel.start(1, 6, 4, RNG),
+        DriftModel.start(2, int(blocks.entries.max()), 4, RNG),
+    ):
         with pytest.raises(DataError, match="does not have"):
             learn(model, blocks, BlockStep())
 
@@ -296,7 +299,7 @@ def test_settings_are_checked():
     for wrong in ({"learning_rate": 0.0}, {"reg": -1.0}, {"ridge": "none"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             BlockStep(**wrong)
-    model = Model.start(1, 1, 2, RNG)
+    model = DriftModel.start(1, 1, 2, RNG)
     model.items[0, 0] = np.inf
     with pytest.raises(Diverged, match="learning_rate"):
         model.check()

@@ -8,16 +8,16 @@ from drift_world import RNG, by_messages, door, membership, parties, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.algorithms.drift.blocks import Blocks as BlockTable
 from sottovoce.algorithms.drift.blocks import (
-    Block,
     BlockStep,
+    DriftModel,
+    EndedBlock,
     Events,
-    Model,
     first_rows,
     gradient,
     learn,
 )
-from sottovoce.algorithms.drift.blocks import Blocks as BlockTable
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import DRIFT, exchange, plan, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
@@ -74,7 +74,7 @@ def test_messages_and_the_plan_give_the_same_model(
     _, sent, updates = by_messages(config, train, member, epochs=2, refused=refused)
     events, told = door(table, 5, refused).would_leave(Events.of(train, 4.0, order))
     blocks = plan(events, table, theta, window, told)
-    planned = Model.start(5, 9, config.embedding_size, RNG)
+    planned = DriftModel.start(5, 9, config.embedding_size, RNG)
     for _ in range(2):
         learn(planned, blocks, config.step())
     assert updates == 2 * blocks.steps
@@ -198,7 +198,7 @@ def test_a_plan_of_nothing_has_no_rounds():
     nothing = Events.of(world(3, 6, 0, seed=0), 4.0, "time")
     blocks = plan(nothing, OwnerTable.of_membership(SEVERAL), 2)
     assert (len(blocks), blocks.steps) == (0, 0)
-    assert learn(Model.start(3, 6, 4, RNG), blocks, BlockStep()) == (0, 0)
+    assert learn(DriftModel.start(3, 6, 4, RNG), blocks, BlockStep()) == (0, 0)
 
 
 def test_an_epoch_goes_on_without_an_owner_that_does_not_answer():
@@ -339,7 +339,7 @@ def state(owner):
 
 
 def repr_of(value):
-    if isinstance(value, Block):
+    if isinstance(value, EndedBlock):
         return (value.negatives, value.positives)
     if isinstance(value, dict):
         return sorted((k, repr_of(v)) for k, v in value.items())

@@ -46,7 +46,7 @@ def both(device, history, config, items, rows):
     """Sums, counts and vectors of one round: by torch, and by the compiled kernels."""
     algorithm, view = FCF(config), ModelView(0, items)
     fast, plain = cohort_of(history, config), cohort_of(history, config)
-    accelerator = FCFOnTorch.load(algorithm, fast, device.removeprefix("torch-"))
+    accelerator = FCFOnTorch.load(config.confidence(), fast, device.removeprefix("torch-"))
     sums, counts = accelerator.learn_summed(view, rows, 0, 0)
     known = algorithm.device_learn_summed(view, plain, rows, None, RNG, 1)
     assert np.array_equal(counts.positive, known[1].positive)
@@ -130,7 +130,7 @@ def test_a_model_that_has_diverged_is_refused(device, bad):
     items = FCF(config).server_init(20, RNG)
     items[3, 1] = bad
     accelerator = FCFOnTorch.load(
-        FCF(config), cohort_of(history, config), device.removeprefix("torch-")
+        config.confidence(), cohort_of(history, config), device.removeprefix("torch-")
     )
     with pytest.raises(Diverged, match="item vectors"):
         accelerator.learn_summed(ModelView(0, items), np.arange(10), 0, 0)
@@ -141,8 +141,8 @@ def test_a_singular_system_is_refused_here_and_there(device):
     history = random_world(10, 20, 60, seed=9)
     config = FCFConfig(embedding_size=3, variant="fpl", reg=1e-300)
     items = np.ones((20, 3), dtype=np.float32)
-    algorithm, cohort = FCF(config), cohort_of(history, config)
-    accelerator = FCFOnTorch.load(algorithm, cohort, device.removeprefix("torch-"))
+    cohort = cohort_of(history, config)
+    accelerator = FCFOnTorch.load(config.confidence(), cohort, device.removeprefix("torch-"))
     with pytest.raises(Diverged, match="reg"):
         accelerator.learn_summed(ModelView(0, items), np.arange(10), 0, 0)
     with pytest.raises(Diverged, match="reg"):
@@ -152,7 +152,7 @@ def test_a_singular_system_is_refused_here_and_there(device):
 
 def test_another_shape_is_refused():
     history, config = random_world(10, 20, 60, seed=8), FCFConfig(embedding_size=3)
-    accelerator = FCFOnTorch.load(FCF(config), cohort_of(history, config), "cpu")
+    accelerator = FCFOnTorch.load(config.confidence(), cohort_of(history, config), "cpu")
     for shape in [(21, 3), (20, 4)]:
         with pytest.raises(DataError, match="shape"):
             accelerator.learn_summed(ModelView(0, np.zeros(shape, np.float32)), np.arange(2), 0, 0)
@@ -162,13 +162,13 @@ def test_a_missing_device_or_torch_gives_one_sentence(monkeypatch):
     config = FCFConfig(embedding_size=3)
     cohort = cohort_of(random_world(10, 20, 60, seed=8), config)
     with pytest.raises(UsageError, match="'abacus'"):
-        FCFOnTorch.load(FCF(config), cohort, "abacus")
+        FCFOnTorch.load(config.confidence(), cohort, "abacus")
     if not torch.cuda.is_available():
         with pytest.raises(UsageError, match="GPU"):
-            FCFOnTorch.load(FCF(config), cohort, "cuda")
+            FCFOnTorch.load(config.confidence(), cohort, "cuda")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UsageError, match=r"sottovoce\[torch\]"):
-        FCFOnTorch.load(FCF(config), cohort, "cpu")
+        FCFOnTorch.load(config.confidence(), cohort, "cpu")
 
 
 def test_importing_it_does_not_import_torch():

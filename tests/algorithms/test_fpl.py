@@ -10,13 +10,16 @@ from sottovoce.errors import ConfigError, Diverged
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world, small_run
-from sottovoce_papers.fpl_published import BRAZIL, BRAZIL_COST, BRAZIL_FRESHNESS
+from sottovoce_papers.study import installed
+
+TABLE3 = installed("fpl-table3")
+BRAZIL, PRINTED = TABLE3["counts"], TABLE3["printed"]
 
 
 def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
     train = random_world(37, 81, 700, seed=11)
     epochs = 3
-    config = FPLConfig(configuration="sFPL", embedding_size=7, epochs=epochs)
+    config = FPLConfig(configuration="sFPL", embedding_size=6, epochs=epochs)
     plan = schedule(config, train.n_users, train.n_interactions)
     federated = small_run(
         FPL(config, plan.triples),
@@ -27,7 +30,7 @@ def test_sfpl_with_everything_shared_is_bpr_mf_bit_for_bit():
         seed=5,
         written=True,
     )
-    central = BPRMF(embedding_size=7, epochs=epochs).fit(train, Streams.from_seed(5))
+    central = BPRMF(embedding_size=6, epochs=epochs).fit(train, Streams.from_seed(5))
     assert np.array_equal(federated.items[:, :-1], central.item_factors)
     assert np.array_equal(federated.items[:, -1], central.item_bias)
     assert np.array_equal(federated.vectors, central.user_factors)
@@ -112,14 +115,14 @@ def test_batching_and_messages_do_not_change_any_configuration(name, per):
 
 
 def test_brazil_communication_cost_to_the_last_digit():
-    for share, (single, plus) in BRAZIL_COST.items():
+    for share, single, plus in PRINTED["cost"]:
         n, m, x = BRAZIL["users"], BRAZIL["items"], BRAZIL["positives"]
         assert round(published_cost(n, m, x, False, share)) == single
         assert round(published_cost(n, m, x, True, share)) == plus
 
 
 def test_brazil_freshness():
-    for name, percent in BRAZIL_FRESHNESS.items():
+    for name, percent in PRINTED["freshness"].items():
         plan = schedule(FPLConfig(configuration=name), BRAZIL["users"], BRAZIL["positives"])
         assert round(100 * plan.freshness, 4) == percent
 

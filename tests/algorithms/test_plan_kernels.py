@@ -12,8 +12,8 @@ from sottovoce.algorithms.drift import replay as kernels
 from sottovoce.algorithms.drift.blocks import (
     Blocks,
     BlockStep,
+    DriftModel,
     Events,
-    Model,
     gradient,
     learn,
     losses,
@@ -82,9 +82,9 @@ def many_blocks():
 def test_rows_of_known_length_are_moved_by_the_same_bits(monkeypatch):
     blocks, step = many_blocks(), BlockStep(0.1, 0.01)
     found = []
-    for lanes in (blocks_module._lanes, lambda model: None):
-        monkeypatch.setattr(blocks_module, "_lanes", lanes)
-        model = Model.start(6, 12, 4, RNG)
+    for simd_row in (blocks_module._simd_row, lambda model: None):
+        monkeypatch.setattr(blocks_module, "_simd_row", simd_row)
+        model = DriftModel.start(6, 12, 4, RNG)
         learn(model, blocks, step)
         found.append([model.users, model.items, losses(model, blocks)])
         found[-1] += gradient(model, blocks, step)
@@ -94,7 +94,7 @@ def test_rows_of_known_length_are_moved_by_the_same_bits(monkeypatch):
 
 def test_a_user_twice_in_an_update_is_moved_once_whatever_the_order():
     blocks, step = many_blocks(), BlockStep(0.1, 0.01)
-    model = Model.start(6, 12, 4, RNG)
+    model = DriftModel.start(6, 12, 4, RNG)
     whole = Blocks(blocks.user, blocks.spans, blocks.entries, np.array([0, len(blocks)]))
     by_users, _ = gradient(model, whole, step)
     expected = model.users - 0.1 * by_users.astype(np.float32).astype(np.float64)

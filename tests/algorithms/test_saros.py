@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift.blocks import Blocks, BlockStep, Events, Model, learn, losses
+from sottovoce.algorithms.drift.blocks import Blocks, BlockStep, DriftModel, Events, learn, losses
 from sottovoce.baselines.saros import SAROS, single_positives, thresholds, within_thresholds
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, Diverged
@@ -53,9 +53,9 @@ def test_it_takes_one_step_per_block_user_by_user():
 def test_it_learns_who_likes_what(variant):
     saros = SAROS(variant, learning_rate=0.05, epochs=150, lower=0.0, upper=1.0)
     blocks = Blocks.of_users(Events.of(WORLD, 4.0, "user"))
-    start = Model.start(WORLD.n_users, WORLD.n_items, saros.embedding_size, RNG)
+    start = DriftModel.start(WORLD.n_users, WORLD.n_items, saros.embedding_size, RNG)
     scorer = saros.fit(WORLD, RNG)
-    trained = Model(scorer.user_factors, scorer.item_factors)
+    trained = DriftModel(scorer.user_factors, scorer.item_factors)
     assert losses(trained, blocks).mean() < 0.75 * losses(start, blocks).mean()
     scores = scorer.scores(np.arange(WORLD.n_users))
     own = np.add.outer(np.arange(WORLD.n_users), np.arange(WORLD.n_items)) % 2 == 0
@@ -96,7 +96,7 @@ def test_leaving_a_user_out_is_undoing_the_users_updates():
     """As printed: learn from the user's blocks, and put the rows back where there were too few."""
     blocks, step = Blocks.of_users(Events.of(WORLD, 4.0, "user")), BlockStep(0.05)
     b, most = thresholds(blocks, 0.4, 0.8)
-    undone = Model.start(WORLD.n_users, WORLD.n_items, 4, RNG)
+    undone = DriftModel.start(WORLD.n_users, WORLD.n_items, 4, RNG)
     undos = 0
     for user in np.unique(blocks.user):
         own, before = np.flatnonzero(blocks.user == user), undone.copy()
@@ -147,7 +147,7 @@ def test_users_of_one_kind_alone_teach_nothing_and_break_nothing(rating):
     )
     for variant in ("b", "m", "public"):
         saros = SAROS(variant, epochs=2)
-        start = Model.start(2, 2, 4, RNG)
+        start = DriftModel.start(2, 2, 4, RNG)
         np.testing.assert_array_equal(saros.fit(world, RNG).item_factors, start.items)
 
 

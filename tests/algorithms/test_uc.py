@@ -15,7 +15,7 @@ from sottovoce.testing import Messages, checkerboard
 torch = pytest.importorskip("torch")
 
 from sottovoce.algorithms.uc.networks import Guesses, guess  # noqa: E402
-from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.rows import ModelLayout  # noqa: E402
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig  # noqa: E402
 from sottovoce.core.links import Direct, SecureSum  # noqa: E402
 from sottovoce.core.messages import GRID, SummedReports  # noqa: E402
@@ -70,9 +70,9 @@ def rounds(federation, n, written=False):
     heard = Messages()
     Simulation(
         federation.server, federation.devices, federation.schedule.cohort_size, n,
-        listeners=[heard] if written else [],
+        message_observers=[heard] if written else [],
     ).run()  # fmt: skip
-    return heard.heard
+    return heard.seen
 
 
 def sent_by(reports, user):
@@ -81,7 +81,7 @@ def sent_by(reports, user):
 
 
 def network_rows(federation, part):
-    layout = Layout.of(SMALL, TRAIN.n_items)
+    layout = ModelLayout.of(SMALL, TRAIN.n_items)
     place = layout.filters[part]
     return federation.server.items[place.first : place.stop]
 
@@ -92,7 +92,7 @@ def network_rows(federation, part):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_holds_every_weight_of_the_model_once(kind):
     settings = replace(SMALL, recommender=kind)
-    layout = Layout.of(settings, 30)
+    layout = ModelLayout.of(settings, 30)
     table = layout.start(0.1, Streams.from_seed(2))
     assert table.shape == (settings.model_rows(30), 9)
     assert not table[:, 8].any()
@@ -176,7 +176,7 @@ def test_neighbours_are_seen_as_they_were_before_the_round(monkeypatch, link):
     made[0].devices.report_summed(made[0].server.publish(), made[0].devices.willing())
     monkeypatch.setattr(door, "_WRITTEN_AT_ONCE", 1)
     made[1].schedule = replace(made[1].schedule, rounds=1)
-    made[1].run(listeners=[Messages()])
+    made[1].run(message_observers=[Messages()])
     assert np.allclose(made[0].devices.cohort.vectors, made[1].devices.cohort.vectors, atol=1e-6)
 
 
@@ -250,7 +250,7 @@ def test_where_everybody_hides_everything_filters_stay_as_they_are(kind):
     made = built(replace(SMALL, recommender=kind), everyone)
     before = made.server.items.copy()
     rounds(made, 3)
-    layout = Layout.of(replace(SMALL, recommender=kind), TRAIN.n_items)
+    layout = ModelLayout.of(replace(SMALL, recommender=kind), TRAIN.n_items)
     first = layout.filters[0].first
     assert np.array_equal(made.server.items[first:], before[first:])
     assert not np.array_equal(made.server.items[:first], before[:first])
@@ -270,7 +270,7 @@ def test_a_change_of_mind_changes_that_users_next_round_and_nothing_else():
             continue
         assert np.array_equal(before[0], after[0])
         assert np.array_equal(before[1], after[1])
-    gender = Layout.of(SMALL, TRAIN.n_items).filters[0]
+    gender = ModelLayout.of(SMALL, TRAIN.n_items).filters[0]
     mine = sent_by(other, 5)[0]
     assert not ((mine >= gender.first) & (mine < gender.stop)).any()
     # Made public again, she trains the filter again.

@@ -26,12 +26,12 @@ from uc_world import (  # noqa: E402
     same,
 )
 
-from sottovoce.algorithms.uc.networks import Model, divergence, guess  # noqa: E402
+from sottovoce.algorithms.uc.networks import UCModel, divergence, guess  # noqa: E402
 from sottovoce.algorithms.uc.training import (  # noqa: E402  # noqa: E402
     Clients,
     Drops,
+    ItemPairs,
     LocalTraining,
-    Pairs,
     clip,
     train,
     user_keys,
@@ -53,7 +53,7 @@ def one_thread():
 def drawn(clients, how, rng=RNG):
     """The items of a round with this stream."""
     keys = user_keys(clients.users, rng.child("pairs"), CPU)
-    return Pairs.draw(keys, clients.history, how.epochs, how.pairs, how.negatives)
+    return ItemPairs.draw(keys, clients.history, how.epochs, how.pairs, how.negatives)
 
 
 # --- draws --------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_draws_follow_the_user_and_not_her_row():
     elsewhere = replace(clients, rows=clients.rows[::-1].copy())
     model = model_of("mf")
     rest = (model.items, model.towers, model.filters)
-    turned = Model(model.recommender, model.attributes, model.users.flip(0), *rest)
+    turned = UCModel(model.recommender, model.attributes, model.users.flip(0), *rest)
     same(
         everything(train(model, clients, HOW, RNG, PRIORS)),
         everything(train(turned, elsewhere, HOW, RNG, PRIORS)),
@@ -220,7 +220,7 @@ def test_the_pull_brings_the_filters_guess_to_the_target(kind, target):
     # A filter that is sure of itself.
     loud = tuple({n: 2 * w for n, w in weights.items()} for weights in model.filters)
     users = 5 * model.users
-    model = Model(model.recommender, model.attributes, users, model.items, model.towers, loud)
+    model = UCModel(model.recommender, model.attributes, users, model.items, model.towers, loud)
     how = LocalTraining(epochs=60, pairs=16, rate=0.02, tower_rate=0.02, target=target)
     after = users + train(model, clients, how, RNG, PRIORS).users
 
@@ -332,7 +332,7 @@ def test_neumf_learns_which_items_are_liked():
         sent = train(model, alone, how, RNG)
         items = model.items.index_add(0, sent.item_rows[0], sent.items[0])
         towers = {name: w + sent.towers[name][0] for name, w in model.towers.items()}
-        after = Model(model.recommender, (), model.users[[n]] + sent.users, items, towers, ())
+        after = UCModel(model.recommender, (), model.users[[n]] + sent.users, items, towers, ())
         scores = after.scores(torch.zeros(1, dtype=torch.int64))[0]
         hers = torch.zeros(ITEMS, dtype=torch.bool)
         hers[alone.history.items.copy()] = True
@@ -344,7 +344,7 @@ def test_filters_learn_from_those_who_share():
     how = LocalTraining(epochs=10, pairs=4, rate=1e-6, filter_rate=0.05, clip=np.inf)
     users, filters = 8 * model.users, model.filters
     for number in range(20):
-        now = Model(model.recommender, model.attributes, users, model.items, {}, filters)
+        now = UCModel(model.recommender, model.attributes, users, model.items, {}, filters)
         sent = train(now, clients, how, RNG.child(number))
         filters = tuple(
             {name: w + sent.filters[t][name].mean(dim=0) for name, w in weights.items()}
@@ -504,7 +504,7 @@ def test_cohorts_that_do_not_fit_the_model_are_named():
         train(model, clients.take(np.zeros(0, np.int64)), HOW, RNG, PRIORS)
     with pytest.raises(DataError, match="no row"):
         train(model, replace(clients, rows=clients.rows + 1), HOW, RNG, PRIORS)
-    fewer = Model.init(model.recommender, USERS, ITEMS - 1, ATTRIBUTES, Streams.from_seed(1))
+    fewer = UCModel.init(model.recommender, USERS, ITEMS - 1, ATTRIBUTES, Streams.from_seed(1))
     with pytest.raises(DataError, match="other items"):
         train(fewer, clients, HOW, RNG, PRIORS)
     for name, value in {

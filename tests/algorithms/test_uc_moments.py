@@ -28,7 +28,7 @@ from sottovoce.algorithms.uc.networks import (  # noqa: E402
     Recommender,
     tells,
 )
-from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.rows import ModelLayout  # noqa: E402
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig  # noqa: E402
 from sottovoce.algorithms.uc.training import (  # noqa: E402
     LIKE,
@@ -124,7 +124,7 @@ def test_whoever_hides_sends_nothing_of_the_filter(kind):
             FilterConfig("age", ("a", "b", "c"), (0.2, 0.5, 0.3)),
         ),
     )  # fmt: skip
-    layout = Layout.of(settings, ITEMS)
+    layout = ModelLayout.of(settings, ITEMS)
     sent = train(model, clients, HOW, RNG, PRIORS)
     assert clients.hidden.any(axis=0).all()
     for n, (numbers, _) in enumerate(layout.messages(sent)):

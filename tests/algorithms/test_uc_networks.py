@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from sottovoce.algorithms.uc.networks import (  # noqa: E402
     DEEP,
     Attribute,
-    Model,
     Recommender,
+    UCModel,
     divergence,
     guess,
 )
@@ -26,7 +26,7 @@ KINDS = ["mf", "ncf", "gnn", "neumf"]
 
 
 def model_of(kind, attributes=(), size=6):
-    return Model.init(Recommender(kind, size), 30, 20, attributes, RNG)
+    return UCModel.init(Recommender(kind, size), 30, 20, attributes, RNG)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_a_gnn_is_an_ncf_that_looks_around():
     """Without the weights for the nearest users there is no difference."""
     gnn, ncf = model_of("gnn"), model_of("ncf")
     blind = {**gnn.towers, "around": torch.zeros(6, 6)}
-    blind_gnn = Model(gnn.recommender, (), gnn.users, gnn.items, blind, ())
+    blind_gnn = UCModel(gnn.recommender, (), gnn.users, gnn.items, blind, ())
     for left, right in zip(blind_gnn.represent(), ncf.represent(), strict=True):
         assert torch.allclose(left, right)
     assert not torch.allclose(gnn.represent()[0], ncf.represent()[0])
@@ -144,7 +144,7 @@ def test_neumf_scores_by_its_formula():
     for name in ("bias0", "bias1", "bias2", "out_bias"):
         towers[name] += 0.1
     weights = {name: torch.tensor(w, dtype=torch.float32) for name, w in towers.items()}
-    model = Model(model.recommender, (), model.users, model.items, weights, ())
+    model = UCModel(model.recommender, (), model.users, model.items, weights, ())
     found = model.scores(torch.tensor([4, 17]))
     for row, u in enumerate((4, 17)):
         for i in range(20):
@@ -190,7 +190,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("kind", ["gnn", "neumf"])
 def test_scores_hold_little_beside_the_result(kind):
     """A layer of all pairs at once would be 32 times as large as the result."""
-    model = Model.init(Recommender(kind, 40), 3000, 500, (), RNG)
+    model = UCModel.init(Recommender(kind, 40), 3000, 500, (), RNG)
     with Largest() as watch:
         result = model.scores(torch.arange(3000))
     # No more than a few of these are there at a time.
@@ -206,11 +206,11 @@ def test_wrong_shapes_and_names_are_refused():
             Attribute("gender", classes, hidden)
     model, age = model_of("mf"), Attribute("age", 3)
     with pytest.raises(DataError, match="rows of 6"):
-        Model(model.recommender, (), model.users[:, :3], model.items, {}, ())
+        UCModel(model.recommender, (), model.users[:, :3], model.items, {}, ())
     with pytest.raises(DataError, match="one filter per attribute"):
-        Model(model.recommender, (age,), model.users, model.items, {}, ())
+        UCModel(model.recommender, (age,), model.users, model.items, {}, ())
     with pytest.raises(DataError, match="age: the filter"):
-        Model(
+        UCModel(
             model.recommender,
             (age,),
             model.users,
@@ -222,4 +222,4 @@ def test_wrong_shapes_and_names_are_refused():
         towers, other = model_of(kind).towers, model_of(kind, size=7).towers
         for wrong in ({}, other, {**towers, "more": torch.zeros(6)}):
             with pytest.raises(DataError, match=f"towers .* {kind}"):
-                Model(Recommender(kind, 6), (), model.users, model.items, wrong, ())
+                UCModel(Recommender(kind, 6), (), model.users, model.items, wrong, ())

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from sottovoce.algorithms.uc.networks import (  # noqa: E402
     Attribute,
-    Model,
     Recommender,
+    UCModel,
     tells,
 )
 from sottovoce.algorithms.uc.protect import REASONS, Protected, Stopping, protect  # noqa: E402
@@ -27,7 +27,7 @@ PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
 
 def new_model(kind="gnn", scale=3.0, place="cpu", attributes=ATTRIBUTES):
     """A model whose filters are sure of what they say."""
-    model = Model.init(Recommender(kind, 12), 40, 25, attributes, Streams.from_seed(5))
+    model = UCModel.init(Recommender(kind, 12), 40, 25, attributes, Streams.from_seed(5))
     if attributes is MOMENTS:
         means = torch.from_numpy(Streams.from_seed(6).normal(np.arange(1), 12)).float()
         away = model.users - model.users.mean(dim=0)

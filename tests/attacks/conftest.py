@@ -15,7 +15,7 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Direct
 from sottovoce.data.sources import available, load
 from sottovoce.data.splitting import keep_active, temporal_holdout
-from sottovoce.engines.transcripts import Heard, Recorder, network_of, seen_by
+from sottovoce.engines.transcripts import Recorder, SeenMessages, network_of, seen_by
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
@@ -27,7 +27,7 @@ class Played:
 
     view: View
     """The server's."""
-    heard: Heard
+    heard: SeenMessages
     truth: Truth
     federation: Federation
 
@@ -60,8 +60,8 @@ def played(config, train, *, share=0.0, release=None, link=None, seed=1, after=0
         federation.schedule = replace(plan, rounds=after)
         federation.run()
         federation.schedule = plan
-    federation.run(listeners=[recorder])
-    heard, final = recorder.heard, federation.server.items
+    federation.run(message_observers=[recorder])
+    heard, final = recorder.seen, federation.server.items
     view = View(
         "server", seen_by(heard, "server"), config, release, link, train.n_items, final,
         triples=plan.triples,

@@ -99,10 +99,10 @@ def first_that_fits(attack, world):
             continue
         if name == "uc" and find_spec("torch") is None:
             pytest.skip("UC-FedRec needs PyTorch")
-        scene = world(name)
-        view = scene.views.get(attack.party)
+        threat = world(name)
+        view = threat.views.get(attack.party)
         if view is not None and not attack.applies(view):
-            return view, scene.truth
+            return view, threat.truth
     raise AssertionError(f"{attack.name} applies to none of {list(WORLDS)}")
 
 
@@ -110,13 +110,13 @@ class TestEveryAttack(AttackContract):
     @pytest.fixture(autouse=True, params=CASES)
     def chosen(self, request, world):
         self._attack = ATTACKS[request.param]
-        self._scene = first_that_fits(self._attack, world)
+        self._threat = first_that_fits(self._attack, world)
 
     def attack(self):
         return self._attack
 
-    def scene(self):
-        return self._scene
+    def threat(self):
+        return self._threat
 
 
 def senders(view):

@@ -38,13 +38,13 @@ def played(settings, release, link, choice, kind, seed=1):
     if isinstance(release, KReports):
         made.proxy = Open([50], K)
         bits = made.proxy.bits
-    made.run(listeners=[heard])
+    made.run(message_observers=[heard])
     updates = {}
     if not bits:
-        updates = {n: np.unique(m[0].sender) for n, m in heard.heard["server"].items()}
+        updates = {n: np.unique(m[0].sender) for n, m in heard.seen["server"].items()}
     told, whose = draws.told_words(rng, bits, updates)
     view = View(
-        "server", seen_by(heard.heard, "server"), settings, release, link, N_ITEMS,
+        "server", seen_by(heard.seen, "server"), settings, release, link, N_ITEMS,
         made.server.items, triples=made.schedule.triples, draws="secret", told=told,
     )  # fmt: skip
     truth = Truth(

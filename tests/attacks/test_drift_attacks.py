@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift.blocks import BlockStep, Events, Model
+from sottovoce.algorithms.drift.blocks import BlockStep, DriftModel, Events
 from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import (
     Claim,
+    ClaimOutcome,
     Cosine,
-    Outcome,
     cosine_claims,
     request_pairs,
     score_pairs,
@@ -99,7 +99,7 @@ def test_longer_vectors_tell_more():
 
 
 def test_against_another_model_nothing_is_claimed():
-    other = Model.start(N_USERS, N_ITEMS, 4, Streams.from_seed(77))
+    other = DriftModel.start(N_USERS, N_ITEMS, 4, Streams.from_seed(77))
     for outcome in attacked(2, model=other)[:2]:
         assert outcome.claimed < 0.001 * outcome.there
 
@@ -130,7 +130,7 @@ def gradients_of(model, weights, items=(3,)):
     )
 
 
-MODEL = Model.start(N_USERS, N_ITEMS, 4, RNG)
+MODEL = DriftModel.start(N_USERS, N_ITEMS, 4, RNG)
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_intervals_are_wilson_s():
 
 
 def test_a_guess_at_the_base_rate_is_none():
-    table = Outcome("a", "orchestrator", 100, 31, 200, 0.3).to_table()
+    table = ClaimOutcome("a", "orchestrator", 100, 31, 200, 0.3).to_table()
     assert table["verdict"] == "no better than chance"
     assert (table["value"], table["recall"], table["base_rate"]) == (0.31, 0.155, 0.3)
     low, high = table["interval"]
     assert low < 0.3 < high
-    assert Outcome("a", "orchestrator", 100, 60, 200, 0.3).to_table()["verdict"] == "guesses"
+    assert ClaimOutcome("a", "orchestrator", 100, 60, 200, 0.3).to_table()["verdict"] == "guesses"
 
 
 def test_nothing_private_is_shown():

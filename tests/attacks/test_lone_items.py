@@ -5,14 +5,14 @@ import numpy as np
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.attacks.suite.a04_lone_items import ATTACK
-from sottovoce.attacks.views import Seen, Truth, View
+from sottovoce.attacks.views import SeenRound, Truth, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import ModelView
 from sottovoce.engines.simulation import SimulatedDevices
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.secure_sum import summed
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
@@ -32,9 +32,9 @@ def attacked(train: Interactions, link: SecureSum, known: bool = True):
     )
     view = ModelView(0, algorithm.server_init(train.n_items, RNG))
     sums = devices.report_summed(view, devices.willing()).dense(train.n_items)
-    noise = Masker(link, sums.size, bytes(32)).noise(0)
+    noise = Helper(link, sums.size, bytes(32)).noise(0)
     opened = summed(0, sums if noise is None else sums + noise.reshape(sums.shape), len(USERS))
-    seen = (Seen(0, (opened,), view),)
+    seen = (SeenRound(0, (opened,), view),)
     saw = View("server", seen, settings, Everything(), link, train.n_items, view.items)
     truth = Truth(
         train, train, consent.takes_part, consent.share_positives, {}, {}, cohort.vectors,

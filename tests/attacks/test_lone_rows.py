@@ -6,13 +6,13 @@ import pytest
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.attacks.suite.a01_lone_rows import ATTACK
-from sottovoce.attacks.views import Seen, Truth, View
+from sottovoce.attacks.views import SeenRound, Truth, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import GRID, LIMIT, ModelView
 from sottovoce.engines.simulation import SimulatedDevices, Simulation
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
@@ -29,10 +29,10 @@ class Published:
     def __init__(self, devices):
         self.devices, self.seen, self.vectors = devices, [], {}
 
-    def hear(self, party, message):
+    def on_message(self, party, message):
         if isinstance(message, ModelView):
             self.seen.append(
-                Seen(message.round, (), ModelView(message.round, message.items.copy()))
+                SeenRound(message.round, (), ModelView(message.round, message.items.copy()))
             )
             self.vectors[message.round] = self.devices.cohort.vectors.copy()
 
@@ -47,9 +47,9 @@ def attacked(triples, noise=0.0, clip=0.0):
         algorithm, cohort, ShareFraction(), Ledger(), rng, link=link
     )
     server, ear = Server.start(algorithm, N_ITEMS, rng), Published(devices)
-    masker = Masker(link, server.items.size, bytes(32))
+    masker = Helper(link, server.items.size, bytes(32))
     Simulation(
-        server, devices, N_USERS, ROUNDS, listeners=[ear], masker=masker,
+        server, devices, N_USERS, ROUNDS, message_observers=[ear], masker=masker,
         largest_value=LIMIT * triples * GRID,
     ).run()  # fmt: skip
     view = View("anyone", tuple(ear.seen), config, ShareFraction(), link, N_ITEMS, server.items)
@@ -90,6 +90,6 @@ def test_it_says_what_it_needs():
 @pytest.mark.parametrize("rounds", [(), (0, 2)])
 def test_only_rounds_in_a_row_are_compared(rounds):
     models = [ModelView(r, np.zeros((3, 11), np.float32)) for r in rounds]
-    seen = tuple(Seen(m.round, (), m) for m in models)
+    seen = tuple(SeenRound(m.round, (), m) for m in models)
     view = View("anyone", seen, FPLConfig(), ShareFraction(), SecureSum(), 3, np.zeros((3, 11)))
     assert ATTACK.guess(view) == []

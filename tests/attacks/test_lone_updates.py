@@ -6,7 +6,7 @@ import pytest
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.uc.settings import UCConfig
 from sottovoce.attacks.suite.a01_lone_updates import ATTACK
-from sottovoce.attacks.views import Seen, Truth, View
+from sottovoce.attacks.views import SeenRound, Truth, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum
@@ -37,7 +37,7 @@ def attacked(pairs):
     )
     sums = devices.report_summed(ModelView(0, algorithm.server_init(N_ITEMS, RNG)), USERS)
     opened = summed(0, sums.dense(terms.n_rows), N_USERS)
-    seen = (Seen(0, (opened,)),)
+    seen = (SeenRound(0, (opened,)),)
     final = np.zeros((terms.n_rows, terms.width), np.float32)
     view = View("server", seen, settings, terms.release, terms.link, N_ITEMS, final)
     truth = Truth(

@@ -10,7 +10,7 @@ from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.suite import a12_membership
-from sottovoce.attacks.suite.a12_membership import Home, Question, against_others, against_same
+from sottovoce.attacks.suite.a12_membership import Home, MemberPairs, against_others, against_same
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
@@ -128,13 +128,13 @@ def test_pairwise_models_and_reports_are_attacked_alike():
 
 def test_a_filtered_model_is_attacked_as_well(monkeypatch):
     pytest.importorskip("torch")
-    few = Question.held_or_not(TRAIN, TEST, RNG)
+    few = MemberPairs.held_or_not(TRAIN, TEST, RNG)
     keep = few.users < 120
     few = replace(
         few, users=few.users[keep], members=few.members[keep], strangers=few.strangers[keep],
         popularity=few.popularity[keep],
     )  # fmt: skip
-    monkeypatch.setattr(Question, "held_or_not", lambda *_: few)
+    monkeypatch.setattr(MemberPairs, "held_or_not", lambda *_: few)
     from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
     from sottovoce.privacy.updates import Clipped
 
@@ -154,7 +154,7 @@ def test_a_filtered_model_is_attacked_as_well(monkeypatch):
 
 
 def test_questions_are_fair():
-    question = Question.held_or_not(TRAIN, TEST, RNG)
+    question = MemberPairs.held_or_not(TRAIN, TEST, RNG)
     for user, member, stranger in zip(
         question.users[:300], question.members, question.strangers, strict=False
     ):
@@ -163,10 +163,10 @@ def test_questions_are_fair():
         assert stranger in TEST.row(user)
     assert question.known.n_interactions == TRAIN.n_interactions - N_USERS * 10
     assert abs(question.popular_wins().mean() - 0.5) < 0.06
-    asked = Question.took_part(TRAIN, RNG, most=50)
+    asked = MemberPairs.took_part(TRAIN, RNG, most=50)
     assert len(np.unique(asked.users)) <= 50
     assert not any(s in TRAIN.row(u) for u, s in zip(asked.users, asked.strangers, strict=True))
-    assert abs(Question.took_part(TRAIN, RNG).popular_wins().mean() - 0.5) < 0.05
+    assert abs(MemberPairs.took_part(TRAIN, RNG).popular_wins().mean() - 0.5) < 0.05
     assert "redacted" in repr(question)
 
 

@@ -16,11 +16,11 @@ from sottovoce.attacks.one_run import (
     audit_run,
     least_distance,
     lower_bound,
-    opened,
     score_reports,
     score_sums,
     values_before_coins,
 )
+from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.views import View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
@@ -29,7 +29,7 @@ from sottovoce.core.messages import BitReports, SummedReports
 from sottovoce.core.one_bit import bits, coordinates
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import ConfigError, DataError
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import Everything
@@ -119,9 +119,9 @@ def test_what_cannot_be_asked_is_refused():
 def test_the_verdict_is_told_in_words():
     caught = Audit(1000, 200, 199, 3.5, 1.0, 1e-6)
     assert caught.convicted
-    assert "more than the ε = 1.00" in caught.words()
+    assert "more than the ε = 1.00" in caught.describe()
     assert not replace(caught, claimed=4.0).convicted
-    assert "within" in replace(caught, claimed=4.0).words()
+    assert "within" in replace(caught, claimed=4.0).describe()
 
 
 def test_a_runs_histories_are_the_canaries_by_their_coins():
@@ -148,8 +148,8 @@ def reports_run(settings, epsilon, reports):
         consent = Consent.uniform(everyone, Choice(epsilon=epsilon, max_reports=reports))
         link, heard = Proxied(), Recorder()
         made = Federation.build(settings, train, consent, release, Streams.from_seed(1), link=link)
-        made.run(listeners=[heard])
-        rounds = seen_by(heard.heard, "server")
+        made.run(message_observers=[heard])
+        rounds = seen_by(heard.seen, "server")
         return View("server", rounds, settings, release, link, train.n_items, made.server.items)
 
     return run
@@ -232,8 +232,8 @@ def sums_run(noise, rounds=2, kept=True):
         made = Federation.build(
             settings, train, consent, Everything(), Streams.from_seed(1), link=link
         )
-        made.run(listeners=[heard])
-        rounds_seen = seen_by(heard.heard, "server")
+        made.run(message_observers=[heard])
+        rounds_seen = seen_by(heard.seen, "server")
         return View(
             "server", rounds_seen, settings, Everything(), link, train.n_items, made.server.items
         )
@@ -245,10 +245,10 @@ class Everywhere:
     """Keeps every message as it is."""
 
     def __init__(self):
-        self.heard = {}
+        self.seen = {}
 
-    def hear(self, party, message):
-        self.heard.setdefault(party, {}).setdefault(message.round, []).append(message)
+    def on_message(self, party, message):
+        self.seen.setdefault(party, {}).setdefault(message.round, []).append(message)
 
 
 def distance(run):
@@ -272,7 +272,7 @@ def test_a_proxy_that_adds_no_noise_is_caught():
 def test_a_proxy_that_adds_half_the_noise_is_caught(monkeypatch):
     claimed = np.sqrt(2) / 2.0
     assert 0.6 * claimed < distance(sums_run(2.0)) <= claimed
-    sum_masks = Masker.sum_masks
+    sum_masks = Helper.sum_masks
 
     def lazy(self, seeds, threads=1):
         self.link = replace(self.link, noise=self.link.noise / 2)
@@ -281,13 +281,13 @@ def test_a_proxy_that_adds_half_the_noise_is_caught(monkeypatch):
         finally:
             self.link = replace(self.link, noise=self.link.noise * 2)
 
-    monkeypatch.setattr(Masker, "sum_masks", lazy)
+    monkeypatch.setattr(Helper, "sum_masks", lazy)
     assert distance(sums_run(2.0)) > 1.3 * claimed
 
 
 def test_sums_are_the_same_from_what_is_kept_and_from_all_messages():
     few = replace_first(ABSENT, 60)
-    kept, every = (opened(sums_run(1.0, 1, kept)(few)) for kept in (True, False))
+    kept, every = (opened_sums(sums_run(1.0, 1, kept)(few)) for kept in (True, False))
     assert len(kept) == len(every) == 1
     assert np.array_equal(kept[0].sums, every[0].sums)
     assert kept[0].devices == every[0].devices == int(few.included.sum())
@@ -316,7 +316,7 @@ def test_views_that_lack_what_is_needed_are_refused():
     with pytest.raises(DataError, match="FCF"):
         score_sums(replace(view, algorithm=ROTATED), ABSENT)
     silent = replace(view, rounds=())
-    assert opened(silent) == []
+    assert opened_sums(silent) == []
     assert not score_sums(silent, ABSENT).any()
 
 

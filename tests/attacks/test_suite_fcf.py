@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.suite.a04_rank_one import ATTACK, departures
-from sottovoce.attacks.views import Seen
+from sottovoce.attacks.views import SeenRound
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import sum_masks
 from sottovoce.core.messages import MaskSum, ModelView
@@ -58,7 +58,7 @@ def test_a_sum_over_one_device_is_caught(play):
     view, key = ModelView(1, server.items), (bytes(32),)
     masked, _ = devices.report_masked(view, np.array([7]), key)
     told = MaskSum(1, 1, sum_masks(key, server.items.size))
-    lone = replace(seen.view, rounds=(Seen(1, (masked, told), view),))
+    lone = replace(seen.view, rounds=(SeenRound(1, (masked, told), view),))
     result = ATTACK.run(lone, seen.truth)
     assert result.verdict == "broken"
     # The items that stand out most are hers.

@@ -50,10 +50,10 @@ class All:
     """Keeps every message, more than a transcript does."""
 
     def __init__(self):
-        self.heard = {}
+        self.seen = {}
 
-    def hear(self, party, message):
-        self.heard.setdefault(party, {}).setdefault(message.round, []).append(message)
+    def on_message(self, party, message):
+        self.seen.setdefault(party, {}).setdefault(message.round, []).append(message)
 
 
 def played(link, release=None, filters="two-layer", heard=None):
@@ -69,9 +69,9 @@ def played(link, release=None, filters="two-layer", heard=None):
         settings, TRAIN, consent, release, Streams.from_seed(1), LABELS, link=link
     )
     heard = heard or All()
-    made.run(listeners=[heard])
+    made.run(message_observers=[heard])
     view = View(
-        "server", seen_by(heard.heard, "server"), settings, release, link, N_ITEMS,
+        "server", seen_by(heard.seen, "server"), settings, release, link, N_ITEMS,
         made.server.items,
     )  # fmt: skip
     truth = Truth(
@@ -122,7 +122,7 @@ def test_a_mask_of_nothing_is_caught(monkeypatch):
     heard = All()
     with pytest.raises(WrongSum):  # the server notices that the masks do not add up
         played(SecureSum(), heard=heard)
-    sent = [m for m in heard.heard["server"][0] if hasattr(m, "masked")]
+    sent = [m for m in heard.seen["server"][0] if hasattr(m, "masked")]
     rounds = tuple(seen_by({"server": {0: sent}}, "server"))
     monkeypatch.undo()
     view, truth = played(SecureSum())

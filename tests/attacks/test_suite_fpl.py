@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.pairwise.factors import PairStep
-from sottovoce.attacks.pairs import Rows, attacked, drawn_positives, invert, opened
+from sottovoce.attacks.pairs import UpdateRows, attacked, drawn_positives, invert, opened
 from sottovoce.attacks.suite import a01_inversion, a02_complement, a03_sign
-from sottovoce.attacks.views import Seen
+from sottovoce.attacks.views import SeenRound
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import sum_masks
 from sottovoce.core.messages import GRID, MaskSum, ModelView
@@ -156,7 +156,7 @@ def masked_view(play, seeds_of, users=tuple(range(60)), rounds=2, one_by_one=Fal
             seeds = tuple(seeds_of(u, round) for u in group)
             masked, _ = devices.report_masked(view, np.array(group), seeds)
             told = MaskSum(number, len(group), sum_masks(seeds, server.items.size))
-            found.append(Seen(number, (masked, told), view))
+            found.append(SeenRound(number, (masked, told), view))
             number += 1
     everyone = {s.round: s.messages[0].sender for s in found}
     both = seen.view.algorithm.build(10)
@@ -253,7 +253,7 @@ def test_one_row_gives_the_item_away(factors, scale, bias, number):
         [s[:, None] * vectors + 0.03 * model[j, :-1], (s + bias * model[j, -1])[:, None]]
     )
     rows = -np.rint(rows * GRID) / GRID
-    sent = Rows(np.zeros(20, np.int64), np.arange(20), j, rows)
+    sent = UpdateRows(np.zeros(20, np.int64), np.arange(20), j, rows)
     found = invert(sent, {0: model}, step)
     # Where s is 0 or 1 to within a few steps of the grid, many items are as near.
     clear = (s > 1e-4) & (s < 1.0 - 1e-4)

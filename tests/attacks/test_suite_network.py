@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.attacks.suite.network_sizes import ATTACK, auc
-from sottovoce.attacks.views import Packet, Seen
+from sottovoce.attacks.views import SeenRound, TlsPacket
 from sottovoce.core.links import SecureSum
 from sottovoce.data.splitting import temporal_holdout
 from sottovoce.data.town import TownConfig, generate_town
@@ -57,7 +57,9 @@ def test_a_few_more_bytes_for_long_histories_are_caught(play):
     seen = play(FPL, town(), share=0.5, link=SecureSum(min_devices=100))
     counts = seen.truth.train.counts
     rounds = tuple(
-        Seen(s.round, tuple(p._replace(bytes=p.bytes + int(counts[p.sender])) for p in s.messages))
+        SeenRound(
+            s.round, tuple(p._replace(bytes=p.bytes + int(counts[p.sender])) for p in s.messages)
+        )
         for s in seen.network.rounds
     )
     result = ATTACK.run(replace(seen.network, rounds=rounds), seen.truth)
@@ -73,7 +75,7 @@ def test_shorter_messages_for_long_histories_are_caught_as_well(play):
         for s in seen.network.rounds
         for p in s.messages
     )
-    result = ATTACK.run(replace(seen.network, rounds=(Seen(0, packets),)), seen.truth)
+    result = ATTACK.run(replace(seen.network, rounds=(SeenRound(0, packets),)), seen.truth)
     assert result.value == 1.0
 
 
@@ -82,8 +84,8 @@ def test_chance_is_no_leak(play):
     seen = play(replace(FPL, rounds=1), town(), share=0.5)
     network, rng, broken = seen.network, np.random.default_rng(0), 0
     for _ in range(200):
-        packets = tuple(Packet(u, "server", int(rng.integers(100, 200))) for u in range(200))
-        view = replace(network, rounds=(Seen(0, packets),))
+        packets = tuple(TlsPacket(u, "server", int(rng.integers(100, 200))) for u in range(200))
+        view = replace(network, rounds=(SeenRound(0, packets),))
         broken += ATTACK.run(view, seen.truth).verdict == "broken"
     assert broken <= 12
 
@@ -91,7 +93,7 @@ def test_chance_is_no_leak(play):
 def test_it_needs_two_senders(play):
     network = play(replace(FPL, rounds=1), town(), share=0.5).network
     assert "two devices" in ATTACK.applies(replace(network, rounds=()))
-    alone = Seen(0, (Packet(3, "server", 100),))
+    alone = SeenRound(0, (TlsPacket(3, "server", 100),))
     assert "two devices" in ATTACK.applies(replace(network, rounds=(alone,)))
     assert "redacted" in repr(ATTACK.guess(network))
 

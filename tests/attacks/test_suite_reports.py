@@ -37,9 +37,9 @@ def played(variant="rotated", epsilon=1.0, rounds=2, seed=1, scale=1.0, size=3):
     consent = Consent.uniform(np.arange(N_USERS), choice)
     made = Federation.build(settings, TRAIN, consent, release, Streams.from_seed(seed), link=link)
     made.proxy, heard = Open([50], K), Recorder()
-    made.run(listeners=[heard])
+    made.run(message_observers=[heard])
     view = View(
-        "server", seen_by(heard.heard, "server"), settings, release, link, N_ITEMS,
+        "server", seen_by(heard.seen, "server"), settings, release, link, N_ITEMS,
         made.server.items,
     )  # fmt: skip
     truth = Truth(

@@ -26,7 +26,7 @@ TINY: dict[str, Any] = {
 
 
 def test_loss_is_the_printed_one(sparse: Interactions) -> None:
-    from sottovoce.baselines.mult_vae_training import Network, Rows
+    from sottovoce.baselines.mult_vae_training import BatchRows, Network
 
     users, beta, cpu = np.array([5, 0, 7, 20]), 0.3, torch.device("cpu")
     network = Network.init(sparse.n_items, 6, 3, RNG, cpu)
@@ -51,19 +51,19 @@ def test_loss_is_the_printed_one(sparse: Interactions) -> None:
     kl = -0.5 * (1 + log_variance - mean**2 - np.exp(log_variance)).sum(axis=1)
     expected = (-(x * log_softmax).sum(axis=1) + beta * kl).mean()
 
-    loss = network.loss(Rows.of(sparse, users, cpu, kept), noise, beta)
+    loss = network.loss(BatchRows.of(sparse, users, cpu, kept), noise, beta)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_scores_are_the_decoder_at_the_mean(sparse: Interactions) -> None:
     # A learning rate of 1e-12 leaves the network as it was drawn.
-    from sottovoce.baselines.mult_vae_training import Network, Rows
+    from sottovoce.baselines.mult_vae_training import BatchRows, Network
 
     config = MultVAE(**TINY, learning_rate=1e-12)
     scores = config.fit(sparse, RNG).scores(np.arange(sparse.n_users))
     cpu = torch.device("cpu")
     network = Network.init(sparse.n_items, 12, 4, RNG.child("mult-vae", "init"), cpu)
-    mean, _ = network.encode(Rows.of(sparse, np.arange(sparse.n_users), cpu))
+    mean, _ = network.encode(BatchRows.of(sparse, np.arange(sparse.n_users), cpu))
     logits = network.decode(mean) @ network.output.T + network.output_bias
     np.testing.assert_allclose(scores, logits.detach().numpy(), atol=1e-6)
     assert np.ptp(scores) > 0.01

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift.blocks import Model, learn
+from sottovoce.algorithms.drift.blocks import DriftModel, learn
 from sottovoce.experiment import load_benchmark
 from sottovoce.rng import Streams
 
@@ -21,7 +21,7 @@ def epoch(bench):
 
 
 def test_both_take_as_many_steps(bench, epoch):
-    wanted = Model.start(epoch.train.n_users, epoch.train.n_items, 4, Streams.from_seed(1))
+    wanted = DriftModel.start(epoch.train.n_users, epoch.train.n_items, 4, Streams.from_seed(1))
     left = epoch.planned.steps
     while left:
         part = epoch.cuts.take(np.arange(min(left, len(epoch.cuts))))

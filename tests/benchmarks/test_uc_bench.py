@@ -9,8 +9,8 @@ import pytest
 from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.errors import DataNotFound
 from sottovoce.experiment import load_benchmark
-from sottovoce_papers.uc_study import Attack, Attacked, StudyConfig, UCStudy
-from sottovoce_papers.uc_training import World
+from sottovoce_papers.uc_study import Attacked, AttackWork, UCStudy, UCStudyConfig
+from sottovoce_papers.uc_training import UCData
 
 torch = pytest.importorskip("torch")
 ML100K = "movielens-100k"
@@ -18,7 +18,7 @@ SETTINGS = {
     "embedding_size": 8, "rounds": 4, "cohort_size": 16, "pairs": 8, "local_epochs": 2,
     "clip": 64.0,
 }  # fmt: skip
-SMALL = StudyConfig(
+SMALL = UCStudyConfig(
     sources=(ML100K,), recommenders=("gnn",), seeds=(0,), stops=2, negatives=20
 )  # fmt: skip
 
@@ -30,7 +30,7 @@ def bench():
 
 @pytest.fixture(scope="module")
 def town():
-    return World.of(ML100K, generate_town(TownConfig(residents=60, venues=60)))
+    return UCData.of(ML100K, generate_town(TownConfig(residents=60, venues=60)))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def attackers(monkeypatch):
             families={}, classes=2, public=40, private=20, verdict="",
         ).to_arrays()  # fmt: skip
 
-    monkeypatch.setattr(Attack, "run", attack)
+    monkeypatch.setattr(AttackWork, "run", attack)
 
 
 def test_the_quick_run_has_the_trade_off_its_time_and_a_ratio(bench, study, attackers, monkeypatch):

@@ -14,10 +14,11 @@ import typer
 
 import sottovoce.cli
 from sottovoce.cli import spent
-from sottovoce.cli.budget import budget, grid, odds, sentences
+from sottovoce.cli.budget import budget
 from sottovoce.core.consent import Choice
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.privacy.accountant import certify
+from sottovoce.privacy.statements import grid, odds, sentences
 
 POINT = ["--epsilon", "2.5", "--reports", "100", "--rounds", "20", "--users", "6040"]
 

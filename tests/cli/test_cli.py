@@ -404,9 +404,9 @@ def test_a_run_that_ends_below_popularity_says_what_to_try(sottovoce_, tiny, tmp
 # --- runs that are stopped -----------------------------------------------------------------------
 
 EAGER = """
-import functools, sys
-import sottovoce.runs.train as running
-running.Checkpoints = functools.partial(running.Checkpoints, seconds=0.0)
+import sys
+from sottovoce.runs import topology
+topology.CHECKPOINT_SECONDS = 0.0
 from sottovoce.cli import main
 main(sys.argv[1:])
 """

@@ -8,7 +8,7 @@ import pytest
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.cli import call
 from sottovoce.engines.processes import sottovoce_command
-from sottovoce.wire.interactions import Issuer
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Admission, Application, FederationFile
 
 CATALOGUE = ("bread", "cake", "tea", "rye", "jam")

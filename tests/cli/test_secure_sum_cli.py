@@ -55,7 +55,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def proxy(place):
-    made = told("serve", "masker", place / "masks", "--init", "--name", "proxy.example.net")
+    made = told("serve", "helper", place / "masks", "--init", "--name", "proxy.example.net")
     assert made["key_file"] == str(place / "masks" / "seal.pub")
     return made
 
@@ -124,7 +124,7 @@ def test_the_key_is_for_a_secure_sum_alone(place, proxy):
     ],
 )
 def test_mistakes_of_the_proxys_operator_are_one_sentence(place, capsys, arguments, words):
-    assert call(["serve", "masker", str(place / "none"), *arguments]) != 0
+    assert call(["serve", "helper", str(place / "none"), *arguments]) != 0
     said = capsys.readouterr().err.strip()
     assert words in said
     assert "Traceback" not in said
@@ -134,8 +134,8 @@ def test_mistakes_of_the_proxys_operator_are_one_sentence(place, capsys, argumen
 def test_the_other_kind_of_introduction_is_refused(place, capsys):
     init_keys(place / "keys")
     (place / "other.json").write_text(json.dumps({"protocol": 2, "server": URL, "token": "ab"}))
-    told("serve", "masker", place / "masks", "--init")
-    arguments = ["serve", "masker", str(place / "masks"), "--introduction"]
+    told("serve", "helper", place / "masks", "--init")
+    arguments = ["serve", "helper", str(place / "masks"), "--introduction"]
     assert call([*arguments, str(place / "other.json")]) == 2
     assert "no introduction to a secure sum" in capsys.readouterr().err
 
@@ -169,3 +169,14 @@ def test_an_owner_reads_who_sees_what(tmp_path):
     assert "cut to a length of 0.5" in words
     assert "1.5 times that length" in words
     assert "no noise" not in words
+
+
+@pytest.mark.parametrize(("old", "new"), [("masker", "helper"), ("proxy", "shuffler")])
+def test_a_command_under_its_former_name_says_what_it_is_called_now(place, capsys, old, new):
+    folder = str(place / "none")
+    assert call(["serve", old, folder]) == call(["serve", new, folder]) != 0
+    first, second, third = capsys.readouterr().err.strip().splitlines()
+    assert first == f"`sottovoce serve {old}` is called `sottovoce serve {new}` now"
+    assert second == third
+    assert call(["serve", "--help"]) == 0
+    assert f"\n  {old} " not in capsys.readouterr().out

@@ -290,7 +290,7 @@ def test_the_former_name_says_what_it_is_called_now(store, capsys, command, tmp_
     arguments = [str(store), *map(str, more.get(command, [])), "--json"]
     assert call(["user", command, *arguments]) == 0
     former = capsys.readouterr()
-    assert former.err == f"note: `sottovoce user {command}` is `sottovoce device {now}` now\n"
+    assert former.err == f"`sottovoce user {command}` is called `sottovoce device {now}` now\n"
     assert call(["device", now, *arguments]) == 0
     told = capsys.readouterr()
     assert told.err == ""

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift.blocks import Events, Model
+from sottovoce.algorithms.drift.blocks import DriftModel, Events
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import Claim, cosine_claims, request_pairs, score_pairs
@@ -19,7 +19,7 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo_simulation import SEALINGS, SESSION_BYTES, SIGHT, SiloSimulation
 from sottovoce.errors import MessageError
 from sottovoce.rng import Streams
-from sottovoce.wire import silos as silo_bytes
+from sottovoce.wire import silo_rounds as silo_bytes
 from sottovoce.wire.interactions import SEALED_BYTES, SHARED_BYTES, SharedKey
 
 N_USERS, N_ITEMS = 60, 40
@@ -207,12 +207,12 @@ def test_in_the_thesis_the_network_reads_the_flag_and_the_owner(thesis):
 
 def test_in_the_thesis_the_network_knows_what_the_orchestrator_knows(thesis):
     """Ext × weights is grey in the figure, though the text has it that they are in the clear."""
-    read = [silo_bytes.unpack_request(p.content) for p in thesis.packets("request")]
+    read = [silo_bytes.decode_row_request(p.content) for p in thesis.packets("request")]
     told = thesis.of("orchestrator", RowRequest)
     assert [(r.owner, r.users.tolist(), r.items.tolist()) for r in read] == [
         (r.owner, r.users.tolist(), r.items.tolist()) for r in told
     ]
-    rows = [silo_bytes.unpack_rows(p.content) for p in thesis.packets("rows")]
+    rows = [silo_bytes.decode_rows(p.content) for p in thesis.packets("rows")]
     own = thesis.of("orchestrator", Rows)
     assert len(rows) == len(own)
     for one, other in zip(rows, own, strict=True):
@@ -224,8 +224,8 @@ def test_in_the_thesis_the_network_finds_who_liked_what(thesis):
     of one update it can, as the orchestrator does."""
     checked = 0
     for rows, sent in zip(thesis.packets("rows"), thesis.packets("gradients"), strict=True):
-        read, pull = silo_bytes.unpack_rows(rows.content), silo_bytes.unpack_gradients(sent.content)
-        known = Model(np.zeros((N_USERS, 4), np.float32), np.zeros((N_ITEMS, 4), np.float32))
+        read, pull = silo_bytes.decode_rows(rows.content), silo_bytes.decode_gradients(sent.content)
+        known = DriftModel(np.zeros((N_USERS, 4), np.float32), np.zeros((N_ITEMS, 4), np.float32))
         known.users[read.users], known.items[read.items] = read.user_rows, read.item_rows
         for claim in cosine_claims(pull, known, CONFIG.step(), named=False):
             assert TRUTH[claim.user, claim.item] == claim.liked
@@ -257,14 +257,14 @@ def test_with_a_key_per_pair_the_network_reads_neither_flag_nor_numbers(ours):
 
 def test_with_sealed_links_the_network_reads_no_request_and_no_row(ours):
     """As TLS between owners and the orchestrator does; the lengths are open."""
-    numbers = [silo_bytes.pack_request(r)[12:] for r in ours.of("orchestrator", RowRequest)]
+    numbers = [silo_bytes.encode_row_request(r)[12:] for r in ours.of("orchestrator", RowRequest)]
     rows = [r.user_rows.tobytes() for r in ours.of("orchestrator", Rows)]
     wire = b"".join(p.content for p in ours.by_party["network", 0])
     assert not [n for n in numbers if len(n) >= 12 and n in wire]
     assert not [r for r in rows if r in wire]
     for packet in ours.packets("rows"):
         with pytest.raises(MessageError):
-            silo_bytes.unpack_rows(packet.content)
+            silo_bytes.decode_rows(packet.content)
     lengths = [len(p.content) for p in ours.packets("rows")]
     told = [silo_bytes.rows_bytes(len(r.users), len(r.items), 4) for r in ours.of("owner", Rows)]
     assert sorted(lengths) == sorted(n + 22 for n in told)

@@ -24,7 +24,7 @@ class TestOneDraw(CrossDeviceContract):
     learns_in = 1500
 
     def algorithm(self) -> CrossDevice:
-        return FPL(FPLConfig(embedding_size=5, learning_rate=0.1), triples=1)
+        return FPL(FPLConfig(embedding_size=8, learning_rate=0.1), triples=1)
 
 
 class TestFewDevicesManyItems(CrossDeviceContract):
@@ -32,7 +32,7 @@ class TestFewDevicesManyItems(CrossDeviceContract):
 
     def algorithm(self) -> CrossDevice:
         class Few(FPL):
-            def device_few(self, view, devices):
+            def prefers_messages(self, view, devices):
                 return True
 
         return Few(FPLConfig(embedding_size=8), triples=14)

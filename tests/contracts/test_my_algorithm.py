@@ -2,7 +2,6 @@
 experiments, the command line, HTTPS, Flower, reports, ledger, attacks and contracts."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import forked
 from sottovoce.experiment import Experiment
 from sottovoce.runs.folder import RunFolder
 
@@ -34,11 +34,9 @@ mix = [{ weight = 1, takes_part = false }, { weight = 3, share_positives = 0.5 }
 
 def sottovoce(*arguments, code=0, components=True):
     options = ["--with", str(FILE)] if components else []
-    done = subprocess.run(
-        [sys.executable, "-m", "sottovoce", *options, *map(str, arguments)],
-        capture_output=True, text=True, timeout=550,
-        env={k: v for k, v in os.environ.items() if k != "SOTTOVOCE_COMPONENTS"},
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SOTTOVOCE_COMPONENTS", raising=False)
+        done = forked.run(*options, *arguments, timeout=280)
     assert done.returncode == code, done.stderr + done.stdout
     return done
 
@@ -109,7 +107,7 @@ def test_it_is_attacked(simulated):
 def test_real_processes_give_the_same_model_and_ledger(place, simulated, engine):
     expected, _ = simulated
     out = place / engine
-    sottovoce("run", place / "mine.toml", "--engine", engine, "--out", out)
+    sottovoce("run", place / "mine.toml", "--engine", engine, "--out", out, "--processes", 2)
     got = RunFolder.open(out)
     assert np.array_equal(got.model(), expected.model())
     assert np.array_equal(got.vectors(), expected.vectors())

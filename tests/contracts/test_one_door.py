@@ -188,7 +188,7 @@ def test_one_who_has_spent_all_is_enough_to_stop_a_round():
 
 
 class LooksAround(FPL):
-    looks_around = True
+    needs_whole_cohort = True
 
 
 def test_devices_that_look_at_each_other_are_asked_together(monkeypatch):
@@ -469,7 +469,7 @@ def test_a_fast_way_that_is_not_its_definition_is_not_used(kind, monkeypatch):
     assert not devices.ledger.totals.releases
     if kind is not IgnoresRuleFused:
         devices = behind(SimulatedDevices, devices.algorithm, ShareFraction(), Choice())
-        monkeypatch.setattr(kind, "device_few", lambda *_: False)
+        monkeypatch.setattr(kind, "prefers_messages", lambda *_: False)
         with pytest.raises(ConfigError, match="does not give what its definition"):
             devices.report_summed(view, USERS)
         assert not devices.ledger.totals.releases
@@ -486,7 +486,7 @@ class LearnsElsewhere(FPL):
 
 
 def test_a_fast_way_that_learns_something_else_is_not_used(monkeypatch):
-    monkeypatch.setattr(LearnsElsewhere, "device_few", lambda *_: False)
+    monkeypatch.setattr(LearnsElsewhere, "prefers_messages", lambda *_: False)
     algorithm = LearnsElsewhere(FPLConfig(embedding_size=3), 4)
     devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice())
     with pytest.raises(ConfigError, match="does not give what its definition"):
@@ -497,7 +497,7 @@ def test_a_fast_way_that_learns_something_else_is_not_used(monkeypatch):
     "ways", [{}, {"sums": False, "device_learn_summed": None}, {"fuses": False}]
 )
 def test_a_strangers_fast_way_that_is_its_definition_is_used(ways):
-    honest = type("Honest", (FPL,), {"device_few": lambda *_: False, **ways})
+    honest = type("Honest", (FPL,), {"prefers_messages": lambda *_: False, **ways})
     algorithm = honest(FPLConfig(embedding_size=3), 4)
     view = model(algorithm)
     devices = behind(SimulatedDevices, algorithm, ShareFraction(), Choice(share_positives=0.5))

@@ -17,7 +17,7 @@ from sottovoce.core.messages import GRID, MaskedReports, MaskSeeds, MaskSum, Mod
 from sottovoce.errors import ConfigError, MessageError, WrongSum
 from sottovoce.parties import helper as maskers
 from sottovoce.parties.device import Devices
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.secure_sum import MaskedSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.updates import Clipped
@@ -56,11 +56,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-class Heard:
+class SeenMessages:
     def __init__(self):
         self.messages = []
 
-    def hear(self, party, message):
+    def on_message(self, party, message):
         self.messages.append((party, message))
 
     def of(self, party, kind):
@@ -80,8 +80,8 @@ def built(kind, link):
 
 
 def after(kind, link, *, written, threads=1):
-    made, heard = built(kind, link), Heard()
-    made.run(listeners=[heard] if written else [], threads=threads)
+    made, heard = built(kind, link), SeenMessages()
+    made.run(message_observers=[heard] if written else [], threads=threads)
     return made, heard
 
 
@@ -229,7 +229,7 @@ def test_below_the_threshold_nothing_is_opened(first_round):
 def test_a_threshold_that_is_ignored_gives_an_update_away(first_round, monkeypatch):
     """The broken control of the test above."""
     made, view, direct, masked, seeds = first_round
-    monkeypatch.setattr(maskers, "check_set", lambda *asked: b"")
+    monkeypatch.setattr(maskers, "check_groups", lambda link, answered, *asked: answered)
     alone = open_sum(made, view, *some_of(masked, seeds, [3]))
     mine = direct.sender == masked.sender[3]
     assert np.array_equal(alone.item, direct.item[mine])
@@ -238,15 +238,15 @@ def test_a_threshold_that_is_ignored_gives_an_update_away(first_round, monkeypat
 
 def test_a_proxy_that_answers_wrongly_leaves_the_model_as_it_was(monkeypatch):
     made = built("fpl per item", SUM)
-    before, right = made.server.items.copy(), Masker.sum_masks
+    before, right = made.server.items.copy(), Helper.sum_masks
 
     def wrong(self, seeds, threads=1):
         told = right(self, seeds, threads)
         return replace(told, masks=told.masks + np.uint64(1 << 50))
 
-    monkeypatch.setattr(Masker, "sum_masks", wrong)
+    monkeypatch.setattr(Helper, "sum_masks", wrong)
     with pytest.raises(WrongSum):
-        made.run(listeners=[Heard()])
+        made.run(message_observers=[SeenMessages()])
     assert made.server.round == 0
     assert np.array_equal(made.server.items, before)
 

@@ -14,13 +14,13 @@ from scipy import stats
 from sottovoce.core.links import SEALED_SEED_BYTES
 from sottovoce.core.messages import add_up
 from sottovoce.experiment import Experiment
+from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import world_of
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores import server as records
 from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import open_folder
-from sottovoce.wire.masked import RECORD_BYTES, message_bytes
+from sottovoce.wire.masked import message_bytes
 
 pytest.importorskip("torch")
 
@@ -96,7 +96,7 @@ def require_service(trial):
 def require_masked(bodies, devices, view, terms):
     """Nothing of what these devices have sent can be read in what the server has."""
     assert {len(body) for body in bodies.values()} == {message_bytes(terms)}
-    numbers = b"".join(body[16:-RECORD_BYTES] for body in bodies.values())
+    numbers = b"".join(body[16:-SEALED_SEED_BYTES] for body in bodies.values())
     counts = np.bincount(np.frombuffer(numbers, np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-6
     plain = devices.report(view, np.arange(len(bodies)))
@@ -123,7 +123,7 @@ def test_agents_server_and_proxy_give_the_simulations_model(tmp_path):
         require_service(trial)
         sums = require_masked(bodies, devices, server.publish(), terms)
         assert trial.round() == 1
-        trial.start_masker()
+        trial.start_helper()
         trial.advance(2, nobody)
         server.fold(sums)
         trial.agents[2].kill()

@@ -45,7 +45,7 @@ class Killed(HttpsTrial):
 
     def kill_proxy(self):
         self.proxy.kill()
-        self.start_masker()
+        self.start_helper()
 
     def kill_agent(self):
         self.agents.pop(0).kill()

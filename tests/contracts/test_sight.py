@@ -13,9 +13,8 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import Direct, Gateway, Proxied
-from sottovoce.core.messages import add_up, decode_sum
+from sottovoce.core.messages import add_up
 from sottovoce.engines.flower.node import answer_task
-from sottovoce.engines.flower.wire import Answer, Task
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
@@ -25,6 +24,8 @@ from sottovoce.runs.federation import Federation
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world, small_run
+from sottovoce.wire.cohort_rounds import CohortAnswer, CohortTask
+from sottovoce.wire.reports import decode_sum
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import encode_model
 
@@ -89,10 +90,10 @@ def test_a_gateway_tells_the_sum_over_its_cohort_and_no_more(tmp_path):
         store.add_histories(replace(TRAIN, item_ids=Vocabulary(names)))
         store.set_choices(consent)
         Hosted(store).agree(terms)
-        task = Task(terms, 0, 0, None, encode_model(view), numbers=USERS)
-        answer = Answer.from_content(answer_task(Hosted(store), task).to_content())
+        task = CohortTask(terms, 0, 0, None, encode_model(view), numbers=USERS)
+        answer = CohortAnswer.from_content(answer_task(Hosted(store), task).to_content())
     assert not answer.problem
-    assert {field.name for field in fields(answer)} == Gateway.sees["server"]["Answer"]
+    assert {field.name for field in fields(answer)} == Gateway.sees["server"]["CohortAnswer"]
     told = decode_sum(answer.sum, n_items=TRAIN.n_items, width=6, round=0)
     assert {field.name for field in fields(told)} == Gateway.sees["server"]["SummedReports"]
     cohort = Cohort(USERS, TRAIN, consent, terms.build().device_init(USERS, Streams(1)))

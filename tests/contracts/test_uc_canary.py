@@ -11,12 +11,13 @@ import pytest
 
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.core.consent import Choice
-from sottovoce.core.messages import ModelView, decode
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import ServiceError, SottovoceError
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
+from sottovoce.wire.reports import decode_report
 from sottovoce.wire.terms import Terms
 
 pytest.importorskip("torch")
@@ -324,7 +325,7 @@ def test_what_a_report_says_is_numbers_alone(town):
         requests, _ = town.visits(store, 2)
     body = open_envelope(reports_in(requests)[0]).body
     shape = {"n_items": terms.n_rows, "width": terms.width, "round": 0}
-    told = decode(body, sender=ME, **shape)
+    told = decode_report(body, sender=ME, **shape)
     assert told.item.max() < terms.n_rows
     with pytest.raises(SottovoceError):
-        decode(body + b"\0", sender=ME, **shape)
+        decode_report(body + b"\0", sender=ME, **shape)

@@ -1,5 +1,5 @@
-"""UC-FedRec by real processes: eight device agents over HTTPS, a change of mind in between, and
-the model of the simulation."""
+"""UC-FedRec by real processes: eight device agents over HTTPS, in three processes since each has to
+load torch, a change of mind in between, and the model of the simulation."""
 
 import contextlib
 import io
@@ -12,8 +12,8 @@ import pytest
 from sottovoce.cli import call
 from sottovoce.engines.simulation import Simulation
 from sottovoce.experiment import Experiment
+from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import world_of
 
 pytest.importorskip("torch")
 
@@ -66,9 +66,9 @@ def test_eight_agents_with_a_change_of_mind_give_the_simulations_model(tmp_path)
     before = simulated.devices.cohort.consent
     (willing,) = np.nonzero(~before.hidden_attributes.any(axis=1))
     who = int(willing[0])
-    trial = HttpsTrial(world_of(experiment, dataset, real), tmp_path / "services", 8)
+    trial = HttpsTrial(world_of(experiment, dataset, real), tmp_path / "services", 3)
     with trial.running():
-        assert len(trial.agents) == 8
+        assert len(trial.agents) == 3
         trial.advance(1, lambda done: None)
         said = told("device", "consent", trial.store(who), "--hide", "gender", "--strength", "0.7")
         assert said["choice"]["hidden_attributes"] == ["gender"]

@@ -18,7 +18,7 @@ from sottovoce.attacks.filters import (
 )
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Direct
-from sottovoce.core.messages import GRID, decode, encode, encode_sum
+from sottovoce.core.messages import GRID
 from sottovoce.engines.simulation import Simulation
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.parties.server import Server
@@ -26,14 +26,15 @@ from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.testing import Messages, checkerboard, random_world
+from sottovoce.wire.reports import decode_report, encode_report, encode_sum
 from sottovoce.wire.terms import Terms
 
 torch = pytest.importorskip("torch")
 
 from server_world import Client, ServerProcess, enrolment, quick_rules  # noqa: E402
 
-from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
-from sottovoce.algorithms.uc.training import Pairs, user_keys  # noqa: E402
+from sottovoce.algorithms.uc.rows import ModelLayout  # noqa: E402
+from sottovoce.algorithms.uc.training import ItemPairs, user_keys  # noqa: E402
 from sottovoce.stores.server_folder import create_folder, invite  # noqa: E402
 from sottovoce.wire.signing import OVERHEAD, seal  # noqa: E402
 
@@ -93,18 +94,18 @@ def heard(release=L2, kind=MF, seed=1):
     """The first round as its messages arrive: the model, and what each device sent, from bytes."""
     if (release, kind, seed) not in HEARD:
         made = built(settings_of(kind), release, seed)
-        view, listener = made.server.publish(), Messages()
-        Simulation(made.server, made.devices, N_USERS, 1, listeners=[listener]).run()
-        reports, bodies = listener.heard[0], []
+        view, observer = made.server.publish(), Messages()
+        Simulation(made.server, made.devices, N_USERS, 1, message_observers=[observer]).run()
+        reports, bodies = observer.seen[0], []
         for user in USERS:
             mine = reports.sender == user
             part = replace(
                 reports, sender=reports.sender[mine], item=reports.item[mine],
                 values=reports.values[mine],
             )  # fmt: skip
-            bodies.append(encode(part))
+            bodies.append(encode_report(part))
         shape = {"n_items": len(view.items), "width": view.items.shape[1], "round": 0}
-        told = [decode(body, sender=user, **shape) for user, body in enumerate(bodies)]
+        told = [decode_report(body, sender=user, **shape) for user, body in enumerate(bodies)]
         HEARD[release, kind, seed] = view, bodies, told, made
     return HEARD[release, kind, seed]
 
@@ -128,7 +129,7 @@ def test_each_party_sees_what_the_table_says_and_no_more(monkeypatch, kind):
     monkeypatch.setattr(Server, "sum_reports", receive)
     monkeypatch.setattr(Server, "publish", send)
     made = built(settings_of(kind))
-    Simulation(made.server, made.devices, 12, 2, listeners=[Messages()]).run()
+    Simulation(made.server, made.devices, 12, 2, message_observers=[Messages()]).run()
     for party, messages in arrived.items():
         assert len(messages) == 2
         for message in messages:
@@ -142,7 +143,7 @@ def test_rows_are_those_of_items_used_of_towers_and_of_shared_filters(kind, rele
     view, _, told, made = heard(release, kind)
     layout = made.devices.algorithm.layout(view.items)
     keys = user_keys(USERS, Streams.from_seed(1).child("learn", 0).child("pairs"), "cpu")
-    drawn = Pairs.draw(keys, TRAIN, SETTINGS.local_epochs, SETTINGS.pairs).items.numpy()
+    drawn = ItemPairs.draw(keys, TRAIN, SETTINGS.local_epochs, SETTINGS.pairs).items.numpy()
     strangers = 0
     for user, report in enumerate(told):
         expected = {int(item) for item in drawn[user] if item >= 0}
@@ -203,7 +204,7 @@ def test_without_noise_rows_are_near_multiples_of_the_senders_embedding():
 def read_filter(release, t, kind=MF, seed=1):
     """Whose messages have this filter, and its changes, as the server unpacks them."""
     view, _, told, _ = heard(release, kind, seed)
-    part = Layout.of(settings_of(kind), N_ITEMS).filters[t]
+    part = ModelLayout.of(settings_of(kind), N_ITEMS).filters[t]
     table = np.zeros((N_USERS, *view.items.shape))
     sent = np.zeros(N_USERS, dtype=bool)
     for user, report in enumerate(told):
@@ -245,7 +246,7 @@ def test_as_printed_everybody_reads_the_class_of_one_who_shares_it_alone(kind):
         made = Federation.build(settings, TRAIN, consents, L2, Streams.from_seed(1), LABELS)
         before = made.server.publish().items
         Simulation(made.server, made.devices, N_USERS, 1).run()
-        part = Layout.of(settings, N_ITEMS).filters[1]
+        part = ModelLayout.of(settings, N_ITEMS).filters[1]
         moved = (made.server.publish().items - before)[part.first : part.stop, :-1]
         changes = part.weights(torch.tensor(moved)[None])
         read = read_label(
@@ -371,7 +372,7 @@ def fleet(tmp_path_factory):
 
 
 def altered(report, **changes):
-    return encode(replace(report, **changes))
+    return encode_report(replace(report, **changes))
 
 
 def test_a_server_refuses_what_no_honest_device_sends(fleet):
@@ -426,12 +427,12 @@ def told_by(fleet, values, devices=2):
     """A gateway's sum of two devices, with other values, as a conductor looks at it."""
     pytest.importorskip("flwr")
     from sottovoce.engines.flower.conductor import check_sum
-    from sottovoce.engines.flower.wire import Answer
     from sottovoce.stores.conductor import OpenRound
+    from sottovoce.wire.cohort_rounds import CohortAnswer
 
     part = fleet.made.devices.report_summed(fleet.view, np.arange(2))
     body = encode_sum(replace(part, sums=values(part.sums.copy())))
-    answer = Answer(np.arange(2), 0, round=0, attempt=0, sum=body, devices=devices)
+    answer = CohortAnswer(np.arange(2), 0, round=0, attempt=0, sum=body, devices=devices)
     return check_sum(answer, OpenRound(0, 0, 2, np.arange(2)), 2, TERMS)
 
 

@@ -17,13 +17,10 @@ from sottovoce.core.messages import (
     add_up,
     cut,
     cut_sum,
-    decode,
-    decode_sum,
-    encode,
-    encode_sum,
     row_bytes,
 )
 from sottovoce.errors import MessageError
+from sottovoce.wire.reports import decode_report, decode_sum, encode_report, encode_sum
 
 
 def report(values, round=3, sender=7):
@@ -42,7 +39,7 @@ def report(values, round=3, sender=7):
 )
 def test_encode_then_decode_gives_the_same_report(values):
     sent = report(values)
-    got = decode(encode(sent), sender=7, n_items=100, width=4, round=3)
+    got = decode_report(encode_report(sent), sender=7, n_items=100, width=4, round=3)
     assert np.array_equal(got.item, sent.item)
     assert np.array_equal(got.values, sent.values)
     assert np.array_equal(got.sender, sent.sender)
@@ -53,7 +50,7 @@ def test_a_row_costs_no_more_than_the_ledger_says(bits, bytes_each):
     """The ledger counts four bytes a number; values that need fewer travel in fewer."""
     width, rows = 11, 40
     values = np.random.default_rng(1).integers(-(2**bits), 2**bits, (rows, width))
-    size = len(encode(report(values)))
+    size = len(encode_report(report(values)))
     assert size <= 20 + rows * (4 + width * bytes_each)
     assert size - 20 <= rows * row_bytes(width - 1)
 
@@ -61,7 +58,7 @@ def test_a_row_costs_no_more_than_the_ledger_says(bits, bytes_each):
 def test_values_that_are_much_alike_travel_in_less():
     values = np.random.default_rng(1).normal(0, 0.05 * 2**24, (50, 11)).astype(np.int64)
     values[0, 0] = 2**24  # one large value makes all of them wide
-    assert len(encode(report(values))) < 0.85 * 50 * row_bytes(10)
+    assert len(encode_report(report(values))) < 0.85 * 50 * row_bytes(10)
 
 
 def test_a_message_that_swells_beyond_what_it_says_is_refused():
@@ -69,14 +66,14 @@ def test_a_message_that_swells_beyond_what_it_says_is_refused():
     for rows in (1, 6, 2**31):
         head = struct.pack("<4sBBHIII", b"SVU3", 4, 1, 4, 3, rows, 24)
         with pytest.raises(MessageError):
-            decode(head + bomb, sender=7, n_items=6, width=4, round=3)
+            decode_report(head + bomb, sender=7, n_items=6, width=4, round=3)
 
 
 def test_more_rows_than_a_device_may_send_are_refused():
-    payload = encode(report(np.arange(12).reshape(3, 4)))
-    assert len(decode(payload, sender=7, n_items=9, width=4, round=3, max_rows=3)) == 3
+    payload = encode_report(report(np.arange(12).reshape(3, 4)))
+    assert len(decode_report(payload, sender=7, n_items=9, width=4, round=3, max_rows=3)) == 3
     with pytest.raises(MessageError, match="more rows"):
-        decode(payload, sender=7, n_items=9, width=4, round=3, max_rows=2)
+        decode_report(payload, sender=7, n_items=9, width=4, round=3, max_rows=2)
 
 
 @given(
@@ -91,7 +88,7 @@ def test_a_sum_survives_the_wire_without_its_empty_rows(values, devices):
     assert got.devices == devices
     assert got.sums.any(axis=1).all()
     with pytest.raises(MessageError):
-        decode_sum(encode(report(np.ones((2, 3)))) + bytes(4), n_items=20, width=3, round=3)
+        decode_sum(encode_report(report(np.ones((2, 3)))) + bytes(4), n_items=20, width=3, round=3)
 
 
 def test_adding_sums_equals_adding_their_reports():
@@ -114,16 +111,16 @@ def test_adding_sums_equals_adding_their_reports():
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_and_never_crashes(payload):
     with pytest.raises(MessageError):
-        decode(payload, sender=0, n_items=10, width=4, round=0)
+        decode_report(payload, sender=0, n_items=10, width=4, round=0)
 
 
 @given(st.integers(0, 1000), st.integers(1, 255))
 def test_a_damaged_header_or_length_is_refused_or_changes_values_only(at, flip):
-    payload = bytearray(encode(report(np.arange(12).reshape(3, 4))))
+    payload = bytearray(encode_report(report(np.arange(12).reshape(3, 4))))
     at %= len(payload)
     payload[at] ^= flip
     try:
-        got = decode(bytes(payload), sender=7, n_items=6, width=4, round=3)
+        got = decode_report(bytes(payload), sender=7, n_items=6, width=4, round=3)
     except MessageError:
         return
     assert got.values.shape == (3, 4)
@@ -141,28 +138,28 @@ def test_a_damaged_header_or_length_is_refused_or_changes_values_only(at, flip):
 def test_what_does_not_fit_the_round_is_refused(change, words):
     expected = {"sender": 7, "n_items": 6, "width": 4, "round": 3} | change
     with pytest.raises(MessageError, match=words):
-        decode(encode(report(np.arange(12).reshape(3, 4))), **expected)
+        decode_report(encode_report(report(np.arange(12).reshape(3, 4))), **expected)
 
 
 def test_repeated_and_unsorted_items_are_refused():
     for items in ([4, 4], [5, 2]):
         sent = DeviceReports(0, np.zeros(2, np.int64), np.array(items, np.int32), np.ones((2, 3)))
         with pytest.raises(MessageError, match="ascending"):
-            decode(encode(sent), sender=0, n_items=9, width=3, round=0)
+            decode_report(encode_report(sent), sender=0, n_items=9, width=3, round=0)
 
 
 def test_one_message_has_one_sender():
     two = DeviceReports(0, np.array([1, 2]), np.array([0, 1], np.int32), np.ones((2, 3), np.int64))
     with pytest.raises(MessageError, match="one device"):
-        encode(two)
+        encode_report(two)
 
 
 def test_huge_row_counts_do_not_allocate():
     head = struct.pack("<4sBBHIII", b"SVU3", 8, 0, 60000, 0, 2**31, 24)
     with pytest.raises(MessageError, match="more rows"):
-        decode(head, sender=0, n_items=9, width=60000, round=0)
+        decode_report(head, sender=0, n_items=9, width=60000, round=0)
     with pytest.raises(MessageError, match="length"):
-        decode(head, sender=0, n_items=2**31, width=60000, round=0)
+        decode_report(head, sender=0, n_items=2**31, width=60000, round=0)
 
 
 def test_private_values_do_not_print():

@@ -16,8 +16,7 @@ from sottovoce.data import (
     top_category,
 )
 from sottovoce.data.dataset import head_share
-from sottovoce.data.town import START, YEAR, _grouped, _world
-from sottovoce.data.town_words import KINDS
+from sottovoce.data.town import KINDS, START, YEAR, _grouped, _world
 from sottovoce.errors import ConfigError
 
 Floats = NDArray[np.float64]

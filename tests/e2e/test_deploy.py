@@ -69,7 +69,7 @@ def test_every_command_of_the_documents_is_known(command):
 def test_no_command_is_overlooked():
     found = " ".join(commands())
     for group, names in (
-        ("serve", "server invite status introduce device proxy masker orchestrator owner nginx"),
+        ("serve", "server invite status introduce device shuffler helper orchestrator owner nginx"),
         ("serve", "superlink supernode cohort flower backup restore"),
         ("keys", "init show renew node rotate"),
         ("device", "init agree import consent recommend ledger export backup restore"),
@@ -461,7 +461,7 @@ def test_the_document_from_nothing_to_a_federation_with_a_proxy(tmp_path):
         said = machines.put_back()["mixer"]
         assert re.search(r"It takes nothing for rounds before round \d+\.", said)
         machines.leave_running(
-            "mixer", machines.on("mixer", "sottovoce serve proxy mixer --host 0.0.0.0")
+            "mixer", machines.on("mixer", "sottovoce serve shuffler mixer --host 0.0.0.0")
         )
 
 
@@ -606,7 +606,7 @@ def _check_a_proxy_that_was_away(machines: SumMachines) -> None:
     machines.wait_for_round("round is closing", ROUNDS)
     told = masks / "answered.json"
     kept = told.rename(masks.parent / "answered.json")
-    again = f"sottovoce serve masker masks --port {machines.port}"
+    again = f"sottovoce serve helper masks --port {machines.port}"
     refused = f"({again} 2>&1 || true)"
     assert "could tell a second one" in machines.run("masker", refused)
     kept.rename(told)
@@ -620,7 +620,7 @@ def _check_a_proxy_that_was_put_back(machines: SumMachines) -> None:
     """It goes on where it was; and where its folder is lost, somebody has to say where."""
     said = machines.put_back()["masker"]
     assert f"The first round of which it tells a sum is {ROUNDS + 1}." in said
-    again = f"sottovoce serve masker masks --port {machines.port}"
+    again = f"sottovoce serve helper masks --port {machines.port}"
     machines.leave_running("masker", again)
     machines.run("operator", f"sottovoce serve target town --rounds {ROUNDS + 2}")
     machines.wait_for_round("round over", ROUNDS + 1)

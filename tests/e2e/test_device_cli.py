@@ -24,7 +24,7 @@ from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
-from sottovoce.wire.invitations import Invitation, kept_invitation, write_invitation
+from sottovoce.wire.invitations import Invitation, kept_invitation
 from sottovoce.wire.terms import Terms
 
 COMMAND = str(Path(sys.executable).with_name("sottovoce"))
@@ -94,7 +94,7 @@ def joined(path, choice=None):
 
 def test_a_day_in_the_life_of_a_device_in_real_processes(tmp_path, visits):
     store, card = tmp_path / "phone", tmp_path / "invitation.json"
-    write_invitation(card, Invitation("https://localhost:1", "PEM", "ab" * 16, 4711, "town"))
+    Invitation("https://localhost:1", "PEM", "ab" * 16, 4711, "town").write(card)
     code, out, err = run("init", store, "--invitation", card, "--name", "anna")
     assert (code, err) == (0, "")
     assert "invited to town" in out
@@ -120,7 +120,7 @@ def test_an_invitation_may_come_later(tmp_path, ask, say, visits):
     ask("init", store)
     ask("import", store, visits)
     ask("consent", store, "--take-part")
-    write_invitation(card, Invitation("https://localhost:1", "PEM", "ab" * 16, 4711, "town"))
+    Invitation("https://localhost:1", "PEM", "ab" * 16, 4711, "town").write(card)
     assert ask("init", store, "--invitation", card)["federation"] == "town"
     assert ask("init", store, "--invitation", card)["users"] == 1  # once more does no harm
     with CohortStore.open(store) as opened:
@@ -128,7 +128,7 @@ def test_an_invitation_may_come_later(tmp_path, ask, say, visits):
         assert opened.count_history() == 3
         assert opened.choice(4711).takes_part
     other = tmp_path / "other.json"
-    write_invitation(other, Invitation("https://localhost:1", "PEM", "ab" * 16, 5, "town"))
+    Invitation("https://localhost:1", "PEM", "ab" * 16, 5, "town").write(other)
     assert "make a new store" in say("init", store, "--invitation", other, code=2)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.experiment import Experiment
+from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import world_of
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import open_folder

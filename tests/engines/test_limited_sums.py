@@ -17,7 +17,7 @@ from sottovoce.privacy.central import price
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.runs import train as running
+from sottovoce.runs import topology
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunFolder
 from sottovoce.runs.train import run_experiment
@@ -62,7 +62,7 @@ class Senders:
     def __init__(self):
         self.rounds = {}
 
-    def hear(self, party, message):
+    def on_message(self, party, message):
         if party == "server" and hasattr(message, "sender"):
             self.rounds.setdefault(message.round, []).extend(message.sender.tolist())
 
@@ -70,7 +70,7 @@ class Senders:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_each_sends_as_often_as_its_limit_permits_and_the_others_go_on(kind):
     federation, heard = made(kind), Senders()
-    federation.run(listeners=[heard])
+    federation.run(message_observers=[heard])
     for round, sent in heard.rounds.items():
         third = {user % 3 for user in sent}
         assert third == {place for place, most in enumerate((2, 4, ROUNDS)) if round < most}
@@ -173,7 +173,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_counts(tmp_path, monkeypat
             raise SystemError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(running.Checkpoints, "look", lambda self, moment: self.save(moment))
+        patch.setattr(topology, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr(RunFolder, "save_checkpoint", save_then_die)
         with pytest.raises(SystemError):
             run_experiment(experiment, tmp_path / "cut")

@@ -25,11 +25,11 @@ def federation(choices, which, rounds=5, release=RELEASE):
     return Federation.build(settings, TRAIN, consent, release, Streams.from_seed(4))
 
 
-class Heard:
+class SeenMessages:
     def __init__(self):
         self.batches = []
 
-    def hear(self, party, message):
+    def on_message(self, party, message):
         if party == "server":
             self.batches.append(message)
 
@@ -42,8 +42,8 @@ def test_each_reports_in_the_largest_tier_its_owner_accepts():
     choices = [permits(0.5), permits(1.5), permits(2.0), permits(9.0), permits(2.0, reports=9)]
     made = federation(choices, USERS % 5)
     assert made.devices.tiers().tolist() == [-1, 0, 1, 1, -1] * 8
-    heard = Heard()
-    made.run(listeners=[heard])
+    heard = SeenMessages()
+    made.run(message_observers=[heard])
     assert all(isinstance(b, Batch) for b in heard.batches)
     sizes = {(b.tier, b.devices, len(b.reports)) for b in heard.batches}
     assert sizes == {(0, 8, 80), (1, 16, 160)}
@@ -53,8 +53,8 @@ def test_each_reports_in_the_largest_tier_its_owner_accepts():
 
 def test_who_has_spent_the_limit_sends_no_more_and_the_others_go_on():
     made = federation([permits(2.0, total=60.0), permits(2.0)], USERS % 2)
-    heard = Heard()
-    made.run(listeners=[heard])
+    heard = SeenMessages()
+    made.run(message_observers=[heard])
     assert [b.devices for b in heard.batches] == [40, 40, 40, 20, 20]
     assert made.devices.cohort.spent.tolist() == [60.0, 100.0] * 20
     with pytest.raises(ConsentError, match="beyond what its owner permits"):
@@ -72,8 +72,8 @@ def test_a_federation_whose_budgets_are_spent_stands_still():
 def test_a_tier_that_falls_below_its_minimum_is_held_back():
     few = [permits(1.0, total=20.0), permits(1.0), permits(2.0)]
     which = np.where(USERS < 6, 0, np.where(USERS < 10, 1, 2))
-    made, heard = federation(few, which), Heard()
-    made.run(listeners=[heard])
+    made, heard = federation(few, which), SeenMessages()
+    made.run(message_observers=[heard])
     assert [(b.round, b.tier) for b in heard.batches] == [
         (0, 0), (0, 1), (1, 0), (1, 1), (2, 1), (3, 1), (4, 1)
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def test_what_can_never_work_is_refused_at_once():
 def test_interrupted_and_resumed_spends_no_more_and_no_less():
     """Model, memory and budgets come back as they were."""
     from sottovoce.core.ledger import Totals
-    from sottovoce.runs.folder import Checkpoint
+    from sottovoce.runs.folder import RunCheckpoint
 
     whole = federation([permits(2.0, total=60.0), permits(2.0)], USERS % 2)
     kept = []
@@ -102,7 +102,7 @@ def test_interrupted_and_resumed_spends_no_more_and_no_less():
     def keep(moment: Moment) -> None:
         cohort = moment.cohort
         kept.append(
-            Checkpoint(
+            RunCheckpoint(
                 moment.round, moment.items.copy(), cohort.vectors.copy(), Totals(),
                 moment.memory.copy(), cohort.spent.copy(),
             )
@@ -118,7 +118,7 @@ def test_interrupted_and_resumed_spends_no_more_and_no_less():
 
 def test_a_transcript_holds_what_the_server_saw(tmp_path):
     made = federation([permits(2.0)], USERS * 0, rounds=2)
-    made.run(listeners=[Transcript(tmp_path, "this run")])
+    made.run(message_observers=[Transcript(tmp_path, "this run")])
     heard = read_transcript(tmp_path, "this run")
     (batch,) = heard["server"][0]
     assert isinstance(batch, Batch)

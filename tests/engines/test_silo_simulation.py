@@ -17,12 +17,12 @@ from sottovoce.engines.silo_simulation import (
     SEALINGS,
     SECURITY,
     SESSION_BYTES,
-    Packet,
     SiloSimulation,
+    WirePacket,
 )
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import Streams
-from sottovoce.wire import silos as silo_bytes
+from sottovoce.wire import silo_rounds as silo_bytes
 from sottovoce.wire.interactions import SEALED_BYTES, SHARED_BYTES
 
 RNG = Streams.from_seed(3)
@@ -96,7 +96,7 @@ def test_every_byte_is_counted(sealing, interaction, record):
     config, packets = DRIFTConfig(embedding_size=3), []
 
     def watch(party, message):
-        if isinstance(message, Packet):
+        if isinstance(message, WirePacket):
             packets.append(message)
 
     wired = simulation(config, sealing, witness=watch)
@@ -160,7 +160,12 @@ def test_a_way_that_there_is_not_is_refused():
 
 def test_nothing_private_is_shown():
     wired = simulation(DRIFTConfig(), "pairs")
-    shown = [wired, wired.owners[0], wired.orchestrator, Packet(("user", 7), ("owner", 1), b"secr")]
+    shown = [
+        wired,
+        wired.owners[0],
+        wired.orchestrator,
+        WirePacket(("user", 7), ("owner", 1), b"secr"),
+    ]
     text = " ".join(map(repr, shown))
     assert "secr" not in text
     assert "7" not in repr(shown[-1])
@@ -181,17 +186,17 @@ def table(n_users, n_items, size, seed):
 def test_messages_come_back_from_bytes_as_they_were(n_users, n_items, size, seed):
     users, items, user_rows, item_rows = table(n_users, n_items, size, seed)
     request = RowRequest(seed, users, items)
-    content = silo_bytes.pack_request(request)
+    content = silo_bytes.encode_row_request(request)
     assert len(content) == silo_bytes.request_bytes(n_users, n_items)
-    back = silo_bytes.unpack_request(content)
+    back = silo_bytes.decode_row_request(content)
     assert (back.owner, back.users.tolist(), back.items.tolist()) == (
         seed, users.tolist(), items.tolist(),
     )  # fmt: skip
     rows = Rows(1 << 40, users, items, user_rows, item_rows)
     gradients = Gradients(seed, 1 << 40, users, items, user_rows, item_rows)
     for message, pack, unpack, length in (
-        (rows, silo_bytes.pack_rows, silo_bytes.unpack_rows, silo_bytes.rows_bytes),
-        (gradients, silo_bytes.pack_gradients, silo_bytes.unpack_gradients,
+        (rows, silo_bytes.encode_rows, silo_bytes.decode_rows, silo_bytes.rows_bytes),
+        (gradients, silo_bytes.encode_gradients, silo_bytes.decode_gradients,
          silo_bytes.gradients_bytes),
     ):  # fmt: skip
         content = pack(message)
@@ -205,7 +210,11 @@ def test_messages_come_back_from_bytes_as_they_were(n_users, n_items, size, seed
 
 @given(st.binary(max_size=80))
 def test_other_bytes_are_refused_or_read_but_break_nothing(content):
-    for unpack in (silo_bytes.unpack_request, silo_bytes.unpack_rows, silo_bytes.unpack_gradients):
+    for unpack in (
+        silo_bytes.decode_row_request,
+        silo_bytes.decode_rows,
+        silo_bytes.decode_gradients,
+    ):
         try:
             found = unpack(content)
         except MessageError:
@@ -217,7 +226,9 @@ def test_other_bytes_are_refused_or_read_but_break_nothing(content):
 def test_a_message_that_was_cut_is_refused(cut):
     users, items, user_rows, item_rows = table(2, 5, 3, 1)
     with pytest.raises(MessageError, match=r"short|length"):
-        silo_bytes.unpack_request(silo_bytes.pack_request(RowRequest(1, users, items))[:-cut])
-    packed = silo_bytes.pack_rows(Rows(1, users, items, user_rows, item_rows))
+        silo_bytes.decode_row_request(
+            silo_bytes.encode_row_request(RowRequest(1, users, items))[:-cut]
+        )
+    packed = silo_bytes.encode_rows(Rows(1, users, items, user_rows, item_rows))
     with pytest.raises(MessageError, match=r"short|length"):
-        silo_bytes.unpack_rows(packed[:-cut])
+        silo_bytes.decode_rows(packed[:-cut])

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift.blocks import Events, Model, learn
+from sottovoce.algorithms.drift.blocks import DriftModel, Events, learn
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.attacks.views import Packet
+from sottovoce.attacks.views import TlsPacket
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.engines.silo import SiloWorld
-from sottovoce.engines.silo_simulation import Packet as Wire
 from sottovoce.engines.silo_simulation import SiloSimulation
+from sottovoce.engines.silo_simulation import WirePacket as Wire
 from sottovoce.engines.silo_views import silo_views
 from sottovoce.errors import ConfigError
 from sottovoce.parties.silo_door import InteractionDoor
@@ -73,7 +73,7 @@ def test_the_network_sees_the_lengths_of_the_sealed_wire():
 
     SiloSimulation(SUMS, here.table, range(N_USERS), here.root, "pairs", watch).epoch(EVENTS)
     said = sorted(len(p.content) for p in wire if p.receiver[0] == "orchestrator")
-    packets = silo_views(here)[0]["network"].messages(Packet)
+    packets = silo_views(here)[0]["network"].messages(TlsPacket)
     assert sorted(p.bytes for p in packets if p.receiver == "orchestrator") == said
     assert all(p.sender < 0 for p in packets if p.receiver == "orchestrator")
     assert sum(p.sender >= 0 for p in packets) == len(here.departed.told.owner)
@@ -125,7 +125,7 @@ def test_a_part_of_the_events_and_another_model():
     here = world(PRINTED)
     few = silo_views(here, events=60)[1]["drift"]
     assert len(few.user) <= 60 * 3
-    other = Model(np.zeros((N_USERS, 4), np.float32), np.ones((N_ITEMS, 4), np.float32))
+    other = DriftModel(np.zeros((N_USERS, 4), np.float32), np.ones((N_ITEMS, 4), np.float32))
     assert silo_views(here, other, events=60)[0]["orchestrator"].final is other.items
     with pytest.raises(ConfigError, match="rounds"):
         silo_views(here, rounds=0)

@@ -1,4 +1,4 @@
-"""The engine: when observers look, what listeners hear, how far it runs."""
+"""The engine: when observers look, what message_observers hear, how far it runs."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_observers_look_when_they_asked_to_and_at_the_end(cohort_size):
     observers = [
         Periodically(6, lambda m: periodic.append(m.round)),
         AtRounds((1, 13), lambda m: given.append(m.round)),
-        Checkpoints(5, lambda m: saved.append(m.round), seconds=0.0),
+        Checkpoints(5, saved.append, seconds=0.0),
     ]
     simulation(cohort_size, observers=observers).run()
     assert periodic == [6, 12, 18, 20]
@@ -47,7 +47,7 @@ def test_observers_look_when_they_asked_to_and_at_the_end(cohort_size):
 
 def test_checkpoints_wait_for_their_time():
     saved = []
-    simulation(observers=[Checkpoints(1, lambda m: saved.append(m.round), seconds=1e9)]).run()
+    simulation(observers=[Checkpoints(1, saved.append, seconds=1e9)]).run()
     assert saved == [20]
 
 
@@ -66,11 +66,11 @@ def test_every_round_asks_the_right_number_of_distinct_devices():
     heard = []
 
     class Ear:
-        def hear(self, party, message):
+        def on_message(self, party, message):
             if party == "server":
                 heard.append(message)
 
-    simulation(7, rounds=60, listeners=[Ear()]).run()
+    simulation(7, rounds=60, message_observers=[Ear()]).run()
     assert [r.round for r in heard] == list(range(60))
     assert all(len(np.unique(r.sender)) == 7 for r in heard)
     asked = np.bincount(np.concatenate([np.unique(r.sender) for r in heard]), minlength=30)
@@ -85,7 +85,7 @@ def test_every_round_asks_the_right_number_of_distinct_devices():
 def test_messages_in_parts_give_the_same(monkeypatch, defence, at_once, parts):
     """600 numbers are those of two devices that send everything, and of twenty that send what FPL
     does: the parts grow."""
-    quiet, told = simulation(rounds=4), simulation(rounds=4, listeners=[Messages()])
+    quiet, told = simulation(rounds=4), simulation(rounds=4, message_observers=[Messages()])
     for one in (quiet, told):
         one.server.guard = defence.guard()
     quiet.run()
@@ -95,7 +95,7 @@ def test_messages_in_parts_give_the_same(monkeypatch, defence, at_once, parts):
     assert np.array_equal(quiet.devices.cohort.vectors, told.devices.cohort.vectors)
     assert quiet.devices.ledger.totals == told.devices.ledger.totals
     for round in range(4):
-        heard = [m for m in told.listeners[0].heard if m.round == round]
+        heard = [m for m in told.message_observers[0].seen if m.round == round]
         assert len(heard) == parts
         assert np.concatenate([np.unique(m.sender) for m in heard]).tolist() == list(range(30))
         assert all(m.values.size <= at_once or len(np.unique(m.sender)) == 1 for m in heard)

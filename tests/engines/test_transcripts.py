@@ -9,7 +9,7 @@ import pytest
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.attacks.views import Packet
+from sottovoce.attacks.views import TlsPacket
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import (
@@ -20,7 +20,6 @@ from sottovoce.core.messages import (
     MaskSum,
     ModelView,
     SummedReports,
-    encode,
 )
 from sottovoce.engines.transcripts import (
     MASKED_KEPT,
@@ -37,6 +36,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.testing import Messages, random_world
+from sottovoce.wire.reports import encode_report
 
 USERS = 90
 
@@ -83,9 +83,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_read_is_what_was_heard(tmp_path, case):
     recorder = Recorder()
-    federation(**CASES[case]).run(listeners=[Transcript(tmp_path / "t", "me"), recorder])
+    federation(**CASES[case]).run(message_observers=[Transcript(tmp_path / "t", "me"), recorder])
     read = read_transcript(tmp_path / "t", "me")
-    assert same(read, recorder.heard)
+    assert same(read, recorder.seen)
     assert sorted(read["server"]) == sorted(read["device"]) == [0, 1, 2]
     assert sorted(read_transcript(tmp_path / "t", "me", rounds=2)["server"]) == [0, 1]
     about = json.loads((tmp_path / "t" / "about.json").read_text())
@@ -96,32 +96,32 @@ def test_what_is_read_is_what_was_heard(tmp_path, case):
 def test_a_party_sees_its_own_messages_and_what_is_published():
     recorder = Recorder()
     made = federation()
-    made.run(listeners=[recorder])
-    seen = seen_by(recorder.heard, "server")
+    made.run(message_observers=[recorder])
+    seen = seen_by(recorder.seen, "server")
     assert [s.round for s in seen] == [0, 1, 2]
     assert all([type(m) for m in s.messages] == [DeviceReports] for s in seen)
     assert all(isinstance(s.published, ModelView) and s.published.round == s.round for s in seen)
     assert not same(seen[0].published.items, seen[1].published.items)
-    assert not any(s.messages for s in seen_by(recorder.heard, "proxy"))
+    assert not any(s.messages for s in seen_by(recorder.seen, "proxy"))
     # A view of one party has nothing that reached another one.
     masked = Recorder()
-    federation(SecureSum(min_devices=5)).run(listeners=[masked])
-    server = {type(m) for s in seen_by(masked.heard, "server") for m in s.messages}
-    proxy = {type(m) for s in seen_by(masked.heard, "proxy") for m in s.messages}
+    federation(SecureSum(min_devices=5)).run(message_observers=[masked])
+    server = {type(m) for s in seen_by(masked.seen, "server") for m in s.messages}
+    proxy = {type(m) for s in seen_by(masked.seen, "proxy") for m in s.messages}
     assert server == {MaskedReports, MaskSum, SummedReports}
     assert proxy == {MaskSeeds}
 
 
 def test_of_masked_updates_few_are_kept_and_the_sum_of_all():
     plain, masked = Recorder(), Recorder()
-    federation(rounds=2).run(listeners=[plain])
-    federation(SecureSum(min_devices=5), rounds=2).run(listeners=[masked])
+    federation(rounds=2).run(message_observers=[plain])
+    federation(SecureSum(min_devices=5), rounds=2).run(message_observers=[masked])
     for round in (0, 1):
-        heard = masked.heard["server"][round]
+        heard = masked.seen["server"][round]
         kept = sum(len(m) for m in heard if isinstance(m, MaskedReports))
         assert kept == MASKED_KEPT < USERS
         (opened,) = [m for m in heard if isinstance(m, SummedReports)]
-        (reports,) = plain.heard["server"][round]
+        (reports,) = plain.seen["server"][round]
         sums = np.zeros((40, 4), dtype=np.int64)
         np.add.at(sums, reports.item, reports.values)
         assert opened.devices == USERS
@@ -130,19 +130,19 @@ def test_of_masked_updates_few_are_kept_and_the_sum_of_all():
 
 def test_a_sum_that_the_server_would_turn_down_is_not_opened():
     recorder = Recorder()
-    recorder.hear("device", ModelView(0, np.zeros((2, 3), np.float32)))
-    recorder.hear("server", MaskedReports(0, np.arange(2), np.ones((2, 6), np.uint64)))
-    recorder.hear("server", MaskSum(0, 3, np.ones(6, np.uint64)))
-    assert [type(m) for m in recorder.heard["server"][0]] == [MaskedReports, MaskSum]
+    recorder.on_message("device", ModelView(0, np.zeros((2, 3), np.float32)))
+    recorder.on_message("server", MaskedReports(0, np.arange(2), np.ones((2, 6), np.uint64)))
+    recorder.on_message("server", MaskSum(0, 3, np.ones(6, np.uint64)))
+    assert [type(m) for m in recorder.seen["server"][0]] == [MaskedReports, MaskSum]
 
 
 def test_memory_is_limited_by_keeping_some_devices_whole():
     whole, some = Recorder(), Recorder(numbers=120)
-    federation().run(listeners=[whole])
-    federation().run(listeners=[some])
+    federation().run(message_observers=[whole])
+    federation().run(message_observers=[some])
     senders = []
     for round in range(3):
-        (all_,), (few,) = whole.heard["server"][round], some.heard["server"][round]
+        (all_,), (few,) = whole.seen["server"][round], some.seen["server"][round]
         kept = np.unique(few.sender)
         senders.append(set(kept.tolist()))
         mine = np.isin(all_.sender, kept)
@@ -158,59 +158,59 @@ def test_a_round_that_comes_in_parts_is_kept_as_one(tmp_path, monkeypatch):
     once, few, parts, fewer, ear = (
         Recorder(), Recorder(120), Recorder(), Recorder(120), Messages(),
     )  # fmt: skip
-    federation().run(listeners=[once, few])
+    federation().run(message_observers=[once, few])
     monkeypatch.setattr(door, "_WRITTEN_AT_ONCE", 200)
-    federation().run(listeners=[parts, fewer, ear, Transcript(tmp_path / "t", "me")])
-    assert len(ear.heard) > 5 * 3
-    assert same(parts.heard, once.heard)
-    assert same(fewer.heard, few.heard)
+    federation().run(message_observers=[parts, fewer, ear, Transcript(tmp_path / "t", "me")])
+    assert len(ear.seen) > 5 * 3
+    assert same(parts.seen, once.seen)
+    assert same(fewer.seen, few.seen)
     assert fewer.keeper.share == few.keeper.share < 0.3
-    assert same(read_transcript(tmp_path / "t", "me"), once.heard)
+    assert same(read_transcript(tmp_path / "t", "me"), once.seen)
 
 
 def test_the_network_sees_lengths_alone():
     recorder = Recorder()
-    federation(rounds=1).run(listeners=[recorder])
-    (seen,) = network_of(recorder.heard, 0, 0)
-    (reports,) = recorder.heard["server"][0]
-    assert all(isinstance(p, Packet) and p.receiver == "server" for p in seen.messages)
+    federation(rounds=1).run(message_observers=[recorder])
+    (seen,) = network_of(recorder.seen, 0, 0)
+    (reports,) = recorder.seen["server"][0]
+    assert all(isinstance(p, TlsPacket) and p.receiver == "server" for p in seen.messages)
     assert [p.sender for p in seen.messages] == np.unique(reports.sender).tolist()
     packet = seen.messages[7]
     at = reports.sender == packet.sender
     one = DeviceReports(0, reports.sender[at], reports.item[at], reports.values[at])
-    assert packet.bytes == len(encode(one))
+    assert packet.bytes == len(encode_report(one))
     masked = Recorder()
-    federation(SecureSum(min_devices=5), rounds=1).run(listeners=[masked])
-    (seen,) = network_of(masked.heard, 1234, 0)
+    federation(SecureSum(min_devices=5), rounds=1).run(message_observers=[masked])
+    (seen,) = network_of(masked.seen, 1234, 0)
     assert [p.sender for p in seen.messages] == list(range(USERS))
     assert {p.bytes for p in seen.messages} == {1234}
     bits = Recorder()
-    bits.hear("device", ModelView(0, np.zeros((2, 3), np.float32)))
+    bits.on_message("device", ModelView(0, np.zeros((2, 3), np.float32)))
     empty = np.zeros((2, 0), np.uint32)
-    bits.hear("proxy", BitReports(0, np.array([4, 6]), np.zeros(2, np.int32), empty))
-    (seen,) = network_of(bits.heard, 0, 99)
-    assert seen.messages == (Packet(4, "proxy", 99), Packet(6, "proxy", 99))
+    bits.on_message("proxy", BitReports(0, np.array([4, 6]), np.zeros(2, np.int32), empty))
+    (seen,) = network_of(bits.seen, 0, 99)
+    assert seen.messages == (TlsPacket(4, "proxy", 99), TlsPacket(6, "proxy", 99))
 
 
 def test_a_run_that_goes_on_goes_on_in_its_transcript(tmp_path):
     made = federation(rounds=3)
     made.schedule = replace(made.schedule, rounds=2)
-    made.run(listeners=[Transcript(tmp_path, "me")])
+    made.run(message_observers=[Transcript(tmp_path, "me")])
     first = read_transcript(tmp_path, "me")
     # Killed while a round was written: what is left of it is replaced.
     (tmp_path / "server" / "round-000001.npz").write_bytes(b"PK half a fi")
     again = federation(rounds=3)
-    again.run(listeners=[Transcript(tmp_path, "me")])
+    again.run(message_observers=[Transcript(tmp_path, "me")])
     read = read_transcript(tmp_path, "me")
     assert sorted(read["server"]) == [0, 1, 2]
     assert same(read["server"][1], first["server"][1])
 
 
 def test_the_transcript_of_another_run_is_never_touched(tmp_path):
-    federation(rounds=1).run(listeners=[Transcript(tmp_path, "me")])
+    federation(rounds=1).run(message_observers=[Transcript(tmp_path, "me")])
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     with pytest.raises(RunError, match="another run"):
-        federation(rounds=1).run(listeners=[Transcript(tmp_path, "you")])
+        federation(rounds=1).run(message_observers=[Transcript(tmp_path, "you")])
     with pytest.raises(RunError, match="another run"):
         read_transcript(tmp_path, "you")
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
@@ -253,7 +253,7 @@ def other_kind(path):
     ],
 )
 def test_what_is_not_whole_is_refused(tmp_path, harm, words):
-    federation(rounds=2).run(listeners=[Transcript(tmp_path, "me")])
+    federation(rounds=2).run(message_observers=[Transcript(tmp_path, "me")])
     harm(tmp_path / "server" / "round-000000.npz")
     with pytest.raises(CorruptData, match=words):
         read_transcript(tmp_path, "me")
@@ -272,7 +272,7 @@ def test_what_is_not_whole_is_refused(tmp_path, harm, words):
     ],
 )
 def test_a_folder_that_does_not_say_what_it_is_is_refused(tmp_path, about):
-    federation(rounds=2).run(listeners=[Transcript(tmp_path, "me")])
+    federation(rounds=2).run(message_observers=[Transcript(tmp_path, "me")])
     (tmp_path / "about.json").write_text(about)
     with pytest.raises(CorruptData):
         read_transcript(tmp_path, "me")
@@ -280,6 +280,6 @@ def test_a_folder_that_does_not_say_what_it_is_is_refused(tmp_path, about):
 
 def test_what_is_kept_says_nothing_in_a_repr(tmp_path):
     transcript, recorder = Transcript(tmp_path, "me"), Recorder()
-    federation(rounds=1).run(listeners=[transcript, recorder])
+    federation(rounds=1).run(message_observers=[transcript, recorder])
     assert "redacted" in repr(transcript)
     assert "redacted" in repr(recorder)

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import pkgutil
 
 import numpy as np
 from collector_world import new_key
@@ -13,46 +14,41 @@ from orchestrator_world import application
 from secure_sum_world import MODEL, SeedKeeper, summed_terms
 from server_world import terms
 
+from sottovoce import wire
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.core import messages
 from sottovoce.core.messages import BitReports, DeviceReports, MaskSum, ModelView, SummedReports
-from sottovoce.engines.flower import silo_wire
-from sottovoce.engines.flower import wire as flower_wire
 from sottovoce.errors import SottovoceError
-from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.stores.server_folder import parse_introduction
-from sottovoce.wire import interactions as passes
+from sottovoce.wire import cohort_rounds, frames, sealing, signing, silo_rounds, versions
 from sottovoce.wire import masked as masked_wire
-from sottovoce.wire import sealing, signing, versions
+from sottovoce.wire import owners as owner_wire
+from sottovoce.wire import reports as report_wire
 from sottovoce.wire import shuffled as proxy_wire
-from sottovoce.wire import silos as home_wire
-from sottovoce.wire import silos as orchestrator_wire
-from sottovoce.wire import silos as owner_wire
+from sottovoce.wire import users as orchestrator_wire
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.directory import Directory
-from sottovoce.wire.interactions import SEALED_BYTES, Identity, Issuer, Pass
-from sottovoce.wire.invitations import parse_invitation
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.interactions import SEALED_BYTES, Identity
+from sottovoce.wire.invitations import Invitation
+from sottovoce.wire.passes import Issuer, Pass
 from sottovoce.wire.silo_files import Admission, FederationFile, UserInvitation
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import Terms
 
 MODULES = (
-    "sottovoce.core.messages", "sottovoce.services.server.shuffled_rounds",
+    *(f"sottovoce.wire.{found.name}" for found in pkgutil.iter_modules(wire.__path__)),
     "sottovoce.stores.server_folder",
-    "sottovoce.engines.flower.wire", "sottovoce.engines.flower.silo_wire",
-    *(f"sottovoce.wire.{name}" for name in (
-        "terms", "versions", "interactions", "directory", "silo_files", "masked", "shuffled",
-        "silos", "signing", "sealing", "descriptor", "invitations",
-    )),
-)  # fmt: skip
+)
 _READERS = ("decode", "from_table", "from_content", "parse_", "open_", "read_", "read")
 ELSEWHERE = {
     "sottovoce.wire.masked.open_seed": "by questions for a sum of masks",
-    "sottovoce.wire.invitations.read_invitation": "by parse_invitation",
+    "sottovoce.wire.refusals.read_or_refuse": "by the services",
     "sottovoce.stores.server_folder.read_introduction": "by parse_introduction",
+    "sottovoce.stores.server_folder.open_folder": "by its own operator alone",
+    "sottovoce.stores.server_folder.ServerFolder.ready_file": "by its own operator alone",
     "sottovoce.wire.directory.OwnerEntry.from_table": "by Directory.read",
-    "sottovoce.wire.silo_files.SiloFile.from_table": "by its four kinds",
-    "sottovoce.wire.silo_files.SiloFile.read": "by from_table of its four kinds",
+    "sottovoce.wire.files.DocumentFile.from_table": "by its kinds",
+    "sottovoce.wire.files.DocumentFile.read": "by from_table of its kinds",
 }
 """What reads messages and is reached in another way."""
 
@@ -147,16 +143,16 @@ class Decoders:
     def _plain(self):
         item, values = np.array([1, 5, 7], np.int32), np.arange(15).reshape(3, 5) * 70_000
         sender, place = np.zeros(3, np.int64), {"n_items": 40, "width": 5, "round": 2}
-        report = messages.encode(DeviceReports(2, sender, item, values))
-        read = lambda content: messages.decode(content, sender=3, max_rows=30, **place)  # noqa: E731
-        self._bytes(messages.decode, report, messages._HEADER, read)
-        total = messages.encode_sum(SummedReports(2, item, values + 1, 9))
-        read_sum = lambda content: messages.decode_sum(content, **place)  # noqa: E731
-        self._bytes(messages.decode_sum, total, messages._HEADER, read_sum)
-        bits = messages.encode_bits(
+        report = report_wire.encode_report(DeviceReports(2, sender, item, values))
+        read = lambda content: report_wire.decode_report(content, sender=3, max_rows=30, **place)  # noqa: E731
+        self._bytes(report_wire.decode_report, report, frames.REPORT.head, read)
+        total = report_wire.encode_sum(SummedReports(2, item, values + 1, 9))
+        read_sum = lambda content: report_wire.decode_sum(content, **place)  # noqa: E731
+        self._bytes(report_wire.decode_sum, total, frames.SUM.head, read_sum)
+        bits = report_wire.encode_bits(
             BitReports(2, np.array([0]), np.array([1]), np.arange(6, dtype=np.uint32)[None])
         )
-        self._bytes(messages.decode_bits, bits, messages._BITS)
+        self._bytes(report_wire.decode_bits, bits, frames.BITS.head)
         self._models()
 
     def _models(self):
@@ -168,7 +164,7 @@ class Decoders:
 
         def make(choices):
             content = choices.pick((part, whole))
-            made = choices.refielded(versions._HEADER, content, one_in=3)
+            made = choices.refielded(frames.MODEL.head, content, one_in=3)
             return choices.perhaps_damaged(made, 2)
 
         def read(content):
@@ -182,21 +178,23 @@ class Decoders:
         words = np.arange(summed.n_rows * summed.width, dtype=np.uint64)
         body = masked_wire.encode_masked(words, record, 2, 1)
         read = lambda content: masked_wire.decode_masked(content, summed, 2, 1)  # noqa: E731
-        self._bytes(masked_wire.decode_masked, body, masked_wire._HEAD, read)
+        self._bytes(masked_wire.decode_masked, body, frames.MASKED.head, read)
         question = masked_wire.encode_question(summed, 2, 1, MODEL, [record, record])
-        self._bytes(masked_wire.decode_question, question, masked_wire._QUESTION)
-        told = masked_wire.encode_sum(MaskSum(2, 5, words))
-        self._bytes(masked_wire.decode_sum, told, masked_wire._HEAD)
+        self._bytes(masked_wire.decode_question, question, frames.MASK_QUESTION.head)
+        told = masked_wire.encode_mask_sum(MaskSum(2, 5, words))
+        self._bytes(masked_wire.decode_mask_sum, told, frames.MASK_SUM.head)
         sent = proxy_wire.encode_submission(
             bytes(16), bytes(32), 2, 1, bytes(32), bytes(4 * sealing.SEALED_BYTES), terms=bytes(32)
         )
         read_sent = lambda content: proxy_wire.decode_submission(content, 4, 2)  # noqa: E731
-        self._bytes(proxy_wire.decode_submission, sent, proxy_wire._HEAD, read_sent)
-        part = batches.Part(2, 1, bytes(32), 3, 0, 2, bytes(16), bytes(3 * sealing.SEALED_BYTES))
-        self._bytes(batches.decode_part, batches.encode_part(part), batches._HEAD)
-        self._bytes(signing.open_envelope, bytes(signing.OVERHEAD), signing._HEADER)
-        head = signing._head(1, 2, 3, bytes(16))
-        self._bytes(signing.open_envelope, head + bytes(80), signing._HEADER)
+        self._bytes(proxy_wire.decode_submission, sent, frames.SUBMISSION.head, read_sent)
+        part = proxy_wire.BatchPart(
+            2, 1, bytes(32), 3, 0, 2, bytes(16), bytes(3 * sealing.SEALED_BYTES)
+        )
+        self._bytes(proxy_wire.decode_part, proxy_wire.encode_part(part), frames.BATCH_PART.head)
+        self._bytes(signing.open_envelope, bytes(signing.OVERHEAD), frames.ENVELOPE.head)
+        head = frames.ENVELOPE.pack(1, 2, 3, bytes(16))
+        self._bytes(signing.open_envelope, head + bytes(80), frames.ENVELOPE.head)
         self._sealed()
 
     def _sealed(self):
@@ -211,7 +209,7 @@ class Decoders:
     def _silos(self, path):
         issuer, user, other = Issuer("town"), Identity(), Identity()
         given = issuer.admit(7, user.public)
-        self._bytes(Pass.decode, given.encode(), passes._HEAD)
+        self._bytes(Pass.decode, given.encode(), frames.PASS.head)
         sealed = [bytes(SEALED_BYTES)] * 3
         self._bytes(
             owner_wire.decode_session, owner_wire.encode_session(bytes(16), bytes(32), sealed)
@@ -223,13 +221,13 @@ class Decoders:
         self._json(owner_wire.OwnerCard.decode, json.loads(card.encode()))
         offer = owner_wire.OfferMade(bytes(16), bytes(32))
         self._json(owner_wire.OfferMade.decode, json.loads(offer.encode()))
-        receipt = owner_wire.Receipt(4, 2, 0, ((1, "tag"),), bytes(16))
-        read = lambda content: owner_wire.Receipt.decode(content, 3)  # noqa: E731
-        self._json(owner_wire.Receipt.decode, json.loads(receipt.encode()), read)
+        receipt = owner_wire.OwnerReceipt(4, 2, 0, ((1, "tag"),), bytes(16))
+        read = lambda content: owner_wire.OwnerReceipt.decode(content, 3)  # noqa: E731
+        self._json(owner_wire.OwnerReceipt.decode, json.loads(receipt.encode()), read)
         asked = orchestrator_wire.ask(
             "recommend", b"\5\0\0\0", given, user, "town", other.public, 1e9
         )
-        self._bytes(orchestrator_wire.read_question, asked, orchestrator_wire._HEAD)
+        self._bytes(orchestrator_wire.read_question, asked, frames.USER_QUESTION.head)
         self._bytes(orchestrator_wire.decode_count, orchestrator_wire.encode_count(5))
         found = orchestrator_wire.Recommended((1, 2), (0.5, 0.25))
         self._json(orchestrator_wire.Recommended.decode, json.loads(found.encode()))
@@ -243,10 +241,12 @@ class Decoders:
         shown = orchestrator_wire.encode_key(other.public)
         self._json(orchestrator_wire.decode_key, json.loads(shown))
         rows = np.ones((6, 4), np.float32)
-        vector = lambda content: home_wire.decode_vector(content, 4)  # noqa: E731
-        self._bytes(home_wire.decode_vector, home_wire.encode_vector(rows[0], 4), None, vector)
-        all_rows = lambda content: home_wire.decode_rows(content, 9, 4)  # noqa: E731
-        self._bytes(home_wire.decode_rows, home_wire.encode_rows(rows), home_wire._HEAD, all_rows)
+        users = orchestrator_wire
+        vector = lambda content: users.decode_vector(content, 4)  # noqa: E731
+        self._bytes(users.decode_vector, users.encode_vector(rows[0], 4), None, vector)
+        every, head = users.encode_item_rows(rows), frames.ITEM_ROWS.head
+        all_rows = lambda content: users.decode_item_rows(content, 9, 4)  # noqa: E731
+        self._bytes(users.decode_item_rows, every, head, all_rows)
         self._directory(path, issuer)
         self._nodes()
 
@@ -281,14 +281,20 @@ class Decoders:
     def _nodes(self):
         some, rows = np.array([1, 4]), np.ones((2, 4), np.float32)
         none = np.zeros(0, np.int64)
+        request = silo_rounds.encode_row_request(RowRequest(3, some, some))
+        self._bytes(silo_rounds.decode_row_request, request, silo_rounds._REQUEST)
+        given = silo_rounds.encode_rows(Rows(2, some, some, rows, rows))
+        self._bytes(silo_rounds.decode_rows, given, silo_rounds._ROWS)
+        sent = silo_rounds.encode_gradients(Gradients(3, 2, some, some, rows, rows))
+        self._bytes(silo_rounds.decode_gradients, sent, silo_rounds._GRADIENTS)
         for message in (
-            silo_wire.QueryRows("town", 3, 1, True, none, 2),
-            silo_wire.RowsWanted(3, 3, some, RowRequest(3, some, some)),
-            silo_wire.TaskRows("town", 3, Rows(2, some, some, rows, rows)),
-            silo_wire.GradientsSent(3, 3, Gradients(3, 2, some, some, rows, rows)),
-            flower_wire.Question(terms(), 3, 0, (2, 0), b"model"),
-            flower_wire.Task(terms(), 3, 0, None, numbers=some),
-            flower_wire.Answer(some, 2, 3, 0, b"sum", 2, "nothing"),
+            silo_rounds.QueryRows("town", 3, 1, True, none, 2),
+            silo_rounds.RowsWanted(3, 3, some, RowRequest(3, some, some)),
+            silo_rounds.TaskRows("town", 3, Rows(2, some, some, rows, rows)),
+            silo_rounds.GradientsSent(3, 3, Gradients(3, 2, some, some, rows, rows)),
+            cohort_rounds.CohortQuestion(terms(), 3, 0, (2, 0), b"model"),
+            cohort_rounds.CohortTask(terms(), 3, 0, None, numbers=some),
+            cohort_rounds.CohortAnswer(some, 2, 3, 0, b"sum", 2, "nothing"),
         ):
             self._content(type(message).from_content, message.to_content())
 
@@ -303,17 +309,13 @@ class Decoders:
         descriptor["report_key"] = {"id": sealing.key_id(public).hex(), "public": public.hex()}
         self._table(Descriptor.from_table, descriptor)
         self._table(
-            parse_invitation,
-            {"protocol": PROTOCOL, "server": "https://x", "ca": "", "token": "ab", "number": 3,
-             "federation": "town"},
-        )  # fmt: skip
-        self._table(
             parse_introduction,
             {"protocol": PROTOCOL, "server": "https://x", "ca": "", "federation": "town",
              "verifying_key": "ab" * 32, "token": "cd" * 32},
         )  # fmt: skip
         applied = application(path, "Bakery", (1, 2))
         for made in (
+            Invitation("https://x", "", "ab", 3, "town"),
             FederationFile("town", bytes(32), DRIFTConfig(), ("a", "b")),
             applied,
             Admission("town", 3, "Bakery", "127.0.0.1:9", ""),

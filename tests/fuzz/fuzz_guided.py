@@ -13,9 +13,8 @@ import tempfile
 from pathlib import Path
 
 WATCHED = (
-    "sottovoce.services", "sottovoce.wire", "sottovoce.engines.flower.wire",
-    "sottovoce.engines.flower.silo_wire", "sottovoce.core.messages", "sottovoce.config",
-    "sottovoce.parties", "sottovoce.stores",
+    "sottovoce.services", "sottovoce.wire", "sottovoce.config", "sottovoce.parties",
+    "sottovoce.stores",
 )  # fmt: skip
 _BEGIN = 1000
 

@@ -5,10 +5,10 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 
-from sottovoce.services.kit.connections import Sender, Visitor
-from sottovoce.services.kit.serving import Listener
-from sottovoce.services.server.application import Limits
-from sottovoce.wire.refusals import Tally
+from sottovoce.services.kit.connections import PeerAddress, Visitor
+from sottovoce.services.kit.serving import HttpListener
+from sottovoce.services.server.application import ServerLimits as Limits
+from sottovoce.wire.refusals import RefusalCounts
 
 METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PURGE")
 CLIENT, SERVER = ("127.0.0.1", 50_000), ("127.0.0.1", 8443)
@@ -258,7 +258,7 @@ class Connections:
     """The protocol that listeners speak, without sockets."""
 
     def __init__(self, application):
-        self._listener = Listener(application, Limits(), None, Tally(), lambda: None)
+        self._listener = HttpListener(application, Limits(), None, RefusalCounts(), lambda: None)
 
     async def send(self, pieces):
         """What is answered to these bytes, by which the connection ends."""
@@ -267,7 +267,7 @@ class Connections:
         protocol = config.http_protocol_class(
             config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
         )
-        protocol.visitor = Visitor(None, Sender(CLIENT[0], False), False)
+        protocol.visitor = Visitor(None, PeerAddress(CLIENT[0], False), False)
         protocol.door = OpenDoor()
         protocol.connection_made(transport)
         for piece in pieces:

@@ -23,14 +23,13 @@ from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.services.owner import FORGET_PATH, ITEMS_PATH
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.orchestrator_folder import create_orchestrator_folder, invite
-from sottovoce.wire import interactions
-from sottovoce.wire import interactions as passes
+from sottovoce.wire import frames, interactions
 from sottovoce.wire import masked as masked_wire
+from sottovoce.wire import owners as owner_wire
 from sottovoce.wire import shuffled as proxy_wire
-from sottovoce.wire import silos as home_wire
-from sottovoce.wire import silos as orchestrator_wire
-from sottovoce.wire import silos as owner_wire
-from sottovoce.wire.interactions import Identity, Pass
+from sottovoce.wire import users as orchestrator_wire
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Pass
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import terms_name
 
@@ -93,7 +92,7 @@ class Shuffler(PartyTarget):
             secrets.token_bytes(count * SEALED_BYTES),
             terms=choices.bytes(32) if choices.chance(16) else terms,
         )
-        content = choices.refielded(proxy_wire._HEAD, content, one_in=12)
+        content = choices.refielded(frames.SUBMISSION.head, content, one_in=12)
         return choices.perhaps_damaged(content, 12)
 
     def enrolment(self, choices):
@@ -113,7 +112,7 @@ class Shuffler(PartyTarget):
         self._until(self._follows)
 
     def _follows(self):
-        self.app.run(self.app.courier.look(1.0))
+        self.app.run(self.app.forwarder.look(1.0))
         return self.app.store.position.round == self.server.round
 
     def check(self):
@@ -179,7 +178,7 @@ class Masker(PartyTarget):
         content = masked_wire.encode_question(self.terms, said, attempt, model, records)
         if choices.chance(3):
             content = self._grouped(choices, said, attempt, model, records)
-        content = choices.refielded(masked_wire._QUESTION, content, one_in=6)
+        content = choices.refielded(frames.MASK_QUESTION.head, content, one_in=6)
         return choices.perhaps_damaged(content, 8)
 
     def _grouped(self, choices, round, attempt, model, records):
@@ -191,7 +190,7 @@ class Masker(PartyTarget):
         content = masked_wire.encode_group_question(
             self.terms, round, attempt, model, groups, choices.other(choices.below(2), one_in=8)
         )
-        size = masked_wire._QUESTION.size
+        size = frames.MASK_GROUPS.size
         fields = choices.refielded(masked_wire._GROUPS, content[size:], one_in=4)
         return content[:size] + fields
 
@@ -247,7 +246,7 @@ class Owner(PartyTarget):
     settings = None
     USERS = 8
     OFFERS, SESSIONS = (POST, owner_wire.OFFERS_PATH), (POST, owner_wire.SESSIONS_PATH)
-    INTERACTIONS, VECTOR = (POST, owner_wire.INTERACTIONS_PATH), (POST, home_wire.VECTOR)
+    INTERACTIONS, VECTOR = (POST, owner_wire.INTERACTIONS_PATH), (POST, orchestrator_wire.VECTOR)
 
     def opened(self, path, stack):
         self.world = World(path, settings=self.settings)
@@ -272,7 +271,7 @@ class Owner(PartyTarget):
 
     def offer(self, choices):
         given = self._pass(choices, choices.pick(self.users))
-        content = choices.refielded(passes._HEAD, given.encode(), one_in=6)
+        content = choices.refielded(frames.PASS.head, given.encode(), one_in=6)
         return choices.perhaps_damaged(content, 6)
 
     def _pass(self, choices, user):
@@ -422,7 +421,7 @@ def asked(choices, purpose, user, federation, public, content=b""):
         choices.pick(("recommend", "leave", "vector")) if choices.chance(12) else purpose,
         content, user.given, user.identity, federation, public, now,
     )  # fmt: skip
-    return choices.refielded(orchestrator_wire._HEAD, body, one_in=16)
+    return choices.refielded(frames.USER_QUESTION.head, body, one_in=16)
 
 
 # --- orchestrators --------------------------------------------------------------------------------

@@ -31,20 +31,22 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.services.server.application import Limits, Service
+from sottovoce.services.kit.application import Hosting
+from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.process import RoundsThread
 from sottovoce.services.server.shuffled_rounds import coordinator_of
-from sottovoce.services.server.state import Board
+from sottovoce.services.server.state import RoundState
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import rounds
 from sottovoce.stores.helper_folder import MaskerIntroduction, create_masker, init_masker
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.server_folder import ProxySecrets, create_folder, invite, proxy_token
+from sottovoce.wire import frames, signing
 from sottovoce.wire import masked as masked_wire
-from sottovoce.wire import signing
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire import reports as report_wire
+from sottovoce.wire.refusals import RefusalCounts
+from sottovoce.wire.shuffled import encode_part
 from sottovoce.wire.terms import Terms
 
 RULES = {"deadline_seconds": 2.0, "dormant_after": 1000, "min_fraction": 0.3}
@@ -63,7 +65,7 @@ class App(Here):
     """A server in this thread; its rounds move on in one of their own."""
 
     def __init__(self, folder, url=None, coordinator=None):
-        self.folder, self.log, self.tally = folder, FullLog(), Tally()
+        self.folder, self.log, self.tally = folder, FullLog(), RefusalCounts()
         self._url, self._coordinator = url, coordinator
         self.died = []
 
@@ -74,7 +76,7 @@ class App(Here):
         with self.store.writing() as link:
             self.store.take_turn(link)
             coordinator.start(link)
-        self.board = Board(self.store, plan)
+        self.board = RoundState(self.store, plan)
         self.board.refresh()
         self.rounds = RoundsThread(self.store, coordinator, self.board, self.log)
         super().__enter__()
@@ -88,12 +90,15 @@ class App(Here):
 
     async def make(self):
         plan = self.folder.plan
-        return Service(
-            plan, self.folder.catalogue(), operator_token(self.folder.keys), self.store, self.board,
-            self.tally, Limits(guess_seconds=0.0), moved=self.rounds.wake,
+        hosting = Hosting(
+            operator_token(self.folder.keys), self.tally, ServerLimits(guess_seconds=0.0),
             failed=lambda error: self.log.error("not stored", detail=str(error)),
             died=lambda: self.died.append("writer"),
-            proxy=ProxySecrets.of(self.folder.keys) if plan.proxied else None,
+        )  # fmt: skip
+        proxy = ProxySecrets.of(self.folder.keys) if plan.proxied else None
+        return ServerApplication(
+            hosting, plan, self.folder.catalogue(), self.store, self.board,
+            moved=self.rounds.wake, proxy=proxy,
         )  # fmt: skip
 
 
@@ -246,7 +251,9 @@ class ServerTarget(ServiceTarget):
         if self.federation.counts_senders and not choices.chance(6):
             values[:, -1] = int(GRID)
         sender = np.zeros(len(items), np.int64)
-        return messages.encode(DeviceReports(round, sender, np.array(items, np.int32), values))
+        return report_wire.encode_report(
+            DeviceReports(round, sender, np.array(items, np.int32), values)
+        )
 
     def _repacked(self, choices, body):
         """Compressed, whatever is in it, and perhaps longer than it says."""
@@ -388,7 +395,7 @@ class Summed(ServerTarget):
             choices.other(round, one_in=24),
             choices.other(attempt, one_in=24),
         )
-        body = choices.refielded(masked_wire._HEAD, body, one_in=12)
+        body = choices.refielded(frames.MASKED.head, body, one_in=12)
         return choices.perhaps_damaged(body, 12)
 
     def _other_record(self, choices, keeper, record, round, attempt):
@@ -444,7 +451,7 @@ class Proxied(ServerTarget):
         if choices.chance(4):
             body = choices.perhaps_damaged(part.body, 2)
             part = replace(part, parts=1 + choices.below(4), part=choices.below(4), body=body)
-        content = choices.refielded(batches._HEAD, batches.encode_part(part), one_in=3)
+        content = choices.refielded(frames.BATCH_PART.head, encode_part(part), one_in=3)
         return choices.perhaps_damaged(content, 10)
 
     def heard(self, answer):

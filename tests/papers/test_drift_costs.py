@@ -16,7 +16,7 @@ from sottovoce.data.dataset import Dataset
 from sottovoce.engines.silo_simulation import PHASES
 from sottovoce.errors import DataError
 from sottovoce_papers import drift_study, drift_theta
-from sottovoce_papers.drift_study import EpochStudy, StudyConfig, System
+from sottovoce_papers.drift_study import DriftStudyConfig, DriftSystem, EpochStudy
 
 GENRES = ("A", "B", "C")
 KINDS = tuple(GENRES[k % 3 : k % 3 + 1 + (k % 2)] for k in range(40))
@@ -36,8 +36,10 @@ def quiet(what, done, total):
     pass
 
 
-CONFIG = StudyConfig(seeds=(0,), stops=(1, 3), positive_from=(4.0,), thetas=(1, 2, 8), events=400)
-SYSTEMS = {"drift-time": System("DRIFT", "drift")}
+CONFIG = DriftStudyConfig(
+    seeds=(0,), stops=(1, 3), positive_from=(4.0,), thetas=(1, 2, 8), events=400
+)
+SYSTEMS = {"drift-time": DriftSystem("DRIFT", "drift")}
 
 
 @pytest.fixture

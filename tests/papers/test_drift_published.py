@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.algorithms.drift.blocks import Model, learn
+from sottovoce.algorithms.drift.blocks import DriftModel, learn
 from sottovoce.algorithms.drift.replay import DRIFT
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.baselines.saros import SAROS
@@ -19,26 +19,26 @@ from sottovoce.evaluation import saros_metrics
 from sottovoce.rng import Streams
 from sottovoce_papers import drift_figure61, drift_figure62, drift_study
 from sottovoce_papers.drift_study import (
+    DriftJob,
     DriftStudy,
-    Job,
-    StudyConfig,
-    System,
+    DriftStudyConfig,
+    DriftSystem,
     at_epoch,
     at_step,
-    interval,
     scorer_of,
 )
+from sottovoce_papers.study import interval
 
-SMALL = StudyConfig(source="small", seeds=(0, 1), stops=(1, 2, 4), positive_from=(4.0, 3.0))
+SMALL = DriftStudyConfig(source="small", seeds=(0, 1), stops=(1, 2, 4), positive_from=(4.0, 3.0))
 SYSTEMS = {
-    "saros-b": System("SAROS_b", "saros", {"learning_rate": 0.05}),
-    "saros-m": System("SAROS_m", "saros", {"variant": "m", "learning_rate": 0.05}),
-    "saros-b-all": System("all", "saros", {"lower": 0.0, "upper": 1.0, "learning_rate": 0.05}),
-    "drift-time": System("DRIFT", "drift", {"learning_rate": 0.05}),
-    "drift-user": System("DRIFT by user", "drift", {"order": "user", "learning_rate": 0.05}),
-    "drift-one": System("one owner", "drift", {"learning_rate": 0.05}, "one"),
-    "top-pop": System("Top-Pop", "top-pop"),
-    "random": System("Random", "random"),
+    "saros-b": DriftSystem("SAROS_b", "saros", {"learning_rate": 0.05}),
+    "saros-m": DriftSystem("SAROS_m", "saros", {"variant": "m", "learning_rate": 0.05}),
+    "saros-b-all": DriftSystem("all", "saros", {"lower": 0.0, "upper": 1.0, "learning_rate": 0.05}),
+    "drift-time": DriftSystem("DRIFT", "drift", {"learning_rate": 0.05}),
+    "drift-user": DriftSystem("DRIFT by user", "drift", {"order": "user", "learning_rate": 0.05}),
+    "drift-one": DriftSystem("one owner", "drift", {"learning_rate": 0.05}, "one"),
+    "top-pop": DriftSystem("Top-Pop", "top-pop"),
+    "random": DriftSystem("Random", "random"),
 }
 GENRES = ("drama", "crime", "noir")
 
@@ -176,7 +176,7 @@ def test_saros_is_kept_after_as_many_steps_as_drift_takes(study):
     assert job.marks == (steps, blocks)
     assert run.pace.steps == run.pace.blocks < blocks < 4 * run.pace.steps
     learnt = study.blocks(job)
-    model = Model.start(train.n_users, train.n_items, 4, Streams.from_seed(0))
+    model = DriftModel.start(train.n_users, train.n_items, 4, Streams.from_seed(0))
     left = blocks
     while left:
         part = learnt.take(np.arange(min(left, len(learnt))))
@@ -224,7 +224,7 @@ def test_convergence_is_found_without_the_test_part(dataset, tmp_path, monkeypat
 
 def test_losses_leave_out_items_that_no_model_has(study):
     split = study.split("test")
-    for blocks in study.loss_blocks(Job(SYSTEMS["saros-b"], 4.0, "test", 0)):
+    for blocks in study.loss_blocks(DriftJob(SYSTEMS["saros-b"], 4.0, "test", 0)):
         assert blocks.entries.max() < split.train.n_items
         assert len(blocks) > 0
 
@@ -246,10 +246,10 @@ def test_systems_that_make_no_sense_are_refused():
         ({"label": "X", "kind": "drift", "owners": "many"}, "owners"),
     ):
         with pytest.raises(ConfigError, match=why):
-            System.read("x", table)
+            DriftSystem.read("x", table)
     for stops in ((), (2, 4), (1, 4, 2)):
         with pytest.raises(ConfigError, match="stops"):
-            StudyConfig(stops=stops)
+            DriftStudyConfig(stops=stops)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -286,7 +286,10 @@ def test_movielens_has_18_owners_and_known_numbers_of_steps(movielens):
     split = movielens.split("test")
     assert len(movielens.owners(split, movielens.systems["drift-time"]).all_owners()) == 18
     assert movielens.reference(4.0) == (147_166, 294_323)
-    assert movielens.pace(Job(movielens.systems["saros-b"], 4.0, "test", 0)) == (134_761, 134_761)
+    assert movielens.pace(DriftJob(movielens.systems["saros-b"], 4.0, "test", 0)) == (
+        134_761,
+        134_761,
+    )
 
 
 @pytest.mark.data

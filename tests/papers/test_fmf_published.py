@@ -14,20 +14,20 @@ from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.errors import ConfigError
 from sottovoce_papers import fmf_figure5, fmf_figures
 from sottovoce_papers.fmf_study import (
+    Crowd,
+    CrowdConfig,
+    FMFJob,
+    FMFSetting,
     FMFStudy,
-    Job,
-    Setting,
-    StudyConfig,
-    System,
-    World,
-    WorldConfig,
+    FMFStudyConfig,
+    FMFSystem,
     hit_ratio,
 )
 
-TOWN = WorldConfig(source="town")
-MADE = WorldConfig(source="generated", users=300)
+TOWN = CrowdConfig(source="town")
+MADE = CrowdConfig(source="generated", users=300)
 SHAPE = ShapeConfig(users=400, items=300, interactions=12_000, min_user_items=10, taste=1.0)
-SMALL = StudyConfig(
+SMALL = FMFStudyConfig(
     worlds=(replace(TOWN, items=300), MADE),
     hold_outs=("random", "latest"),
     seeds=(0, 1),
@@ -37,16 +37,16 @@ SMALL = StudyConfig(
     generated=SHAPE,
 )
 SYSTEMS = {
-    "mf-np": System("MF-NP", "mf-np", {"embedding_size": 4, "epochs": 4, "threads": 1}),
-    "dplcf": System("DPLCF", "dplcf", {"epsilon": 2.5}, {"neighbors": [10, 50]}),
-    "published": System(
+    "mf-np": FMFSystem("MF-NP", "mf-np", {"embedding_size": 4, "epochs": 4, "threads": 1}),
+    "dplcf": FMFSystem("DPLCF", "dplcf", {"epsilon": 2.5}, {"neighbors": [10, 50]}),
+    "published": FMFSystem(
         "FMF-LDP", "fmf", {"embedding_size": 3}, {"learning_rate": [0.02, 0.1]}
     ),
-    "improved": System("FMF-LDP improved", "fmf", {"embedding_size": 3, "alpha": 1.0}),
-    "top-pop": System("Top-Pop", "top-pop"),
-    "random": System("Random", "random"),
+    "improved": FMFSystem("FMF-LDP improved", "fmf", {"embedding_size": 3, "alpha": 1.0}),
+    "top-pop": FMFSystem("Top-Pop", "top-pop"),
+    "random": FMFSystem("Random", "random"),
 }  # fmt: skip
-FMF = Setting("fmf", (("embedding_size", 3),), 20, 2.5)
+FMF = FMFSetting("fmf", (("embedding_size", 3),), 20, 2.5)
 
 
 def quiet(what, done, total):
@@ -112,7 +112,7 @@ def test_a_claim_that_fails_says_so():
 
 def test_an_interrupted_study_repeats_nothing(tmp_path, monkeypatch):
     study = new_study(tmp_path)
-    job = Job(study.worlds[0], "random", "test", 0, FMF, (2, 4))
+    job = FMFJob(study.worlds[0], "random", "test", 0, FMF, (2, 4))
     first = study.cell(job)
     monkeypatch.setattr(FMFStudy, "_train", None)  # a second training would fail
     again = study.cell(replace(job, stops=()))
@@ -123,7 +123,7 @@ def test_an_interrupted_study_repeats_nothing(tmp_path, monkeypatch):
 
 def test_what_is_seen_on_the_way_does_not_change_the_end(tmp_path):
     one, other = new_study(tmp_path / "a"), new_study(tmp_path / "b")
-    job = Job(one.worlds[0], "random", "test", 0, FMF)
+    job = FMFJob(one.worlds[0], "random", "test", 0, FMF)
     watched = one.cell(replace(job, stops=(1, 2, 3, 4)))
     straight = other.cell(replace(job, world=other.worlds[0]))
     assert np.array_equal(watched.last, straight.last)
@@ -132,8 +132,8 @@ def test_what_is_seen_on_the_way_does_not_change_the_end(tmp_path):
 
 def test_cells_of_other_lengths_are_other_cells(tmp_path):
     short, long = new_study(tmp_path), new_study(tmp_path, rounds=6)
-    short.cell(Job(short.worlds[0], "random", "test", 0, FMF))
-    long.cell(Job(long.worlds[0], "random", "test", 0, FMF, (4, 6)))
+    short.cell(FMFJob(short.worlds[0], "random", "test", 0, FMF))
+    long.cell(FMFJob(long.worlds[0], "random", "test", 0, FMF, (4, 6)))
     assert len(list(tmp_path.glob("*.npz"))) == 2
 
 
@@ -141,9 +141,9 @@ def test_a_setting_that_diverges_counts_as_the_worst(tmp_path):
     study = new_study(tmp_path)
     pull = ("reg", 1.0)  # steps that are too long overshoot it, more each time
     wild = replace(FMF, values=(("embedding_size", 3), ("learning_rate", 10.0), pull))
-    cell = study.cell(Job(study.worlds[0], "random", "validation", 0, wild))
+    cell = study.cell(FMFJob(study.worlds[0], "random", "validation", 0, wild))
     assert hit_ratio(cell.last, 10) == 0.0
-    system = System("both", "fmf", dict([pull]), {"learning_rate": [10.0, 1e-5]})
+    system = FMFSystem("both", "fmf", dict([pull]), {"learning_rate": [10.0, 1e-5]})
     chosen = study.choose(study.worlds[0], system, "random", 60, 2.5)
     assert dict(chosen.values)["learning_rate"] == 1e-5
 
@@ -155,7 +155,7 @@ def test_ranks_are_those_of_the_protocol(tmp_path):
 
     study = new_study(tmp_path)
     world = study.worlds[0]
-    cell = study.cell(Job(world, "latest", "test", 3, Setting("top-pop")))
+    cell = study.cell(FMFJob(world, "latest", "test", 3, FMFSetting("top-pop")))
     split = world.split("latest", "test", 3)
     scorer = TopPop().fit(split.train, Streams.from_seed(0))
     for cutoff in (2, 5, 10):
@@ -180,8 +180,8 @@ def test_validation_never_sees_the_test_item(study):
 
 def test_worlds_are_drawn_once_and_for_all():
     settings = replace(TOWN, users=200, items=150)
-    one, again = (World(settings, SHAPE, 0) for _ in range(2))
-    assert one.fingerprint == again.fingerprint != World(settings, SHAPE, 1).fingerprint
+    one, again = (Crowd(settings, SHAPE, 0) for _ in range(2))
+    assert one.fingerprint == again.fingerprint != Crowd(settings, SHAPE, 1).fingerprint
     assert one.table.n_users <= 200
     assert one.table.n_items <= 150
     assert one.table.counts.min() >= 2
@@ -202,9 +202,9 @@ def test_taste_can_be_learnt_and_its_absence_cannot(tmp_path):
 def _gain(cells, taste):
     """By how much MF-NP hits more often than Top-Pop."""
     shape = ShapeConfig(1500, 300, 45_000, 10, taste)
-    study = new_study(cells, worlds=(WorldConfig(source="generated"),), generated=shape)
-    systems = [SYSTEMS["mf-np"].candidates(1, 1.0)[0], Setting("top-pop")]
-    jobs = [Job(study.worlds[0], "random", "test", 0, s) for s in systems]
+    study = new_study(cells, worlds=(CrowdConfig(source="generated"),), generated=shape)
+    systems = [SYSTEMS["mf-np"].candidates(1, 1.0)[0], FMFSetting("top-pop")]
+    jobs = [FMFJob(study.worlds[0], "random", "test", 0, s) for s in systems]
     mine, popular = (hit_ratio(study.cell(job).last, 10) for job in jobs)
     return mine - popular
 
@@ -237,9 +237,9 @@ def test_the_installed_files_are_valid(name, quick, tmp_path):
 
 def test_unknown_keys_of_a_system_are_refused():
     with pytest.raises(ConfigError, match="gird"):
-        System.read("x", {"label": "X", "gird": {}})
+        FMFSystem.read("x", {"label": "X", "gird": {}})
     with pytest.raises(ConfigError, match="label"):
-        System.read("x", {})
+        FMFSystem.read("x", {})
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def test_movielens_item_sets(movielens):
 def test_movielens_published_is_well_above_chance(movielens):
     world = movielens.worlds[1]
     system = movielens.systems["published"]
-    setting = Setting("fmf", (*system.settings.items(), ("alpha", 1.0), ("learning_rate", 0.02)),
+    setting = FMFSetting("fmf", (*system.settings.items(), ("alpha", 1.0), ("learning_rate", 0.02)),
                       100, 2.5)  # fmt: skip
-    cell = movielens.cell(Job(world, "random", "test", 0, setting))
+    cell = movielens.cell(FMFJob(world, "random", "test", 0, setting))
     assert 0.40 < hit_ratio(cell.last, 10) < 0.48

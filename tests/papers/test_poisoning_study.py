@@ -3,12 +3,12 @@
 import pytest
 
 from sottovoce.errors import ConfigError
-from sottovoce_papers.poisoning import Case, PoisoningConfig, WorldConfig, as_claims, as_rows
+from sottovoce_papers.poisoning import Case, PoisoningConfig, TargetDataConfig, as_claims, as_rows
 
 
 class FakeWorld:
     def __init__(self, source):
-        self.config = WorldConfig(source)
+        self.config = TargetDataConfig(source)
 
 
 class FakeStudy:

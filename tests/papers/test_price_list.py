@@ -14,7 +14,7 @@ from sottovoce.errors import ConfigError
 from sottovoce.privacy.central import price
 from sottovoce.runs.card import Card
 from sottovoce_papers import price_list as price_claims
-from sottovoce_papers.price_cells import Cell, PriceConfig, PriceStudy, Row
+from sottovoce_papers.price_cells import PriceCell, PriceConfig, PriceRow, PriceStudy
 from sottovoce_papers.price_list import _broken, price_list
 
 DATA = {"town": {"source": "town"}}
@@ -30,7 +30,7 @@ def quiet(what, done, total):
 
 def fpl(label, kind, **more):
     table = {"system": "FPL", "label": label, "kind": kind, "algorithm": FPL, "consent": HALF}
-    return Row.of({**table, **more}, 0)
+    return PriceRow.of({**table, **more}, 0)
 
 
 ROWS = [
@@ -50,14 +50,14 @@ def study(tmp_path, rows=ROWS, **more):
 
 @pytest.fixture
 def small_town(monkeypatch):
-    original = Row.experiment
+    original = PriceRow.experiment
 
     def shrunk(self, source, data, seed):
         made = original(self, source, data, seed)
         table = {**made.table, "town": {"residents": 150, "venues": 80}}
         return type(made).from_table(table)
 
-    monkeypatch.setattr(Row, "experiment", shrunk)
+    monkeypatch.setattr(PriceRow, "experiment", shrunk)
 
 
 def test_a_small_list_from_end_to_end(tmp_path, small_town):
@@ -102,19 +102,19 @@ def result(code="A1", value=0.1, low=0.0, high=0.2, base=0.1, party="server", re
 
 
 def cell(*results, digest="d", p=0.1):
-    return Cell.joined({0: of_one_seed(*results, digest=digest, p=p)})
+    return PriceCell.joined({0: of_one_seed(*results, digest=digest, p=p)})
 
 
 def of_one_seed(*results, digest="d", p=0.1, seconds=1.0):
     attacks = tuple(Card("x", results, ()).attacks())
-    return Cell(
+    return PriceCell(
         {"P@10": p, "NDCG@10": p}, 0.05, "", "", 1, 1, 1.0, 1.0, seconds, digest, 0.0, attacks, ()
     )
 
 
 def test_of_several_seeds_there_is_the_mean_and_every_attack():
     won, lost = result(value=0.5, low=0.4, high=0.6), result()
-    found = Cell.joined({
+    found = PriceCell.joined({
         3: of_one_seed(won, result("A3"), digest="a", p=0.1, seconds=2.0),
         5: of_one_seed(lost, result("A3", 0.9, 0.8, 1.0), digest="b", p=0.2, seconds=3.0),
         6: of_one_seed(lost, result("A3", 0.9, 0.8, 1.0), digest="b", p=0.3, seconds=1.5),
@@ -124,14 +124,14 @@ def test_of_several_seeds_there_is_the_mean_and_every_attack():
     assert [a["seed"] for a in found.attacks] == [3, 3, 5, 5, 6, 6]
     assert price_claims.broken_codes(found) == ["A1", "A3"]
     assert _broken(found) == ["A1 (1 of 3 seeds)", "A3 (2 of 3 seeds)"]
-    assert _broken(Cell.joined({0: of_one_seed(won)})) == ["A1"]
+    assert _broken(PriceCell.joined({0: of_one_seed(won)})) == ["A1"]
 
 
 def test_of_several_seeds_there_is_every_attack_that_was_left_out():
     one, other = ({"code": code, "reason": "no such message"} for code in ("A2", "A7"))
     left = {0: (one,), 1: (dict(one), other), 2: (), 3: ({**one, "reason": "too few"},)}
     cells = {seed: replace(of_one_seed(), left_out=each) for seed, each in left.items()}
-    assert Cell.joined(cells).left_out == (one, other, {**one, "reason": "too few"})
+    assert PriceCell.joined(cells).left_out == (one, other, {**one, "reason": "too few"})
 
 
 @pytest.mark.parametrize("seeds", [(), (1, 1)])
@@ -193,7 +193,7 @@ def test_another_model_is_seen(tmp_path):
 )
 def test_rows_that_make_no_sense_are_refused(table):
     with pytest.raises(ConfigError):
-        Row.of(table, 3)
+        PriceRow.of(table, 3)
 
 
 def test_noise_needs_to_know_the_rounds():

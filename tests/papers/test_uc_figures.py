@@ -12,13 +12,13 @@ from sottovoce.data.town import TownConfig, generate_town
 from sottovoce.errors import Diverged
 from sottovoce.rng import Streams
 from sottovoce_papers import uc_figures, uc_sweeps, uc_systems
-from sottovoce_papers.uc_study import Attack, Attacked, StudyConfig, UCStudy
-from sottovoce_papers.uc_training import ATTRIBUTES, World
+from sottovoce_papers.uc_study import Attacked, AttackJob, AttackWork, UCStudy, UCStudyConfig
+from sottovoce_papers.uc_training import ATTRIBUTES, UCData
 
 ML100K = "movielens-100k"
 TOWN = generate_town(TownConfig(residents=160, venues=90))
 SETTINGS = {"embedding_size": 8, "rounds": 6, "cohort_size": 32, "clip": 64.0}
-SMALL = StudyConfig(
+SMALL = UCStudyConfig(
     sources=(ML100K,), recommenders=("mf",), seeds=(0, 1), stops=2, choose_from=1.0,
     betas=(0.5, 0.8), alphas=(0.3, 0.5, 1.0), sigmas=(1.0, 7.0), epsilons=(0.1, 0.7), negatives=20,
 )  # fmt: skip
@@ -118,7 +118,7 @@ def guess(attack):
 
 @pytest.fixture(autouse=True)
 def one_attacker(monkeypatch):
-    monkeypatch.setattr(Attack, "run", guess)
+    monkeypatch.setattr(AttackWork, "run", guess)
 
 
 def new_study(folder, trainer=None, **changes):
@@ -126,7 +126,7 @@ def new_study(folder, trainer=None, **changes):
         replace(SMALL, **changes), {ML100K: {"mf": SETTINGS}}, folder, 1, lambda *done: None,
         trainer=trainer or planted(),
     )  # fmt: skip
-    study.add_world(World.of(ML100K, TOWN))
+    study.add_world(UCData.of(ML100K, TOWN))
     return study
 
 
@@ -221,13 +221,13 @@ def test_attackers_elsewhere_ask_those_who_hide_the_filter(tmp_path, monkeypatch
         seen.append(attack)
         return guess(attack)
 
-    monkeypatch.setattr(Attack, "run", note)
+    monkeypatch.setattr(AttackWork, "run", note)
     cell = study.cell(ML100K, "mf", 1, 0.5, attributes=("gender",))
-    jobs = [uc_systems.Elsewhere(cell, "age", "gender")]
-    first = uc_systems.guess_elsewhere(study, jobs)
+    jobs = [AttackJob(cell, "age", hidden="gender")]
+    first = study.attack_all(jobs)
     assert seen[0].attribute == "age"
     assert np.array_equal(seen[0].private, study.private(cell, "gender"))
-    assert uc_systems.guess_elsewhere(study, jobs) == first
+    assert study.attack_all(jobs) == first
     assert len(seen) == 1  # the second time it was kept
 
 
@@ -259,7 +259,9 @@ def guessed(gain):
 
 
 def point(group, gain, hr, strength=""):
-    return uc_sweeps.Point(uc_systems.System(group, strength, (), ()), (hr, hr / 2), guessed(gain))
+    return uc_sweeps.TradeOff(
+        uc_systems.UCSystem(group, strength, (), ()), (hr, hr / 2), guessed(gain)
+    )
 
 
 def test_a_rival_that_is_as_private_and_as_useful_is_named():
@@ -345,7 +347,7 @@ def test_the_installed_files_are_valid(number, quick, tmp_path):
     assert (study.config.sources == (ML100K,)) == quick
     labels = {**TOWN.user_attributes, "location": TOWN.user_attributes["district"]}
     for source, recommender in uc_systems.places(study):
-        study.add_world(World.of(source, replace(TOWN, user_attributes=labels)))
+        study.add_world(UCData.of(source, replace(TOWN, user_attributes=labels)))
         for beta in (None, *study.config.betas):
             settings = study.settings(study.cell(source, recommender, 0, beta))
             assert settings.recommender == recommender

@@ -9,7 +9,7 @@ from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPL, FPLConfig
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
-from sottovoce.core.messages import DeviceReports, encode, row_bytes
+from sottovoce.core.messages import DeviceReports, row_bytes
 from sottovoce.engines.simulation import SimulatedDevices
 from sottovoce.errors import ConsentError, DataError, MessageError
 from sottovoce.parties.device import _leaving
@@ -17,6 +17,7 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction, share_subsets
 from sottovoce.rng import Streams
 from sottovoce.testing import random_world
+from sottovoce.wire.reports import encode_report
 
 SIZE, TRIPLES = 6, 25
 
@@ -226,7 +227,7 @@ def test_no_user_vector_is_in_any_message():
     devices, server = federation(train, shares(10, 1.0))
     before = devices.cohort.vectors.copy()
     for row in range(10):
-        payload = encode(devices.report(server.publish(), np.array([row])))
+        payload = encode_report(devices.report(server.publish(), np.array([row])))
         for vector in (before[row], devices.cohort.vectors[row]):
             assert vector.tobytes() not in payload
 

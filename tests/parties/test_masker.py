@@ -13,8 +13,8 @@ from sottovoce.parties.helper import (
     GROUPED_ROUNDS,
     NEVER,
     REGAINED_AFTER,
-    Masker,
-    check_set,
+    Helper,
+    check_groups,
     set_name,
 )
 from sottovoce.parties.secure_sum import MaskedSum, sum_limit
@@ -40,7 +40,7 @@ def sent_by(users, round=0):
 
 
 def masker(link=LINK):
-    return Masker(link, NUMBERS, KEY)
+    return Helper(link, NUMBERS, KEY)
 
 
 def collected(users, round=0, link=LINK):
@@ -69,7 +69,7 @@ def test_a_device_named_twice_does_not_make_up_the_numbers():
     with pytest.raises(MessageError, match="twice"):
         masker().sum_masks(seeds_of([4, 5, 5]))
     with pytest.raises(MessageError, match="twice"):
-        check_set(LINK, NEVER, 0, [b"a", b"b", b"c", b"a"])
+        check_groups(LINK, NEVER, 0, [[b"a", b"b", b"c", b"a"]])
 
 
 def test_a_second_set_in_a_round_is_refused_because_the_difference_is_one_update():
@@ -133,7 +133,7 @@ def test_noise_is_in_what_is_opened_once_whatever_the_number_of_devices():
         assert 0.8 < noise.std() / (1.5 * 2.0 * GRID) < 1.2
     assert masker(LINK).noise(0) is None
     assert not np.array_equal(masker(NOISY).noise(0), masker(NOISY).noise(1))
-    other = Masker(NOISY, NUMBERS, bytes(32))
+    other = Helper(NOISY, NUMBERS, bytes(32))
     assert not np.array_equal(masker(NOISY).noise(0), other.noise(0))
 
 

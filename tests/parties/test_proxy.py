@@ -10,7 +10,7 @@ from scipy import stats
 from sottovoce.core.messages import BitReports
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.parties import shuffler as proxies
-from sottovoce.parties.shuffler import Proxy, ProxyRules, in_parts
+from sottovoce.parties.shuffler import Shuffler, ShufflerRules, in_parts
 
 
 def bits(tier, reports=3, round=0, sender=None):
@@ -21,7 +21,7 @@ def bits(tier, reports=3, round=0, sender=None):
 
 
 def test_one_batch_for_each_tier_that_has_its_minimum():
-    proxy = Proxy([2, 3, 1], 3)
+    proxy = Shuffler([2, 3, 1], 3)
     sent = bits([0, 1, 0, 1, 0])
     (batch,) = proxy.collect(sent)
     assert (batch.round, batch.tier, batch.devices) == (0, 0, 3)
@@ -33,7 +33,7 @@ def test_one_batch_for_each_tier_that_has_its_minimum():
 
 
 def test_nobody_is_a_round_too():
-    assert Proxy([2], 3).collect(bits([])) == []
+    assert Shuffler([2], 3).collect(bits([])) == []
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_nobody_is_a_round_too():
     ],
 )
 def test_what_breaks_the_rules_is_refused_whole(sent, words):
-    proxy = Proxy([1, 1], 3)
+    proxy = Shuffler([1, 1], 3)
     with pytest.raises(MessageError, match=words):
         proxy.collect(sent)
     assert len(proxy.collect(bits([0, 0, 0]))) == 1, "and leaves the round open"
 
 
 def test_a_round_is_collected_once():
-    proxy = Proxy([1], 3)
+    proxy = Shuffler([1], 3)
     proxy.collect(bits([0], round=4))
     for round in (4, 3):
         with pytest.raises(MessageError, match="over"):
@@ -64,7 +64,7 @@ def test_a_round_is_collected_once():
 
 
 def test_rules():
-    rules = ProxyRules(3, (5, 2), (8, 1), hold_seconds=10.0)
+    rules = ShufflerRules(3, (5, 2), (8, 1), hold_seconds=10.0)
     assert not rules.releases(0, 4, 1e9), "never below the minimum"
     assert not rules.releases(0, 5, 9.9)
     assert rules.releases(0, 5, 10.0)
@@ -81,7 +81,7 @@ def test_rules():
         {"hold_seconds": float("inf")},
     ):
         with pytest.raises(ConfigError):
-            ProxyRules(**{"reports": 1, "minimum": (1,), **wrong})
+            ShufflerRules(**{"reports": 1, "minimum": (1,), **wrong})
 
 
 # --- batches in parts -----------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def best_gain(same, batches):
 
 
 def test_two_reports_of_one_device_cannot_be_paired_by_place():
-    proxy = Proxy([1], REPORTS)
+    proxy = Shuffler([1], REPORTS)
 
     def batches():
         for round in range(BATCHES):

@@ -12,7 +12,7 @@ from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import Ledger
-from sottovoce.core.messages import GRID, ModelView, add_up, decode, decode_sum
+from sottovoce.core.messages import GRID, ModelView, add_up
 from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.errors import ConsentError, Diverged, Stalled
 from sottovoce.parties.server import Server
@@ -21,12 +21,13 @@ from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world
+from sottovoce.wire.reports import decode_report, decode_sum
 from sottovoce.wire.terms import Terms
 
 torch = pytest.importorskip("torch")
 
 from sottovoce.algorithms.uc import system as algorithm  # noqa: E402
-from sottovoce.algorithms.uc.rows import Layout  # noqa: E402
+from sottovoce.algorithms.uc.rows import ModelLayout  # noqa: E402
 from sottovoce.algorithms.uc.system import UC  # noqa: E402
 
 N_ITEMS = 30
@@ -349,7 +350,7 @@ def test_what_leaves_is_within_the_clip(kind, filters, norm):
     rows = np.arange(6)
     updates = devices.algorithm.device_learn(view(terms), devices.cohort, rows, RNG)
     values, cut = updates.values[:, :-1].astype(np.int64), 0
-    first_filter = Layout.of(terms.algorithm, N_ITEMS).filters[0].first
+    first_filter = ModelLayout.of(terms.algorithm, N_ITEMS).filters[0].first
     for row in rows:
         mine = values[updates.row == row]
         rest = updates.item[updates.row == row] < first_filter
@@ -375,7 +376,7 @@ def test_a_large_cohorts_sum_is_that_of_its_messages_to_the_last_bit(norm, filte
     hiding = replace(SHARING, hidden_attributes=("age",), strength=0.8)
     choices = [SHARING, hiding] * (N_USERS // 2)
     one, many = door(terms, choices), door(terms, choices)
-    assert not many.algorithm.device_few(view(terms), N_USERS)
+    assert not many.algorithm.prefers_messages(view(terms), N_USERS)
     for round in range(3):
         rows = one.willing()
         messages = [one.report(view(terms, round), rows[[n]]) for n in range(len(rows))]
@@ -412,8 +413,8 @@ def test_a_store_of_many_sums_what_devices_of_one_send(tmp_path, norm):
 
 def filters_in(ready, terms):
     shape = {"n_items": terms.n_rows, "width": terms.width, "round": ready.round}
-    rows = decode(ready.message, sender=0, **shape).item
-    parts = Layout.of(terms.algorithm, N_ITEMS).filters
+    rows = decode_report(ready.message, sender=0, **shape).item
+    parts = ModelLayout.of(terms.algorithm, N_ITEMS).filters
     return [
         name
         for name, part in zip(terms.algorithm.names, parts, strict=True)

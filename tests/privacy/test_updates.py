@@ -13,13 +13,14 @@ from scipy import stats
 from sottovoce.attacks.audit import lower_bound
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
-from sottovoce.core.messages import GRID, DeviceReports, add_up, decode, encode
+from sottovoce.core.messages import GRID, DeviceReports, add_up
 from sottovoce.core.one_bit import noise_keys, noise_root
 from sottovoce.errors import ConfigError, ConsentError, DataError
 from sottovoce.privacy import laplace
 from sottovoce.privacy.laplace import MOST_SCALE, ROUNDING, add_laplace, add_laplace_sums
 from sottovoce.privacy.updates import LIMIT, Clipped, noise_scale, steps, within_l1
 from sottovoce.rng import Streams, chacha_words
+from sottovoce.wire.reports import decode_report, encode_report
 
 ROOT = noise_root(17)
 RNG = Streams.from_seed(3)
@@ -502,7 +503,7 @@ def test_messages_and_sums_are_the_same_to_the_last_bit(threads):
             SPARSE, sender=SPARSE.sender[mine], item=SPARSE.item[mine], values=SPARSE.values[mine]
         )
         noisy = release.add_noise(own, np.array([row]), N_ROWS, WIDTH)
-        sent = decode(encode(noisy), sender=row, n_items=N_ROWS, width=WIDTH, round=2)
+        sent = decode_report(encode_report(noisy), sender=row, n_items=N_ROWS, width=WIDTH, round=2)
         assert np.array_equal(sent.values, noisy.values)
         one_by_one.append(sent)
     single = add_up(2, one_by_one, WIDTH).dense(N_ROWS)

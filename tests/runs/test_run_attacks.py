@@ -11,7 +11,7 @@ import pytest
 
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.attacks.views import Attack, Claims, Packet, Result
+from sottovoce.attacks.views import Attack, Claims, Result, TlsPacket
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.core.messages import (
     Batch,
@@ -36,7 +36,7 @@ from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports
 from sottovoce.runs import threat_views as run_scenes
 from sottovoce.runs.attack import attack_experiment, attack_run, choose, views_and_truth, views_of
-from sottovoce.runs.card import Card, NotApplicable, Setting, in_words, write_card
+from sottovoce.runs.card import Card, CardSetting, NotApplicable, in_words, write_card
 from sottovoce.runs.folder import RUNNING, RunFolder, save_arrays
 from sottovoce.runs.threat_views import Watched, watched
 from sottovoce.runs.train import run_experiment
@@ -123,17 +123,17 @@ def test_views_of_a_transcript_and_of_rounds_enacted_again_are_the_same(finished
 
 
 def test_a_view_has_what_the_party_saw_and_what_is_public(run):
-    scene = views_and_truth(run, rounds=2)
-    server, anyone = scene.views["server"], scene.views["anyone"]
+    threat = views_and_truth(run, rounds=2)
+    server, anyone = threat.views["server"], threat.views["anyone"]
     assert [seen.round for seen in server.rounds] == [0, 1]
     assert all(isinstance(seen.published, ModelView) for seen in anyone.rounds)
     assert not any(seen.messages for seen in anyone.rounds)
-    assert all(isinstance(p, Packet) for p in scene.views["network"].rounds[0].messages)
+    assert all(isinstance(p, TlsPacket) for p in threat.views["network"].rounds[0].messages)
     assert isinstance(server.algorithm, FPLConfig)
     assert server.triples >= 1
     assert np.array_equal(server.final, RunFolder.open(run).model())
     assert not server.own
-    assert "redacted" in repr(scene)
+    assert "redacted" in repr(threat)
 
 
 def test_the_truth_is_that_of_the_run(run):
@@ -163,7 +163,7 @@ def test_an_attack_that_reads_is_told_from_one_that_guesses(run):
     assert guesser.verdict == "holds"
     assert card.broken == (reader,)
     assert card.facts["system"] == "pFPL+"
-    assert "π = 0 or 1" in card.setting.words
+    assert "π = 0 or 1" in card.setting.relied_on
 
 
 def test_an_experiment_is_attacked_without_a_folder(run, tmp_path):
@@ -178,9 +178,9 @@ def test_an_experiment_is_attacked_without_a_folder(run, tmp_path):
     assert content["attacks"][0]["code"] == "A3"
     assert (tmp_path / "card" / "report-card.html").exists()
     # It is trained to its end, and the model is that of the run.
-    scene = views_and_truth(make(), rounds=5)
-    assert np.array_equal(scene.views["server"].final, RunFolder.open(run).model())
-    assert np.array_equal(scene.truth.vectors, RunFolder.open(run).vectors())
+    threat = views_and_truth(make(), rounds=5)
+    assert np.array_equal(threat.views["server"].final, RunFolder.open(run).model())
+    assert np.array_equal(threat.truth.vectors, RunFolder.open(run).vectors())
 
 
 def test_a_secure_sum_leaves_the_server_the_sum():
@@ -188,17 +188,17 @@ def test_a_secure_sum_leaves_the_server_the_sum():
         "link": {"name": "secure-sum", "min_devices": 10},
         "algorithm": TABLE["algorithm"] | {"configuration": "pFPL"},
     }
-    scene = views_and_truth(make(**table), rounds=2)
-    server, proxy = scene.views["server"], scene.views["proxy"]
+    threat = views_and_truth(make(**table), rounds=2)
+    server, proxy = threat.views["server"], threat.views["proxy"]
     assert isinstance(server.link, SecureSum)
     assert not server.messages(DeviceReports)
     assert not server.messages(MaskSeeds)
     assert len(server.messages(SummedReports)) == len(proxy.messages(MaskSeeds)) == 2
-    assert len({p.bytes for p in scene.views["network"].messages(Packet)}) == 1
+    assert len({p.bytes for p in threat.views["network"].messages(TlsPacket)}) == 1
     card = attack_experiment(make(**table), rounds=2, attacks=[READER])
     assert card.results[0].verdict == "nothing to attack"  # no rows of single devices are there
-    assert len(scene.truth.own["drawn"].user)
-    assert scene.setting.remedies == ("secure-sum",)
+    assert len(threat.truth.own["drawn"].user)
+    assert threat.setting.remedies == ("secure-sum",)
 
 
 def test_randomised_reports_reach_the_server_mixed_and_the_proxy_sealed():
@@ -207,15 +207,15 @@ def test_randomised_reports_reach_the_server_mixed_and_the_proxy_sealed():
         "release": {"max_reports": 5, "tiers": [{"epsilon": 2.0, "min_devices": 5}]},
         "consent": {"epsilon": 2.0, "max_reports": 5},
     }
-    scene = views_and_truth(make(**table))
-    assert len(scene.views["server"].rounds) == 4  # all there are
-    assert {type(m) for s in scene.views["server"].rounds for m in s.messages} == {Batch}
-    assert all(m.reports.size == 0 for m in scene.views["proxy"].messages(BitReports))
-    assert len({p.bytes for p in scene.views["network"].messages(Packet)}) == 1
-    assert "k = 5" in scene.setting.words
+    threat = views_and_truth(make(**table))
+    assert len(threat.views["server"].rounds) == 4  # all there are
+    assert {type(m) for s in threat.views["server"].rounds for m in s.messages} == {Batch}
+    assert all(m.reports.size == 0 for m in threat.views["proxy"].messages(BitReports))
+    assert len({p.bytes for p in threat.views["network"].messages(TlsPacket)}) == 1
+    assert "k = 5" in threat.setting.relied_on
     # For scoring, whose they were.
     for batch, bits in zip(
-        scene.views["server"].messages(Batch), scene.truth.own["bits"], strict=True
+        threat.views["server"].messages(Batch), threat.truth.own["bits"], strict=True
     ):
         assert np.array_equal(np.sort(batch.reports), np.sort(bits.reports.ravel()))
 
@@ -229,11 +229,11 @@ def test_uc_has_the_embeddings_of_all_as_the_worst_case():
         },
         "consent": {"hidden_attributes": ["gender"]},
     }  # fmt: skip
-    scene = views_and_truth(make(**table), rounds=2)
-    assert scene.views["anyone"].own["representations"].shape == (60, 5)
-    assert not scene.views["server"].own
-    assert scene.truth.hidden["gender"].all()
-    assert set(np.unique(scene.truth.labels["gender"])) <= {-1, 0, 1, 2}
+    threat = views_and_truth(make(**table), rounds=2)
+    assert threat.views["anyone"].own["representations"].shape == (60, 5)
+    assert not threat.views["server"].own
+    assert threat.truth.hidden["gender"].all()
+    assert set(np.unique(threat.truth.labels["gender"])) <= {-1, 0, 1, 2}
 
 
 def test_data_owners_and_their_orchestrator(tmp_path, small_ratings):
@@ -251,7 +251,7 @@ def test_data_owners_and_their_orchestrator(tmp_path, small_ratings):
     assert "1 of 2 epochs" in kept.facts["looked at"]
     card = attack_run(tmp_path / "run", only=["A6", "A7"])
     assert card.results
-    assert "sealed" in card.setting.words
+    assert "sealed" in card.setting.relied_on
 
 
 @pytest.fixture
@@ -411,10 +411,10 @@ def test_releases_that_the_ledger_does_not_book_are_noted(run, tmp_path):
 
 def test_what_memory_cannot_hold_is_noted(run, monkeypatch):
     monkeypatch.setattr(run_scenes, "MOST_NUMBERS", 1_500)
-    scene = views_and_truth(run, rounds=3)
-    (note,) = scene.notes
+    threat = views_and_truth(run, rounds=3)
+    (note,) = threat.notes
     assert "were kept" in note
-    senders = np.unique(np.concatenate([m.sender for m in scene.views["server"].messages(
+    senders = np.unique(np.concatenate([m.sender for m in threat.views["server"].messages(
         DeviceReports)]))  # fmt: skip
     assert 0 < len(senders) < 30
 
@@ -492,26 +492,28 @@ def result(**changes):
 
 
 def test_words_for_the_owner_of_a_device():
-    text = in_words(result(), Setting("Your setting π = 0"))
+    text = in_words(result(), CardSetting("Your setting π = 0"))
     assert "97 of 100" in text
     assert "8 of 100" in text
     assert "Your setting π = 0 did not prevent that" in text
     assert "secure-sum" in text
-    held = in_words(result(value=0.08, interval=(0.05, 0.1)), Setting("Your setting π = 0"))
+    held = in_words(result(value=0.08, interval=(0.05, 0.1)), CardSetting("Your setting π = 0"))
     assert "no better than guessing" in held
     assert "did not prevent" not in held
-    nothing = in_words(result(claims=0), Setting("x"))
+    nothing = in_words(result(claims=0), CardSetting("x"))
     assert "nothing to make a guess from" in nothing
     # What is in force already is no advice.
-    summed = in_words(result(), Setting("x", ("secure-sum",)))
+    summed = in_words(result(), CardSetting("x", ("secure-sum",)))
     assert "secure-sum" not in summed
     assert "should not take part" in summed
     # Nor is what does not keep anyone else from reading it.
-    lone = in_words(result(party="anyone"), Setting("x"))
+    lone = in_words(result(party="anyone"), CardSetting("x"))
     assert "secure-sum" not in lone
-    auc = in_words(result(code="A12", measure="AUC", party="anyone"), Setting("x", ("secure-sum",)))
+    auc = in_words(
+        result(code="A12", measure="AUC", party="anyone"), CardSetting("x", ("secure-sum",))
+    )
     assert "link.noise" in auc
-    own = in_words(result(code="one-run", measure="ε", value=3.25), Setting("x"))
+    own = in_words(result(code="one-run", measure="ε", value=3.25), CardSetting("x"))
     assert "3.25" in own
 
 

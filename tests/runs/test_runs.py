@@ -19,7 +19,7 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.experiment import Experiment
-from sottovoce.runs import train as module
+from sottovoce.runs import devices, topology
 from sottovoce.runs.folder import RunFolder, check_writable, load_arrays, new_figures, save_arrays
 from sottovoce.runs.train import run_experiment
 
@@ -93,7 +93,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(
             raise SystemError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.Checkpoints, "look", eager)
+        patch.setattr(topology, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr(RunFolder, "save_checkpoint", save_then_die)
         with pytest.raises(SystemError):
             run_experiment(experiment, tmp_path / "cut")
@@ -103,18 +103,14 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(
     assert same(content(tmp_path / "whole"), content(tmp_path / "cut"))
 
 
-def eager(self, moment):
-    self.save(moment)
-
-
 def test_interrupting_saves_and_resumes(tmp_path, monkeypatch, whole):
     def interrupt(self, moment):
         if moment.round == 11:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.Periodically, "look", interrupt)
-        patch.setattr(module.Periodically, "next_stop", lambda self, round: round + 1)
+        patch.setattr(devices.Periodically, "look", interrupt)
+        patch.setattr(devices.Periodically, "next_stop", lambda self, round: round + 1)
         with pytest.raises(KeyboardInterrupt):
             run_experiment(make(), tmp_path / "cut")
     assert int(load_arrays(tmp_path / "cut" / "checkpoint.npz")["round"]) == 11
@@ -334,7 +330,7 @@ def test_manifest_is_plain_json(whole):
 
 
 def test_a_transcript_is_written_on_the_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.Federation, "check_device", lambda self, device: None)
+    monkeypatch.setattr(devices.Federation, "check_device", lambda self, device: None)
     with pytest.raises(ConfigError, match="transcript"):
         run_experiment(make(), tmp_path / "run", device="cuda", transcript=True)
     assert not (tmp_path / "run").exists()

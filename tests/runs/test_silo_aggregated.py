@@ -19,7 +19,8 @@ from sottovoce.data.prepared import write_prepared
 from sottovoce.errors import ConfigError, CorruptData
 from sottovoce.experiment import Experiment
 from sottovoce.parties.silo_door import InteractionDoor
-from sottovoce.runs import train as module
+from sottovoce.runs import owners as module
+from sottovoce.runs import topology
 from sottovoce.runs.folder import RunFolder, load_arrays
 from sottovoce.runs.read import FinishedRun
 from sottovoce.runs.train import run_experiment
@@ -67,7 +68,7 @@ def experiment(**algorithm):
 
 @pytest.mark.parametrize("window", [0, 60])
 def test_a_run_is_what_messages_come_to(window, tmp_path):
-    outcome = module.run_silo(experiment(window=window), tmp_path / "run")
+    outcome = run_experiment(experiment(window=window), tmp_path / "run")
     world, config = outcome.world, outcome.world.config
     orchestrator, owners = Orchestrator(config, world.root), {}
     for k in world.table.all_owners():
@@ -138,7 +139,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(tmp_path, monkeypatc
 
     made = experiment(window=window)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(topology, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr(RunFolder, "save_checkpoint", save_then_die)
         with pytest.raises(SystemError):
             run_experiment(made, tmp_path / "cut")

@@ -24,7 +24,8 @@ from sottovoce.errors import ConfigError, DataError, FolderInUse, RunError, Usag
 from sottovoce.experiment import Experiment
 from sottovoce.parties import silo_door
 from sottovoce.parties.silo_door import InteractionDoor
-from sottovoce.runs import train as module
+from sottovoce.runs import owners as module
+from sottovoce.runs import topology
 from sottovoce.runs.compare import compare_runs
 from sottovoce.runs.folder import RunFolder, load_arrays
 from sottovoce.runs.read import FinishedRun
@@ -194,11 +195,10 @@ def test_the_model_is_what_the_messages_of_the_parties_give(settings):
         replay(door.joined(events), users, owners, orchestrator, world.config.window)
     door.close(2)
     assert door.ledger.pending().equals(world.door.ledger.pending())
-    run = module._Run(
-        experiment, outcome.split, outcome.split.test, consent, world, world.blocks(),
-        world.blocks(), None, None, 1, lambda *_: None,
-    )  # fmt: skip
-    model = run.train()
+    options = topology.RunOptions(kept=False)
+    whole = module.OwnersTopology.of(experiment.prepared(outcome.dataset), options)
+    whole.train(topology.ActiveRun(experiment, options, whole, None, lambda *_: None))
+    model = whole.model
     assert np.array_equal(model.users[: len(orchestrator.model.users)], orchestrator.model.users)
     assert np.array_equal(model.items, orchestrator.model.items)
 
@@ -233,7 +233,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_numbers(tmp_path, monkeypatc
             raise SystemError
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(topology, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr(RunFolder, "save_checkpoint", save_then_die)
         with pytest.raises(SystemError):
             run_experiment(make(), tmp_path / "cut")
@@ -261,10 +261,11 @@ def test_a_run_that_was_killed_goes_on(tmp_path, whole):
     (tmp_path / "e.json").write_text(json.dumps(table))
     code = (
         "import json, sys\nfrom pathlib import Path\n"
-        "from sottovoce import silo_running\nfrom sottovoce.experiment import Experiment\n"
-        "silo_running.CHECKPOINT_SECONDS = 0.05\n"
+        "from sottovoce.experiment import Experiment\n"
+        "from sottovoce.runs import topology, train\n"
+        "topology.CHECKPOINT_SECONDS = 0.05\n"
         "table = json.loads(Path(sys.argv[1]).read_text())\n"
-        "silo_running.run_silo(Experiment.from_table(table), Path(sys.argv[2]))\n"
+        "train.run_experiment(Experiment.from_table(table), Path(sys.argv[2]))\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "e.json"), str(tmp_path / "cut")]
     process = subprocess.Popen(command)

@@ -32,6 +32,8 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
 from sottovoce.wire.descriptor import Descriptor
 
+pytestmark = pytest.mark.usefixtures("quick_stores")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -25,6 +25,7 @@ from fake_federation import (
 from fake_server import Reply
 from forwarder import Forwarder
 
+from forked import COMMAND, ForkedProcess
 from sottovoce.core.consent import Choice
 from sottovoce.parties.server import RoundRules
 from sottovoce.rng import Streams
@@ -61,22 +62,15 @@ def processes():
     started = []
 
     def start(*arguments, script=None):
-        command = ["-m", "sottovoce"] if script is None else ["-c", script]
-        process = subprocess.Popen(
-            [sys.executable, *command, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+        started.append(ForkedProcess(script or COMMAND, *arguments))
+        return started[-1]
 
     yield start
     for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        if not process.stdout.closed:
+            process.communicate()
 
 
 AGREE = ("--agree", TERMS.digest())

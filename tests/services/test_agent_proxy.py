@@ -14,7 +14,6 @@ from fake_server import FakeServer, Reply
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.consent import Choice
 from sottovoce.core.links import Proxied
-from sottovoce.core.messages import decode_bits
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services.agent.agent import Agent
@@ -24,9 +23,12 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import ReportKey
 from sottovoce.stores.server_folder import admit, is_admitted
 from sottovoce.stores.session import Hosted
+from sottovoce.wire.reports import decode_bits
 from sottovoce.wire.sealing import open_reports
 from sottovoce.wire.shuffled import decode_submission, is_authentic, terms_name
 from sottovoce.wire.terms import Terms
+
+pytestmark = pytest.mark.usefixtures("quick_stores")
 
 K = 6
 TIERS = (Tier(0.5, 2), Tier(2.0, 2))

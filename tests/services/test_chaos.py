@@ -138,7 +138,7 @@ def test_shuffler(tmp_path):
     """The batch of a round is exactly what was acknowledged in it."""
     users = 24
     with proxied(tmp_path, terms=proxy_terms(minimum=(users, 2))) as (server, folder):
-        with App(folder, courier=False) as app:
+        with App(folder, forwarder=False) as app:
             some = devices(app, server, users)
         options = {"hold_seconds": 0.0, "limits": PATIENT}
         with Nursery("proxy", tmp_path) as nursery:

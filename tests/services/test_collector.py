@@ -23,10 +23,10 @@ from sottovoce.errors import ConfigError, KeyTrouble, ServiceError
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams
+from sottovoce.services.server import openers
 from sottovoce.services.server import shuffled_rounds as batches
-from sottovoce.services.server import shuffled_rounds as openers
 from sottovoce.services.server import shuffled_rounds as opening
-from sottovoce.services.server.shuffled_rounds import ProxiedCoordinator, coordinator_of
+from sottovoce.services.server.shuffled_rounds import ShuffledCoordinator, coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Coordinator, Plan
@@ -245,7 +245,7 @@ def test_a_model_that_would_not_be_finite_stops_the_federation_and_costs_nobody_
 def test_only_randomised_reports_go_through_a_proxy(tmp_path):
     plan = Plan(_fcf_terms(), "all", 1, 1, quick_rules())
     with pytest.raises(ConfigError):
-        ProxiedCoordinator(plan, lambda: 0.0, ReportKeys(tmp_path))
+        ShuffledCoordinator(plan, lambda: 0.0, ReportKeys(tmp_path))
 
 
 # --- parts ----------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from sottovoce.cli import call
 from sottovoce.cli.serve_server import make_federation
 from sottovoce.core.links import Proxied
 from sottovoce.errors import ConfigError, DataNotFound, KeyTrouble, UsageError
-from sottovoce.services.server.shuffled_rounds import PART_BYTES, encode_part
 from sottovoce.stores.keys import ReportKeys, authority_pem, init_keys
 from sottovoce.stores.server_folder import (
     admission_key,
@@ -29,6 +28,7 @@ from sottovoce.stores.server_folder import (
     read_introduction,
 )
 from sottovoce.wire.sealing import SEALED_BYTES
+from sottovoce.wire.shuffled import PART_BYTES, encode_part
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model
 

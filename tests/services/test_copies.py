@@ -146,7 +146,7 @@ def test_nothing_that_is_there_is_overwritten(town, tmp_path, ask):
         in ask("serve", "backup", tmp_path / "no", taken / "b", code=2)["error"]
     )
     assert (
-        "is not the folder of a server"
+        "is not the folder of a service"
         in ask("serve", "backup", taken, tmp_path / "b", code=2)["error"]
     )
     assert list(taken.iterdir()) == []
@@ -378,7 +378,7 @@ def test_it_works_where_the_system_cannot_exchange(masks, tmp_path, monkeypatch)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from sottovoce.services.copies import files
+from sottovoce.services.copies import copying as files
 from sottovoce.services.copies.copying import restore_backup
 steps, last = [0], int(sys.argv[3])
 def die(real):

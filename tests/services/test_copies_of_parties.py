@@ -32,7 +32,7 @@ from sottovoce.core.masking import sum_masks
 from sottovoce.errors import ServiceError, StoreError, UsageError
 from sottovoce.parties.helper import Answered
 from sottovoce.services.copies.copying import make_backup, restore_backup
-from sottovoce.services.server.shuffled_rounds import coordinator_of, decode_part
+from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.conductor import Checkpoint, OpenRound
 from sottovoce.stores.device import CohortStore
@@ -44,7 +44,8 @@ from sottovoce.stores.server_folder import create_folder, open_folder
 from sottovoce.stores.shuffler_folder import open_proxy_folder
 from sottovoce.stores.user import UserStore, releases
 from sottovoce.wire.interactions import Identity
-from sottovoce.wire.masked import decode_sum
+from sottovoce.wire.masked import decode_mask_sum
+from sottovoce.wire.shuffled import decode_part
 
 
 def contents(folder):
@@ -85,9 +86,9 @@ def test_a_copy_that_is_simply_put_back_tells_a_second_sum(masks, tmp_path):
     shutil.copytree(tmp_path / "b" / "content", folder.path)
     got = ask_again(folder, 3, devices[1:])
     assert got.status == 200
-    numbers = len(decode_sum(got.body).masks)
+    numbers = len(decode_mask_sum(got.body).masks)
     everybody = sum_masks([device.seed(3) for device in devices], numbers)
-    hers = everybody - decode_sum(got.body).masks
+    hers = everybody - decode_mask_sum(got.body).masks
     assert np.array_equal(hers, sum_masks([devices[0].seed(3)], numbers))
 
 
@@ -224,7 +225,7 @@ def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path)
             server.seen.clear()
             with App(open_proxy_folder(folder.path), goal={None: 3}) as app:
                 assert (app.store.accounts(), app.store.held()) == (5, [])
-                wait_for(lambda: app.courier.terms is not None and app.log.lines)
+                wait_for(lambda: app.forwarder.terms is not None and app.log.lines)
                 for device in devices:
                     assert app.submit(device.submission(4)).status != 204
                 server.move(5)

@@ -27,6 +27,7 @@ from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.stores.stamps import STAMP_BYTES, stamp, unstamp
 from sottovoce.wire.sealing import SEALED_BYTES
+from sottovoce.wire.shuffled import BatchPart
 
 NAN = np.full(1, np.nan, "<f4").tobytes()
 
@@ -185,7 +186,7 @@ def test_a_damaged_batch_is_not_opened(tmp_path):
     database = Database.sqlite(place)
     with contextlib.closing(database):
         database.create()
-        part = batches.Part(0, 0, bytes(32), 1, 0, 1, bytes(16), bytes(SEALED_BYTES))
+        part = BatchPart(0, 0, bytes(32), 1, 0, 1, bytes(16), bytes(SEALED_BYTES))
         with database.writing() as link:
             records.open_round(link, 0, 0, 1, np.zeros(0, np.uint32), bytes(32))
             assert batches.accept(link, part, 1)

@@ -18,8 +18,9 @@ from proxy_world import PATIENT, Link
 from sottovoce.cli import call
 from sottovoce.stores.orchestrator_folder import invite
 from sottovoce.stores.user import UserStore
-from sottovoce.wire.interactions import Identity, Issuer
-from sottovoce.wire.silos import Receipt, encode_session
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.owners import OwnerReceipt, encode_session
+from sottovoce.wire.passes import Issuer
 
 pytestmark = pytest.mark.slow
 
@@ -86,8 +87,8 @@ COMMANDS = [
     ("device", "send", "user"),
     ("serve", "server", "server", "--port", "0"),
     ("serve", "status", "server"),
-    ("serve", "proxy", "proxy", "--port", "0"),
-    ("serve", "masker", "masker", "--port", "0"),
+    ("serve", "shuffler", "proxy", "--port", "0"),
+    ("serve", "helper", "masker", "--port", "0"),
     ("serve", "owner", "bakery", "--port", "0", "--users-only"),
     ("serve", "orchestrator", "town", "--port", "0", "--users-only"),
 ]
@@ -131,7 +132,7 @@ def server(place):
 def proxy(place):
     terms = proxy_world.proxy_terms(minimum=(100, 2))
     with proxy_world.proxied(place, terms=terms) as (there, folder):
-        with proxy_world.App(folder, courier=False) as app:
+        with proxy_world.App(folder, forwarder=False) as app:
             some = [proxy_world.Device(there).enrol(app.ask) for _ in range(3)]
 
         def prepare(ask, port):
@@ -183,7 +184,7 @@ def the_same_again(party, first, again):
     if party in ("server", "proxy"):
         return again.error == "replay"
     if party == "owner":
-        return Receipt.decode(again.body, 1).repeated == 1
+        return OwnerReceipt.decode(again.body, 1).repeated == 1
     return again.body == first.body
 
 

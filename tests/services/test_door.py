@@ -17,10 +17,10 @@ import uvloop
 from sottovoce.errors import UsageError
 from sottovoce.services.kit.connections import reverse_proxies
 from sottovoce.services.kit.protocol import BoundedProtocol
-from sottovoce.services.kit.serving import Listener, listen
-from sottovoce.services.server.application import Limits
+from sottovoce.services.kit.serving import HttpListener, listen
+from sottovoce.services.server.application import ServerLimits as Limits
 from sottovoce.stores.keys import authority_pem, device_context, init_keys, server_context
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 
 SOON = 10.0
 
@@ -49,7 +49,7 @@ class House:
     """A listener with these limits."""
 
     def __init__(self, keys=None, **limits):
-        self.limits, self.tally, self.application = Limits(**limits), Tally(), Answering()
+        self.limits, self.tally, self.application = Limits(**limits), RefusalCounts(), Answering()
         self.context = None if keys is None else server_context(keys)
         self.socket = listen("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
@@ -63,7 +63,7 @@ class House:
             self.loop = asyncio.get_running_loop()
             self.loop.set_exception_handler(lambda loop, context: self.unforeseen.append(context))
             self.application.go = asyncio.Event()
-            self.listener = Listener(
+            self.listener = HttpListener(
                 self.application, self.limits, self.context, self.tally, ready.set
             )
             await self.listener.serve(sockets=[self.socket])

@@ -25,7 +25,7 @@ from sottovoce.stores import server as roster
 from sottovoce.stores.orchestrator_folder import invite as invite_users
 from sottovoce.stores.server_folder import admit, enrolment_statement, invite, is_admitted
 from sottovoce.wire.interactions import Identity
-from sottovoce.wire.masked import Record, is_signed
+from sottovoce.wire.masked import SealedSeed, is_signed
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.signing import is_proven, is_weak, prove
 
@@ -97,7 +97,7 @@ def test_forged_signatures_under_the_identity_point_are_not_believed():
     signature = forged(b"anything")
     token = secrets.token_bytes(32)
     assert not is_proven(IDENTITY, "town", token, signature)
-    assert not is_signed(Record(IDENTITY, bytes(80), signature), b"bound")
+    assert not is_signed(SealedSeed(IDENTITY, bytes(80), signature), b"bound")
     server = Ed25519PrivateKey.generate()
     word, challenge = admit(server, "town", IDENTITY), bytes(CHALLENGE_BYTES)
     assert not is_admitted(raw(server), "town", IDENTITY, word, signature, challenge)

@@ -3,17 +3,15 @@ follows what the commands print has been shown who reads what before the first b
 
 import contextlib
 import re
-import subprocess
-import sys
 
 import pytest
 from forwarder import Forwarder
 from server_world import ServerProcess, new_folder, terms
 
+import forked
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import invite
 from sottovoce.stores.session import Hosted
-from sottovoce.wire.invitations import write_invitation
 
 COMMAND = re.compile(r"sottovoce ((?:device|serve) [^;,`\n]*[^;,.`\s])")
 KNOWN_HEADERS = {b"host", b"if-none-match", b"accept-encoding", b"range", b"if-range"}
@@ -30,12 +28,7 @@ class Owner:
         """The commands that the answer names."""
         words = [str(word) for word in words]
         plain = ["--plaintext"] if words[:2] == ["serve", "device"] else []
-        done = subprocess.run(
-            [sys.executable, "-m", "sottovoce", *words, *plain],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = forked.run(*words, *plain, timeout=60)
         assert done.returncode == code, done.stderr
         said = done.stdout + done.stderr
         self.shown += said
@@ -79,7 +72,7 @@ def town(tmp_path):
         contextlib.closing(folder.database()) as database,
     ):
         [card] = invite(folder, database, f"http://127.0.0.1:{forwarder.port}", [0])
-        write_invitation(tmp_path / "card.json", card)
+        card.write(tmp_path / "card.json")
         (tmp_path / "history.csv").write_text("item\nv1\nv4\nv7\n")
         yield Owner(tmp_path / "phone", forwarder), tmp_path
 

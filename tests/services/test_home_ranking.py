@@ -23,15 +23,15 @@ from sottovoce.services.agent.user_agent import UserAgent
 from sottovoce.stores.orchestrator_folder import create_orchestrator_folder, invite
 from sottovoce.stores.user import UserStore
 from sottovoce.wire.interactions import Identity
-from sottovoce.wire.silos import (
-    OFFERS_PATH,
+from sottovoce.wire.owners import OFFERS_PATH
+from sottovoce.wire.users import (
     ROWS,
     VECTOR,
     ask,
-    decode_rows,
+    decode_item_rows,
     decode_vector,
     encode_count,
-    encode_rows,
+    encode_item_rows,
     encode_vector,
 )
 
@@ -115,15 +115,15 @@ def test_owners_as_printed_have_no_such_address(tmp_path):
 
 def test_answers_arrive_as_they_were_sent_or_not_at_all():
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
-    assert np.array_equal(decode_rows(encode_rows(rows), 2, 4), rows)
+    assert np.array_equal(decode_item_rows(encode_item_rows(rows), 2, 4), rows)
     assert np.array_equal(decode_vector(encode_vector(rows[1], 4), 4), rows[1])
-    whole, endless = encode_rows(rows), encode_rows(rows + np.float32(np.inf))
+    whole, endless = encode_item_rows(rows), encode_item_rows(rows + np.float32(np.inf))
     for wrong in (whole[:-1], b"", endless, whole[1:]):
         with pytest.raises(MessageError):
-            decode_rows(wrong, 2, 4)
-    for body, most, size in ((encode_rows(rows), 1, 4), (encode_rows(rows), 2, 2)):
+            decode_item_rows(wrong, 2, 4)
+    for body, most, size in ((encode_item_rows(rows), 1, 4), (encode_item_rows(rows), 2, 2)):
         with pytest.raises(MessageError):
-            decode_rows(body, most, size)
+            decode_item_rows(body, most, size)
     for wrong in (b"", encode_vector(rows[0], 4)[:-1], b"\2" + bytes(16)):
         with pytest.raises(MessageError):
             decode_vector(wrong, 4)
@@ -136,11 +136,11 @@ def test_the_orchestrator_shows_rows_and_cannot_recommend(tmp_path):
         let_in(folder, app.store, tmp_path, "alpha", range(4))
         (user,) = app.users(1)
         shown = app.ask("GET", ROWS)
-        rows = decode_rows(shown.body, 6, 4)
+        rows = decode_item_rows(shown.body, 6, 4)
         assert np.array_equal(rows, app.store.rows_to_rank())
         assert app.ask("GET", ROWS, headers={"if-none-match": shown.headers["etag"]}).status == 304
         let_in(folder, app.store, tmp_path, "beta", range(6))
-        assert len(decode_rows(app.ask("GET", ROWS).body, 6, 4)) == 6
+        assert len(decode_item_rows(app.ask("GET", ROWS).body, 6, 4)) == 6
         refused = app.ask("POST", "/v1/recommend", user.asks("recommend", encode_count(3)))
         assert refused.status == 400
         assert "data owners keep them" in refused.body.decode()

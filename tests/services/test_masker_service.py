@@ -24,14 +24,14 @@ from sottovoce.core.links import Direct
 from sottovoce.core.masking import sum_masks
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
-from sottovoce.services import helper as folders
+from sottovoce.stores import helper_folder as folders
 from sottovoce.stores.keys import operator_token
 from sottovoce.wire.masked import (
     LONGEST_QUESTION,
-    RECORD_BYTES,
+    SEALED_SEED_BYTES,
     binding,
+    decode_mask_sum,
     decode_question,
-    decode_sum,
     encode_group_question,
     encode_question,
 )
@@ -63,7 +63,7 @@ def devices():
 
 def told(got):
     assert got.status == 200, got.body
-    return decode_sum(got.body)
+    return decode_mask_sum(got.body)
 
 
 def refused(got, status, reason):
@@ -95,7 +95,7 @@ def test_the_same_set_gets_the_same_bytes_also_after_a_restart(tmp_path, devices
     with MaskerApp(folders.open_masker(folder.path)) as again:
         assert again.sums(ask).body == first.body
     exact = sum_masks([device.seed(4) for device in devices], NUMBERS)
-    assert np.array_equal(decode_sum(first.body).masks, exact) == (not link)
+    assert np.array_equal(decode_mask_sum(first.body).masks, exact) == (not link)
 
 
 def test_the_noise_is_that_of_its_own_terms(tmp_path, devices):
@@ -176,11 +176,11 @@ def test_all_in_a_sum_have_learnt_from_one_model(app, terms, devices):
 
 def test_a_changed_bit_is_found(app, terms, devices):
     records = [device.record(terms, 0) for device in devices]
-    for at in (0, 40, RECORD_BYTES - 1):
+    for at in (0, 40, SEALED_SEED_BYTES - 1):
         content = bytearray(records[0].content)
         content[at] ^= 1
         ask = bytearray(encode_question(terms, 0, 0, MODEL, records))
-        ask[-6 * RECORD_BYTES : -5 * RECORD_BYTES] = content
+        ask[-6 * SEALED_SEED_BYTES : -5 * SEALED_SEED_BYTES] = content
         refused(app.sums(bytes(ask)), 401, "bad_signature")
 
 
@@ -228,8 +228,8 @@ def test_it_gets_seeds_and_no_update(terms, devices):
     """The question is records of one size, none of which has room for a number of an update."""
     ask = question(terms, 0, devices)
     assert len(decode_question(ask).records) == 6
-    assert len(ask) == struct.calcsize("<4sIII32s32s") + 6 * RECORD_BYTES
-    assert RECORD_BYTES == 32 + (32 + 32 + 16) + 64
+    assert len(ask) == struct.calcsize("<4sIII32s32s") + 6 * SEALED_SEED_BYTES
+    assert SEALED_SEED_BYTES == 32 + (32 + 32 + 16) + 64
 
 
 def test_nothing_of_a_question_stays_with_it(app, terms, devices, folder):

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.services.server import shuffled_rounds as openers
-from sottovoce.services.server.shuffled_rounds import Openers
+from sottovoce.services.server import openers
+from sottovoce.services.server.openers import Openers
 from sottovoce.stores.keys import ReportKey
 from sottovoce.wire.sealing import SEALED_BYTES, seal_reports
 
@@ -82,7 +82,7 @@ def test_a_helper_that_is_killed_or_never_starts_costs_time_alone(sealed, monkey
 
 PROGRAM = """
 import os, time
-from sottovoce.services.server.shuffled_rounds import Openers
+from sottovoce.services.server.openers import Openers
 with Openers(bytes(range(32)), federation="a", round=0, tier=0).helped(0, 1) as some:
     helper = some._idle.get()
     print(helper.pid, flush=True)

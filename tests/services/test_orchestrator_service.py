@@ -26,7 +26,8 @@ from orchestrator_world import (
 )
 
 from sottovoce.algorithms.drift.blocks import first_rows
-from sottovoce.engines.flower.training import Training, TrainingPlan
+from sottovoce.engines.flower import training as orchestrator_training
+from sottovoce.engines.flower.training import SiloTraining, TrainingPlan
 from sottovoce.errors import (
     KeyTrouble,
     MessageError,
@@ -36,7 +37,6 @@ from sottovoce.errors import (
     VersionMismatch,
 )
 from sottovoce.rng import Streams
-from sottovoce.services import orchestrator_process as orchestrator_training
 from sottovoce.stores.conductor import write_status
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.orchestrator_folder import (
@@ -48,9 +48,10 @@ from sottovoce.stores.orchestrator_folder import (
     remove,
     request_flush,
 )
-from sottovoce.wire.interactions import Identity, Issuer
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
-from sottovoce.wire.silos import (
+from sottovoce.wire.users import (
     LONGEST,
     MOST_ITEMS,
     Enrolled,
@@ -375,7 +376,7 @@ def test_two_federations_have_two_names(tmp_path):
 
 
 class SuperLinkOnPaper:
-    """What `Training` asks of a SuperLink, written down."""
+    """What `SiloTraining` asks of a SuperLink, written down."""
 
     def __init__(self, monkeypatch):
         self.registered, self.runs = [], []
@@ -407,7 +408,7 @@ def paper(monkeypatch):
 
 
 def training(app, log=None, **plan):
-    return Training(app.folder, app.store, log or Log(), TrainingPlan(**plan))
+    return SiloTraining(app.folder, app.store, log or Log(), TrainingPlan(**plan))
 
 
 def test_owners_are_registered_once_also_over_restarts(app, paper, tmp_path):
@@ -530,7 +531,7 @@ def test_answers_are_checked_by_the_user():
         encode_count(0)
     with pytest.raises(VersionMismatch):
         Enrolment.decode(
-            Enrolment(bytes(32), bytes(32), bytes(32)).encode().replace(b": 1,", b": 2,")
+            Enrolment(bytes(32), bytes(32), bytes(32)).encode().replace(b": 2,", b": 3,")
         )
 
 

@@ -20,15 +20,9 @@ from server_world import Answer
 
 from sottovoce.engines.processes import descendants
 from sottovoce.errors import KeyTrouble
-from sottovoce.services import owner_process as owner_serve
 from sottovoce.stores.keys import authority_pem, device_context, renew_keys
 from sottovoce.wire.interactions import begin
-from sottovoce.wire.silos import (
-    OfferMade,
-    Receipt,
-    encode_interactions,
-    encode_session,
-)
+from sottovoce.wire.owners import OfferMade, OwnerReceipt, encode_interactions, encode_session
 
 # Python leaves a socket open whose peer is killed in the middle of the handshake.
 half_open = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -99,7 +93,7 @@ class Phone:
             time.sleep(0.001)
             return
         assert got.status == 200, got.body
-        receipt = Receipt.decode(got.body, len(sealed))
+        receipt = OwnerReceipt.decode(got.body, len(sealed))
         assert receipt.refused == ()
         assert receipt.sequence >= stop - 1
         self.person.session = receipt.session or self.person.session
@@ -191,7 +185,7 @@ def test_stopped_and_started_again(tmp_path):
         offer, hello = eve.offer(link.ask)
         again = [eve.seal_one(n, e, 1000 + n) for n, e in enumerate([(41, False), (42, True)])]
         got = link.ask("POST", "/v1/sessions", encode_session(offer, hello, again))
-        assert Receipt.decode(got.body, 2).repeated == 2
+        assert OwnerReceipt.decode(got.body, 2).repeated == 2
         process.stop()
         log = process.log.read_text()
     lines = [json.loads(line) for line in log.splitlines()]
@@ -231,15 +225,16 @@ def test_a_service_with_a_mistake_stops_rather_than_hang(tmp_path):
     broken = """
 import sys
 from pathlib import Path
-from sottovoce.services import owner_serve
+from sottovoce.services import owner
+from sottovoce.services.kit.serving import serve
 from sottovoce.errors import ServiceError
 
 def broken(*_):
     raise KeyError("a mistake of ours")
 
-owner_serve.DataOwner.take_many = broken
+owner.DataOwner.take_many = broken
 try:
-    owner_serve.run_owner(Path(sys.argv[1]), port=0)
+    serve(owner.OwnerService(), Path(sys.argv[1]), port=0)
 except ServiceError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -292,7 +287,7 @@ def wrong_requests(path, *, count):
         wrong = wrong_inputs(np.random.default_rng(3), eve, *eve.offer(link.ask))
         for _ in range(count):
             got = link.ask("POST", *next(wrong))
-            assert 400 <= got.status < 500 or Receipt.decode(got.body, 1).taken == 0
+            assert 400 <= got.status < 500 or OwnerReceipt.decode(got.body, 1).taken == 0
             assert str(user).encode() not in got.body
         with contextlib.suppress(OSError):
             plain = http.client.HTTPConnection("127.0.0.1", process.port, timeout=5)
@@ -341,10 +336,10 @@ def test_a_node_that_is_not_let_in_knocks_again_and_ends_when_told(tmp_path, mon
 
     monkeypatch.setattr(supernode, "serve_app", serve_app)
     monkeypatch.setattr(silo_node, "build_owner_app", lambda owner: f"app of {owner.name}")
-    monkeypatch.setattr(owner_serve, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(silo_node, "_FIRST_PAUSE", 0.01)
     world, log = World(tmp_path), Log()
     with contextlib.closing(world.folder.owner()) as owner:
-        node = owner_serve.Node(world.folder, world.admission, owner, log)
+        node = silo_node.Participation(world.folder, world.admission, owner, log)
         node.start(died.set)
         assert let_in.wait(10)
         assert node.state == "running"
@@ -355,7 +350,7 @@ def test_a_node_that_is_not_let_in_knocks_again_and_ends_when_told(tmp_path, mon
 
         monkeypatch.setattr(silo_node, "build_owner_app", lambda owner: owner.mistake)
         monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-        owner_serve.Node(world.folder, world.admission, owner, log).start(died.set)
+        silo_node.Participation(world.folder, world.admission, owner, log).start(died.set)
         assert died.wait(10), "the process must not go on without its node, and say nothing"
 
 

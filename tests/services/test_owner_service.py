@@ -29,20 +29,20 @@ from sottovoce.stores.owner_folder import (
     open_owner_folder,
     read_items,
 )
-from sottovoce.wire.interactions import SEALED_BYTES, Identity, Issuer, Pass, begin
-from sottovoce.wire.refusals import Refused
-from sottovoce.wire.silo_files import Admission, FederationFile
-from sottovoce.wire.silos import (
+from sottovoce.wire.interactions import SEALED_BYTES, Identity, begin
+from sottovoce.wire.owners import (
     LONGEST_INTERACTIONS,
     MOST_SEALED,
     OfferMade,
     OwnerCard,
-    Receipt,
+    OwnerReceipt,
     decode_interactions,
     decode_session,
     encode_interactions,
     encode_session,
 )
+from sottovoce.wire.passes import Issuer, Pass
+from sottovoce.wire.silo_files import Admission, FederationFile
 
 A, B, C = 41, 42, 43
 
@@ -90,7 +90,7 @@ def test_what_is_sent_again_in_another_session_counts_once(world, app):
     again = [eve.seal_one(0, (A, False), 1000), eve.seal_one(1, (B, True), 1001)]
     fresh = eve.seal_one(2, (C, False), 1002)
     got = app.ask("POST", "/v1/sessions", encode_session(offer, hello, [*again, fresh]))
-    receipt = Receipt.decode(got.body, 3)
+    receipt = OwnerReceipt.decode(got.body, 3)
     assert (receipt.sequence, receipt.taken, receipt.repeated) == (2, 1, 2)
     assert status(app, world)["messages"] == {"taken": 3, "repeated": 2}
 
@@ -263,7 +263,7 @@ def test_thousands_of_wrong_inputs_are_refused(world, app):
         return [await app.asked("POST", *next(wrong)) for _ in range(3000)]
 
     for got in app.run(all_of_them()):
-        assert 400 <= got.status < 500 or Receipt.decode(got.body, 1).taken == 0
+        assert 400 <= got.status < 500 or OwnerReceipt.decode(got.body, 1).taken == 0
     eve.sender = sender
     assert eve.send(app.ask, (B, True)).taken == 1
     assert app.owner.counts()["users"] == 1
@@ -449,7 +449,7 @@ def test_what_is_encoded_is_decoded(sealed, data):
     assert decode_session(encode_session(offer, hello, sealed)) == (offer, hello, sealed)
     assert decode_interactions(encode_interactions(offer, sealed)) == (offer, sealed)
     for body in (encode_interactions(offer, sealed)[:-1], offer):
-        with pytest.raises(Refused):
+        with pytest.raises(MessageError):
             decode_interactions(body)
 
 
@@ -461,11 +461,11 @@ def test_what_is_encoded_is_decoded(sealed, data):
     st.sampled_from([None, bytes(16)]),
 )
 def test_receipts_account_for_everything_that_was_sent(sequence, taken, repeated, words, session):
-    made = Receipt(sequence, taken, repeated, tuple(enumerate(words)), session)
+    made = OwnerReceipt(sequence, taken, repeated, tuple(enumerate(words)), session)
     sent = taken + repeated + len(words)
-    assert Receipt.decode(made.encode(), sent) == made
+    assert OwnerReceipt.decode(made.encode(), sent) == made
     with pytest.raises(MessageError):
-        Receipt.decode(made.encode(), sent + 1)
+        OwnerReceipt.decode(made.encode(), sent + 1)
 
 
 @given(st.binary(max_size=60) | st.recursive(
@@ -477,7 +477,7 @@ def test_receipts_account_for_everything_that_was_sent(sequence, taken, repeated
     max_leaves=10,
 ).map(lambda table: json.dumps(table).encode()))  # fmt: skip
 def test_whatever_an_owner_answers_is_read_or_refused(body):
-    for read in (OwnerCard.decode, OfferMade.decode, lambda body: Receipt.decode(body, 1)):
+    for read in (OwnerCard.decode, OfferMade.decode, lambda body: OwnerReceipt.decode(body, 1)):
         with contextlib.suppress(MessageError):
             read(body)
 

@@ -15,11 +15,10 @@ from proxy_world import App, Device, proxied, proxy_terms
 from test_proxy_service import count, devices, kept, opened, wait_for
 
 from sottovoce.errors import MessageError
-from sottovoce.services.server.shuffled_rounds import decode_part
 from sottovoce.stores.shuffler import Position, ProxyStore
 from sottovoce.stores.shuffler_folder import ProxyFolder
 from sottovoce.wire.sealing import SEALED_BYTES
-from sottovoce.wire.shuffled import Submission
+from sottovoce.wire.shuffled import SealedSubmission, decode_part
 from sottovoce.wire.terms import Terms
 
 
@@ -72,7 +71,7 @@ def test_the_key_of_a_round_outlives_a_crash(tmp_path):
             store.move(Position(3, True, other))
         assert store.position == Position(3, False, one)
         sealed = memoryview(secrets.token_bytes(SEALED_BYTES))
-        made = Submission(bytes(16), 3, 0, other, bytes(16), sealed)
+        made = SealedSubmission(bytes(16), 3, 0, other, bytes(16), sealed)
         assert store.accept([made], {}) == ["late"]
         store.move(Position(4, True, other))
         assert store.position.key == other
@@ -162,11 +161,13 @@ def test_nothing_of_a_batch_stays_in_any_file_though_somebody_was_reading(world)
 
 def test_what_a_crash_left_in_the_log_is_wiped_at_the_next_start(world, tmp_path):
     server, folder = world
-    with App(folder, hold_seconds=0.0, courier=False) as app:
+    with App(folder, hold_seconds=0.0, forwarder=False) as app:
         store = app.store
         store.move(Position(0, True, server.key))
         body = secrets.token_bytes(4 * SEALED_BYTES)
-        store.accept([Submission(bytes(16), 0, 0, server.key, bytes(16), memoryview(body))], {})
+        store.accept(
+            [SealedSubmission(bytes(16), 0, 0, server.key, bytes(16), memoryview(body))], {}
+        )
         store.move(Position(1, False, b""))
         while store.forget():
             pass

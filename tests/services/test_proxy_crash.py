@@ -16,8 +16,8 @@ from test_proxy_service import count, devices, kept, opened, wait_for
 from test_proxy_strangers import memory
 
 from sottovoce.services import shuffler_handover as proxy_handover
-from sottovoce.services.server.shuffled_rounds import decode_part
 from sottovoce.wire.sealing import SEALED_BYTES
+from sottovoce.wire.shuffled import decode_part
 
 
 class Links:
@@ -76,7 +76,7 @@ class Restarting:
 
 def enrolled(server, folder, count):
     """Devices with accounts, without asking for each of them."""
-    with App(folder, courier=False) as app:
+    with App(folder, forwarder=False) as app:
         return devices(app, server, count)
 
 
@@ -295,7 +295,9 @@ def test_a_proxy_with_a_mistake_stops_rather_than_hang(tmp_path):
         broken = """
 import sys
 from pathlib import Path
-from sottovoce.services import proxy_serve, proxy_store
+from sottovoce.services.kit.serving import serve
+from sottovoce.services.shuffler import ShufflerService
+from sottovoce.stores import shuffler as proxy_store
 from sottovoce.errors import ServiceError
 
 def broken(*_):
@@ -303,7 +305,7 @@ def broken(*_):
 
 proxy_store.ProxyStore._accept = broken
 try:
-    proxy_serve.run_proxy(Path(sys.argv[1]), port=0)
+    serve(ShufflerService(), Path(sys.argv[1]), port=0)
 except ServiceError as error:
     print(error)
     sys.exit(error.exit_code)

@@ -11,7 +11,7 @@ import time
 import pytest
 from proxy_world import App, Device, challenge_of, proxied, proxy_terms
 
-from sottovoce.services.shuffler import ProxyLimits
+from sottovoce.services.shuffler import ShufflerLimits
 from sottovoce.stores.keys import operator_token
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import encode_submission, terms_name
@@ -330,7 +330,7 @@ def test_a_server_that_goes_back_is_not_followed(world):
 
 def test_too_much_at_once_is_told(tmp_path):
     with proxied(tmp_path) as (server, folder):
-        limits = ProxyLimits(waiting=2, in_flight=3 * 300, retry_seconds=7, lag_seconds=60.0)
+        limits = ShufflerLimits(waiting=2, in_flight=3 * 300, retry_seconds=7, lag_seconds=60.0)
         with App(folder, limits=limits, hold_seconds=60) as app:
             opened(app)
             some = devices(app, server, 8)
@@ -378,7 +378,7 @@ def test_a_full_disk_is_told_and_counts_nothing(world, monkeypatch):
 
 
 def test_a_proxy_that_is_late_with_its_work_takes_nothing_more_on(tmp_path):
-    limits = ProxyLimits(lag_seconds=0.3)
+    limits = ShufflerLimits(lag_seconds=0.3)
     with proxied(tmp_path) as (server, folder), App(folder, limits=limits) as app:
         opened(app)
         (device,) = devices(app, server, 1)

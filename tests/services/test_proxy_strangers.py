@@ -372,7 +372,7 @@ def test_the_command(tmp_path, capsys):
     """First start from an introduction, a second one from the folder, and what goes wrong."""
 
     def fails(*arguments):
-        code = call(["serve", "proxy", *map(str, arguments)])
+        code = call(["serve", "shuffler", *map(str, arguments)])
         return code, capsys.readouterr().err
 
     with proxied(tmp_path) as (server, _):
@@ -380,11 +380,11 @@ def test_the_command(tmp_path, capsys):
         folder = tmp_path / "mixer"
         for arguments in (["--introduction", tmp_path / "town.json", "--goal", "1=5"], []):
             process = subprocess.Popen(
-                sottovoce_command("serve", "proxy", folder, "--port=0", *arguments),
+                sottovoce_command("serve", "shuffler", folder, "--port=0", *arguments),
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
             try:
-                assert process.stdout.readline().startswith("The proxy listens at https://127.")
+                assert process.stdout.readline().startswith("The shuffler listens at https://127.")
                 ready = json.loads((folder / "proxy.json").read_text())
                 assert ready["pid"] == process.pid
                 code, words = fails(folder, "--port=0")

@@ -17,9 +17,9 @@ from sottovoce.engines.processes import free_port
 from sottovoce.stores.keys import authority_pem, init_keys
 from sottovoce.stores.server_folder import enrolment_statement, introduction, invite
 from sottovoce.stores.shuffler_folder import create_proxy_folder
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import key_id, seal_reports
 from sottovoce.wire.shuffled import encode_submission, terms_name
-from sottovoce.wire.terms import PROTOCOL
 from sottovoce.wire.versions import decode_model
 
 USERS, ROUNDS = 8, 3

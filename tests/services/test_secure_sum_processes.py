@@ -10,25 +10,20 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from secure_sum_world import summed_terms
-from server_world import ITEMS, SEED, Client, ServerProcess, enrolment, quick_rules
+from server_world import ITEMS, SEED, Client, ServerProcess, enrolment, program, quick_rules
 
 from sottovoce.cli import call
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.rng import Streams
-from sottovoce.services.trial import prepare_masker
+from sottovoce.services.trial import prepare_helper
 from sottovoce.stores.helper_folder import create_masker, masker_introduction
 from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed
 from sottovoce.wire.signing import seal
 
 USERS, LIAR = 12, 7
-RUN_MASKER = """
-import sys, json
-from pathlib import Path
-from sottovoce.services.helper import run_masker
-run_masker(Path(sys.argv[1]), "127.0.0.1", **json.loads(sys.argv[2]))
-"""
+RUN_MASKER = program("helper", "HelperService")
 
 
 class MaskerProcess(ServerProcess):
@@ -43,7 +38,7 @@ class Town:
 
     def __init__(self, path, link):
         root = Streams.from_seed(SEED).key
-        link = prepare_masker(path, link, root)
+        link = prepare_helper(path, link, root)
         names = {"url": link.url, "authority": link.authority, "groups": link.groups}
         self.terms = summed_terms(link.key, min_devices=link.min_devices, **names)
         self.path, self.masker = path / "server", path / "proxy"
@@ -156,7 +151,7 @@ def test_services_that_are_killed_again_and_again_find_who_sends_garbage(tmp_pat
 def test_masked_reports_that_are_off_are_refused_and_cost_nobody_the_round(tmp_path):
     """Everything around the one thing that is right: round, attempt, model and sender."""
     town = Town(tmp_path, SecureSum(min_devices=3))
-    other = prepare_masker(tmp_path / "elsewhere", SecureSum(min_devices=3), 1)
+    other = prepare_helper(tmp_path / "elsewhere", SecureSum(min_devices=3), 1)
     draw = np.random.default_rng(0)
     with (
         MaskerProcess(town.masker),

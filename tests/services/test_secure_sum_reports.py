@@ -13,16 +13,16 @@ from server_world import ITEMS, USERS
 
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.masking import expand, masked
-from sottovoce.core.messages import GRID, ModelView, encode
+from sottovoce.core.messages import GRID, ModelView
 from sottovoce.errors import ConsentError, KeyTrouble, MessageError, UsageError
 from sottovoce.rng import Streams
 from sottovoce.services.server.checks import Checks
-from sottovoce.services.server.state import Board
+from sottovoce.services.server.state import RoundState
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world
 from sottovoce.wire.masked import (
-    RECORD_BYTES,
+    SEALED_SEED_BYTES,
     binding,
     decode_masked,
     encode_masked,
@@ -33,6 +33,7 @@ from sottovoce.wire.masked import (
     seal_seed,
 )
 from sottovoce.wire.refusals import Refused
+from sottovoce.wire.reports import encode_report
 from sottovoce.wire.signing import OVERHEAD, seal
 
 RNG = Streams.from_seed(3)
@@ -47,7 +48,7 @@ class Door:
     def __init__(self, path):
         self.world = SummedWorld(path)
         self.world.step()
-        self.board = Board(self.world.database, self.world.plan)
+        self.board = RoundState(self.world.database, self.world.plan)
         self.board.refresh()
         self.checks = Checks(self.world.terms, self.board, self.world.database)
 
@@ -96,7 +97,7 @@ def test_what_the_server_would_choke_on_later_is_refused_at_once(door):
     door.refused(1, b"", "malformed")
     door.refused(1, b"SVM2" + good[4:], "version")
     view = ModelView(0, world.model())
-    door.refused(1, encode(world.devices.report(view, np.array([1]))), "malformed")
+    door.refused(1, encode_report(world.devices.report(view, np.array([1]))), "malformed")
     record, keeper = world.keepers[1].record(terms, 0), world.keepers[1]
     hidden = masked(np.zeros((ITEMS, 5), np.int64), keeper.seed(0))
     door.refused(1, encode_masked(hidden, record, 1, 0), "malformed")
@@ -127,7 +128,11 @@ def test_random_bytes_are_refused(door):
         door.refused(1, rng.bytes(size), "malformed")
     for _ in range(30):
         broken = bytearray(good)
-        at = int(rng.integers(16)) if rng.random() < 0.5 else -int(rng.integers(1, RECORD_BYTES))
+        at = (
+            int(rng.integers(16))
+            if rng.random() < 0.5
+            else -int(rng.integers(1, SEALED_SEED_BYTES))
+        )
         broken[at] ^= 1 << int(rng.integers(8))
         with pytest.raises(Refused) as caught:
             door.take(door.sealed(1, bytes(broken)))

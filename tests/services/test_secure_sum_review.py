@@ -18,7 +18,7 @@ from secure_sum_world import (
 from server_world import ITEMS, SEED, USERS, quick_rules, terms
 
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.core.messages import GRID, DeviceReports, ModelView, encode
+from sottovoce.core.messages import GRID, DeviceReports, ModelView
 from sottovoce.errors import ServiceError, SottovoceError
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import Server
@@ -31,6 +31,7 @@ from sottovoce.stores.database import Database
 from sottovoce.stores.helper_folder import MaskerIntroduction, create_masker
 from sottovoce.wire.masked import encode_question
 from sottovoce.wire.refusals import Refused
+from sottovoce.wire.reports import encode_report
 
 
 def test_a_second_introduction_does_not_make_a_proxy_forget_what_it_told(tmp_path):
@@ -83,7 +84,7 @@ def _guarded(path, monkeypatch, *, fails):
         coordinator.step(leader)
         with database.reading() as link:
             view = ModelView(0, records.model(link, 0, 5)[0])
-        sent = [encode(devices.report(view, np.array([n]))) for n in range(USERS)]
+        sent = [encode_report(devices.report(view, np.array([n]))) for n in range(USERS)]
         with database.writing() as link:
             records.accept(
                 link,

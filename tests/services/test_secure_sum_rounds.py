@@ -13,12 +13,12 @@ from sottovoce.core.messages import MaskSum
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.helper import noise_of
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.server.summed_rounds import ProxyLine
+from sottovoce.services.server.summed_rounds import HelperClient
 from sottovoce.wire.masked import (
-    RECORD_BYTES,
+    SEALED_SEED_BYTES,
+    decode_mask_sum,
     decode_question,
-    decode_sum,
-    encode_sum,
+    encode_mask_sum,
 )
 
 EVERYONE = tuple(range(USERS))
@@ -117,7 +117,7 @@ def test_while_the_proxy_is_down_the_round_stays_closing(world):
     here.report(*EVERYONE)
     here.step()
     here.down = True
-    with pytest.raises(ServiceError, match="waits for the proxy"):
+    with pytest.raises(ServiceError, match="waits for the helper"):
         here.step()
     before, tries = here.model(), 0
     for _ in range(40):
@@ -161,7 +161,7 @@ def test_a_server_killed_between_asking_and_folding_goes_on_with_the_same_answer
 
 
 def spoiled(answer, how):
-    told = decode_sum(answer.body)
+    told = decode_mask_sum(answer.body)
     rng = np.random.default_rng(0)
     changed = {
         "other seeds": MaskSum(0, 8, rng.integers(0, 2**64, len(told.masks), np.uint64)),
@@ -172,7 +172,7 @@ def spoiled(answer, how):
         "fewer devices": MaskSum(0, 7, told.masks),
         "another shape": MaskSum(0, 8, told.masks[:-1]),
     }
-    return Answer(200, "", encode_sum(changed[how]) if how in changed else how)
+    return Answer(200, "", encode_mask_sum(changed[how]) if how in changed else how)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_what_the_server_has_is_uniform_whatever_was_sent(world):
     here.report(*EVERYONE[3:])
     got = here.bodies()
     assert len({len(body) for body in got.values()}) == 1
-    numbers = [body[16:-RECORD_BYTES] for body in got.values()]
+    numbers = [body[16:-SEALED_SEED_BYTES] for body in got.values()]
     counts = np.bincount(np.frombuffer(b"".join(numbers), np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-4
     for n in EVERYONE[3:]:
@@ -312,7 +312,7 @@ def test_what_the_server_has_is_uniform_whatever_was_sent(world):
         assert len(moved)
         for row in moved:
             assert row.astype("<i8").tobytes() not in got[n]
-        values = np.frombuffer(got[n][16:-RECORD_BYTES], "<i8").astype(float)
+        values = np.frombuffer(got[n][16:-SEALED_SEED_BYTES], "<i8").astype(float)
         assert (np.abs(values) < 2**40).mean() < 0.05, "nothing of the size of an update"
     database = b"".join(f.read_bytes() for f in here.path.glob("server.db*"))
     for keeper in here.keepers:
@@ -320,7 +320,7 @@ def test_what_the_server_has_is_uniform_whatever_was_sent(world):
 
 
 def test_the_servers_line_needs_a_proxy(tmp_path):
-    with pytest.raises(ConfigError, match="no proxy"):
-        ProxyLine(SecureSum(), "ab", 10)
+    with pytest.raises(ConfigError, match="no helper"):
+        HelperClient(SecureSum(), "ab", 10)
     with pytest.raises(UsageError, match="this machine"):
-        ProxyLine(SecureSum(url="http://example.org", key="ab"), "ab", 10)
+        HelperClient(SecureSum(url="http://example.org", key="ab"), "ab", 10)

@@ -11,11 +11,12 @@ from sottovoce.core.messages import MaskSum
 from sottovoce.errors import ServiceError
 from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.server.operator import metrics, status
+from sottovoce.services.kit.metrics import exposition
+from sottovoce.services.server.operator import figures, status
 from sottovoce.stores import server as searches
 from sottovoce.stores import server_folder as folder
-from sottovoce.wire.masked import decode_question, decode_sum, encode_sum
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.masked import decode_mask_sum, decode_question, encode_mask_sum
+from sottovoce.wire.refusals import RefusalCounts
 
 SOME, FEW = 12, 3
 """Devices of a small federation, and the fewest in a sum of theirs."""
@@ -155,7 +156,7 @@ def test_while_the_proxy_is_down_the_groups_wait(world):
     report(here, ())
     here.asked.clear()
     here.down = True
-    with pytest.raises(ServiceError, match="waits for the proxy"):
+    with pytest.raises(ServiceError, match="waits for the helper"):
         here.step()
     here.down, here.time = False, here.time + 5
     assert here.step()[0] == "goal"
@@ -178,9 +179,9 @@ def test_a_proxy_that_lies_about_every_group_has_nobody_shut_out(world):
     here = world(link={"groups": 4})
 
     def lies(told):
-        right = decode_sum(told.body)
+        right = decode_mask_sum(told.body)
         wrong = MaskSum(right.round, right.devices, right.masks + np.uint64(1 << 55))
-        return Answer(200, "", encode_sum(wrong))
+        return Answer(200, "", encode_mask_sum(wrong))
 
     here.change = lies
     for _ in range(3):
@@ -260,5 +261,5 @@ def test_the_operator_is_told_whom_the_server_suspects(world, tmp_path, monkeypa
     assert "5 (in 3 of 3)" in said
     assert content["search"]["suspects"][0]["number"] == 5
     assert content["search"]["suspects"][0]["chance"] < 0.05
-    text = metrics(here.database, Tally(), 0).decode()
+    text = exposition("", figures(here.database, RefusalCounts(), 0)).decode()
     assert "sottovoce_searching 1.0" in text

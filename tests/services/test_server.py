@@ -125,11 +125,12 @@ def test_who_cannot_start_says_why(tmp_path):
 
 
 def test_plaintext_is_for_loopback(tmp_path):
-    from sottovoce.services.server.process import run_server
+    from sottovoce.services.kit.serving import serve
+    from sottovoce.services.server.process import ServerService
 
     new_folder(tmp_path)
     with pytest.raises(UsageError, match="loopback"):
-        run_server(tmp_path, "0.0.0.0", 0, plaintext=True)
+        serve(ServerService(), tmp_path, "0.0.0.0", 0, plaintext=True)
     with ServerProcess(tmp_path, plaintext=True) as server:
         assert server.url.startswith("http://127.0.0.1:")
         with socket.create_connection(("127.0.0.1", server.port)) as link:

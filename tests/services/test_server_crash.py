@@ -229,7 +229,9 @@ def test_a_head_must_be_short(tmp_path):
 BROKEN = """
 import sys
 from pathlib import Path
-from sottovoce.services import records, serve
+from sottovoce.services.kit.serving import serve
+from sottovoce.services.server.process import ServerService
+from sottovoce.stores import server as records
 from sottovoce.errors import ServiceError
 
 def broken(*_):
@@ -237,7 +239,7 @@ def broken(*_):
 
 records.accept = broken
 try:
-    serve.run_server(Path(sys.argv[1]), port=0)
+    serve(ServerService(), Path(sys.argv[1]), port=0)
 except ServiceError as error:
     print(error)
     sys.exit(error.exit_code)

@@ -130,8 +130,8 @@ def test_deltas_lead_to_the_same_model(running):
         got = client.model(2, have)
         assert np.array_equal(got.items, views[2].items)
     assert client.get("/v1/model/2?since=2").body[:4] == b"SVD1"
-    assert client.get("/v1/model/2?since=77").body[:4] == b"SVM1"
-    assert client.get("/v1/model/2?since=x").body[:4] == b"SVM1"
+    assert client.get("/v1/model/2?since=77").body[:4] == b"SVV1"
+    assert client.get("/v1/model/2?since=x").body[:4] == b"SVV1"
     assert len(client.get("/v1/model/2?since=2").body) < 40
 
 

@@ -24,9 +24,10 @@ from server_world import (
     terms,
 )
 
-from sottovoce.core.messages import GRID, LIMIT, encode, message_limit
+from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.stores.keys import authority_pem, device_context, init_keys
 from sottovoce.stores.server_folder import invite
+from sottovoce.wire.reports import encode_report, longest_report
 from sottovoce.wire.signing import OVERHEAD
 
 
@@ -72,8 +73,8 @@ def test_each_reason_is_counted_while_the_round_goes_on(running):
     asked = selected(client, 0, 0)
     a, b = asked[:2]
     other = next(n for n in range(8) if n not in asked)
-    good = encode(fleet.devices.report(view, np.array([a])))
-    limit = OVERHEAD + message_limit(terms().max_rows, terms().width)
+    good = encode_report(fleet.devices.report(view, np.array([a])))
+    limit = OVERHEAD + longest_report(terms().max_rows, terms().width)
     stranger = Ed25519PrivateKey.generate()
     largest = int(terms().triples * LIMIT * GRID)
 

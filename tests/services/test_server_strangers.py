@@ -13,8 +13,8 @@ import pytest
 from server_world import Client, Fleet, ServerProcess, enrolment, new_folder
 
 from sottovoce.core.messages import ModelView
-from sottovoce.services.kit.documents import CHANGES_KEPT, Document, Shelf, Version
-from sottovoce.services.server.application import Service
+from sottovoce.services.kit.documents import CHANGES_KEPT, Document, DocumentCache, Version
+from sottovoce.services.server.application import ServerApplication
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.wire.invitations import Invitation
 from sottovoce.wire.versions import decode_model, full_size
@@ -213,7 +213,7 @@ def test_the_base_is_known_before_anything_is_encoded():
     assert kept[0] is kept[81] is version.base(None) is None
     for since, base in kept.items():
         content = version.content(since)
-        assert (content[:4] == b"SVM1") == (base is None)
+        assert (content[:4] == b"SVV1") == (base is None)
         have = None if base is None else ModelView(base, items[base])
         got = decode_model(content, n_items=60, width=3, have=have)
         assert np.array_equal(got.items, items[80])
@@ -229,11 +229,11 @@ def test_what_devices_ask_for_is_there_when_a_version_is_published():
     assert set(everything.ready) == {(None, "zstd")}
 
 
-class Encodings(Service):
+class Encodings(ServerApplication):
     """Only the part that finds the bytes of a model."""
 
-    def __init__(self, shelf):
-        self._shelf = shelf
+    def __init__(self, cache):
+        self._cache = cache
 
 
 def test_strangers_cannot_make_the_server_encode_for_ever(monkeypatch):
@@ -248,20 +248,20 @@ def test_strangers_cannot_make_the_server_encode_for_ever(monkeypatch):
     )
 
     async def ask():
-        service = Encodings(Shelf(8000))
+        service = Encodings(DocumentCache(8000))
         for _ in range(5):
             for since in range(59, -1, -1):
                 for coding in ("zstd", "identity"):
                     got = await service._encoded(version, version.base(since), coding)
                     assert len(got.body) <= full_size(60, 3)
         assert len(made) <= 2 * (CHANGES_KEPT + 1)
-        service._shelf.close()
+        service._cache.close()
 
         go = threading.Event()
         monkeypatch.setattr(
             Version, "content", lambda self, base: go.wait(5) and original(self, base)
         )
-        service = Encodings(Shelf(1 << 20))
+        service = Encodings(DocumentCache(1 << 20))
         waiting = [
             asyncio.ensure_future(service._encoded(version, base, "zstd")) for base in range(50, 58)
         ]
@@ -272,7 +272,7 @@ def test_strangers_cannot_make_the_server_encode_for_ever(monkeypatch):
         assert await service._encoded(version, 59, "zstd") is step, "nobody waits for strangers"
         go.set()
         await asyncio.gather(*waiting)
-        service._shelf.close()
+        service._cache.close()
 
     asyncio.run(ask())
 
@@ -287,27 +287,27 @@ def test_models_are_not_packed_with_gzip(quick):
 
 def test_what_stays_is_not_let_go():
     async def ask():
-        shelf, made = Shelf(2100), []
+        cache, made = DocumentCache(2100), []
 
         async def get(name, stays=False):
             def make():
                 made.append(name)
                 return Document(bytes(1000), "identity", b"")
 
-            await shelf.get((name,), make, stays=stays)
+            await cache.get((name,), make, stays=stays)
 
         await get("kept", stays=True)
         for name in "abc":
             await get(name)
-        assert shelf.lost(("a",))
-        assert not shelf.lost(("c",))
+        assert cache.lost(("a",))
+        assert not cache.lost(("c",))
         await get("kept", stays=True)
         assert made == ["kept", "a", "b", "c"]
-        shelf.drop(lambda key: True)
-        assert not shelf.lost(("a",))
+        cache.drop(lambda key: True)
+        assert not cache.lost(("a",))
         await get("kept", stays=True)
         assert made[-1] == "kept"
-        shelf.close()
+        cache.close()
 
     asyncio.run(ask())
 
@@ -340,7 +340,7 @@ def test_the_database_is_spared_and_the_operator_served_when_it_is_slow(tmp_path
     """While somebody holds the database, devices' requests take up every place but the operator's
     and those of guesses, and what cannot be there is answered at once."""
     folder, fleet = new_folder(tmp_path, rounds=3), Fleet()
-    limits = {"aside": 2, "connections": 6, "guess_seconds": 0.1}
+    limits = {"queries": 2, "connections": 6, "guess_seconds": 0.1}
     with (
         ServerProcess(tmp_path, limits=limits) as server,
         Client(folder, server.port) as client,
@@ -350,7 +350,7 @@ def test_the_database_is_spared_and_the_operator_served_when_it_is_slow(tmp_path
         client.wait(round=0, state="open")
         database = folder.database()
         stack.callback(database.close)
-        guess = enrolment(Invitation("", "", "00" * 32, 0, "little-town"), fleet.keys[0])
+        guess = enrolment(Invitation("https://x", "", "00" * 32, 0, "little-town"), fleet.keys[0])
         with database.writing():
             held = [stack.enter_context(connected(folder, server)) for _ in range(2)]
             for number, link in enumerate(held):

@@ -24,11 +24,12 @@ from server_world import (
 from siege_world import Siege, descriptors, resident, timed, visit
 
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.core.messages import GRID, DeviceReports, encode, message_limit
+from sottovoce.core.messages import GRID, DeviceReports
 from sottovoce.engines.flower.gateway import find_nginx
 from sottovoce.engines.processes import free_port
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
+from sottovoce.wire.reports import encode_report, longest_report
 from sottovoce.wire.signing import DIGEST_HEADER, OVERHEAD, digest_of
 from sottovoce.wire.terms import Terms
 
@@ -44,7 +45,7 @@ class Town:
 
     def __init__(self, path, items, **options):
         self.items, self.terms = items, long_terms(items)
-        self.longest = OVERHEAD + message_limit(items, self.terms.width)
+        self.longest = OVERHEAD + longest_report(items, self.terms.width)
         catalogue = [(f"v{n}", f"Venue {n}") for n in range(items)]
         self.folder = create_folder(
             path,
@@ -70,7 +71,7 @@ class Town:
         most = int(127 * GRID)
         values = rng.integers(-most, most, (n, self.terms.width))
         item = np.arange(n, dtype=np.int32)
-        body = encode(DeviceReports(0, np.full(n, number), item, values))
+        body = encode_report(DeviceReports(0, np.full(n, number), item, values))
         return self.fleet.sealed(number, 0, 0, body)
 
     def client(self):

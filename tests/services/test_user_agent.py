@@ -33,9 +33,10 @@ from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_fold
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
 from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import UserDoor
-from sottovoce.wire.interactions import PASS_BYTES, SEALED_BYTES, Identity, Issuer, Pass
+from sottovoce.wire.interactions import SEALED_BYTES, Identity
+from sottovoce.wire.owners import OfferMade, OwnerReceipt
+from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass
 from sottovoce.wire.silo_files import FederationFile
-from sottovoce.wire.silos import OfferMade, Receipt
 
 SEVEN = 7
 """The number that the orchestrator gives to whoever enrols."""
@@ -171,7 +172,7 @@ def test_an_owner_that_takes_nothing_and_calls_it_old_is_given_up_for_this_time(
         if path == "/v1/offers":
             return Reply(body=OfferMade(*alpha.owner.offer(Pass.decode(body))).encode())
         sent = (len(body) - 16 - (32 if path == "/v1/sessions" else 0)) // SEALED_BYTES
-        return Reply(body=Receipt(0, 0, sent, (), bytes(16)).encode())
+        return Reply(body=OwnerReceipt(0, 0, sent, (), bytes(16)).encode())
 
     alpha._answer = mad
     for moment in range(3):

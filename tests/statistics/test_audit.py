@@ -136,7 +136,9 @@ def test_a_confidence_that_cannot_be_is_refused(confidence):
 # --- the device's path ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.5, 5.0])
+@pytest.mark.parametrize(
+    "epsilon", [2.5, *(pytest.param(other, marks=pytest.mark.slow) for other in (0.5, 1.0, 5.0))]
+)
 def test_reports_cost_what_is_claimed_and_hardly_less(epsilon):
     """A hundred audits of 100,000 trials per input, all of them right together at 99 %. Then one of
     ten million."""

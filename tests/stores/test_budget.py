@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.core import messages
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger, totals_of
 from sottovoce.core.links import Proxied
@@ -33,6 +32,7 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.session import Hosted
 from sottovoce.testing import random_world
+from sottovoce.wire import reports as report_wire
 from sottovoce.wire.terms import Terms
 
 N_ITEMS, FACTORS = 20, 3
@@ -109,7 +109,7 @@ def test_stores_report_what_simulation_reports(tmp_path):
                 if number not in expected.sender:
                     assert hosted.prepare(view(round), 0, summed=False) is None
                     continue
-                own = messages.decode_bits(send(hosted, round).message, sender=number)
+                own = report_wire.decode_bits(send(hosted, round).message, sender=number)
                 where = np.flatnonzero(expected.sender == number)
                 assert np.array_equal(own.reports, expected.reports[where])
                 assert np.array_equal(own.tier, expected.tier[where])
@@ -266,7 +266,7 @@ def test_other_terms_and_federations_go_on_with_the_same_budget(tmp_path):
         hosted.prepare(view(), 0, summed=False)
     hosted.store.set_choice(ME, limited(42.1))
     again = send(hosted)  # the same round, model, history and ε, but other coins
-    before, after = (messages.decode_bits(sent.message).reports for sent in (first, again))
+    before, after = (report_wire.decode_bits(sent.message).reports for sent in (first, again))
     assert np.array_equal(before >> 1, after >> 1)
     assert not np.array_equal(before, after)
     assert spent(hosted) == pytest.approx(42.1)

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
-from sottovoce.core import messages
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import Ledger, totals_of
@@ -40,6 +39,7 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.session import Hosted, Prepared
 from sottovoce.testing import random_world
+from sottovoce.wire import reports as report_wire
 from sottovoce.wire.terms import Terms
 
 N_ITEMS, WIDTH = 40, 5
@@ -212,9 +212,11 @@ def test_stores_give_what_simulation_gives(tmp_path, per, how):
                 continue
             hosted.leaving(prepared)
             if summed:
-                sums.append(messages.decode_sum(prepared.message, **shape))
+                sums.append(report_wire.decode_sum(prepared.message, **shape))
             else:
-                reports.append(messages.decode(prepared.message, sender=int(part[0]), **shape))
+                reports.append(
+                    report_wire.decode_report(prepared.message, sender=int(part[0]), **shape)
+                )
             hosted.arrived(round, 0)
         server.fold(server.add_sums(sums) if summed else server.sum_reports(reports))
     assert np.array_equal(server.items, reference.items)
@@ -251,7 +253,7 @@ def test_only_the_asked_devices_learn(tmp_path):
         asked = pool[server.select(len(pool), 5)]
         prepared = hosted.prepare(server.publish(), 0, asked, summed=True)
         hosted.leaving(prepared)
-        part = messages.decode_sum(prepared.message, n_items=N_ITEMS, width=WIDTH, round=round)
+        part = report_wire.decode_sum(prepared.message, n_items=N_ITEMS, width=WIDTH, round=round)
         hosted.arrived(round, 0)
         server.fold(server.add_sums([part]))
     assert np.array_equal(server.items, reference.items)
@@ -838,7 +840,7 @@ class Life(RuleBasedStateMachine):
         rows = devices.willing()
         if not len(rows):
             return None
-        message = messages.encode_sum(devices.report_summed(view(self.round), rows))
+        message = report_wire.encode_sum(devices.report_summed(view(self.round), rows))
         return message, cohort.vectors, rows_of(ledger.pending())
 
     def begin(self, round, attempt):

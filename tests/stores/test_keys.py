@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from sottovoce.cli import keys as cli
 from sottovoce.errors import KeyTrouble, UsageError, VersionMismatch
 from sottovoce.stores import keys
-from sottovoce.wire.invitations import Invitation, read_invitation, write_invitation
+from sottovoce.wire.invitations import Invitation
 
 NOW = datetime.now(UTC)
 
@@ -322,14 +322,14 @@ def test_an_invitation_comes_back_and_is_private(tmp_path):
     path = tmp_path / "invitation.json"
     before = os.umask(0)
     try:
-        write_invitation(path, INVITATION)
+        INVITATION.write(path)
     finally:
         os.umask(before)
     assert mode(path) == 0o600
-    assert read_invitation(path) == INVITATION
+    assert Invitation.read(path) == INVITATION
     assert "ab" not in repr(INVITATION)
     with pytest.raises(UsageError, match="not overwritten"):
-        write_invitation(path, INVITATION)
+        INVITATION.write(path)
 
 
 @pytest.mark.parametrize(
@@ -347,10 +347,10 @@ def test_an_invitation_comes_back_and_is_private(tmp_path):
 )
 def test_a_wrong_invitation_is_one_sentence_without_its_token(tmp_path, change, expected):
     path = tmp_path / "invitation.json"
-    write_invitation(path, INVITATION)
+    INVITATION.write(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(expected) as caught:
-        read_invitation(path)
+        Invitation.read(path)
     assert "ab" * 32 not in str(caught.value)
     assert "secret-xyz" not in str(caught.value)
 
@@ -360,9 +360,9 @@ def test_no_invitation_at_all(tmp_path, content):
     path = tmp_path / "invitation.json"
     path.write_bytes(content)
     with pytest.raises((UsageError, VersionMismatch)):
-        read_invitation(path)
+        Invitation.read(path)
     with pytest.raises(UsageError, match="cannot be read"):
-        read_invitation(tmp_path / "nothing")
+        Invitation.read(tmp_path / "nothing")
 
 
 def test_a_pair_of_another_federation_is_refused(folder, tmp_path):

@@ -22,7 +22,8 @@ from sottovoce.errors import DataError, KeyTrouble, RunError, StoreError, UsageE
 from sottovoce.rng import Streams
 from sottovoce.stores.orchestrator import OpenRound, OrchestratorStore, SiloRound
 from sottovoce.wire.directory import Directory
-from sottovoce.wire.interactions import Identity, Issuer
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Application
 
 CONFIG = DRIFTConfig(embedding_size=4, learning_rate=0.1)

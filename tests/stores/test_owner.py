@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sottovoce.algorithms.drift.blocks import Block, Events
+from sottovoce.algorithms.drift.blocks import EndedBlock, Events
 from sottovoce.algorithms.drift.messages import Interaction, OwnerTable, Rows
 from sottovoce.algorithms.drift.replay import DRIFT
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
@@ -32,7 +32,8 @@ from sottovoce.rng import Streams
 from sottovoce.stores import owner as owner_door
 from sottovoce.stores.owner import DataOwner, Taken, UnknownSession
 from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
-from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.passes import Issuer
 
 ISSUER, KEYS = Issuer("spring"), Identity()
 CONFIG = DRIFTConfig(theta=2, learning_rate=0.1)
@@ -1073,7 +1074,7 @@ def test_no_traces_are_left_by_pages_that_were_rearranged(tmp_path, seed):
                 user = 25 if hers else int(draw.integers(0, 50))
                 items = (RARE[0] if hers else 7,) * int(draw.choice([1, 2, 5, 30, 150, 300]))
                 if draw.random() < 0.5:
-                    store.add_blocks([(user, Block(items, items))])
+                    store.add_blocks([(user, EndedBlock(items, items))])
                 elif draw.random() < 0.6:
                     store.add_parts([(user, items, items)])
                 else:

@@ -11,7 +11,6 @@ import pytest
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
-from sottovoce.core import messages
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
@@ -23,6 +22,7 @@ from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
 from sottovoce.stores.session import Hosted
+from sottovoce.wire import reports as report_wire
 from sottovoce.wire.terms import Terms
 
 N_ITEMS = 40
@@ -70,15 +70,15 @@ def view(round=0, settings=SETTINGS):
 def rows_of(prepared, hosted):
     """The rows of the model that a report has."""
     shape = {"n_items": hosted.terms.n_rows, "width": hosted.terms.width, "round": prepared.round}
-    return messages.decode(prepared.message, sender=ME, **shape).item
+    return report_wire.decode_report(prepared.message, sender=ME, **shape).item
 
 
 def filters_in(prepared, hosted):
     """Which filters' rows a report has."""
-    from sottovoce.algorithms.uc.rows import Layout
+    from sottovoce.algorithms.uc.rows import ModelLayout
 
     found, rows = [], set(rows_of(prepared, hosted).tolist())
-    for name, part in zip(SETTINGS.names, Layout.of(SETTINGS, N_ITEMS).filters, strict=True):
+    for name, part in zip(SETTINGS.names, ModelLayout.of(SETTINGS, N_ITEMS).filters, strict=True):
         span = set(range(part.first, part.stop))
         assert span <= rows or not span & rows  # whole or not at all
         found += [name] if span <= rows else []
@@ -281,7 +281,7 @@ def test_a_store_gives_what_the_door_gives(tmp_path):
         algorithm, cohort, Clipped(), Ledger(), store.streams(), store.noise(0)
     )
     for round in range(2):
-        expected = messages.encode(devices.report(view(round), np.array([0])))
+        expected = report_wire.encode_report(devices.report(view(round), np.array([0])))
         prepared = hosted.prepare(view(round), 0, summed=False)
         assert prepared.message == expected
         hosted.leaving(prepared)
@@ -444,7 +444,7 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
         devices = Devices.behind_door(
             algorithm, cohort, release, Ledger(), store.streams(era), noise
         )
-        return messages.encode(devices.report(view(), np.array([0])))
+        return report_wire.encode_report(devices.report(view(), np.array([0])))
 
     first = hosted.prepare(view(), 0, summed=False).message
     assert first == at_door(store.noise(0))
@@ -461,7 +461,7 @@ def test_the_noise_is_the_stores_own_and_new_under_new_terms(tmp_path):
 
 
 def test_a_trials_stores_know_what_is_hidden_too(tmp_path):
-    from sottovoce.engines.trial import World, make_store
+    from sottovoce.engines.trial import TrialWorld, make_store
     from sottovoce.parties.server import RoundRules
     from sottovoce.testing import random_world
 
@@ -471,7 +471,7 @@ def test_a_trials_stores_know_what_is_hidden_too(tmp_path):
     labels = np.array([[0, 1], [1, 2], [-1, 0], [0, -1]])
     cohort = Cohort(users, history, consent, np.zeros((4, 6), np.float32), labels=labels)
     names = [f"user {n}" for n in range(4)]
-    world = World(terms_of(), RoundRules(), 2, RNG.key, cohort, names, ITEMS)
+    world = TrialWorld(terms_of(), RoundRules(), 2, RNG.key, cohort, names, ITEMS)
     with make_store(tmp_path / "some", world, np.array([1, 2, 3])) as store:
         assert [store.attributes(n) for n in (1, 2, 3)] == [
             {"gender": "male", "age": "older"},

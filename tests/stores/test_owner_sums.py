@@ -14,7 +14,8 @@ from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator
 from sottovoce.errors import MessageError, StoreError, UsageError
 from sottovoce.rng import Streams
 from sottovoce.stores.owner import DataOwner
-from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
 
 ISSUER, KEYS, RNG = Issuer("spring"), Identity(), Streams.from_seed(3)

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sottovoce.errors import ServiceError
-from sottovoce.parties.shuffler import ProxyRules, in_parts
+from sottovoce.parties.shuffler import ShufflerRules, in_parts
 from sottovoce.stores.shuffler import KEPT_ROUNDS, Position, ProxyStore
 from sottovoce.wire.sealing import SEALED_BYTES
-from sottovoce.wire.shuffled import Submission
+from sottovoce.wire.shuffled import SealedSubmission
 
 REPORTS, PER_PART = 2, 3
-RULES = ProxyRules(REPORTS, (2, 3), hold_seconds=0.0)
+RULES = ShufflerRules(REPORTS, (2, 3), hold_seconds=0.0)
 ACCOUNTS = [bytes([n]) * 16 for n in range(6)]
 accounts, tiers = st.sampled_from(ACCOUNTS), st.integers(0, 1)
 
@@ -52,7 +52,7 @@ class StoreMachine(RuleBasedStateMachine):
             tier, mark, body = known
         else:
             mark, body = secrets.token_bytes(16), secrets.token_bytes(REPORTS * SEALED_BYTES)
-        return Submission(account, round, tier, key_of(round), mark, memoryview(body))
+        return SealedSubmission(account, round, tier, key_of(round), mark, memoryview(body))
 
     @rule(account=accounts, tier=tiers, again=st.booleans(), back=st.integers(-1, 2))
     def submit(self, account, tier, again, back):
@@ -82,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(parts=st.integers(0, 4))
     def hand_over_some(self, parts):
-        """As the courier does; it may be cut off after any part."""
+        """As the forwarder does; it may be cut off after any part."""
         for held in self.store.held():
             where = held.round, held.tier
             if held.state == "open":
@@ -190,7 +190,7 @@ def test_of_a_tier_that_is_gone_no_byte_remains_while_another_still_holds_report
         bodies = [secrets.token_bytes(reports * SEALED_BYTES) for _ in range(200)]
         for n in range(0, len(bodies), 10):
             made = [
-                Submission(i.to_bytes(16, "big"), 0, i % 2, key_of(0), bytes(16), bodies[i])
+                SealedSubmission(i.to_bytes(16, "big"), 0, i % 2, key_of(0), bytes(16), bodies[i])
                 for i in range(n, n + 10)
             ]
             assert store.accept(made, {}) == ["accepted"] * 10

@@ -30,7 +30,8 @@ from sottovoce.parties.leaving import body_of
 from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import UserDoor
 from sottovoce.wire.directory import Directory, OwnerEntry
-from sottovoce.wire.interactions import PASS_BYTES, SEALED_BYTES, Identity, Issuer, Offer
+from sottovoce.wire.interactions import SEALED_BYTES, Identity, Offer
+from sottovoce.wire.passes import PASS_BYTES, Issuer
 from sottovoce.wire.silo_files import UserInvitation
 
 CATALOGUE = tuple("abcdefgh")

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.errors import ConfigError, DataError, KeyTrouble, MessageError, SottovoceError
-from sottovoce.wire.directory import PROTOCOL, Directory, OwnerEntry
-from sottovoce.wire.interactions import Identity, Issuer
+from sottovoce.wire.directory import Directory, OwnerEntry
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
 
 ISSUER = Issuer("spring")
 KEYS = Identity().public
@@ -90,7 +92,7 @@ def test_what_is_no_directory_is_refused(text):
 @pytest.mark.parametrize(
     ("changes", "error", "why"),
     [
-        ({"protocol": PROTOCOL + 1}, MessageError, "version 2 of the protocol"),
+        ({"protocol": PROTOCOL + 1}, MessageError, "version 3 of the protocol"),
         ({"protocol": ...}, MessageError, "cannot be read"),
         ({"federation": "autumn"}, MessageError, "another federation"),
         ({"issuer": "00" * 32}, MessageError, "another federation"),
@@ -112,6 +114,11 @@ def test_what_is_no_directory_is_refused(text):
 def test_signed_nonsense_is_refused_with_a_sentence(changes, error, why):
     with pytest.raises(error, match=why):
         Directory.read(signed(**changes), "spring", ISSUER.public)
+
+
+def test_a_directory_of_the_release_before_is_the_same_one():
+    """It was written under another number of the protocol, and says the same."""
+    assert Directory.read(signed(protocol=1), "spring", ISSUER.public) == BOTH
 
 
 @pytest.mark.parametrize(

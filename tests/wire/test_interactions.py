@@ -16,9 +16,9 @@ from sottovoce.wire.interactions import (
     SHARED_BYTES,
     Identity,
     Offer,
-    Opened,
-    Receiver,
-    Sender,
+    OpenedInteraction,
+    SessionReceiver,
+    SessionSender,
     SharedKey,
     begin,
 )
@@ -52,7 +52,7 @@ def test_the_owner_reads_what_the_user_sealed(sequence, kind, item, time):
     sender, receiver = session()
     sealed = sender.seal(sequence, kind, item, time)
     assert len(sealed) == SEALED_BYTES == 53
-    assert receiver.open(sealed) == Opened(USER, item, kind, time, sequence)
+    assert receiver.open(sealed) == OpenedInteraction(USER, item, kind, time, sequence)
 
 
 @pytest.mark.parametrize("kind", ["positive", "leave"])
@@ -64,7 +64,7 @@ def test_any_flipped_bit_is_refused_and_the_message_still_opens(kind):
         with pytest.raises(MessageError):
             receiver.open(flipped(sealed, bit))
     assert receiver.last == 0
-    assert receiver.open(sealed) == Opened(USER, 7, kind, 8, 1)
+    assert receiver.open(sealed) == OpenedInteraction(USER, 7, kind, 8, 1)
 
 
 def test_a_repeated_nonce_is_refused():
@@ -91,7 +91,9 @@ def test_nonces_are_unique_over_a_million_messages():
         sealed = sender.seal(k, "negative" if k % 2 else "positive", k, k)
         nonces.add(sealed[:NONCE_BYTES])
     assert len(nonces) == count
-    assert receiver.open(sealed) == Opened(USER, count - 1, "negative", count - 1, count - 1)
+    assert receiver.open(sealed) == OpenedInteraction(
+        USER, count - 1, "negative", count - 1, count - 1
+    )
 
 
 def test_a_key_is_not_used_for_ever():
@@ -117,7 +119,7 @@ def test_a_kind_that_is_none_is_refused():
     key, nonce = bytes(range(KEY_BYTES)), bytes(NONCE_BYTES)
     plain = struct.pack("<IIqBQ", USER, 1, 2, 4, 3)
     bound = OWNER.to_bytes(4, "little") + bytes(4) + nonce
-    receiver = Receiver(key, USER, OWNER)
+    receiver = SessionReceiver(key, USER, OWNER)
     with pytest.raises(MessageError, match="no kind"):
         receiver.open(nonce + AESGCM(key).encrypt(nonce, plain, bound))
     assert receiver.last == -1
@@ -125,16 +127,16 @@ def test_a_kind_that_is_none_is_refused():
 
 def test_a_message_is_bound_to_its_owner_its_user_and_its_counter():
     key = bytes(range(KEY_BYTES))
-    sealed = Sender(key, USER, OWNER).seal(0, "positive", 1, 0)
+    sealed = SessionSender(key, USER, OWNER).seal(0, "positive", 1, 0)
     with pytest.raises(MessageError, match="not sealed for this session"):
-        Receiver(key, USER, OWNER + 1).open(sealed)
+        SessionReceiver(key, USER, OWNER + 1).open(sealed)
     with pytest.raises(MessageError, match="another user"):
-        Receiver(key, USER + 1, OWNER).open(sealed)
+        SessionReceiver(key, USER + 1, OWNER).open(sealed)
     # The counter is part of what is authenticated, beside being the nonce.
     nonce, body = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
     bound = OWNER.to_bytes(4, "little") + bytes(4) + nonce
     assert len(AESGCM(key).decrypt(nonce, body, bound)) == SEALED_BYTES - NONCE_BYTES - 16
-    assert Receiver(key, USER, OWNER).open(sealed).item == 1
+    assert SessionReceiver(key, USER, OWNER).open(sealed).item == 1
 
 
 @pytest.mark.parametrize("length", [0, SEALED_BYTES - 1, SEALED_BYTES + 1])
@@ -221,7 +223,7 @@ def test_an_identity_is_stored_and_read_back():
         with pytest.raises(KeyTrouble, match="32 bytes"):
             Identity(wrong)
         with pytest.raises(KeyTrouble, match="32 bytes"):
-            Sender(wrong, USER, OWNER)
+            SessionSender(wrong, USER, OWNER)
 
 
 # --- the thesis's variant ------------------------------------------------------------------------

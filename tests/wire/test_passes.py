@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.errors import KeyTrouble, MessageError
-from sottovoce.wire.interactions import PASS_BYTES, Identity, Issuer, Pass, check_signature
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass, check_signature
 
 ISSUER = Issuer("spring")
 PUBLIC = Identity().public

@@ -118,6 +118,12 @@ def test_another_version_of_the_protocol_is_recognised(samples, kind):
         type(samples[kind]).from_table(table)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_of_the_release_before_still_open(samples, kind):
+    former = {**samples[kind].to_table(), "protocol": 1}
+    assert type(samples[kind]).from_table(former) == samples[kind]
+
+
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
     [

@@ -16,7 +16,8 @@ from sottovoce.errors import ConfigError, MessageError, VersionMismatch
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.wire.terms import LARGEST_MODEL, PROTOCOL, Terms, check_fitting
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.terms import LARGEST_MODEL, Terms, check_fitting
 
 TERMS = Terms.of("town-1", 50, FPLConfig(configuration="pFPL+"), 7, ShareFraction("draw"))
 

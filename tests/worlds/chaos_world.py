@@ -61,7 +61,8 @@ _NURSERY = """
 import json, os, signal, sys, traceback
 from pathlib import Path
 from sottovoce.errors import SottovoceError
-{imports}
+from sottovoce.services.kit.serving import serve as serve_folder
+from sottovoce.services.{module} import {service}
 
 def serve(order):
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -71,9 +72,11 @@ def serve(order):
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     options = order["options"]
-    options["limits"] = {limits}(**options.pop("limits", {{}}))
+    limits = {service}.limits(**options.pop("limits", {{}}))
+    plain = options.pop("plaintext", False)
     try:
-        {run}(Path(order["path"]), "127.0.0.1", port=0, **options)
+        made = {service}(**options)
+        serve_folder(made, Path(order["path"]), port=0, plaintext=plain, limits=limits)
     except SottovoceError as error:
         print(f"error: {{error}}", file=sys.stderr, flush=True)
         os._exit(error.exit_code)
@@ -93,15 +96,12 @@ for line in sys.stdin:
 """
 
 PARTIES = {
-    "server": ("server.process", "run_server", "server.application", "Limits", "server.json"),
-    "proxy": ("shuffler", "run_proxy", "shuffler", "ProxyLimits", "proxy.json"),
-    "masker": ("helper", "run_masker", "helper", "MaskerLimits", "masker.json"),
-    "owner": ("owner_process", "run_owner", "owner", "OwnerLimits", "owner.json"),
-    "orchestrator": (
-        "orchestrator_process", "run_orchestrator",
-        "orchestrator", "OrchestratorLimits", "orchestrator.json",
-    ),
-}  # fmt: skip
+    "server": ("server.process", "ServerService", "server.json"),
+    "proxy": ("shuffler", "ShufflerService", "proxy.json"),
+    "masker": ("helper", "HelperService", "masker.json"),
+    "owner": ("owner", "OwnerService", "owner.json"),
+    "orchestrator": ("orchestrator", "OrchestratorService", "orchestrator.json"),
+}
 
 
 def fault_library(folder):
@@ -122,12 +122,10 @@ class Nursery:
     """Starts processes of one party quickly, on a disk that fails when it is told to."""
 
     def __init__(self, party, folder):
-        serve, run, service, limits, self.ready_files = PARTIES[party]
+        module, service, self.ready_files = PARTIES[party]
         self.faults = folder / "faults"
         library = fault_library(self.faults)
-        package = "sottovoce.services"
-        imports = f"from {package}.{serve} import {run}\nfrom {package}.{service} import {limits}\n"
-        program = _NURSERY.format(imports=imports, run=run, limits=limits)
+        program = _NURSERY.format(module=module, service=service)
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,

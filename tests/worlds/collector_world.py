@@ -12,9 +12,9 @@ from sottovoce.core.messages import Batch
 from sottovoce.parties.server import Server
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
-from sottovoce.services.server.shuffled_rounds import Part
 from sottovoce.stores.server_folder import create_folder
 from sottovoce.wire.sealing import SEALED_BYTES, key_id, seal_reports
+from sottovoce.wire.shuffled import BatchPart
 from sottovoce.wire.terms import Terms
 
 K, FACTORS = 4, 3
@@ -58,7 +58,7 @@ def parts_of(reports, public, *, round=0, tier=0, parts=1, mark=None, **changes)
     count = len(sealed) // SEALED_BYTES
     cuts = [SEALED_BYTES * (count * n // parts) for n in range(parts + 1)]
     return [
-        Part(
+        BatchPart(
             **{
                 "round": round,
                 "tier": tier,

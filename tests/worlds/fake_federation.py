@@ -10,16 +10,17 @@ from fake_server import FakeServer, Reply
 
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.consent import Choice
-from sottovoce.core.messages import decode
 from sottovoce.errors import MessageError
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.testing import checkerboard, small_run
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, keep_invitation
+from sottovoce.wire.reports import decode_report
 from sottovoce.wire.signing import open_envelope
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import encode_delta, encode_model
 
 SEED = 5
@@ -151,7 +152,7 @@ class Federation:
         if (envelope.round, envelope.attempt) != (self.round, self.attempt) or self.state != "open":
             return refusal(410, "late")
         try:
-            decode(envelope.body, sender=0, round=self.round, **self.shape)
+            decode_report(envelope.body, sender=0, round=self.round, **self.shape)
         except MessageError as error:
             return refusal(400, "malformed", str(error))
         self.accepted[place] = envelope.nonce, envelope.body
@@ -167,7 +168,8 @@ class Federation:
     def close(self, there):
         before = self.server.items.copy()
         reports = [
-            decode(self.accepted[p][1], sender=p[2], round=self.round, **self.shape) for p in there
+            decode_report(self.accepted[p][1], sender=p[2], round=self.round, **self.shape)
+            for p in there
         ]
         self.server.fold(self.server.sum_reports(reports))
         self.changed[(before != self.server.items).any(axis=1)] = self.round

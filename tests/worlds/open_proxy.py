@@ -1,9 +1,9 @@
 """A proxy whose reports tests can look at."""
 
-from sottovoce.parties.shuffler import Proxy
+from sottovoce.parties.shuffler import Shuffler
 
 
-class Open(Proxy):
+class Open(Shuffler):
     """A proxy that keeps what it was sent, for the truth."""
 
     def __init__(self, minimum, reports):

@@ -4,17 +4,18 @@ process."""
 import time
 
 from app_world import InProcess
-from server_world import Client, ServerProcess
+from server_world import Client, ServerProcess, program
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.services.orchestrator import OrchestratorLimits, OrchestratorService, figures
+from sottovoce.services.kit.application import Hosting
+from sottovoce.services.orchestrator import OrchestratorApplication, OrchestratorLimits, stands
 from sottovoce.stores.keys import authority_pem, init_keys, node_keys, operator_token
 from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_folder, invite
 from sottovoce.wire.directory import Directory
 from sottovoce.wire.interactions import Identity
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.silo_files import Application
-from sottovoce.wire.silos import Enrolled, Enrolment, ask, decode_key
+from sottovoce.wire.users import Enrolled, Enrolment, ask, decode_key
 
 ITEMS = tuple(f"film {n}" for n in range(10))
 ROOT = 77
@@ -89,20 +90,13 @@ class App(InProcess):
 
     def __enter__(self):
         self.store = self.folder.store()
-        self.tally = Tally()
+        self.tally = RefusalCounts()
         return super().__enter__()
 
     async def make(self):
-        return OrchestratorService(
-            self.store,
-            self.folder.issuer(),
-            self.folder.users_identity(),
-            operator_token(self.folder.keys),
-            self.tally,
-            self.limits,
-            figures=lambda: figures(self.store, self.tally),
-            clock=self._clock,
-        )
+        hosting = Hosting(operator_token(self.folder.keys), self.tally, self.limits)
+        keys = self.folder.issuer(), self.folder.users_identity()
+        return OrchestratorApplication(hosting, self.store, *keys, clock=self._clock)
 
     def __exit__(self, *_):
         super().__exit__()
@@ -115,23 +109,10 @@ class App(InProcess):
         return found
 
     def refused(self):
-        return figures(self.store, self.tally)["refused"]
+        return stands(self.store, self.tally)["refused"]
 
 
-RUN = """
-import sys, json
-from pathlib import Path
-from sottovoce.services.orchestrator_process import run_orchestrator
-from sottovoce.services.orchestrator import OrchestratorLimits
-from sottovoce.errors import SottovoceError
-options = json.loads(sys.argv[2])
-limits = OrchestratorLimits(**options.pop("limits", {}))
-try:
-    run_orchestrator(Path(sys.argv[1]), "127.0.0.1", limits=limits, **options)
-except SottovoceError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+RUN = program("orchestrator", "OrchestratorService")
 
 
 class OrchestratorProcess(ServerProcess):

@@ -6,22 +6,19 @@ import itertools
 
 from app_world import InProcess
 from proxy_world import Log
-from server_world import ServerProcess
+from server_world import ServerProcess, program
 
 from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
-from sottovoce.services.owner import OwnerLimits, OwnerService
+from sottovoce.services.kit.application import Hosting
+from sottovoce.services.owner import OwnerApplication, OwnerLimits
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
-from sottovoce.wire.interactions import Identity, Issuer, begin
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.owners import OfferMade, OwnerReceipt, encode_interactions, encode_session
+from sottovoce.wire.passes import Issuer
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.silo_files import Admission, FederationFile
-from sottovoce.wire.silos import (
-    OfferMade,
-    Receipt,
-    encode_interactions,
-    encode_session,
-)
 
 FEDERATION = "little-town"
 NUMBER = 3
@@ -87,7 +84,7 @@ class Person:
         offer, hello = self.offer(ask)
         got = ask("POST", "/v1/sessions", encode_session(offer, hello, self.seal(*events)))
         assert got.status == 200, got.body
-        receipt = Receipt.decode(got.body, len(events))
+        receipt = OwnerReceipt.decode(got.body, len(events))
         self.session = receipt.session
         return receipt
 
@@ -97,7 +94,7 @@ class Person:
     def post(self, ask, sealed):
         got = ask("POST", "/v1/interactions", encode_interactions(self.session, sealed))
         assert got.status == 200, got.body
-        return Receipt.decode(got.body, len(sealed))
+        return OwnerReceipt.decode(got.body, len(sealed))
 
 
 def reference(histories, items=ITEMS, settings=None):
@@ -142,11 +139,11 @@ class App(InProcess):
         return super().__enter__()
 
     async def make(self):
-        return OwnerService(
-            self.owner, operator_token(self.folder.keys), Tally(), self.limits, node=self.node,
+        hosting = Hosting(
+            operator_token(self.folder.keys), RefusalCounts(), self.limits,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
-            died=lambda: None,
         )  # fmt: skip
+        return OwnerApplication(hosting, self.owner, self.node)
 
     def __exit__(self, *_):
         super().__exit__()
@@ -155,23 +152,15 @@ class App(InProcess):
 
 # --- the service as a process ---------------------------------------------------------------------
 
-RUN = """
-import sys, json
-from pathlib import Path
-from sottovoce.services.owner_process import run_owner
-from sottovoce.services.owner import OwnerLimits
-from sottovoce.errors import SottovoceError
-options = json.loads(sys.argv[2])
-limits = OwnerLimits(**options.pop("limits", {}))
+RUN = program(
+    "owner",
+    "OwnerService",
+    """
 if not options.pop("users_only"):
-    from sottovoce.engines.flower.owner_node import Participation
+    from sottovoce.engines.flower.silo_node import Participation
     options["join"] = Participation
-try:
-    run_owner(Path(sys.argv[1]), "127.0.0.1", limits=limits, **options)
-except SottovoceError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+""",
+)
 
 
 class OwnerProcess(ServerProcess):

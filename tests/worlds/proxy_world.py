@@ -12,21 +12,22 @@ from app_world import InProcess
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fake_server import FakeServer, Reply
-from server_world import Answer, ServerProcess
+from server_world import Answer, ServerProcess, program
 
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.links import Proxied
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services import shuffler_handover as proxy_handover
-from sottovoce.services.server.shuffled_rounds import decode_part
-from sottovoce.services.shuffler import ProxyLimits, ProxyService
+from sottovoce.services.kit.application import Hosting
+from sottovoce.services.shuffler import ShufflerApplication, ShufflerLimits
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.server_folder import Introduction, admit, enrolment_statement
 from sottovoce.stores.shuffler_folder import create_proxy_folder
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
-from sottovoce.wire.shuffled import encode_submission, terms_name
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.shuffled import decode_part, encode_submission, terms_name
+from sottovoce.wire.terms import Terms
 
 FEDERATION = "little-town"
 TOKEN = "ab" * 32
@@ -198,32 +199,33 @@ class Log:
 
 
 class App(InProcess):
-    def __init__(self, folder, *, limits=None, hold_seconds=0.0, goal=None, courier=True):
+    def __init__(self, folder, *, limits=None, hold_seconds=0.0, goal=None, forwarder=True):
         self.folder, self.log = folder, Log()
-        self.limits = limits or ProxyLimits(**PATIENT)
+        self.limits = limits or ShufflerLimits(**PATIENT)
         self._options = {"goal": goal or {}, "hold_seconds": hold_seconds}
-        self._courier = courier
+        self._forwarder = forwarder
 
     def __enter__(self):
         self.store = self.folder.store()
-        self.courier = proxy_handover.Courier(self.folder, self.store, self.log, **self._options)
-        self.tally = Tally()
+        self.forwarder = proxy_handover.Forwarder(
+            self.folder, self.store, self.log, **self._options
+        )
+        self.tally = RefusalCounts()
         super().__enter__()
-        if self._courier:
-            self.courier.start(lambda: None)
+        if self._forwarder:
+            self.forwarder.start(lambda: None)
         return self
 
     async def make(self):
-        token = operator_token(self.folder.keys)
-        return ProxyService(
-            self.folder, token, self.store, self.courier, self.tally, self.limits,
+        hosting = Hosting(
+            operator_token(self.folder.keys), self.tally, self.limits,
             failed=lambda error: self.log.error("not stored", detail=str(error)),
-            died=lambda: None,
         )  # fmt: skip
+        return ShufflerApplication(hosting, self.folder, self.store, self.forwarder)
 
     def __exit__(self, *_):
-        if self._courier:
-            self.courier.stop()
+        if self._forwarder:
+            self.forwarder.stop()
         super().__exit__()
         self.store.close()
 
@@ -233,21 +235,14 @@ class App(InProcess):
 
 # --- the proxy as a process -----------------------------------------------------------------------
 
-RUN = """
-import sys, json
-from pathlib import Path
-from sottovoce.services.shuffler import run_proxy
-from sottovoce.services.shuffler import ProxyLimits
-from sottovoce.errors import SottovoceError
-options = json.loads(sys.argv[2])
-limits = ProxyLimits(**options.pop("limits", {}))
-goal = {int(t) if t else None: n for t, n in options.pop("goal", {}).items()}
-try:
-    run_proxy(Path(sys.argv[1]), "127.0.0.1", limits=limits, goal=goal, **options)
-except SottovoceError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+RUN = program(
+    "shuffler",
+    "ShufflerService",
+    """
+goal = options.pop("goal", {})
+options["goal"] = {int(tier) if tier else None: n for tier, n in goal.items()}
+""",
+)
 
 
 class ProxyProcess(ServerProcess):

@@ -22,7 +22,8 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.services.agent.client import Answer
-from sottovoce.services.helper import MaskerLimits, MaskerService
+from sottovoce.services.helper import Answering, HelperApplication, HelperLimits
+from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
@@ -39,7 +40,7 @@ from sottovoce.wire.masked import (
     model_name,
     seal_seed,
 )
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.terms import Terms
 
 TOKEN = "cd" * 32
@@ -68,11 +69,11 @@ class MaskerApp(InProcess):
     """The proxy in this process."""
 
     def __init__(self, folder):
-        self.folder, self.tally = folder, Tally()
+        self.folder, self.tally = folder, RefusalCounts()
 
     async def make(self):
-        token = operator_token(self.folder.keys)
-        return MaskerService(self.folder, token, self.tally, MaskerLimits())
+        hosting = Hosting(operator_token(self.folder.keys), self.tally, HelperLimits())
+        return HelperApplication(hosting, Answering(self.folder), self.folder.introduction.token)
 
     def sums(self, question, token=TOKEN):
         return self.ask("POST", "/v1/sums", question, {"authorization": f"Bearer {token}"})

@@ -6,19 +6,17 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from forked import ForkedProcess
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.ledger import Ledger
-from sottovoce.core.messages import encode
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
 from sottovoce.privacy.mechanisms import ShareFraction
@@ -26,8 +24,10 @@ from sottovoce.rng import Streams
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.testing import random_world, small_run
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.reports import encode_report
 from sottovoce.wire.signing import prove, seal
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model
 
 SEED = 5
@@ -79,20 +79,28 @@ def simulated(rounds, cohort_size=None, defence=NO_DEFENCE):
 
 # --- the server's process -------------------------------------------------------------------------
 
-RUN = """
+
+def program(module, service, before=""):
+    """A process that serves a folder; `before` it does, it may look at its `options`."""
+    return f"""
 import sys, json
 from pathlib import Path
-from sottovoce.services.server.process import run_server
-from sottovoce.services.server.application import Limits
+from sottovoce.services.{module} import {service}
+from sottovoce.services.kit.serving import serve
 from sottovoce.errors import SottovoceError
 options = json.loads(sys.argv[2])
-limits = Limits(**options.pop("limits", {}))
+{before}
+limits = {service}.limits(**options.pop("limits", {{}}))
+where = {{name: options.pop(name) for name in ("port", "plaintext") if name in options}}
 try:
-    run_server(Path(sys.argv[1]), "127.0.0.1", limits=limits, **options)
+    serve({service}(**options), Path(sys.argv[1]), limits=limits, **where)
 except SottovoceError as error:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {{error}}", file=sys.stderr)
     sys.exit(error.exit_code)
 """
+
+
+RUN = program("server.process", "ServerService")
 
 
 class ServerProcess:
@@ -103,12 +111,7 @@ class ServerProcess:
         options.setdefault("port", 0)
         self.log = path / f"server-{secrets.token_hex(3)}.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", program, str(path), json.dumps(options)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self.process = ForkedProcess(program, path, json.dumps(options), output=log)
         self.ready = None
         if wait:
             try:
@@ -278,7 +281,7 @@ class Fleet:
         key = (view.round, attempt, number)
         if key not in self.sent:
             reports = self.devices.report(view, np.array([number]))
-            self.sent[key] = self.sealed(number, view.round, attempt, encode(reports))
+            self.sent[key] = self.sealed(number, view.round, attempt, encode_report(reports))
         return self.sent[key]
 
     def sealed(self, number, round, attempt, body, purpose="report", **changes):

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sottovoce.algorithms.uc.networks import Attribute, Model, Recommender
+from sottovoce.algorithms.uc.networks import Attribute, Recommender, UCModel
 from sottovoce.algorithms.uc.training import Clients, LocalTraining
 from sottovoce.core.interactions import Interactions
 from sottovoce.rng import Streams
@@ -17,7 +17,7 @@ KINDS = ["mf", "ncf", "gnn", "neumf"]
 
 
 def model_of(kind, attributes=ATTRIBUTES, size=6):
-    return Model.init(Recommender(kind, size), USERS, ITEMS, attributes, Streams.from_seed(1))
+    return UCModel.init(Recommender(kind, size), USERS, ITEMS, attributes, Streams.from_seed(1))
 
 
 def clients_of(hidden=None, strength=0.5, attributes=ATTRIBUTES):

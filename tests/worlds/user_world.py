@@ -12,21 +12,19 @@ from sottovoce.errors import KeyTrouble, MessageError
 from sottovoce.stores.keys import init_keys, server_context
 from sottovoce.stores.owner import DataOwner, UnknownSession
 from sottovoce.wire.directory import Directory, OwnerEntry
-from sottovoce.wire.interactions import Identity, Issuer, Pass
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.owners import OfferMade, OwnerReceipt, decode_interactions, decode_session
+from sottovoce.wire.passes import Issuer, Pass
 from sottovoce.wire.silo_files import UserInvitation
-from sottovoce.wire.silos import (
+from sottovoce.wire.users import (
     ROWS,
     VECTOR,
     Enrolled,
     Enrolment,
-    OfferMade,
-    Receipt,
     Recommended,
     decode_count,
-    decode_interactions,
-    decode_session,
+    encode_item_rows,
     encode_key,
-    encode_rows,
     encode_vector,
     read_question,
 )
@@ -104,7 +102,7 @@ class OwnerPlace:
         else:
             name, sealed = decode_interactions(body)
         taken = self.owner.take(name, sealed)
-        receipt = Receipt(taken.sequence, taken.taken, taken.repeated, taken.refused, session)
+        receipt = OwnerReceipt(taken.sequence, taken.taken, taken.repeated, taken.refused, session)
         self.events.append((path, receipt))
         return Reply(body=receipt.encode())
 
@@ -165,7 +163,7 @@ class World:
                 return Reply(304, b"", {"ETag": tag})
             return Reply(200, self.signed, {"ETag": tag})
         if request.path == ROWS:
-            return Reply(body=encode_rows(self.rows))
+            return Reply(body=encode_item_rows(self.rows))
         if request.path == "/v1/key":
             return Reply(body=encode_key(self.users.public))
         if request.path == "/v1/enrol":

@@ -19,6 +19,7 @@ from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.one_bit import ReportRule
 from sottovoce.core.recommender import FactorScorer, Scorer
+from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.registry import Component, Registry
@@ -31,7 +32,7 @@ _HOME_TURNS = 20
 
 
 @dataclass(slots=True, repr=False)
-class Cohort:
+class Cohort(Redacted):
     """Devices and what is private to them. `vectors` is their state and moves as they learn."""
 
     users: NDArray[np.int64]
@@ -67,9 +68,6 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.users)
 
-    def __repr__(self) -> str:
-        return f"<Cohort of {len(self):,} devices, redacted>"
-
     def take(self, rows: NDArray[np.int64]) -> Cohort:
         """These devices as a cohort of their own, with copies of their state."""
         return Cohort(
@@ -90,7 +88,7 @@ class Cohort:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Counts:
+class RowCounts:
     """How many distinct positive and negative items each device sent."""
 
     positive: NDArray[np.int32]
@@ -182,7 +180,7 @@ class AlgorithmSettings(Component, ABC):
         return False
 
     @property
-    def looks_around(self) -> bool:
+    def needs_whole_cohort(self) -> bool:
         """Whether what a device learns depends on other devices' vectors."""
         return False
 
@@ -330,10 +328,10 @@ class FactorModel(ABC):
         return False
 
     @property
-    def looks_around(self) -> bool:
+    def needs_whole_cohort(self) -> bool:
         """Whether what a device learns depends on other devices' vectors, so that a round must be
         learnt by all of its devices at once."""
-        return bool(self.config.looks_around)
+        return bool(self.config.needs_whole_cohort)
 
     # --- server -----------------------------------------------------------------------------------
 
@@ -404,7 +402,7 @@ class Accelerator(Protocol):
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
-    ) -> tuple[NDArray[np.int64], Counts]: ...
+    ) -> tuple[NDArray[np.int64], RowCounts]: ...
 
     def vectors(self) -> NDArray[np.float32]: ...
 
@@ -429,7 +427,7 @@ class CrossDevice(FactorModel):
         for turn in range(_HOME_TURNS):
             self.device_learn(view, cohort, everyone, rng.child("home", turn))
 
-    def device_few(self, view: ModelView, devices: int) -> bool:
+    def prefers_messages(self, view: ModelView, devices: int) -> bool:
         """Whether so few devices take part that writing their messages out costs less than tables
         with a row for every item."""
         return False
@@ -442,7 +440,7 @@ class CrossDevice(FactorModel):
         rule: ShareRule,
         rng: Streams,
         threads: int,
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         """The sum of what these devices send, without writing it out (`sums`)."""
         raise ConfigError(f"{self.config.system} writes its messages out")
 
@@ -454,7 +452,7 @@ class CrossDevice(FactorModel):
         rows: NDArray[np.int64],
         rule: ShareRule,
         rng: Streams,
-    ) -> tuple[NDArray[np.float32], Counts]:
+    ) -> tuple[NDArray[np.float32], RowCounts]:
         """The model after as many rounds as there are rows, of one device each (`fuses`)."""
         raise ConfigError(f"{self.config.system} runs its rounds one by one")
 

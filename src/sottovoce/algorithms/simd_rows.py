@@ -48,7 +48,7 @@ def row_stride(width: int) -> int:
     return -(-width // LANES) * LANES
 
 
-class Row(types.Type):
+class SimdRow(types.Type):
     """Numbers of one kind: chunks of 16, the last one of 8 where that holds the rest."""
 
     def __init__(self, width: int, kind: str) -> None:
@@ -69,13 +69,13 @@ class Row(types.Type):
         return ir.LiteralStructType([self.vector(n) for _, n in self.chunks])
 
 
-@register_model(Row)
+@register_model(SimdRow)
 class _RowModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, row: Row) -> None:
+    def __init__(self, manager: Any, row: SimdRow) -> None:
         super().__init__(manager, row, row.llvm())
 
 
-def _each(builder: Any, row: Row, make: Callable[[int, int, int], Any]) -> Any:
+def _each(builder: Any, row: SimdRow, make: Callable[[int, int, int], Any]) -> Any:
     """A row whose chunk is make(number, first column, columns)."""
     value = ir.Constant(row.llvm(), ir.Undefined)
     for c, (column, n) in enumerate(row.chunks):
@@ -108,7 +108,7 @@ def _operation(op: Any, name: str) -> None:
     @infer_global(op)
     class _Typing(AbstractTemplate):
         def generic(self, args: Any, kws: Any) -> Any:
-            rows = [a for a in args if isinstance(a, Row)]
+            rows = [a for a in args if isinstance(a, SimdRow)]
             numbers = [a for a in args if a == types.float32]
             if len(args) != 2 or not rows or len(rows) + len(numbers) != 2:
                 return None
@@ -118,7 +118,7 @@ def _operation(op: Any, name: str) -> None:
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         def side(k: int, c: int, n: int) -> Any:
-            if isinstance(sig.args[k], Row):
+            if isinstance(sig.args[k], SimdRow):
                 return builder.extract_value(args[k], c)
             return _splat(builder, args[k], n)
 
@@ -128,7 +128,7 @@ def _operation(op: Any, name: str) -> None:
             lambda c, _, n: getattr(builder, name)(side(0, c, n), side(1, c, n)),
         )
 
-    for left, right in ((Row, Row), (types.Float, Row), (Row, types.Float)):
+    for left, right in ((SimdRow, SimdRow), (types.Float, SimdRow), (SimdRow, types.Float)):
         lower_builtin(op, left, right)(lower)
 
 
@@ -143,7 +143,7 @@ _operation(operator.mul, "fmul")
 @intrinsic(prefer_literal=True)
 def load(typingctx, table, row, width):
     """Row `row` of a float32 or int32 table."""
-    kind = Row(width.literal_value, "f4" if table.dtype == types.float32 else "i4")
+    kind = SimdRow(width.literal_value, "f4" if table.dtype == types.float32 else "i4")
 
     def lower(context, builder, sig, args):
         start = builder.mul(args[1], _I64(kind.stride))
@@ -177,7 +177,7 @@ def store(typingctx, table, row, values):
 def load_extended(typingctx, table, row, size):
     """Row `row` of a float32 table without padding, `size` wide, then a 1, then zeros."""
     F = size.literal_value
-    kind = Row(F + 1, "f4")
+    kind = SimdRow(F + 1, "f4")
 
     def lower(context, builder, sig, args):
         start = builder.mul(args[1], _I64(F))
@@ -223,7 +223,7 @@ def store_first(typingctx, table, row, size, values):
 def constant(typingctx, value, size, last):
     """A row with `value` in the first `size` columns, `last` in the next, zeros after it."""
     F = size.literal_value
-    kind = Row(F + 1, "f4")
+    kind = SimdRow(F + 1, "f4")
 
     def lower(context, builder, sig, args):
         def chunk(c, column, n):
@@ -309,7 +309,7 @@ def _folded(builder: Any, vector: Any) -> Any:
 def rounded(typingctx, values, limit):
     """A row of int32: the nearest whole numbers (ties to even) after clamping to ±limit, which must
     fit. What is not a number becomes −limit."""
-    kind = Row(values.width, "i4")
+    kind = SimdRow(values.width, "i4")
 
     def lower(context, builder, sig, args):
         def chunk(c, _, n):
@@ -332,7 +332,7 @@ def rounded(typingctx, values, limit):
 @intrinsic
 def as_float(typingctx, values):
     """A row of int32 as float32, each number rounded once."""
-    kind = Row(values.width, "f4")
+    kind = SimdRow(values.width, "f4")
 
     def lower(context, builder, sig, args):
         return _each(

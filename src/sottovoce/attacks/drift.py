@@ -22,9 +22,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift.blocks import BlockStep, Model
+from sottovoce.algorithms.drift.blocks import BlockStep, DriftModel
 from sottovoce.algorithms.drift.messages import Gradients
-from sottovoce.attacks.views import Remedy
+from sottovoce.attacks.views import CONFIDENCE_Z, Remedy
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DoesNotApply
 from sottovoce.rng import Streams
 
@@ -44,7 +45,6 @@ MOST_SUBSETS = 50_000
 """Combinations of users that are tried for an update."""
 AT_ONCE = 8_000_000
 """Pairs of a request log that are sorted at once."""
-CONFIDENCE_Z = 1.959964
 
 
 # --- how good a guess is -------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class Interval(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ClaimOutcome:
     """What an attack claimed, held against the truth."""
 
     attack: str
@@ -115,7 +115,7 @@ def wilson(right: int, tried: int) -> Interval:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DriftTruth:
+class DriftTruth(Redacted):
     """What was behind the gradients that the orchestrator got, numbered as they came."""
 
     message: Ints
@@ -129,14 +129,11 @@ class DriftTruth:
     """Who interacted at all."""
     n_users: int
 
-    def __repr__(self) -> str:
-        return f"<DriftTruth of {len(self.user):,} entries, redacted>"
-
 
 # --- the request log -----------------------------------------------------------------------------
 
 
-class Named(Protocol):
+class ItemRequest(Protocol):
     """A request, as far as it matters here."""
 
     @property
@@ -146,7 +143,7 @@ class Named(Protocol):
     def items(self) -> Ints: ...
 
 
-def request_pairs(requests: Iterable[Named]) -> Ints:
+def request_pairs(requests: Iterable[ItemRequest]) -> Ints:
     """Every user and item that a request names together: [n, 2], each pair once, ascending."""
     every = np.zeros(0, dtype=np.int64)
     waiting: list[Ints] = []
@@ -160,7 +157,7 @@ def request_pairs(requests: Iterable[Named]) -> Ints:
     return np.stack([every >> 32, every & 0xFFFFFFFF], axis=1)
 
 
-def score_pairs(claimed: Ints, truth: Ints, rng: Streams) -> Outcome:
+def score_pairs(claimed: Ints, truth: Ints, rng: Streams) -> ClaimOutcome:
     """Claimed user–item pairs against those that were. The base rate: the same users and items,
     put together by chance."""
     known = np.unique(_keys(truth[:, 0], truth[:, 1]))
@@ -172,7 +169,7 @@ def score_pairs(claimed: Ints, truth: Ints, rng: Streams) -> Outcome:
         return int((known[place] == keys).sum()) if len(known) else 0
 
     base = right(by_chance) / max(1, len(claimed))
-    return Outcome(
+    return ClaimOutcome(
         "request log", "orchestrator", len(claimed), right(claimed[:, 1]), len(known), base
     )
 
@@ -193,7 +190,7 @@ class Claim(NamedTuple):
 
 
 def cosine_claims(
-    gradients: Gradients, model: Model, step: BlockStep, *, named: bool
+    gradients: Gradients, model: DriftModel, step: BlockStep, *, named: bool
 ) -> list[Claim]:
     """Who touched each item of an update, and with which sign; nothing is claimed of an item where
     no combination of fewer users than a vector has numbers fits, or several do. `model` is the
@@ -265,7 +262,7 @@ def _largest(values: Floats, few: int) -> Ints:
     return places
 
 
-class Cosine:
+class Cosine(Redacted):
     """Collects the claims of many updates and what is true of them."""
 
     def __init__(self, *, named: bool) -> None:
@@ -274,9 +271,6 @@ class Cosine:
         self._there = self._liked = 0
         self._chance = 0.0
         self._by_user: dict[int, int] = {}
-
-    def __repr__(self) -> str:
-        return f"<Cosine, {self._claimed:,} claims, redacted>"
 
     def take(self, claims: Iterable[Claim], truth: Iterable[Claim], users: int) -> None:
         """Of one update, which has so many users."""
@@ -289,7 +283,7 @@ class Cosine:
         for c in known:
             self._by_user[c.user] = self._by_user.get(c.user, 0) + 1
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ClaimOutcome:
         """User and sign right. The base rate: the sign that is more frequent, and one of the
         update's users, or, where they are not named, the user who is most often there."""
         there = max(1, self._there)
@@ -297,4 +291,6 @@ class Cosine:
         most = max(self._by_user.values(), default=0) / there
         who = self._chance / there if self.named else most
         name = "cosine, users named" if self.named else "cosine, users not named"
-        return Outcome(name, "orchestrator", self._claimed, self._right, self._there, liked * who)
+        return ClaimOutcome(
+            name, "orchestrator", self._claimed, self._right, self._there, liked * who
+        )

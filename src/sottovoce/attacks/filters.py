@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, xlogy
 from scipy.stats import rankdata
 
-from sottovoce.attacks.drift import CONFIDENCE_Z, Floats, Interval, Ints, Outcome
+from sottovoce.attacks.drift import ClaimOutcome, Floats, Interval, Ints
+from sottovoce.attacks.views import CONFIDENCE_Z
 from sottovoce.errors import DataError, DoesNotApply
 
 Changes = Mapping[str, NDArray[Any]]
@@ -38,7 +39,7 @@ class LabelGuesses(NamedTuple):
 
     guesses: Ints
     """-1 where there is nothing to guess from."""
-    outcome: Outcome
+    outcome: ClaimOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +121,21 @@ def _scored(name: str, score: Floats, labels: Ints) -> LabelGuesses:
     majority = np.bincount(truth).max() / len(truth) if len(truth) else 0.0
     right = int((guesses[scored] == truth).sum())
     known = int((labels >= 0).sum())
-    outcome = Outcome(name, "server", len(truth), right, known, float(majority))
+    outcome = ClaimOutcome(name, "server", len(truth), right, known, float(majority))
     return LabelGuesses(guesses.astype(np.int64), outcome)
 
 
 # --- A10 -----------------------------------------------------------------------------------------
 
 
-def who_hides(sent: Mask, hides: Mask) -> Outcome:
+def who_hides(sent: Mask, hides: Mask) -> ClaimOutcome:
     """Claims that a client hides every attribute whose filter it did not send. Both are [clients,
     attributes]. The base rate: to claim it of everybody."""
     if sent.shape != hides.shape:
         raise DataError("it must be known of every client and filter whether it was sent")
     claimed, there = ~sent, int(hides.sum())
     right = int((claimed & hides).sum())
-    return Outcome(
+    return ClaimOutcome(
         "missing filters", "server", int(claimed.sum()), right, there, there / max(1, hides.size)
     )
 

@@ -36,12 +36,13 @@ from sottovoce.algorithms.fcf.system import FCFConfig, solved
 from sottovoce.algorithms.fmf import rotated
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.audit import clopper_pearson
+from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.views import View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
-from sottovoce.core.masking import unmasked
-from sottovoce.core.messages import GRID, Batch, MaskedReports, MaskSum, ModelView, SummedReports
+from sottovoce.core.messages import Batch, ModelView
 from sottovoce.core.one_bit import bits, contrast, coordinates
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.rng import Streams
 
@@ -100,7 +101,7 @@ class Audit:
         """Whether more was given away than is claimed."""
         return self.epsilon > self.claimed
 
-    def words(self) -> str:
+    def describe(self) -> str:
         found = (
             f"{self.right:,} of {self.guesses:,} guesses about {self.canaries:,} planted devices "
             f"were right: at least ε = {self.epsilon:.2f} was given away"
@@ -154,7 +155,7 @@ def least_distance(scores: Floats, included: Mask, confidence: float = CONFIDENC
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Canaries:
+class Canaries(Redacted):
     """Planted devices, the first ones of a run: what each holds if it is in, and if it is out."""
 
     inside: Interactions
@@ -169,9 +170,6 @@ class Canaries:
 
     def __len__(self) -> int:
         return len(self.included)
-
-    def __repr__(self) -> str:
-        return f"<Canaries {len(self):,}, redacted>"
 
     @classmethod
     def single_items(cls, n: int, n_items: int, rng: Streams, absent: bool) -> Canaries:
@@ -327,37 +325,6 @@ class Clues(NamedTuple):
 # --- sums ----------------------------------------------------------------------------------------
 
 
-class Opened(NamedTuple):
-    """A round's sum, as the server opens it."""
-
-    round: int
-    published: ModelView | None
-    sums: Floats
-    """[rows of the model, width], with the noise of the terms."""
-    devices: int
-
-
-def opened(view: View) -> list[Opened]:
-    """All sums that a server behind a secure sum has opened, as they were kept, or from the masked
-    updates and the sum of their masks."""
-    found, (rows, width) = [], view.final.shape
-    for seen in view.rounds:
-        told = [m for m in seen.messages if isinstance(m, MaskSum)]
-        kept = [m for m in seen.messages if isinstance(m, SummedReports)]
-        parts = [m for m in seen.messages if isinstance(m, MaskedReports)]
-        if kept:
-            sums, devices = kept[-1].dense(rows), kept[-1].devices
-        elif told and sum(len(part) for part in parts) == told[-1].devices:
-            total = np.zeros(rows * width, dtype=np.uint64)
-            for part in parts:
-                total += part.masked.sum(axis=0, dtype=np.uint64)
-            sums, devices = unmasked(total, told[-1].masks, width), told[-1].devices
-        else:
-            continue
-        found.append(Opened(seen.round, seen.published, sums / GRID, devices))
-    return found
-
-
 def fcf_updates(
     settings: FCFConfig, published: ModelView, history: Interactions, clip: float
 ) -> Floats:
@@ -386,7 +353,7 @@ def score_sums(view: View, canaries: Canaries) -> Floats:
     clip = view.link.clip
     variance = (view.link.noise * clip) ** 2
     clues = Clues.none(len(canaries))
-    for one in opened(view):
+    for one in opened_sums(view):
         if one.published is None:
             raise DataError("the model that a round started from is missing")
         updates = fcf_updates(settings, one.published, canaries.inside, clip)

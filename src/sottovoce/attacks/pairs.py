@@ -19,6 +19,7 @@ from sottovoce.algorithms.pairwise.factors import PairStep
 from sottovoce.attacks.views import Claims, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.masking import unmasked
 from sottovoce.core.messages import (
     GRID,
     DeviceReports,
@@ -27,6 +28,7 @@ from sottovoce.core.messages import (
     ModelView,
     SummedReports,
 )
+from sottovoce.core.redacted import Redacted
 from sottovoce.rng import Streams
 
 Ints = NDArray[np.int64]
@@ -67,7 +69,7 @@ def why_not_read(view: View) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Rows:
+class UpdateRows(Redacted):
     """Rows of updates in real numbers, each with the round and the device it came from."""
 
     round: Ints
@@ -79,14 +81,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.round)
 
-    def __repr__(self) -> str:
-        return f"<Rows {len(self):,}, redacted>"
-
-    def take(self, which: NDArray[np.bool_] | Ints) -> Rows:
-        return Rows(self.round[which], self.sender[which], self.item[which], self.values[which])
+    def take(self, which: NDArray[np.bool_] | Ints) -> UpdateRows:
+        return UpdateRows(
+            self.round[which], self.sender[which], self.item[which], self.values[which]
+        )
 
     @classmethod
-    def joined(cls, parts: list[Rows], width: int) -> Rows:
+    def joined(cls, parts: list[UpdateRows], width: int) -> UpdateRows:
         none = np.zeros(0, np.int64)
         parts = [cls(none, none, none, np.zeros((0, width))), *parts]
         return cls(
@@ -106,7 +107,7 @@ def models(view: View) -> dict[int, Floats]:
     }
 
 
-def device_rows(view: View, most: int = ATTACKED) -> Rows:
+def device_rows(view: View, most: int = ATTACKED) -> UpdateRows:
     """What a sample of devices sent openly, in rounds whose model is known."""
     known = {seen.round for seen in view.rounds if seen.published is not None}
     reports = [r for r in view.messages(DeviceReports) if r.round in known]
@@ -117,61 +118,75 @@ def device_rows(view: View, most: int = ATTACKED) -> Rows:
     for r in reports:
         mine = np.isin(r.sender, users)
         parts.append(
-            Rows(
+            UpdateRows(
                 np.full(int(mine.sum()), r.round, np.int64),
                 r.sender[mine].astype(np.int64),
                 r.item[mine].astype(np.int64),
                 r.values[mine].astype(np.float64) * _STEP,
             )
         )
-    return Rows.joined(parts, view.final.shape[1])
+    return UpdateRows.joined(parts, view.final.shape[1])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Opened:
-    """A round's sum, as the server opens it, and whose updates are in it."""
+class OpenedSum:
+    """A round's sum, as the server opens it, with the noise of the terms."""
 
     round: int
+    published: ModelView | None
     senders: Ints
+    """Whose updates are in it, as far as they are named."""
+    devices: int
     item: Ints
     values: Floats
+    n_rows: int
+    """Of the model."""
 
     def __repr__(self) -> str:
-        return f"<Opened round={self.round} devices={len(self.senders)}>"
+        return f"<OpenedSum round={self.round} devices={self.devices}>"
 
-    def rows(self) -> Rows:
+    def rows(self) -> UpdateRows:
         """As if one device, number −1, had sent it."""
         n = len(self.item)
-        return Rows(np.full(n, self.round), np.full(n, -1), self.item, self.values)
+        return UpdateRows(np.full(n, self.round), np.full(n, -1), self.item, self.values)
+
+    @property
+    def sums(self) -> Floats:
+        """[rows of the model, width]."""
+        table = np.zeros((self.n_rows, self.values.shape[1]))
+        table[self.item] = self.values
+        return table
 
 
-def opened(view: View) -> list[Opened]:
-    """The sums that the server of a secure sum opens: masked updates less the masks, or, where the
+def opened_sums(view: View) -> list[OpenedSum]:
+    """All sums that the server of a secure sum opens: masked updates less the masks, or, if the
     view was too large to hold every masked update, the sum itself (`SummedReports`), with those
-    who are in it named by `MaskedReports`, be they empty. A sum of nobody who is named is left out:
-    there is nobody of whom something could be claimed."""
-    found, width = [], view.final.shape[1]
+    who are in it named by `MaskedReports`, be they empty."""
+    found, (rows, width) = [], view.final.shape
     for seen in view.rounds:
         masked = [m for m in seen.messages if isinstance(m, MaskedReports)]
         senders = np.unique(np.concatenate([np.zeros(0, np.int64), *(m.sender for m in masked)]))
         sums = next((m for m in seen.messages if isinstance(m, SummedReports)), None)
         told = next((m for m in seen.messages if isinstance(m, MaskSum)), None)
-        if not len(senders):
-            continue
         if sums is not None:
-            item, values = sums.item.astype(np.int64), sums.sums
+            item, values, devices = sums.item.astype(np.int64), sums.sums, sums.devices
         elif told is not None and told.devices == len(senders):
             total = np.zeros_like(told.masks)
             for message in masked:
-                for one in message.masked:
-                    np.add(total, one, out=total)
-            table = (total - told.masks).view(np.int64).reshape(-1, width)
-            item = np.flatnonzero(table.any(axis=1))
+                total += message.masked.sum(axis=0, dtype=np.uint64)
+            table = unmasked(total, told.masks, width)
+            item, devices = np.flatnonzero(table.any(axis=1)), told.devices
             values = table[item]
         else:
             continue
-        found.append(Opened(seen.round, senders, item, values.astype(np.float64) * _STEP))
+        real = values.astype(np.float64) * _STEP
+        found.append(OpenedSum(seen.round, seen.published, senders, devices, item, real, rows))
     return found
+
+
+def opened(view: View) -> list[OpenedSum]:
+    """Those of somebody who is named: of nobody else something could be claimed."""
+    return [one for one in opened_sums(view) if len(one.senders)]
 
 
 def masked_updates(view: View, most: int) -> list[MaskedReports]:
@@ -191,7 +206,7 @@ def masked_updates(view: View, most: int) -> list[MaskedReports]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Inverted:
+class Inverted(Redacted):
     """What follows from rows, each taken for a single negative draw."""
 
     item: Ints
@@ -200,11 +215,8 @@ class Inverted:
     """It is as near as rounding explains, and no other is about as near. Rows of two draws, or of
     two devices, hardly ever pass."""
 
-    def __repr__(self) -> str:
-        return f"<Inverted {len(self.item):,}, redacted>"
 
-
-def slopes(rows: Rows, models: dict[int, Floats], step: PairStep) -> Floats:
+def slopes(rows: UpdateRows, models: dict[int, Floats], step: PairStep) -> Floats:
     """s of each row, had it been one negative draw; negative for a positive's."""
     bias = np.zeros(len(rows))
     for number in np.unique(rows.round):
@@ -214,7 +226,7 @@ def slopes(rows: Rows, models: dict[int, Floats], step: PairStep) -> Floats:
     return s
 
 
-def single_draws(rows: Rows, models: dict[int, Floats], step: PairStep) -> Rows:
+def single_draws(rows: UpdateRows, models: dict[int, Floats], step: PairStep) -> UpdateRows:
     """The rows that can be one negative draw at all, of as many rounds (one at least) as may be
     worked through."""
     s = slopes(rows, models, step)
@@ -226,7 +238,7 @@ def single_draws(rows: Rows, models: dict[int, Floats], step: PairStep) -> Rows:
 
 
 def invert(
-    rows: Rows, models: dict[int, Floats], step: PairStep, known_negatives: bool = True
+    rows: UpdateRows, models: dict[int, Floats], step: PairStep, known_negatives: bool = True
 ) -> Inverted:
     """The hidden positive of every row. `known_negatives`: what its sender has sent as negatives is
     not hers."""
@@ -243,7 +255,7 @@ def invert(
     return Inverted(item, sure)
 
 
-def _sent_by(senders: Ints, rows: Rows) -> tuple[Ints, Ints]:
+def _sent_by(senders: Ints, rows: UpdateRows) -> tuple[Ints, Ints]:
     """(place in `senders`, item) for everything that they have sent in `rows`."""
     order = np.argsort(rows.sender, kind="stable")
     starts = np.searchsorted(rows.sender[order], senders, side="left")
@@ -254,7 +266,7 @@ def _sent_by(senders: Ints, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _invert_round(
-    rows: Rows, model: Floats, step: PairStep, banned: tuple[Ints, Ints] | None
+    rows: UpdateRows, model: Floats, step: PairStep, banned: tuple[Ints, Ints] | None
 ) -> tuple[Ints, NDArray[np.bool_]]:
     q, b, lines = model[:, :-1], model[:, -1], np.arange(len(rows))
     s = np.clip(-(rows.values[:, -1] + step.reg_bias * b[rows.item]), _STEP, 1.0 - _STEP)
@@ -284,15 +296,12 @@ def _invert_round(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Drawn:
+class DrawnPositives(Redacted):
     """The positives that devices drew, for scoring: `Truth.own["drawn"]`."""
 
     round: Ints
     user: Ints
     item: Ints
-
-    def __repr__(self) -> str:
-        return f"<Drawn {len(self.round):,}, redacted>"
 
     def among(self, users: Ints, rounds: Ints) -> Claims:
         """Those of these users in these rounds, each once."""
@@ -302,7 +311,7 @@ class Drawn:
 
 def drawn_positives(
     algorithm: Any, train: Interactions, rounds: dict[int, Ints], rng: Streams
-) -> Drawn:
+) -> DrawnPositives:
     """What the devices of a simulation drew: draws depend on its seed alone. `algorithm` has both
     halves; `rounds` says who was in each; `rng` is the federation's."""
     config = algorithm.config
@@ -320,7 +329,7 @@ def drawn_positives(
         updates = algorithm.device_learn(ModelView(number, table), cohort, rows, rng)
         drawn = updates.positive
         parts.append((number, some[updates.row[drawn]], updates.item[drawn].astype(np.int64)))
-    return Drawn(
+    return DrawnPositives(
         np.concatenate([np.zeros(0, np.int64), *(np.full(len(u), n) for n, u, _ in parts)]),
         np.concatenate([np.zeros(0, np.int64), *(u for _, u, _ in parts)]),
         np.concatenate([np.zeros(0, np.int64), *(i for _, _, i in parts)]),

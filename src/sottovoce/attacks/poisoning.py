@@ -323,7 +323,7 @@ def pushing_bits(
     return pack(line * size + factor, up ^ odd)
 
 
-# What poisoning has reached: who is shown the pushed item now.
+# --- what it has reached: who is shown the pushed item now ---------------------------------------
 
 
 def exposure(

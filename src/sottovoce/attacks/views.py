@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import ModelView
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError
 from sottovoce.registry import Registry
 
@@ -28,18 +29,18 @@ M = TypeVar("M")
 CONFIDENCE_Z = 1.959964
 
 
-class Seen(NamedTuple):
+class SeenRound(NamedTuple):
     """One round."""
 
     round: int
     messages: tuple[object, ...]
-    """What reached the party in it, in order: messages of `messages` or `drift_messages`, and for
-    the network `Packet`s."""
+    """What reached the party in it, in order: messages of `core.messages` or `drift.messages`, and
+    for the network `TlsPacket`s."""
     published: ModelView | None = None
     """The model that the round started from, where it is published."""
 
 
-class Packet(NamedTuple):
+class TlsPacket(NamedTuple):
     """What a network observer sees of a message inside TLS: from whom, to whom, how long."""
 
     sender: int
@@ -48,11 +49,11 @@ class Packet(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class View:
+class View(Redacted):
     """All that a party saw."""
 
     party: Party
-    rounds: tuple[Seen, ...]
+    rounds: tuple[SeenRound, ...]
     algorithm: Any
     """The configuration, which is public: learning rates and all. An attack knows its type by what
     it is `against`; the same holds for release and link."""
@@ -70,16 +71,13 @@ class View:
     told: tuple[Any, ...] = ()
     """Draws that an attacker is told, in place of a search that would take him long (A13)."""
 
-    def __repr__(self) -> str:
-        return f"<View of {self.party}, {len(self.rounds)} rounds, redacted>"
-
     def messages(self, kind: type[M]) -> list[M]:
         """All messages of one kind, in order."""
         return [m for seen in self.rounds for m in seen.messages if isinstance(m, kind)]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Truth:
+class Truth(Redacted):
     """What was really so, for scoring alone; no `guess` gets it. Users and items are those of the
     training part."""
 
@@ -95,9 +93,6 @@ class Truth:
     """Every device's vector at the end."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """What single attacks need beside that, by name."""
-
-    def __repr__(self) -> str:
-        return f"<Truth of {self.train.n_users:,} users, redacted>"
 
 
 Verdict = Literal["holds", "broken", "nothing to attack"]
@@ -231,7 +226,7 @@ ATTACKS: Registry[Attack] = Registry("attack", "sottovoce.attacks.suite", Attack
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Claims:
+class Claims(Redacted):
     """That these users have these items."""
 
     users: NDArray[np.int64]
@@ -239,9 +234,6 @@ class Claims:
 
     def __len__(self) -> int:
         return len(self.users)
-
-    def __repr__(self) -> str:
-        return f"<Claims {len(self):,}, redacted>"
 
     def unique(self) -> Claims:
         """Each pair once, by user, then item."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
-from sottovoce.baselines.knn import SparseScorer
+from sottovoce.baselines.knn import SparseScorer, binary_matrix
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
 from sottovoce.rng import Streams
@@ -51,10 +51,7 @@ class DPLCF(Baseline):
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> SparseScorer:
-        history = csr_array(
-            (np.ones(train.n_interactions), train.items, train.indptr),
-            shape=(train.n_users, train.n_items),
-        )
+        history = binary_matrix(train)
         steps = -(-train.n_users // BLOCK) + -(-train.n_items // BLOCK)
         done = 0
 

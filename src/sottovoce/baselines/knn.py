@@ -24,11 +24,6 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 
-# The k nearest rows of a binary matrix by cosine, without ever forming all pairs. For rows r and
-# s with c columns in common, cosine² = c² / (n_r n_s). Within row r the order is that of c² /
-# n_s, one correctly rounded division of integers: rows that are equally near compare equal to the
-# last bit, and the tie goes to the smaller number on every machine.
-
 BLOCK = 1024
 """Rows worked on between two calls of `progress`."""
 
@@ -37,7 +32,10 @@ def nearest_rows(matrix: Any, k: int, progress: Progress | None = None) -> Any:
     """The cosines of each row of a binary CSR array with its k nearest other rows, as a CSR array.
 
     Row r has at most k entries; rows that share no column with r are never its neighbours. Needs
-    memory for the result and one block of rows.
+    memory for the result and one block of rows. For rows r and s with c columns in common, cosine²
+    = c² / (n_r n_s). Within row r the order is that of c² / n_s, one correctly rounded division of
+    integers: rows that are equally near compare equal to the last bit, and the tie goes to the
+    smaller number on every machine.
     """
     n = matrix.shape[0]
     k = max(1, min(k, n - 1))
@@ -129,30 +127,34 @@ class SparseScorer:
         return product
 
 
+@dataclass(frozen=True, slots=True)
+class NearestNeighbours(Baseline):
+    neighbors: int = 100
+    """Users or items in a neighbourhood; k in the papers."""
+
+    def __post_init__(self) -> None:
+        if self.neighbors < 1:
+            raise ConfigError(f"neighbors must be at least 1, not {self.neighbors}")
+
+
 @BASELINES.register("user-knn")
 @dataclass(frozen=True, slots=True)
-class UserKNN(Baseline):
+class UserKNN(NearestNeighbours):
     """Recommend what the most similar users have."""
 
     title = "User-kNN"
     listed_at = 30
 
-    neighbors: int = 100
-    """Users in a neighbourhood; k in the papers."""
-
-    def __post_init__(self) -> None:
-        _check(self.neighbors)
-
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> SparseScorer:
-        matrix = _matrix(train)
+        matrix = binary_matrix(train)
         return SparseScorer(nearest_rows(matrix, self.neighbors, progress), matrix)
 
 
 @BASELINES.register("item-knn")
 @dataclass(frozen=True, slots=True)
-class ItemKNN(Baseline):
+class ItemKNN(NearestNeighbours):
     """Recommend what resembles the user's own items.
 
     There is no shrinkage: on sparse data, items that share their only user have cosine 1 and fill
@@ -162,25 +164,15 @@ class ItemKNN(Baseline):
     title = "Item-kNN"
     listed_at = 40
 
-    neighbors: int = 100
-    """Items in a neighbourhood; k in the papers."""
-
-    def __post_init__(self) -> None:
-        _check(self.neighbors)
-
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> SparseScorer:
-        matrix = _matrix(train)
+        matrix = binary_matrix(train)
         near = nearest_rows(matrix.T.tocsr(), self.neighbors, progress)
         return SparseScorer(matrix, near.T.tocsr())
 
 
-def _check(neighbors: int) -> None:
-    if neighbors < 1:
-        raise ConfigError(f"neighbors must be at least 1, not {neighbors}")
-
-
-def _matrix(train: Interactions) -> Any:
+def binary_matrix(train: Interactions) -> Any:
+    """Users by items, CSR."""
     ones = np.ones(train.n_interactions)
     return csr_array((ones, train.items, train.indptr), shape=(train.n_users, train.n_items))

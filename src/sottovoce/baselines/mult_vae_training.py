@@ -1,10 +1,12 @@
-"""Mult-VAE's training loop, in torch. `MultVAE.fit` imports it when it is needed."""
+"""Mult-VAE's network, loss and training loop, in torch. The equations are in `mult_vae`, which
+imports this when it fits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,17 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.baselines.base import Progress
-from sottovoce.baselines.mult_vae import MultVAE
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
 
-# Mult-VAE's network and loss, in torch. The equations are in `mult_vae`.
+if TYPE_CHECKING:
+    from sottovoce.baselines.mult_vae import MultVAE
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Rows:
+class BatchRows:
     """A batch of users' items, compressed by user."""
 
     items: Tensor
@@ -41,8 +43,8 @@ class Rows:
         users: NDArray[np.int64],
         device: torch.device,
         kept: NDArray[np.float64] | None = None,
-    ) -> Rows:
-        """Rows of unit length; `kept` then scales each interaction of the table (dropout)."""
+    ) -> BatchRows:
+        """BatchRows of unit length; `kept` then scales each interaction of the table (dropout)."""
         counts = train.counts[users]
         starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
         entries = np.repeat(train.indptr[users] - starts, counts) + np.arange(counts.sum())
@@ -101,7 +103,7 @@ class Network:
         # dataclasses.astuple would copy them, and the optimiser would train the copies.
         return [getattr(self, field.name) for field in fields(self)]
 
-    def encode(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def encode(self, rows: BatchRows) -> tuple[Tensor, Tensor]:
         """μ and log σ². The input is sparse, so the first layer is a weighted sum of rows."""
         first = F.embedding_bag(
             rows.items, self.enter, rows.starts, mode="sum", per_sample_weights=rows.weights
@@ -114,7 +116,7 @@ class Network:
         """The decoder's hidden layer; `output` and `output_bias` turn it into logits."""
         return torch.tanh(F.linear(z, self.leave, self.leave_bias))
 
-    def loss(self, rows: Rows, noise: NDArray[np.float64], beta: float) -> Tensor:
+    def loss(self, rows: BatchRows, noise: NDArray[np.float64], beta: float) -> Tensor:
         """Mean over the batch of −Σ x log softmax + β KL."""
         mean, log_variance = self.encode(rows)
         z = mean + torch.exp(0.5 * log_variance) * torch.from_numpy(noise).to(mean)
@@ -144,7 +146,7 @@ def fit(
             total = torch.zeros((), device=device)
             for first in range(0, len(order), config.batch_size):
                 users = order[first : first + config.batch_size]
-                rows = Rows.of(train, users, device, kept)
+                rows = BatchRows.of(train, users, device, kept)
                 noise = draws.child("noise").normal(users, embedding)
                 optimizer.zero_grad()
                 loss = network.loss(rows, noise, config.beta(step))
@@ -175,7 +177,7 @@ def _scorer(
     with torch.no_grad():
         for first in range(0, train.n_users, batch_size):
             users = np.arange(first, min(first + batch_size, train.n_users))
-            mean, _ = network.encode(Rows.of(train, users, device))
+            mean, _ = network.encode(BatchRows.of(train, users, device))
             factors[users] = network.decode(mean).cpu().numpy()
     output, bias = network.output.detach().cpu(), network.output_bias.detach().cpu()
     return FactorScorer(factors, output.numpy(), bias.numpy())

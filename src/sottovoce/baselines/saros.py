@@ -23,8 +23,8 @@ import numpy as np
 from sottovoce.algorithms.drift.blocks import (
     Blocks,
     BlockStep,
+    DriftModel,
     Events,
-    Model,
     Ridge,
     cut,
     learn,
@@ -96,10 +96,10 @@ class SAROS(Baseline):
         rng: Streams,
         epochs: list[int],
         progress: Progress | None = None,
-    ) -> list[Model]:
+    ) -> list[DriftModel]:
         """The model after each of these epochs (ascending), from one training run."""
         blocks = self.blocks(train, rng)
-        model = Model.start(train.n_users, train.n_items, self.embedding_size, rng)
+        model = DriftModel.start(train.n_users, train.n_items, self.embedding_size, rng)
         kept = []
         for epoch in range(1, max(epochs) + 1):
             self.epoch(model, blocks)
@@ -109,7 +109,7 @@ class SAROS(Baseline):
                 kept.append(model.copy())
         return kept
 
-    def epoch(self, model: Model, blocks: Blocks) -> None:
+    def epoch(self, model: DriftModel, blocks: Blocks) -> None:
         """One pass over the blocks, in place."""
         if self.variant == "m":
             learn_momentum(model, blocks, self.step(), self.momentum)

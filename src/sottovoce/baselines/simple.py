@@ -1,4 +1,4 @@
-"""Random: the floor under every other figure."""
+"""Random and Top-Pop: the floor under every other figure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.core.interactions import Interactions
 from sottovoce.rng import Streams
-
-# Top-Pop: what most people have, for everyone.
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

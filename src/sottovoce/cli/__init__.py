@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,14 +31,15 @@ from sottovoce.cli import (
     published,
     serve_device,
     serve_flower,
+    serve_helper,
     serve_orchestrator,
     serve_owner,
     serve_server,
+    serve_shuffler,
     training,
     views,
 )
-from sottovoce.cli import serve_helper as serve_masker
-from sottovoce.cli import serve_shuffler as serve_proxy
+from sottovoce.cli.options import renamed
 from sottovoce.errors import RunError, SottovoceError, UsageError
 
 typer.core.HAS_RICH = False  # plain help: without rich it is there twice as fast
@@ -191,8 +192,8 @@ serve_app.command("status")(serve_server.status)
 serve_app.command("target")(serve_server.target)
 serve_app.command("shut-out")(serve_server.shut_out)
 serve_app.command("device")(serve_device.device)
-serve_app.command("proxy")(serve_proxy.proxy)
-serve_app.command("masker")(serve_masker.masker)
+serve_app.command("shuffler")(serve_shuffler.shuffler)
+serve_app.command("helper")(serve_helper.helper)
 serve_app.command("owner")(serve_owner.owner)
 serve_app.command("orchestrator")(serve_orchestrator.orchestrator)
 serve_app.command("superlink")(serve_flower.superlink)
@@ -202,6 +203,11 @@ serve_app.command("flower")(serve_flower.flower)
 serve_app.command("nginx")(serve_flower.nginx)
 serve_app.command("backup")(copies.backup)
 serve_app.command("restore")(copies.restore)
+for old, new, command in (
+    ("proxy", "shuffler", serve_shuffler.shuffler),
+    ("masker", "helper", serve_helper.helper),
+):
+    serve_app.command(old, hidden=True)(renamed(command, f"serve {old}", f"serve {new}"))
 app.add_typer(serve_app, name="serve", help="Run a party of a real federation as a service.")
 keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 keys_app.command("init")(keys.init)
@@ -228,27 +234,15 @@ device_app.command("backup")(copies.backup_store)
 device_app.command("restore")(copies.restore_store)
 app.add_typer(device_app, name="device", help="What a person does: her data and her choices.")
 
-USER_COMMANDS: dict[str, Callable[..., None]] = {
-    "join": device.join,
-    "consent": device.consent,
-    "send": device_owners.send,
-    "interact": device_owners.interact,
-    "show": device.status,
-    "recommend": device.recommend,
-    "leave": device_owners.leave,
-}
-"""What was called `sottovoce user`, for one release more."""
 user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-
-
-@user_app.callback()
-def user_is_device_now(context: typer.Context) -> None:
-    """The former name of `sottovoce device`."""
-    called = context.invoked_subcommand
-    word = {"show": "status"}.get(called or "", called)
-    output.note(f"note: `sottovoce user {called}` is `sottovoce device {word}` now")
-
-
-for name, command in USER_COMMANDS.items():
-    user_app.command(name)(command)
+for command, old, new in (
+    (device.join, "join", "join"),
+    (device.consent, "consent", "consent"),
+    (device_owners.send, "send", "send"),
+    (device_owners.interact, "interact", "interact"),
+    (device.status, "show", "status"),
+    (device.recommend, "recommend", "recommend"),
+    (device_owners.leave, "leave", "leave"),
+):
+    user_app.command(old)(renamed(command, f"user {old}", f"device {new}"))
 app.add_typer(user_app, name="user", hidden=True)

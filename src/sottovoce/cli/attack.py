@@ -19,7 +19,7 @@ def attack(
         typer.Option(
             metavar="N",
             min=1,
-            help="Rounds that are looked at; by default enough to hear every device 20 times, or 3 "
+            help="Rounds that are looked at; by default enough to see every device 20 times, or 3 "
             "times where whole tables are sent openly. Of a secure sum they reach to the end.",
             show_default=False,
         ),
@@ -103,7 +103,7 @@ def attack(
             experiment = FinishedRun.open(folder).experiment
             found = audit_system(experiment, canaries, threads or default_threads())
             audit = asdict(found) | {"convicted": found.convicted}
-            said = (f"One-run audit: {found.words()}.",)
+            said = (f"One-run audit: {found.describe()}.",)
             report("audit", 1, 1)
         card = attack_run(
             folder, rounds=rounds, only=codes, threads=threads or default_threads(), report=report

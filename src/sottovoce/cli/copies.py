@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Json, Store
+from sottovoce.cli.options import Said, Store, says
 from sottovoce.errors import UsageError
 
 Target = Annotated[
@@ -30,31 +30,32 @@ Keys = Annotated[
 ]
 
 
+@says
 def backup(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of a service, or of a store.")
     ],
     target: Target,
     without_keys: WithoutKeys = False,
-    as_json: Json = False,
-) -> None:
-    """Copy the folder of a server, proxy, data owner or orchestrator, also while it runs.
+) -> Said:
+    """Copy the folder of a service, also while it runs.
 
-    DIR is the folder of `serve server`, `superlink`, `proxy`, `masker`, `owner` or `orchestrator`,
-    or a store. BACKUP is a new folder of mode 700 with files of mode 600: databases as they are at
-    one moment, the keys (unless --without-keys), and backup.json with a checksum of everything. It
-    is there whole or not at all and is as secret as DIR: whoever reads it has the keys and what is
-    in the database. A state in PostgreSQL is copied by pg_dump, beside this. The reports that a
-    shuffling proxy holds are never in a copy.
+    DIR is the folder of `serve server`, `superlink`, `shuffler`, `helper`, `owner` or
+    `orchestrator`, or a store. BACKUP is a new folder of mode 700 with files of mode 600: databases
+    as they are at one moment, the keys (unless --without-keys), and backup.json with a checksum of
+    everything. It is there whole or not at all and is as secret as DIR: whoever reads it has the
+    keys and what is in the database. A state in PostgreSQL is copied by pg_dump, beside this. The
+    reports that a shuffler holds are never in a copy.
 
     \b
     Examples:
       sottovoce serve backup town /media/safe/town-monday
       sottovoce serve backup masks /media/safe/masks-monday --without-keys
     """
-    _backup(folder, target, without_keys, as_json)
+    return _backup(folder, target, without_keys)
 
 
+@says
 def restore(
     source: Backup,
     folder: Annotated[
@@ -65,13 +66,12 @@ def restore(
         typer.Option(
             min=1,
             metavar="N",
-            help="A round that no device has seen yet, with which it goes on. A proxy needs it "
-            "where the former folder is lost; else the former folder says it.",
+            help="A round that no device has seen yet, with which it goes on. A shuffler or helper "
+            "needs it if the former folder is lost; else the former folder says it.",
         ),
     ] = None,
     keys: Keys = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Put a backup back, and say what an old copy means.
 
     Stop the service first. Everything in BACKUP is checked before anything is changed; then DIR is
@@ -79,8 +79,8 @@ def restore(
     DIR.before-TIME. A backup of another federation or of another kind of service is refused.
 
     An old copy has forgotten what happened since. So that nothing is done twice, it goes on after
-    the last round of the former folder, or with --next-round: the proxy of a secure sum tells no
-    sum of earlier rounds, a shuffling proxy takes no report for them, and a server does not ask for
+    the last round of the former folder, or with --next-round: the helper of a secure sum tells no
+    sum of earlier rounds, a shuffler takes no report for them, and a server does not ask for
     them. A store that is put back takes no part until its owner says so again.
 
     \b
@@ -88,12 +88,11 @@ def restore(
       sottovoce serve restore /media/safe/town-monday town
       sottovoce serve restore /media/safe/masks-monday masks --next-round 120
     """
-    _restore(source, folder, next_round, keys, as_json)
+    return _restore(source, folder, next_round, keys)
 
 
-def backup_store(
-    store: Store, target: Target, without_keys: WithoutKeys = False, as_json: Json = False
-) -> None:
+@says
+def backup_store(store: Store, target: Target, without_keys: WithoutKeys = False) -> Said:
     """Copy a store, also while its agent runs.
 
     BACKUP is a new folder of mode 700 with the encrypted store.db, store.key (unless
@@ -104,14 +103,15 @@ def backup_store(
     Example:
       sottovoce device backup ~/sottovoce /media/stick/sottovoce-monday
     """
-    from sottovoce.services.copies.kinds import STORES, kind_of
+    from sottovoce.services.copies.copying import STORES, kind_of
 
     if kind_of(store).name not in STORES:
         raise UsageError(f"{store} is no store; use `sottovoce serve backup`")
-    _backup(store, target, without_keys, as_json)
+    return _backup(store, target, without_keys)
 
 
-def restore_store(source: Backup, store: Store, keys: Keys = None, as_json: Json = False) -> None:
+@says
+def restore_store(source: Backup, store: Store, keys: Keys = None) -> Said:
     """Put a copy of a store back where the store is lost.
 
     The copy has forgotten what left since it was made. So nobody in it takes part until its owner
@@ -123,41 +123,34 @@ def restore_store(source: Backup, store: Store, keys: Keys = None, as_json: Json
     Example:
       sottovoce device restore /media/stick/sottovoce-monday ~/sottovoce
     """
-    from sottovoce.services.copies.kinds import STORES
+    from sottovoce.services.copies.copying import STORES
 
-    _restore(source, store, None, keys, as_json, STORES)
+    return _restore(source, store, None, keys, STORES)
 
 
-def _backup(folder: Path, target: Path, without_keys: bool, as_json: bool) -> None:
+def _backup(folder: Path, target: Path, without_keys: bool) -> Said:
     from sottovoce.services.copies.copying import make_backup
 
     with output.interruptible("no backup was made"):
         made = make_backup(folder, target, keys=not without_keys)
     found = made.manifest
-    if as_json:
-        output.emit(
-            {
-                "folder": folder,
-                "backup": target,
-                "kind": found.kind,
-                "federation": found.federation or None,
-                "created": found.created,
-                "files": len(found.files),
-                "bytes": found.size,
-                "left_out": list(found.left_out),
-                "notes": list(made.notes),
-            }
-        )
-        return
+    content = {
+        "folder": folder,
+        "backup": target,
+        "kind": found.kind,
+        "federation": found.federation or None,
+        "created": found.created,
+        "files": len(found.files),
+        "bytes": found.size,
+        "left_out": list(found.left_out),
+        "notes": list(made.notes),
+    }
     federation = f" of {found.federation}" if found.federation else ""
     keys = "It has no keys: keep them elsewhere, it is of no use without them."
     if not without_keys:
         keys = f"Its keys are in it: guard it like {folder} itself."
-    output.show(
-        f"{target}: {made.kind.words}{federation}, {len(found.files)} files, {found.size:,} bytes.",
-        keys,
-        *made.notes,
-    )
+    made_of = f"{target}: {made.kind.words}{federation}, {len(found.files)} files"
+    return content, [f"{made_of}, {found.size:,} bytes.", keys, *made.notes]
 
 
 def _restore(
@@ -165,9 +158,8 @@ def _restore(
     folder: Path,
     next_round: int | None,
     keys: Path | None,
-    as_json: bool,
     kinds: tuple[str, ...] = (),
-) -> None:
+) -> Said:
     from datetime import UTC, datetime
 
     from sottovoce.services.copies.copying import restore_backup
@@ -178,23 +170,19 @@ def _restore(
     means = list(settled.means)
     if done.open_to_others:
         means.append(f"{source} may be read by others: close it, and think of what they may know.")
-    if as_json:
-        output.emit(
-            {
-                "backup": source,
-                "folder": folder,
-                "kind": found.kind,
-                "federation": found.federation or None,
-                "created": found.created,
-                "before": done.aside,
-                "next_round": settled.next_round,
-                "means": means,
-            }
-        )
-        return
+    content = {
+        "backup": source,
+        "folder": folder,
+        "kind": found.kind,
+        "federation": found.federation or None,
+        "created": found.created,
+        "before": done.aside,
+        "next_round": settled.next_round,
+        "means": means,
+    }
     federation = f" of {found.federation}" if found.federation else ""
     made = f"{found.created}, {found.age(datetime.now(UTC))}"
     lines = [f"{folder}: {done.kind.words}{federation} as it was at {made}."]
     if done.aside is not None:
         lines.append(f"What was there is in {done.aside}; it is as secret as before.")
-    output.show(*lines, *means)
+    return content, [*lines, *means]

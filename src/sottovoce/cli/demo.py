@@ -8,7 +8,7 @@ from sottovoce.cli import output
 from sottovoce.cli.options import Json, Out, Threads
 
 if TYPE_CHECKING:
-    from sottovoce.runs.demo import Introduction, Story
+    from sottovoce.runs.demo import DemoTown, Story
 
 
 def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> None:
@@ -44,7 +44,7 @@ def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> Non
         _tell(story)
 
 
-def _story_json(town: Introduction, story: Story) -> dict[str, Any]:
+def _story_json(town: DemoTown, story: Story) -> dict[str, Any]:
     resident = story.resident
     return {
         "run": story.run.folder.path,
@@ -77,7 +77,7 @@ def _fields(choice: Any) -> dict[str, Any]:
     return {"takes_part": choice.takes_part, "share_positives": choice.share_positives}
 
 
-def _introduce(town: Introduction) -> None:
+def _introduce(town: DemoTown) -> None:
     output.show(
         f"The town: {town.residents:,} residents, {town.venues:,} venues, {town.visits:,} visits "
         "in a year (made up, from a seed).",

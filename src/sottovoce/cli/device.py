@@ -85,12 +85,12 @@ def init(
         raise UsageError("an invitation is for one device; choose one of --invitation and --users")
     card = None
     if invitation is not None:
-        from sottovoce.wire.invitations import read_invitation
+        from sottovoce.wire.invitations import Invitation
 
         if for_owners(invitation):
             device_owners.join(path, invitation, as_json)
             return
-        card = read_invitation(invitation)
+        card = Invitation.read(invitation)
     if card is not None and (path / DATABASE).exists():
         store = CohortStore.open(path)
     else:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.budget import bound_text, count_of
 from sottovoce.cli.options import Json, Store
 from sottovoce.cli.output import listed, one_line
 from sottovoce.errors import UsageError
+from sottovoce.privacy.statements import bound_text, count_of
 
 if TYPE_CHECKING:
     from sottovoce.stores.device import CohortStore

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sottovoce.cli import output
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Said, says
 from sottovoce.errors import UsageError
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder with the federation's keys.")]
@@ -24,7 +23,8 @@ Hosts = Annotated[
 Days = Annotated[int, typer.Option(min=1, help="How long the server's certificate is valid.")]
 
 
-def init(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = False) -> None:
+@says
+def init(folder: Folder, host: Hosts = None, days: Days = 825) -> Said:
     """Make a certificate authority, the server's certificate and the operator's secrets.
 
     DIR is the folder to put them in. Refuses to overwrite keys. Private keys and secrets get mode
@@ -38,12 +38,13 @@ def init(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = F
     from sottovoce.stores.keys import init_keys
 
     init_keys(folder, host or [], days)
-    _show(folder, as_json, f"New keys are in {folder}. Keep everything but ca.crt to yourself.")
+    return _show(folder, f"New keys are in {folder}. Keep everything but ca.crt to yourself.")
 
 
-def show(folder: Folder, as_json: Json = False) -> None:
+@says
+def show(folder: Folder) -> Said:
     """Subjects, names, fingerprints and expiry of the certificates, and names of the keys of a
-    federation with a proxy. No secrets.
+    federation with a shuffler. No secrets.
 
     DIR is the folder of `keys init`.
 
@@ -51,10 +52,11 @@ def show(folder: Folder, as_json: Json = False) -> None:
     Example:
       sottovoce keys show federation/keys
     """
-    _show(folder, as_json)
+    return _show(folder)
 
 
-def renew(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = False) -> None:
+@says
+def renew(folder: Folder, host: Hosts = None, days: Days = 825) -> Said:
     """A new server certificate from the same authority; devices need nothing new.
 
     DIR is the folder of `keys init`. Without --host the names stay as they are. Restart the server
@@ -69,11 +71,12 @@ def renew(folder: Folder, host: Hosts = None, days: Days = 825, as_json: Json = 
 
     renew_keys(folder, host or [], days)
     words = "The server's certificate is new; restart the server, or send it SIGHUP."
-    _show(folder, as_json, words)
+    return _show(folder, words)
 
 
-def rotate(folder: Folder, as_json: Json = False) -> None:
-    """A new key to which reports are sealed, where they come through a proxy.
+@says
+def rotate(folder: Folder) -> Said:
+    """A new key to which reports are sealed, if they come through a shuffler.
 
     DIR is the folder with the keys of the federation's server. The server takes the new key for the
     next round that it opens; it need not be restarted, and devices learn of it with the round. The
@@ -88,21 +91,19 @@ def rotate(folder: Folder, as_json: Json = False) -> None:
     ring = ReportKeys(folder)
     if not ring.exists:
         raise UsageError(
-            f"{folder} has no report keys; only the server of a federation with a proxy has"
+            f"{folder} has no report keys; only the server of a federation with a shuffler has"
         )
     new = ring.rotate()
     kept = [key.id.hex() for key in ring.all()]
-    if as_json:
-        output.emit({"folder": folder, "report_key": new.id.hex(), "report_keys": kept})
-    else:
-        output.show(f"The next round uses the report key {new.id.hex()}.")
+    told = f"The next round uses the report key {new.id.hex()}."
+    return {"folder": folder, "report_key": new.id.hex(), "report_keys": kept}, [told]
 
 
+@says
 def node(
     folder: Folder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the node.")],
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """A key pair for a Flower node (ECDSA P-384, OpenSSH format).
 
     DIR is a folder for keys, NAME the node's name: NAME is the private key, which stays with the
@@ -116,53 +117,43 @@ def node(
 
     private = node_keys(folder, name)
     public = private.with_name(f"{name}.pub")
-    if as_json:
-        output.emit({"private_key": private, "public_key": public})
-    else:
-        output.show(f"private key  {private}", f"public key   {public}")
+    lines = [f"private key  {private}", f"public key   {public}"]
+    return {"private_key": private, "public_key": public}, lines
 
 
-def _show(folder: Path, as_json: bool, *notes: str) -> None:
+def _show(folder: Path, *notes: str) -> Said:
     from sottovoce.stores.keys import show_keys
 
-    facts = show_keys(folder)
-    if as_json:
-        content = [
-            {
-                **{name: getattr(fact, name) for name in ("file", "subject", "hosts")},
-                "fingerprint": fact.fingerprint,
-                "not_before": fact.not_before.isoformat(),
-                "not_after": fact.not_after.isoformat(),
-                "trouble": fact.trouble,
-            }
-            for fact in facts
-        ]
-        output.emit({"folder": folder, "certificates": content, **_proxied(folder)})
-        return
-    output.show(*notes)
+    facts, lines = show_keys(folder), list(notes)
+    content = [
+        {
+            **{name: getattr(fact, name) for name in ("file", "subject", "hosts")},
+            "fingerprint": fact.fingerprint,
+            "not_before": fact.not_before.isoformat(),
+            "not_after": fact.not_after.isoformat(),
+            "trouble": fact.trouble,
+        }
+        for fact in facts
+    ]
     for fact in facts:
-        lines = [
-            f"{fact.file}  {fact.subject}",
-            f"  valid        {fact.not_before:%Y-%m-%d} to {fact.not_after:%Y-%m-%d}",
-            f"  fingerprint  {fact.fingerprint}",
-        ]
+        lines.append(f"{fact.file}  {fact.subject}")
         if fact.hosts:
-            lines.insert(1, f"  for          {', '.join(fact.hosts)}")
+            lines.append(f"  for          {', '.join(fact.hosts)}")
+        lines.append(f"  valid        {fact.not_before:%Y-%m-%d} to {fact.not_after:%Y-%m-%d}")
+        lines.append(f"  fingerprint  {fact.fingerprint}")
         if fact.trouble:
             lines.append(f"  TROUBLE      {fact.trouble}")
-        output.show(*lines)
-    found = _proxied(folder)
+    found = _shuffled(folder)
     if found:
         *former, newest = found["report_keys"]
         kept = ", ".join(former) or "no other"
-        output.show(
-            f"admission.key  fingerprint {found['admission_key']}",
-            f"report-keys.json  {newest} for the next round; kept: {kept}",
-        )
+        lines.append(f"admission.key  fingerprint {found['admission_key']}")
+        lines.append(f"report-keys.json  {newest} for the next round; kept: {kept}")
+    return {"folder": folder, "certificates": content, **found}, lines
 
 
-def _proxied(folder: Path) -> dict[str, Any]:
-    """Names of the keys that only the server of a federation with a proxy has."""
+def _shuffled(folder: Path) -> dict[str, Any]:
+    """Names of the keys that only the server of a federation with a shuffler has."""
     import hashlib
 
     from sottovoce.stores.keys import ReportKeys

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from sottovoce.core.consent import FIELDS, Choice
+from sottovoce.cli import output
+from sottovoce.core.choice import FIELDS, Choice
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR")]
@@ -62,14 +63,104 @@ Behind = Annotated[
         "come through: limits per address are then its own business; repeatable.",
     ),
 ]
-ProxyDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the proxy.")]
 IntroductionFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Make the proxy of this introduction first, a file from the server's operator.",
+        help="Make DIR from this introduction first, a file from the server's operator.",
     ),
 ]
+
+
+_SERVED: dict[str, tuple[Any, Any]] = {
+    "host": (Host, "127.0.0.1"),
+    "port": (Port, None),
+    "plaintext": (Plaintext, False),
+    "behind": (Behind, None),
+    "as_json": (Json, False),
+}
+Said = tuple[Mapping[str, Any], Sequence[str]]
+"""What a command did, as JSON and in words."""
+
+
+def says(command: Callable[..., Said]) -> Callable[..., None]:
+    """The command with the option --json. It returns what it has to say."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @functools.wraps(command)
+    def run(as_json: bool, **given: Any) -> None:
+        _say(command(**given), as_json)
+
+    run.__signature__ = inspect.Signature([*_keywords(own), _parameter("as_json")])  # type: ignore[attr-defined]
+    return run
+
+
+def _say(said: Said, as_json: bool) -> None:
+    content, words = said
+    if as_json:
+        output.emit(content)
+    else:
+        output.show(*words)
+
+
+def _keywords(own: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    return [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+
+
+def _parameter(name: str, default: Any = None) -> inspect.Parameter:
+    """One of the options that services have."""
+    hint, usual = _SERVED[name]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default or usual, annotation=hint)
+
+
+def served(port: int, words: str = "") -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes the command of a service: its own options, then those of every service. The command
+    returns the service to run from its folder, or what it has done instead; `words` say where the
+    service listens."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        shown = [one for one in own.values() if one.name not in _SERVED]
+        more = [_parameter(name, port if name == "port" else None) for name in _SERVED]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            service = command(**{name: given[name] for name in own})
+            folder, as_json = given["folder"], given["as_json"]
+            if isinstance(service, tuple):
+                content, told = service
+                _say(({"folder": folder, **content}, told), as_json)
+                return
+            from sottovoce.services.kit.serving import serve
+
+            serve(
+                service,
+                folder,
+                given["host"],
+                given["port"],
+                plaintext=given["plaintext"],
+                behind=given["behind"] or (),
+                ready=None if as_json or not words else lambda url: output.show(f"{words} {url}"),
+            )
+            if as_json:
+                output.emit({"folder": folder, "stopped": True})
+
+        run.__signature__ = inspect.Signature([*_keywords(shown), *more])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def renamed(command: Callable[..., None], old: str, new: str) -> Callable[..., None]:
+    """The command under its former name, which says what it is called now."""
+
+    @functools.wraps(command)
+    def alias(**given: Any) -> None:
+        output.note(f"`sottovoce {old}` is called `sottovoce {new}` now")
+        command(**given)
+
+    return alias
 
 
 _SPELLINGS = {"takes_part": ("--takes-part/--no-takes-part",)}

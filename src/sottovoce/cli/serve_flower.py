@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import CatalogueFile, ExperimentFile, HostNames, Json, Settings
+from sottovoce.cli.options import (
+    CatalogueFile,
+    ExperimentFile,
+    HostNames,
+    Json,
+    Said,
+    Settings,
+    says,
+)
 from sottovoce.errors import DataNotFound, ServiceError, UsageError
 
 if TYPE_CHECKING:
@@ -127,6 +135,7 @@ def supernode(
         output.emit({"store": store, "stopped": True})
 
 
+@says
 def cohort(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
     source: Annotated[
@@ -162,8 +171,7 @@ def cohort(
             "gives each organisation a range of its own.",
         ),
     ] = 0,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Make the store of a cohort from an organisation's own data.
 
     The store is encrypted, with its key beside it in a file that only you can read. Nothing leaves
@@ -187,9 +195,6 @@ def cohort(
     choices = {} if consent is None else read_choices(consent)
     dataset = import_path(source) if Path(source).exists() else load(source)
     made = make_cohort(store, dataset, known, choices, first)
-    if as_json:
-        output.emit({"store": store, **output.plain(made)})
-        return
     last = made.first + made.users - 1
     lines = [
         f"{store}: {made.users:,} people, numbers {made.first} to {last}, "
@@ -197,7 +202,7 @@ def cohort(
     ]
     if made.unknown_items:
         lines.append(f"{made.unknown_items:,} items are not in the catalogue and are left out.")
-    output.show(*lines)
+    return {"store": store, **output.plain(made)}, lines
 
 
 def flower(
@@ -318,15 +323,15 @@ def nginx(
     Example:
       sottovoce serve nginx town > /etc/nginx/conf.d/sottovoce.conf
     """
-    from sottovoce.core.messages import message_limit
     from sottovoce.engines.flower.gateway import Site
     from sottovoce.stores.keys import show_keys
     from sottovoce.stores.server_folder import open_folder
+    from sottovoce.wire.reports import longest_report
 
     show_keys(folder / "keys")
     terms = open_folder(folder).plan.terms
     # A row for every item, and the numbers of a million people.
-    longest = message_limit(terms.n_items, terms.width) + 4 * 2**20
+    longest = longest_report(terms.n_items, terms.width) + 4 * 2**20
     text = Site(folder.absolute() / "keys", link_port, port, host, report_bytes=longest).render()
     if as_json:
         output.emit({"configuration": text})

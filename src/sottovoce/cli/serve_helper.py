@@ -1,72 +1,58 @@
-"""`sottovoce serve masker`: the proxy of a secure sum."""
+"""`sottovoce serve helper`: the aggregation helper of a secure sum."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import (
-    Behind,
-    Host,
-    HostNames,
-    IntroductionFile,
-    Json,
-    Plaintext,
-    Port,
-    ProxyDir,
-    Threads,
-)
+from sottovoce.cli.options import HostNames, IntroductionFile, Threads, served
 from sottovoce.errors import UsageError
 
 
-def masker(
-    folder: ProxyDir,
+@served(8447, "The helper listens at")
+def helper(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the helper.")],
     init: Annotated[
         bool,
-        typer.Option("--init", help="Only make the proxy's keys, which the terms will name."),
+        typer.Option("--init", help="Only make the helper's keys, which the terms will name."),
     ] = False,
     introduction: IntroductionFile = None,
     names: HostNames = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8447,
     threads: Threads = None,
-    plaintext: Plaintext = False,
-    behind: Behind = None,
-    as_json: Json = False,
-) -> None:
-    """Serve the proxy of a secure sum: it knows masks, and no update.
+) -> Any:
+    """Serve the aggregation helper of a secure sum: it knows masks, and no update.
 
     In a federation with link.name = "secure-sum" every device masks its update and seals the seed
-    of the mask to this proxy. The server gets both, can read neither, and asks the proxy for the
-    sum of the masks of a round. The proxy tells it for at least link.min_devices devices, and for
+    of the mask to this helper. The server gets both, can read neither, and asks the helper for the
+    sum of the masks of a round. The helper tells it for at least link.min_devices devices, and for
     one set of them in a round; the noise of the terms, if they have any, is added here. What the
     server opens is the sum over these devices. While it looks for a device that spoils sums, the
     set may come in groups that have no device in common, at most link.groups of them, each large
-    enough by itself; the proxy permits few such rounds. Devices never come here.
+    enough by itself; the helper permits few such rounds. Devices never come here.
 
     First --init makes the keys. Hand DIR/keys/ca.crt and DIR/seal.pub to the server's operator, who
     makes the federation with --proxy, --proxy-ca and --proxy-key, and gives you an introduction
     (`sottovoce serve introduce`), with which the first start makes DIR that of the federation:
-    look at the terms in it, they hold for ever. Later starts need DIR only. Whoever runs the proxy
+    look at the terms in it, they hold for ever. Later starts need DIR only. Whoever runs the helper
     must not run the server, nor share what it has with those who do: together they could read every
     update.
 
     What it has told survives a crash, in DIR/answered.json: never put an older copy of DIR back but
     with `sottovoce serve restore`, which has it tell nothing of rounds that it may have forgotten.
-    DIR/masker.json says where a running proxy listens. Logs are JSON lines on standard error and
+    DIR/masker.json says where a running helper listens. Logs are JSON lines on standard error and
     name no device. /health says whether it runs, /metrics counts for Prometheus and needs the token
     in DIR/keys/operator.token. SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
 
     \b
     Examples:
-      sottovoce serve masker masks --init --name proxy.example.net
-      sottovoce serve masker masks --introduction town.json --host 0.0.0.0
-      sottovoce serve masker masks --host 0.0.0.0
+      sottovoce serve helper masks --init --name proxy.example.net
+      sottovoce serve helper masks --introduction town.json --host 0.0.0.0
+      sottovoce serve helper masks --host 0.0.0.0
     """
-    from sottovoce.services.helper import MaskerLimits, run_masker
-    from sottovoce.services.kit.connections import reverse_proxies
+    from sottovoce.services.helper import HelperService
     from sottovoce.stores.helper_folder import (
         PUBLIC_KEY,
         create_masker,
@@ -80,29 +66,15 @@ def masker(
         raise UsageError("--name goes with --init, when the keys are made")
     if init:
         key, ca = init_masker(folder, names or []), folder / "keys" / "ca.crt"
-        if as_json:
-            output.emit({"folder": folder, "key": key, "key_file": folder / PUBLIC_KEY, "ca": ca})
-        else:
-            output.show(
-                f"{folder} has the keys of a proxy; the server's operator needs {ca} and "
-                f"{folder / PUBLIC_KEY}, which are no secrets"
-            )
-        return
+        return {"key": key, "key_file": folder / PUBLIC_KEY, "ca": ca}, [
+            f"{folder} has the keys of a helper; the server's operator needs {ca} and "
+            f"{folder / PUBLIC_KEY}, which are no secrets"
+        ]
     if introduction is not None:
         made = create_masker(folder, read_masker_introduction(introduction))
         link, terms = made.introduction.link, made.introduction.terms
         output.note(
-            f"{folder} holds the proxy of the federation {terms.federation}; it tells sums over at "
-            f"least {link.min_devices:,} devices, at most {link.groups:,} in a round"
+            f"{folder} holds the helper of the federation {terms.federation}; it tells sums over "
+            f"at least {link.min_devices:,} devices, at most {link.groups:,} in a round"
         )
-    run_masker(
-        folder,
-        host,
-        port,
-        plaintext=plaintext,
-        limits=MaskerLimits(behind=reverse_proxies(behind)),
-        threads=threads,
-        ready=None if as_json else lambda url: output.show(f"The proxy listens at {url}"),
-    )
-    if as_json:
-        output.emit({"folder": folder, "stopped": True})
+    return HelperService(threads)

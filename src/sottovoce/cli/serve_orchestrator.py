@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Behind, Json
+from sottovoce.cli.options import Host, Said, served
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from sottovoce.stores.orchestrator_folder import OrchestratorFolder
 
 _LONGEST = 30 * 86400.0
-Said = tuple[dict[str, Any], list[str]]
-"""What a command did, as JSON and in words."""
 
 
+@served(8446, "Users are served at")
 def orchestrator(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the orchestrator.")],
     make: Annotated[
@@ -103,12 +102,6 @@ def orchestrator(
     only_status: Annotated[
         bool, typer.Option("--status", help="Say where the federation stands; no more.")
     ] = False,
-    host: Annotated[
-        str, typer.Option(help="Address to listen at, for users and for nodes.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port for users; 0 takes a free one.")
-    ] = 8446,
     superlink_port: Annotated[
         int, typer.Option(min=1, max=65535, help="The SuperLink's port, on loopback only.")
     ] = 9091,
@@ -146,13 +139,8 @@ def orchestrator(
     users_only: Annotated[
         bool, typer.Option("--users-only", help="Serve users, but hold no rounds.")
     ] = False,
-    plaintext: Annotated[
-        bool,
-        typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
-    ] = False,
-    behind: Behind = None,
-    as_json: Json = False,
-) -> None:
+    host: Host = "127.0.0.1",
+) -> Any:
     """Serve an orchestrator: hold rounds with data owners, recommend to users.
 
     Data owners hold items and what users did with them; the orchestrator holds the model, with a
@@ -215,64 +203,33 @@ def orchestrator(
     if make:
         if catalogue is None:
             raise UsageError("--make needs --catalogue, the items of the federation")
-        _say(folder, _make(folder, catalogue, settings, name, alias, seed), as_json)
-    elif chosen:
-        with _opened(folder) as (found, store):
-            if admit is not None:
-                said = _admit(found, store, admit, gateway, out or Path("admission.json"))
-            elif remove is not None:
-                said = _remove(store, remove)
-            elif invite is not None:
-                said = _invite(found, store, invite, url, out or Path("invitations"))
-            elif catalogue is not None:
-                said = _extend(found, store, catalogue)
-            elif flush:
-                from sottovoce.stores.orchestrator_folder import request_flush
-
-                request_flush(store)
-                said = {"flush_requested": True}, ["The next round ends all streams."]
-            else:
-                said = _status(found, store)
-        _say(folder, said, as_json)
-    else:
-        from sottovoce.engines.flower.training import Training, TrainingPlan
-        from sottovoce.services.kit.connections import reverse_proxies
-        from sottovoce.services.orchestrator import OrchestratorLimits
-        from sottovoce.services.orchestrator_process import run_orchestrator
+        return _make(folder, catalogue, settings, name, alias, seed)
+    if not chosen:
+        from sottovoce.engines.flower.training import SiloTraining, TrainingPlan
+        from sottovoce.services.orchestrator import OrchestratorService
 
         if users_only and rounds is not None:
             raise UsageError("--users-only goes without --rounds")
         plan = TrainingPlan(
             superlink_port, host, gateway_port, rounds, every, deadline, wait_for, patience
         )
-        run_orchestrator(
-            folder,
-            host,
-            port,
-            rounds=None if users_only else partial(Training, plan=plan),
-            plaintext=plaintext,
-            limits=OrchestratorLimits(behind=reverse_proxies(behind)),
-            ready=None if as_json else lambda url: output.show(f"Users are served at {url}"),
-        )
-        if as_json:
-            output.emit({"folder": folder, "stopped": True})
+        return OrchestratorService(None if users_only else partial(SiloTraining, plan=plan))
+    from sottovoce.stores.orchestrator_folder import open_orchestrator_folder, request_flush
 
-
-def _say(folder: Path, said: Said, as_json: bool) -> None:
-    content, words = said
-    if as_json:
-        output.emit({"folder": folder, **content})
-    else:
-        output.show(*words)
-
-
-@contextlib.contextmanager
-def _opened(place: Path) -> Iterator[tuple[OrchestratorFolder, OrchestratorStore]]:
-    from sottovoce.stores.orchestrator_folder import open_orchestrator_folder
-
-    folder = open_orchestrator_folder(place)
-    with contextlib.closing(folder.store()) as store:
-        yield folder, store
+    found = open_orchestrator_folder(folder)
+    with contextlib.closing(found.store()) as store:
+        if admit is not None:
+            return _admit(found, store, admit, gateway, out or Path("admission.json"))
+        if remove is not None:
+            return _remove(store, remove)
+        if invite is not None:
+            return _invite(found, store, invite, url, out or Path("invitations"))
+        if catalogue is not None:
+            return _extend(found, store, catalogue)
+        if flush:
+            request_flush(store)
+            return {"flush_requested": True}, ["The next round ends all streams."]
+        return _status(found, store)
 
 
 def _make(
@@ -386,10 +343,10 @@ def _extend(folder: OrchestratorFolder, store: OrchestratorStore, file: Path) ->
 
 
 def _status(folder: OrchestratorFolder, store: OrchestratorStore) -> Said:
-    from sottovoce.services.orchestrator import figures
+    from sottovoce.services.orchestrator import stands
 
     running = folder.running()
-    found = {**figures(store), "running": running is not None}
+    found = {**stands(store), "running": running is not None}
     return {**found, **({"url": running["url"]} if running else {})}, _status_words(found)
 
 

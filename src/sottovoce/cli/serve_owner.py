@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Behind, Host, Json, Port
+from sottovoce.cli.options import Said, served
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.stores.owner_folder import OwnerFolder
 
 
+@served(8445, "The data owner listens at")
 def owner(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the data owner.")],
     make: Annotated[
@@ -50,13 +51,6 @@ def owner(
             metavar="FILE", help="Keep the orchestrator's answer to the application, and no more."
         ),
     ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8445,
-    plaintext: Annotated[
-        bool,
-        typer.Option("--plaintext", help="Users come without TLS; on a loopback address only."),
-    ] = False,
-    behind: Behind = None,
     users_only: Annotated[
         bool,
         typer.Option(
@@ -89,8 +83,7 @@ def owner(
     only_status: Annotated[
         bool, typer.Option("--status", help="Say what it holds and how it is doing; no more.")
     ] = False,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Serve a data owner: take users' sealed interactions, take part in the orchestrator's rounds.
 
     An owner holds items. Users who interact with them send it what they did, sealed for it alone;
@@ -142,35 +135,25 @@ def owner(
     if make is not None:
         if name is None or items is None or url is None:
             raise UsageError("--make needs --name, --items and --url")
-        _make(folder, make, name, items, url, alias or [], as_json)
-        return
+        return _make(folder, make, name, items, url, alias or [])
     if chosen:
-        _act(folder, admission, add_items, withdraw_items, federation, forget, as_json)
-        return
-    from sottovoce.engines.flower.owner_node import Participation, require_flower
-    from sottovoce.services.kit.connections import reverse_proxies
-    from sottovoce.services.owner import OwnerLimits
-    from sottovoce.services.owner_process import run_owner
+        from sottovoce.stores.owner_folder import open_owner_folder
+
+        found = open_owner_folder(folder)
+        if admission is not None:
+            return _keep(found, admission)
+        if add_items is not None or withdraw_items is not None:
+            return _change(found, add_items, withdraw_items, federation)
+        return _ask(found, forget)
+    from sottovoce.engines.flower.silo_node import Participation, require_flower
+    from sottovoce.services.owner import OwnerService
 
     if not users_only:
         require_flower()
-
-    run_owner(
-        folder,
-        host,
-        port,
-        plaintext=plaintext,
-        limits=OwnerLimits(behind=reverse_proxies(behind)),
-        join=None if users_only else Participation,
-        ready=None if as_json else lambda url: output.show(f"The data owner listens at {url}"),
-    )
-    if as_json:
-        output.emit({"folder": folder, "stopped": True})
+    return OwnerService(None if users_only else Participation)
 
 
-def _make(
-    folder: Path, make: Path, name: str, items: Path, url: str, alias: list[str], as_json: bool
-) -> None:
+def _make(folder: Path, make: Path, name: str, items: Path, url: str, alias: list[str]) -> Said:
     from sottovoce.stores.owner_folder import APPLICATION, create_owner_folder, read_items
     from sottovoce.wire.silo_files import FederationFile
 
@@ -178,41 +161,14 @@ def _make(
     numbers = read_items(items, described.catalogue)
     create_owner_folder(folder, described, name, url, numbers, alias)
     application = folder / APPLICATION
-    if as_json:
-        output.emit({"folder": folder, "application": application, "items": len(numbers)})
-        return
-    output.show(
+    return {"application": application, "items": len(numbers)}, [
         f"{folder} holds the data owner {name} with {len(numbers):,} of "
         f"{len(described.catalogue):,} items.",
         f"Send {application} to the orchestrator's operator; nothing in it is secret.",
-    )
+    ]
 
 
-def _act(
-    place: Path,
-    admission: Path | None,
-    add_items: Path | None,
-    withdraw_items: Path | None,
-    federation: Path | None,
-    forget: int | None,
-    as_json: bool,
-) -> None:
-    from sottovoce.stores.owner_folder import open_owner_folder
-
-    folder = open_owner_folder(place)
-    if admission is not None:
-        content, words = _keep(folder, admission)
-    elif add_items is not None or withdraw_items is not None:
-        content, words = _change(folder, add_items, withdraw_items, federation)
-    else:
-        content, words = _ask(folder, forget)
-    if as_json:
-        output.emit({"folder": place, **content})
-    else:
-        output.show(*words)
-
-
-def _keep(folder: OwnerFolder, file: Path) -> tuple[dict[str, Any], list[str]]:
+def _keep(folder: OwnerFolder, file: Path) -> Said:
     from sottovoce.stores.owner_folder import keep_admission
     from sottovoce.wire.silo_files import Admission
 
@@ -227,8 +183,8 @@ def _keep(folder: OwnerFolder, file: Path) -> tuple[dict[str, Any], list[str]]:
 
 def _change(
     folder: OwnerFolder, add: Path | None, withdraw: Path | None, newer: Path | None
-) -> tuple[dict[str, Any], list[str]]:
-    from sottovoce.services.owner_process import desk
+) -> Said:
+    from sottovoce.services.owner import desk
     from sottovoce.stores.owner_folder import keep_federation, read_items
     from sottovoce.wire.silo_files import FederationFile
 
@@ -243,8 +199,8 @@ def _change(
     return {"items": left}, [words + "it in the next round."]
 
 
-def _ask(folder: OwnerFolder, forget: int | None) -> tuple[dict[str, Any], list[str]]:
-    from sottovoce.services.owner_process import desk
+def _ask(folder: OwnerFolder, forget: int | None) -> Said:
+    from sottovoce.services.owner import desk
 
     with desk(folder) as owner:
         if forget is not None:

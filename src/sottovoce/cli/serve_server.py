@@ -13,15 +13,13 @@ import typer
 from sottovoce.cli import output
 from sottovoce.cli.making import make_federation
 from sottovoce.cli.options import (
-    Behind,
     CatalogueFile,
     ExperimentFile,
-    Host,
     HostNames,
-    Json,
-    Plaintext,
-    Port,
+    Said,
     Settings,
+    says,
+    served,
 )
 from sottovoce.errors import UsageError
 
@@ -40,6 +38,7 @@ DatabaseUrl = Annotated[
 ]
 
 
+@served(8443)
 def server(
     folder: Folder,
     experiment: ExperimentFile = None,
@@ -49,21 +48,21 @@ def server(
     proxy: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Where devices reach the federation's proxy; goes into its terms."
+            metavar="URL",
+            help="Where the federation's shuffler or helper is reached; goes into its terms.",
         ),
     ] = None,
     proxy_ca: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --proxy: the proxy's ca.crt, which its owner has."),
+        typer.Option(metavar="FILE", help="With --proxy: its ca.crt, which its owner has."),
     ] = None,
     proxy_key: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="With --proxy, for a secure sum: the proxy's public key, seal.pub."
+            metavar="FILE",
+            help="With --proxy, for a secure sum: its public key, seal.pub.",
         ),
     ] = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8443,
     database: DatabaseUrl = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Run at least so many rounds.")] = None,
     skip_to_round: Annotated[
@@ -75,15 +74,12 @@ def server(
             "round N, which no device has seen yet.",
         ),
     ] = None,
-    plaintext: Plaintext = False,
-    behind: Behind = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Serve a federation: publish rounds and models, take reports, fold them.
 
     The first start makes DIR from an experiment file, in which algorithm.triples is a number where
     the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too; a
-    secure sum also --proxy-key, from `sottovoce serve masker --init`.
+    secure sum also --proxy-key, from `sottovoce serve helper --init`.
     Everything that was acknowledged survives a crash, and the next start goes on where the last one
     was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
     SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
@@ -98,9 +94,7 @@ def server(
       sottovoce serve server town --experiment a.toml --proxy https://p.example --proxy-ca p.crt
       sottovoce serve server town --rounds 200 --database postgresql://sottovoce@db/town
     """
-    from sottovoce.services.kit.connections import reverse_proxies
-    from sottovoce.services.server.application import Limits
-    from sottovoce.services.server.process import run_server
+    from sottovoce.services.server.process import ServerService
 
     if (proxy is None) != (proxy_ca is None):
         raise UsageError("--proxy and --proxy-ca go together")
@@ -117,20 +111,10 @@ def server(
         raise UsageError(
             "--catalogue, --set, --name and --proxy go with --experiment, at the first start"
         )
-    run_server(
-        folder,
-        host,
-        port,
-        database=database,
-        rounds=rounds,
-        skip_to_round=skip_to_round,
-        plaintext=plaintext,
-        limits=Limits(behind=reverse_proxies(behind)),
-    )
-    if as_json:
-        output.emit({"folder": folder, "stopped": True})
+    return ServerService(database, rounds, skip_to_round)
 
 
+@says
 def invite(
     folder: Folder,
     count: Annotated[int, typer.Option(min=1, max=100_000, help="How many devices.")] = 1,
@@ -147,8 +131,7 @@ def invite(
         ),
     ] = None,
     database: DatabaseUrl = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Write invitations, a file for each new device.
 
     An invitation is good for one device and is a secret: hand it over in confidence. The server may
@@ -160,7 +143,6 @@ def invite(
       sottovoce serve invite town --out /media/usb
     """
     from sottovoce.stores import server_folder as folders
-    from sottovoce.wire.invitations import write_invitation
 
     found = folders.open_folder(folder)
     address = _address(found, server)
@@ -170,14 +152,14 @@ def invite(
         invitations = folders.invite(found, store, address, numbers, count=count)
     files = [out / f"device-{invitation.number}.json" for invitation in invitations]
     for file, invitation in zip(files, invitations, strict=True):
-        write_invitation(file, invitation)
-    if as_json:
-        numbers_written = [invitation.number for invitation in invitations]
-        output.emit({"server": address, "numbers": numbers_written, "files": [*map(str, files)]})
-    else:
-        output.show(f"{len(files)} invitation(s) to {address} in {out}; each is a secret")
+        invitation.write(file)
+    written = [invitation.number for invitation in invitations]
+    return {"server": address, "numbers": written, "files": [*map(str, files)]}, [
+        f"{len(files)} invitation(s) to {address} in {out}; each is a secret"
+    ]
 
 
+@says
 def introduce(
     folder: Folder,
     out: Annotated[
@@ -186,16 +168,15 @@ def introduce(
     server: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Where the proxy reaches the server; the running one by default."
+            metavar="URL", help="Where the shuffler reaches the server; the running one by default."
         ),
     ] = None,
-    as_json: Json = False,
-) -> None:
-    """Write the introduction of the federation's proxy, a file for whoever runs it.
+) -> Said:
+    """Write the introduction of the federation's shuffler or helper, a file for whoever runs it.
 
-    It says where the server is, how it is known and how it knows the proxy; or, to the proxy of a
-    secure sum (`sottovoce serve masker`), what the terms are and how it knows the server. It is a
-    secret: hand it over in confidence. The federation's terms must name a proxy.
+    It says where the server is, how it is known and how it knows the shuffler; or, to the helper of
+    a secure sum (`sottovoce serve helper`), what the terms are and how it knows the server. It is a
+    secret: hand it over in confidence. The federation's terms must name one of the two.
 
     \b
     Example:
@@ -205,28 +186,19 @@ def introduce(
     from sottovoce.stores.server_folder import write_introduction
 
     found = folders.open_folder(folder)
-    if found.plan.summed:
-        _introduce_masker(found, out, as_json)
-        return
+    if found.plan.summed:  # the helper is asked by the server and need not know where that is
+        from sottovoce.stores.helper_folder import masker_introduction, write_masker_introduction
+
+        write_masker_introduction(out, masker_introduction(found))
+        told = f"The introduction of the helper is {out}; it is a secret"
+        return {"server": None, "file": out}, [told]
     address = _address(found, server)
     write_introduction(out, folders.introduction(found, address))
-    if as_json:
-        output.emit({"server": address, "file": out})
-    else:
-        output.show(f"The introduction of the proxy to {address} is {out}; it is a secret")
+    told = f"The introduction of the shuffler to {address} is {out}; it is a secret"
+    return {"server": address, "file": out}, [told]
 
 
-def _introduce_masker(folder: ServerFolder, out: Path, as_json: bool) -> None:
-    """The proxy of a secure sum is asked by the server and need not know where that is."""
-    from sottovoce.stores.helper_folder import masker_introduction, write_masker_introduction
-
-    write_masker_introduction(out, masker_introduction(folder))
-    if as_json:
-        output.emit({"server": None, "file": out})
-    else:
-        output.show(f"The introduction of the proxy is {out}; it is a secret")
-
-
+@says
 def status(
     where: Annotated[
         str, typer.Argument(metavar="DIR|URL", help="Folder or address of the server.")
@@ -240,8 +212,7 @@ def status(
         typer.Option(metavar="FILE", help="With an address: the file operator.token."),
     ] = None,
     database: DatabaseUrl = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Say where a federation stands: rounds, devices, who was missing, what was refused.
 
     A folder is looked at whether or not its server runs. An address needs two files of the folder's
@@ -258,14 +229,11 @@ def status(
         raise UsageError("--ca and --token go with the address of a server, not with a folder")
     else:
         content = _status_in(Path(where), database)
-    if as_json:
-        output.emit(content)
-        return
     words = (
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
         f"{content['state']}"
     )
-    # Through a proxy nobody is asked by name, and the server does not know who is missing.
+    # Through a shuffler nobody is asked by name, and the server does not know who is missing.
     asked = bool(content["asked"]) or any(past["asked"] for past in content["rounds"])
     if content["state"] == "open":
         words += f", {content['reported']} of {content['goal']} reports" if asked else ""
@@ -290,7 +258,7 @@ def status(
         else:
             ended += " devices in batches"
         lines.append(f"  round {past['round']}.{past['attempt']}: {ended}")
-    output.show(*lines)
+    return content, lines
 
 
 def _search_words(search: Mapping[str, Any]) -> list[str]:
@@ -306,12 +274,12 @@ def _search_words(search: Mapping[str, Any]) -> list[str]:
     ]
 
 
+@says
 def target(
     folder: Folder,
     rounds: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rounds to run in all.")],
     database: DatabaseUrl = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Raise the number of rounds to run, of a running server or of a stopped one.
 
     \b
@@ -322,12 +290,11 @@ def target(
 
     with contextlib.closing(open_folder(folder).database(database)) as store:
         before = raise_target(store, rounds)
-    if as_json:
-        output.emit({"folder": folder, "rounds": rounds, "before": before})
-    else:
-        output.show(f"{rounds:,} rounds to run; before, {before:,}")
+    told = f"{rounds:,} rounds to run; before, {before:,}"
+    return {"folder": folder, "rounds": rounds, "before": before}, [told]
 
 
+@says
 def shut_out(
     folder: Folder,
     numbers: Annotated[
@@ -335,8 +302,7 @@ def shut_out(
     ],
     undo: Annotated[bool, typer.Option("--undo", help="Let them in again.")] = False,
     database: DatabaseUrl = None,
-    as_json: Json = False,
-) -> None:
+) -> Said:
     """Shut devices out: from now on they are not asked, and their reports are refused and counted.
 
     The server may be running. An invitation that was not used is good for nobody any more. What a
@@ -351,10 +317,8 @@ def shut_out(
 
     with contextlib.closing(folders.open_folder(folder).database(database)) as store:
         out = folders.shut_out(store, numbers, undo=undo)
-    if as_json:
-        output.emit({"folder": folder, "shut_out": out})
-    else:
-        output.show(f"Shut out: {', '.join(map(str, out)) or 'nobody'}")
+    told = f"Shut out: {', '.join(map(str, out)) or 'nobody'}"
+    return {"folder": folder, "shut_out": out}, [told]
 
 
 def _address(folder: ServerFolder, server: str | None) -> str:

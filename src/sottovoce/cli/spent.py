@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sottovoce.cli.budget import NOTHING, bound_text, count_of, odds
 from sottovoce.errors import UsageError
+from sottovoce.privacy.statements import NOTHING, bound_text, count_of, odds
 
 # What rounds of noisy sums have cost one user so far, in words: limit, rounds left.
 

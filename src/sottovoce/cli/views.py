@@ -109,7 +109,7 @@ def ledger(
         if unprotected:
             head["not_protected"] = "\n\n".join(unprotected)
         if number is not None:
-            head |= {"user": user, "choice": opened.words(opened.consent.row(number))}
+            head |= {"user": user, "choice": opened.describe_choice(opened.consent.row(number))}
             head |= {"budget": budget and budget.to_table()}
         rows = [{grouping: x.label, "devices": x.devices, **output.plain(x.totals)} for x in lines]
         output.emit({**head, "totals": output.totals_json(totals), "by": grouping, "lines": rows})
@@ -118,7 +118,7 @@ def ledger(
         print(ledger_csv(lines, grouping), end="")
         return
     if number is not None:
-        output.show(f"{user}: {opened.words(opened.consent.row(number))}.")
+        output.show(f"{user}: {opened.describe_choice(opened.consent.row(number))}.")
     most = None if number is not None else float(opened.ledger_per_user().epsilon.max(initial=0.0))
     if opened.experiment.silo is None:
         who = "all devices" if number is None else f"the device of {user}"

@@ -6,181 +6,20 @@ for everyone, or a stated mix. The draw of a mix depends on seed and user alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import config
+from sottovoce.core.choice import COLUMN_TYPES as COLUMN_TYPES
+from sottovoce.core.choice import FIELDS as FIELDS
+from sottovoce.core.choice import Choice as Choice
+from sottovoce.core.choice import Columns as Columns
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import Keys, Streams, words_of
-
-# What one person permits, field by field: the only list of them. A field says here what it may
-# be, how a record of many people keeps it and which option of `sottovoce device consent` sets it.
-# Records (`consent`), stores, experiment files and the command follow from that. What keeps to a
-# field, a release or an algorithm, names it, and docs/cli.md has its meaning.
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceField:
-    """What a field of a choice is, beside its type and default."""
-
-    column: str = ""
-    """Type of its values in a record; empty where there is a list of names instead."""
-    most: float = math.inf
-    """A number lies between 0 and this."""
-    below: bool = False
-    """Whether the number must not be `most` itself."""
-    asks: bool = True
-    """Whether a value other than the default asks something of a system by itself."""
-    later: bool = True
-    """Whether stores leave out the default, as those did that were written before the field
-    existed."""
-    option: str = ""
-    """Its option on the command line; empty where there is none."""
-    help: str = ""
-    metavar: str | None = None
-
-
-def _field(default: Any, column: str = "", **more: Any) -> Any:
-    return field(default=default, metadata={"kind": ChoiceField(column, **more)})
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One person's settings. The default takes part and shares no positive item."""
-
-    takes_part: bool = _field(
-        True, "bool", asks=False, later=False, option="--take-part/--no-part",
-        help="Whether anything may leave at all.",
-    )  # fmt: skip
-    share_positives: float = _field(
-        0.0, "float32", most=1.0, later=False, option="--share-positives",
-        help="π in [0, 1]: the share of positive-item updates that may leave.",
-    )  # fmt: skip
-    """π: the share of positive-item updates that may leave, in [0, 1]."""
-    epsilon: float = _field(
-        0.0, "float32", later=False, option="--epsilon",
-        help="Largest ε of one report or update with noise.",
-    )  # fmt: skip
-    """Largest privacy cost per report that the user accepts; 0 permits no randomised report."""
-    max_reports: int = _field(
-        0, "int32", most=2**31 - 1, later=False, option="--reports",
-        help="k: most randomised reports in a round.",
-    )  # fmt: skip
-    """k: most randomised reports per round."""
-    total_epsilon: float = _field(
-        math.inf, "float64", option="--total-epsilon", metavar="E",
-        help="Most ε over all rounds together, for ever; inf for no limit.",
-    )  # fmt: skip
-    """Most ε that all rounds may cost together, for ever: of randomised reports and noisy updates
-    by plain composition, of updates in noisy sums by `privacy.central.price`. What has left counts,
-    whatever became of it. It limits nothing where no ε bounds what leaves."""
-    hidden_attributes: tuple[str, ...] = _field((), later=False)
-    """Attributes that must not be learnt."""
-    strength: float = _field(
-        0.5, "float32", most=1.0, below=True, asks=False, later=False, option="--strength",
-        metavar="B", help="β in [0, 1): weight of hiding against recommending well.",
-    )  # fmt: skip
-    """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
-    refused_owners: tuple[str, ...] = _field(())
-    """Data owners, by name, that must see nothing of hers."""
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            object.__setattr__(self, each.name, _checked(each.name, value, each.default))
-
-    def asked(self) -> list[str]:
-        """The fields by which somebody who takes part asks something of a system."""
-        return [
-            each.name
-            for each in fields(self)
-            if FIELDS[each.name].asks and getattr(self, each.name) != each.default
-        ]
-
-    def table(self) -> dict[str, Any]:
-        """As stores keep it: the same mind is the same text, whichever release wrote it."""
-        plain = {each.name for each in fields(self) if getattr(self, each.name) == each.default}
-        return {k: v for k, v in asdict(self).items() if not (FIELDS[k].later and k in plain)}
-
-    def words(self) -> str:
-        """The settings as a device owner would read them."""
-        if not self.takes_part:
-            return "does not take part: learns at home, sends nothing"
-        parts = []
-        if self.share_positives or not (self.max_reports or self.epsilon):
-            parts.append(f"shares {100 * self.share_positives:.6g} % of positive-item updates")
-        if self.max_reports:
-            each = f"at ε ≤ {self.epsilon:g} each"
-            parts.append(f"at most {self.max_reports} randomised reports a round {each}")
-        elif self.epsilon:
-            parts.append(f"updates with noise at ε ≤ {self.epsilon:g} each")
-        if math.isfinite(self.total_epsilon):
-            noisy = "" if self.max_reports or self.epsilon else " that have an ε"
-            most = f"no more than ε = {self.total_epsilon:.10g}"
-            parts.append(f"{most} over all rounds{noisy} together")
-        if self.hidden_attributes:
-            names = ", ".join(self.hidden_attributes)
-            parts.append(f"hides {names} with strength {self.strength:g}")
-        if self.refused_owners:
-            parts.append("sends nothing to " + ", ".join(self.refused_owners))
-        return "takes part, " + "; ".join(parts)
-
-    def owner_words(self) -> str:
-        """The same for a system of data owners, who read what they get."""
-        if not self.takes_part:
-            return "does not take part: sends nothing to anybody"
-        but = f"; sends nothing to {', '.join(self.refused_owners)}" if self.refused_owners else ""
-        return "takes part: every owner of an item reads what she does with it" + but
-
-
-FIELDS: dict[str, ChoiceField] = {each.name: each.metadata["kind"] for each in fields(Choice)}
-"""By field."""
-COLUMN_TYPES = {name: kind.column for name, kind in FIELDS.items() if kind.column}
-"""What a record has one value of, and its type."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Columns:
-    """The fields of many people's choices that have one value each, a row per person."""
-
-    takes_part: NDArray[np.bool_]
-    share_positives: NDArray[np.float32]
-    epsilon: NDArray[np.float32]
-    max_reports: NDArray[np.int32]
-    total_epsilon: NDArray[np.float64]
-    strength: NDArray[np.float32]
-
-
-def _checked(name: str, value: Any, default: object) -> Any:
-    """The value, where it is one of its field's."""
-    kind = FIELDS[name]
-    if isinstance(default, tuple):
-        if not isinstance(value, list | tuple) or not all(isinstance(a, str) for a in value):
-            raise ConfigError(f"{name} must be a list of names")
-        return tuple(value)
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} must be true or false")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        what = "a number" if isinstance(default, float) else "a whole number"
-        raise ConfigError(f"{name} must be {what}")
-    if isinstance(default, int) and not isinstance(value, int):
-        raise ConfigError(f"{name} must be a whole number")
-    if not 0 <= value <= kind.most:
-        raise ConfigError(f"{name} must lie in [0, {kind.most:g}], not {value}")
-    if kind.below and value == kind.most:
-        raise ConfigError(f"{name} must be below {kind.most:g}")
-    return float(value) if isinstance(default, float) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

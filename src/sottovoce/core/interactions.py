@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -221,15 +221,7 @@ class Interactions:
         """The entries where the mask (aligned with `items`) is true; all numbers stay."""
         indptr = np.zeros(self.n_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(self.users[mask], minlength=self.n_users), out=indptr[1:])
-        return Interactions(
-            indptr=indptr,
-            items=self.items[mask],
-            n_items=self.n_items,
-            timestamps=None if self.timestamps is None else self.timestamps[mask],
-            ratings=None if self.ratings is None else self.ratings[mask],
-            user_ids=self.user_ids,
-            item_ids=self.item_ids,
-        )
+        return self._of(indptr, mask, self.user_ids)
 
     def find(self, users: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.int64]:
         """The entry of each user and item; -1 where she has it not."""
@@ -246,14 +238,19 @@ class Interactions:
         indptr = np.zeros(len(users) + 1, dtype=np.int64)
         np.cumsum(counts, out=indptr[1:])
         entries = np.repeat(self.indptr[users] - indptr[:-1], counts) + np.arange(indptr[-1])
-        return Interactions(
+        return self._of(indptr, entries, self.users_vocabulary().take(users))
+
+    def _of(
+        self, indptr: NDArray[np.int64], entries: NDArray[Any], user_ids: Vocabulary | None
+    ) -> Interactions:
+        """These entries, by the rows of `indptr`."""
+        return replace(
+            self,
             indptr=indptr,
             items=self.items[entries],
-            n_items=self.n_items,
             timestamps=None if self.timestamps is None else self.timestamps[entries],
             ratings=None if self.ratings is None else self.ratings[entries],
-            user_ids=self.users_vocabulary().take(users),
-            item_ids=self.item_ids,
+            user_ids=user_ids,
         )
 
     def fingerprint(self) -> str:

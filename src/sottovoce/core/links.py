@@ -150,7 +150,7 @@ class Gateway:
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "server": {
-                "Answer": frozenset(
+                "CohortAnswer": frozenset(
                     {"willing", "kept", "round", "attempt", "sum", "devices", "problem"}
                 ),
                 "SummedReports": frozenset({"round", "item", "sums", "devices"}),
@@ -269,7 +269,7 @@ class SecureSum(Link):
                     "count their senders, which clipping would change; release.clip limits updates "
                     "there"
                 )
-            if algorithm.looks_around:
+            if algorithm.needs_whole_cohort:
                 raise ConfigError(
                     "link.noise is not for gnn: a device's update there depends on other users' "
                     "embeddings, which clipping it does not bound; choose mf, ncf or neumf"

@@ -1,4 +1,4 @@
-"""Everything that crosses a link, and the wire codec.
+"""Everything that crosses a link; `wire.reports` turns it into bytes.
 
 **Grid.** Item updates are whole numbers of 2**-24. Sums of whole numbers do not depend on their
 order, so a model is the same bit for bit whatever the batching, the threads or the engine, and
@@ -11,29 +11,19 @@ or decoded from the wire.
 
 from __future__ import annotations
 
-import functools
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.arrays import sum_groups
-from sottovoce.errors import MessageError
 
 GRID_BITS = 24
 GRID = 2.0**GRID_BITS
 """Steps of the grid per unit."""
 LIMIT = 127.0
 """Largest absolute value of one draw's update, before rounding to the grid."""
-
-_HEADER = struct.Struct("<4sBBHIII")
-_MAGIC = b"SVU3"
-_SUM_MAGIC = b"SVS3"
-_BITS = struct.Struct("<4sIBI")
-_BIT_MAGIC = b"SVR1"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -257,140 +247,3 @@ def add_sums(round: int, parts: Sequence[SummedReports], width: int) -> SummedRe
     values = np.concatenate([np.zeros((0, width), np.int64), *(p.sums for p in parts)])
     item, sums = _sum_by_item(item, values)
     return SummedReports(round, item, sums, sum(p.devices for p in parts))
-
-
-def encode(reports: DeviceReports) -> bytes:
-    """One sender's report as bytes. Values take as many bytes each as hold them all, and the whole
-    is compressed where that helps; nothing is lost."""
-    if len(np.unique(reports.sender)) > 1:
-        raise MessageError("a message carries the report of one device")
-    return _pack(_MAGIC, reports.round, reports.item, reports.values)
-
-
-def encode_sum(reports: SummedReports) -> bytes:
-    """A cohort's sum as bytes, like `encode`, with the number of devices."""
-    sent = reports.sums.any(axis=1)
-    body = _pack(_SUM_MAGIC, reports.round, reports.item[sent], reports.sums[sent])
-    return body + struct.pack("<I", reports.devices)
-
-
-def decode(
-    payload: bytes,
-    *,
-    sender: int,
-    n_items: int,
-    width: int,
-    round: int,
-    max_rows: int | None = None,
-) -> DeviceReports:
-    """The inverse of `encode`. Rejects the whole message where anything is off: stale round, wrong
-    shape, unknown or repeated items, more than `max_rows` of them. Takes no more memory than an
-    honest message would."""
-    item, values = _unpack(_MAGIC, payload, n_items, width, round, max_rows)
-    return DeviceReports(round, np.full(len(item), sender, dtype=np.int64), item, values)
-
-
-def decode_sum(payload: bytes, *, n_items: int, width: int, round: int) -> SummedReports:
-    """The inverse of `encode_sum`, as strict as `decode`. Items whose sum is zero are not sent."""
-    if len(payload) < 4:
-        raise MessageError("message too short")
-    item, values = _unpack(_SUM_MAGIC, payload[:-4], n_items, width, round, None)
-    return SummedReports(round, item, values, struct.unpack("<I", payload[-4:])[0])
-
-
-def encode_bits(reports: BitReports) -> bytes:
-    """One sender's reports as bytes, as a store keeps them until they are sealed."""
-    if len(reports) != 1:
-        raise MessageError("a message carries the reports of one device")
-    head = _BITS.pack(_BIT_MAGIC, reports.round, int(reports.tier[0]), reports.reports.shape[1])
-    return head + reports.reports.astype("<u4").tobytes()
-
-
-def decode_bits(payload: bytes, *, sender: int = 0) -> BitReports:
-    """The inverse of `encode_bits`."""
-    if len(payload) < _BITS.size:
-        raise MessageError("message too short")
-    magic, round, tier, count = _BITS.unpack_from(payload)
-    if magic != _BIT_MAGIC or len(payload) != _BITS.size + 4 * count:
-        raise MessageError("this is no message of randomised reports")
-    values = np.frombuffer(payload, "<u4", offset=_BITS.size).astype(np.uint32)
-    return BitReports(round, np.array([sender]), np.array([tier], np.int32), values[None, :])
-
-
-def other_version(payload: bytes) -> bool:
-    """Whether this is a device's report, but of another release."""
-    return payload[:3] == _MAGIC[:3] and payload[:4] != _MAGIC
-
-
-def message_limit(rows: int, width: int) -> int:
-    """The longest message of so many rows, in bytes."""
-    return _HEADER.size + rows * (4 + 8 * width)
-
-
-def _pack(magic: bytes, round: int, item: NDArray[np.int32], values: NDArray[np.int64]) -> bytes:
-    """A header, then the steps between item numbers and the values. Bytes of equal weight stand
-    together, because the high ones are much alike and then compress."""
-    size = _bytes_per_value(values)
-    steps = np.diff(item, prepend=np.int32(0)).astype("<u4").view(np.uint8).reshape(-1, 4)
-    narrow = np.ascontiguousarray(values, dtype="<i8").view(np.uint8).reshape(-1, 8)[:, :size]
-    body = steps.T.tobytes() + narrow.T.tobytes()
-    packed = _codec().compress(body, asbytes=True) if body else body
-    shorter = len(packed) < len(body)
-    head = _HEADER.pack(magic, size, shorter, values.shape[1], round, len(item), GRID_BITS)
-    return head + (packed if shorter else body)
-
-
-def _bytes_per_value(values: NDArray[np.int64]) -> int:
-    """The fewest bytes of two's complement that hold every value."""
-    if not values.size:
-        return 1
-    largest = max(int(values.max()), -int(values.min()) - 1)
-    return largest.bit_length() // 8 + 1
-
-
-def _unpack(
-    expected: bytes, payload: bytes, n_items: int, width: int, round: int, max_rows: int | None
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    if len(payload) < _HEADER.size:
-        raise MessageError("message too short")
-    magic, size, packed, columns, sent_round, rows, bits = _HEADER.unpack_from(payload)
-    if magic != expected or not 1 <= size <= 8 or packed > 1 or bits != GRID_BITS:
-        raise MessageError("not an update message of this version")
-    if sent_round != round:
-        raise MessageError(f"message is for round {sent_round}, the round is {round}")
-    if columns != width:
-        raise MessageError(f"message has {columns} columns, the model has {width}")
-    if rows > (n_items if max_rows is None else min(max_rows, n_items)):
-        raise MessageError("message has more rows than a device may send")
-    body = _opened(payload[_HEADER.size :], rows * (4 + columns * size), bool(packed))
-    steps = np.frombuffer(body, np.uint8, 4 * rows).reshape(4, rows)
-    item = np.ascontiguousarray(steps.T).view("<u4").ravel().astype(np.int64).cumsum()
-    if rows and (item[-1] >= n_items or np.any(np.diff(item) <= 0)):
-        raise MessageError("items must be known, ascending and sent once each")
-    narrow = np.frombuffer(body, np.uint8, rows * columns * size, 4 * rows)
-    wide = np.zeros((rows * columns, 8), dtype=np.uint8)
-    wide[:, 8 - size :] = narrow.reshape(size, rows * columns).T
-    # The high bytes are filled and shifted down, which carries the sign along.
-    values = wide.view("<i8").reshape(rows, columns) >> (8 * (8 - size))
-    return item.astype(np.int32), values.astype(np.int64)
-
-
-def _opened(body: bytes, length: int, packed: bool) -> bytes:
-    """The body at its full length, which the header has announced and which was found fit."""
-    if packed:
-        import pyarrow as pa
-
-        try:
-            body = _codec().decompress(body, length, asbytes=True)
-        except (OSError, ValueError, pa.ArrowException):
-            raise MessageError("message cannot be unpacked") from None
-    if len(body) != length:
-        raise MessageError("message length does not match its header")
-    return body
-
-
-@functools.cache
-def _codec() -> Any:
-    import pyarrow as pa
-
-    return pa.Codec("zstd", compression_level=3)

@@ -2,7 +2,18 @@
 
 A `Scorer` gives a score to every item for some users. Ranking is by score, descending; ties go to
 the smaller item number; items already seen are masked.
+
+The score of a pair is one fixed chain of fused multiply-adds, bias first, then factor by factor. So
+it has the same bits whatever the tile, the thread, the list length or the other users, and a device
+at home gets the list that the evaluation got. A BLAS product does not promise that: its last bit
+depends on the shape of the tile. Items are packed in panels of `SIMD_ROWS` (factor-major, bias in
+front) and scored for `GROUP` users at a time in registers: 6 × 16 float32 sums fit the 16 AVX2
+registers as well as AVX-512. LLVM does not find that shape in a plain loop (measured: half the
+speed), hence the one intrinsic.
 """
+
+# Kernels carry no types (numba infers them); their callers do.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, import-untyped, unreachable"
 
 from __future__ import annotations
 
@@ -22,20 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import DataError, Diverged, UsageError
 
-# Kernels behind `sottovoce.core.recommender`: score and keep the n best without storing all scores.
-# The score of a pair is one fixed chain of fused multiply-adds, bias first, then factor by
-# factor. So it has the same bits whatever the tile, the thread, the list length or the other
-# users, and a device at home gets the list the evaluation got. A BLAS product does not promise
-# that: its last bit depends on the shape of the tile. Items are packed in panels of `LANES`
-# (factor-major, bias in front) and scored for `GROUP` users at a time in registers: 6 × 16
-# float32 sums fit the 16 AVX2 registers as well as AVX-512. LLVM does not find that shape in a
-# plain loop (measured: half the speed), hence the one intrinsic.
-
-# Kernels carry no types (numba infers them); their callers in `recommender` do.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, import-untyped, unreachable"
-
-
-LANES = 16
+SIMD_ROWS = 16
 GROUP = 6
 CHUNK = 64
 """Panels per pass: 1,024 items stay in the second-level cache while a tile's users go by."""
@@ -43,19 +41,19 @@ CHUNK = 64
 
 @intrinsic
 def _score_panel(typingctx, panels, at, size, users, users_at, worst, out, hits):
-    """`LANES` items scored for `GROUP` users into `out`; bit w of `hits[g]`: beats `worst[g]`."""
+    """`SIMD_ROWS` items scored for `GROUP` users into `out`; bit w of `hits[g]`: beats `worst`."""
 
     def generate(context, builder, signature, args):
         def data(k):
             return context.make_array(signature.args[k])(context, builder, args[k]).data
 
-        vector = ir.VectorType(ir.FloatType(), LANES)
+        vector = ir.VectorType(ir.FloatType(), SIMD_ROWS)
         word = ir.IntType(32)
         nothing = ir.Constant(vector, ir.Undefined)
-        zeros = ir.Constant(ir.VectorType(word, LANES), [0] * LANES)
+        zeros = ir.Constant(ir.VectorType(word, SIMD_ROWS), [0] * SIMD_ROWS)
         number = args[1].type
         fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{SIMD_ROWS}f32"
         )
 
         def shift(index, by):
@@ -75,7 +73,7 @@ def _score_panel(typingctx, panels, at, size, users, users_at, worst, out, hits)
         for total in sums:
             builder.store(bias, total)
         with cgutils.for_range(builder, args[2], intp=number) as loop:
-            row = builder.mul(shift(loop.index, 1), ir.Constant(number, LANES))
+            row = builder.mul(shift(loop.index, 1), ir.Constant(number, SIMD_ROWS))
             factor = builder.load(vector_at(panel, builder.add(args[1], row)), align=4)
             column = builder.add(args[4], builder.mul(loop.index, ir.Constant(number, GROUP)))
             for g, total in enumerate(sums):
@@ -83,10 +81,10 @@ def _score_panel(typingctx, panels, at, size, users, users_at, worst, out, hits)
                 builder.store(builder.call(fma, [weight, factor, builder.load(total)]), total)
         for g, total in enumerate(sums):
             value = builder.load(total)
-            place = vector_at(scores, ir.Constant(number, g * LANES))
+            place = vector_at(scores, ir.Constant(number, g * SIMD_ROWS))
             builder.store(value, place, align=4)
             above = builder.fcmp_ordered(">", value, splat(bar, ir.Constant(number, g)))
-            flags = builder.bitcast(above, ir.IntType(LANES))
+            flags = builder.bitcast(above, ir.IntType(SIMD_ROWS))
             builder.store(flags, builder.gep(bits, [ir.Constant(number, g)]))
         return context.get_dummy_value()
 
@@ -117,12 +115,12 @@ def _fma(typingctx, a, b, c):
 
 @njit(cache=True, nogil=True)
 def pack_items(factors, bias):
-    """Panels [n, 1 + size, LANES]; places past the last item have a bias of -inf."""
+    """Panels [n, 1 + size, SIMD_ROWS]; places past the last item have a bias of -inf."""
     n_items, size = factors.shape
-    panels = np.zeros(((n_items + LANES - 1) // LANES, size + 1, LANES), np.float32)
+    panels = np.zeros(((n_items + SIMD_ROWS - 1) // SIMD_ROWS, size + 1, SIMD_ROWS), np.float32)
     panels[:, 0] = -np.inf
     for i in range(n_items):
-        panel, lane = i // LANES, i % LANES
+        panel, lane = i // SIMD_ROWS, i % SIMD_ROWS
         panels[panel, 0, lane] = bias[i]
         for f in range(size):
             panels[panel, f + 1, lane] = factors[i, f]
@@ -159,7 +157,7 @@ def rank_factors(vectors, panels, users, rows, indptr, seen, items, scores):
     flat_panels, flat_users = panels.reshape(-1), packed.reshape(-1)
     worst = np.full((groups, GROUP), np.float32(-np.inf))
     allowed = np.empty((GROUP, CHUNK), np.uint16)
-    out = np.empty((GROUP, LANES), np.float32)
+    out = np.empty((GROUP, SIMD_ROWS), np.float32)
     hits = np.empty(GROUP, np.uint16)
     for first in range(0, len(panels), CHUNK):
         stop = min(first + CHUNK, len(panels))
@@ -169,13 +167,13 @@ def rank_factors(vectors, panels, users, rows, indptr, seen, items, scores):
             for g in range(members):
                 u = group * GROUP + g
                 entry, end = cursor[u], indptr[rows[u] + 1]
-                while entry < end and seen[entry] < stop * LANES:
-                    place = seen[entry] - first * LANES
-                    allowed[g, place // LANES] &= ~np.uint16(1 << (place % LANES))
+                while entry < end and seen[entry] < stop * SIMD_ROWS:
+                    place = seen[entry] - first * SIMD_ROWS
+                    allowed[g, place // SIMD_ROWS] &= ~np.uint16(1 << (place % SIMD_ROWS))
                     entry += 1
                 cursor[u] = entry
             for panel in range(first, stop):
-                at = panel * (size + 1) * LANES
+                at = panel * (size + 1) * SIMD_ROWS
                 _score_panel(
                     flat_panels,
                     at,
@@ -194,7 +192,7 @@ def rank_factors(vectors, panels, users, rows, indptr, seen, items, scores):
                         score = out[g, lane]
                         if score > worst[group, g]:
                             u = group * GROUP + g
-                            _insert(score, panel * LANES + lane, items[u], scores[u])
+                            _insert(score, panel * SIMD_ROWS + lane, items[u], scores[u])
                             worst[group, g] = scores[u, last]
 
 

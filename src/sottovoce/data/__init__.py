@@ -31,36 +31,18 @@ if TYPE_CHECKING:
     )
     from sottovoce.data.town import TownConfig, TownShard, generate_town, stream_town
 
-_HOMES = {
-    "Dataset": "dataset",
-    "Interactions": "interactions",
-    "KINDS": "importers",
-    "Labels": "dataset",
-    "PublishedSplit": "dataset",
-    "Split": "splitting",
-    "TOP_CATEGORIES": "foursquare_categories",
-    "TownConfig": "town",
-    "TownShard": "town",
-    "Vocabulary": "interactions",
-    "available": "sources",
-    "generate_town": "town",
-    "import_path": "importers",
-    "keep_active": "splitting",
-    "keep_known": "splitting",
-    "leave_one_out": "splitting",
-    "load": "sources",
-    "prepared_folder": "sources",
-    "prepared_root": "sources",
-    "published_split": "splitting",
-    "random_holdout": "splitting",
-    "read_prepared": "prepared",
-    "stream_town": "town",
-    "temporal_holdout": "splitting",
-    "top_category": "foursquare_categories",
-    "validation_split": "splitting",
-    "with_top_categories": "foursquare_categories",
-    "write_prepared": "prepared",
+_NAMES = {
+    "dataset": "Dataset Labels PublishedSplit",
+    "interactions": "Interactions Vocabulary",
+    "importers": "KINDS import_path",
+    "splitting": "Split keep_active keep_known leave_one_out published_split random_holdout "
+    "temporal_holdout validation_split",
+    "foursquare_categories": "TOP_CATEGORIES top_category with_top_categories",
+    "town": "TownConfig TownShard generate_town stream_town",
+    "sources": "available load prepared_folder prepared_root",
+    "prepared": "read_prepared write_prepared",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Dataset",

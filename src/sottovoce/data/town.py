@@ -13,8 +13,10 @@ learnable beyond popularity.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 
 import numpy as np
 from numba import njit, uint64
@@ -22,14 +24,6 @@ from numpy.typing import NDArray
 
 from sottovoce.core.interactions import Interactions, Vocabulary
 from sottovoce.data.dataset import Dataset, Labels
-from sottovoce.data.town_words import (
-    AGE_BANDS,
-    GENDERS,
-    KINDS,
-    OCCUPATIONS,
-    district_names,
-    venue_names,
-)
 from sottovoce.errors import ConfigError
 from sottovoce.rng import GAMMA, Streams, mix
 
@@ -47,6 +41,29 @@ _JOB_SHARES = (
 )
 _JOB_LEAN = 1.1
 _MOST = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class VenueKind:
+    """A kind of venue, how common it is, and whom it draws; leans are log-weights."""
+
+    top: str
+    leaf: str
+    heads: tuple[str, ...]
+    weight: float
+    female: float
+    young: float
+    jobs: tuple[str, ...]
+
+
+_WORDS = tomllib.loads((files("sottovoce.data") / "town.toml").read_text(encoding="utf-8"))
+GENDERS, AGE_BANDS, OCCUPATIONS, _DISTRICTS, _TAILS = (
+    tuple(_WORDS[name]) for name in ("genders", "age_bands", "occupations", "districts", "tails")
+)
+KINDS = tuple(
+    VenueKind(top, leaf, tuple(heads), weight, female, young, tuple(jobs))
+    for top, leaf, heads, weight, female, young, jobs in _WORDS["kinds"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +175,37 @@ def stream_town(config: TownConfig, shard_users: int = 1 << 16) -> Iterator[Town
     world = _world(config)
     for first in range(0, config.residents, shard_users):
         yield _shard(config, world, first, min(first + shard_users, config.residents))
+
+
+def district_names(count: int) -> tuple[str, ...]:
+    """The first `count` districts; past the list they are numbered."""
+    rounds = -(-count // len(_DISTRICTS))
+    named = [n if r == 0 else f"{n} {r + 1}" for r in range(rounds) for n in _DISTRICTS]
+    return tuple(named[:count])
+
+
+def venue_names(
+    kinds: NDArray[np.int64], districts: NDArray[np.int64], shuffle: np.random.Generator
+) -> tuple[str, ...]:
+    """One distinct name per venue, such as "Caffè del Ponte"; later ones also name the district."""
+    places = district_names(int(districts.max()) + 1 if len(districts) else 0)
+    supplies: dict[int, Iterator[str]] = {}
+    taken: set[str] = set()
+    names: list[str] = []
+    for kind, district in zip(kinds.tolist(), districts.tolist(), strict=True):
+        if kind not in supplies:
+            plain = [f"{head} {tail}" for head in KINDS[kind].heads for tail in _TAILS]
+            supplies[kind] = iter([plain[i] for i in shuffle.permutation(len(plain))])
+        name = next(supplies[kind], None)
+        if name is None:
+            head = KINDS[kind].heads[int(shuffle.integers(len(KINDS[kind].heads)))]
+            name = f"{head} {_TAILS[int(shuffle.integers(len(_TAILS)))]}, {places[district]}"
+        plain_name, again = name, 2
+        while name in taken:
+            name, again = f"{plain_name} {again}", again + 1
+        taken.add(name)
+        names.append(name)
+    return tuple(names)
 
 
 def _shard(config: TownConfig, world: _World, first: int, end: int) -> TownShard:

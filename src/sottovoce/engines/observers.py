@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Cohort
 from sottovoce.core.ledger import Ledger
 
-# What every engine shares: the moment observers see, and the observers' contract.
+Report = Callable[[str, int, int], None]
+"""Progress: what is being done, steps done, steps in all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,10 +44,10 @@ class Observer(Protocol):
     def look(self, moment: Moment) -> None: ...
 
 
-class Listener(Protocol):
-    """Hears every message. Where there is one, messages are written out."""
+class MessageObserver(Protocol):
+    """Sees every message. If there is one, messages are written out."""
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         """A message of `messages` has reached this party: "server", "proxy", or, what is published,
         "device"."""
         ...
@@ -88,39 +89,39 @@ class AtRounds:
 
 @dataclass(slots=True)
 class Checkpoints:
-    """Saves the run now and then: after every `step` rounds if `seconds` have passed since, and at
-    the end. `save` must be atomic."""
+    """Saves a run now and then, and lets Ctrl-C stop it when its state is whole; to be the last
+    observer. `save` must be atomic.
+
+    It saves after every `step` rounds if `seconds` have passed since, and at the end. An interrupt
+    arrives at any line of Python: often after the devices have learnt and before the server has
+    folded. A checkpoint taken there would not resume to the same model. So the first Ctrl-C is only
+    noted, and answered at the next look; a second one stops at once and saves nothing, which leaves
+    the last checkpoint as it was."""
 
     step: int
-    save: Callable[[Moment], None]
+    save: Callable[[int], None]
     seconds: float = 10.0
     _last: float = field(default_factory=time.monotonic)
+    _asked: bool = False
 
     def next_stop(self, round: int) -> int:
         return every(round, self.step)
 
     def look(self, moment: Moment) -> None:
-        if moment.round == moment.rounds or time.monotonic() - self._last >= self.seconds:
-            self.save(moment)
+        self.at(moment.round, moment.rounds)
+
+    def at(self, round: int, rounds: int) -> None:
+        """Between two rounds; raises KeyboardInterrupt if one was noted."""
+        due = round == rounds or time.monotonic() - self._last >= self.seconds
+        if due or self._asked:
+            self.save(round)
             self._last = time.monotonic()
-
-
-# Ctrl-C, heard between two rounds, where the state of a run is whole. The interrupt arrives at
-# any line of Python: often after the devices have learnt and before the server has folded. A
-# checkpoint taken there would not resume to the same model. So the first Ctrl-C is only noted,
-# and answered at the observers' next look; a second one stops at once and saves nothing, which
-# leaves the last checkpoint as it was.
-
-
-@dataclass(slots=True)
-class Ears:
-    """Hears Ctrl-C for whoever asks between two steps."""
-
-    asked: bool = field(default=False, init=False)
+        if self._asked:
+            raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Within, the first Ctrl-C is noted instead of raised (the main thread alone hears it)."""
+    def deferred(self) -> Iterator[None]:
+        """Within, the first Ctrl-C is noted instead of raised (the main thread alone gets it)."""
         before = signal.getsignal(signal.SIGINT)
         here = threading.current_thread() is threading.main_thread()
         if not here or before is not signal.default_int_handler:
@@ -133,22 +134,6 @@ class Ears:
             signal.signal(signal.SIGINT, before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self._asked:
             raise KeyboardInterrupt
-        self.asked = True
-
-
-@dataclass(slots=True)
-class Interrupts(Ears):
-    """An observer, to be the last one: saves, then raises KeyboardInterrupt, once one was noted."""
-
-    step: int
-    save: Callable[[Moment], None]
-
-    def next_stop(self, round: int) -> int:
-        return every(round, self.step)
-
-    def look(self, moment: Moment) -> None:
-        if self.asked:
-            self.save(moment)
-            raise KeyboardInterrupt
+        self._asked = True

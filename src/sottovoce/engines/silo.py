@@ -3,7 +3,7 @@ epoch of it comes to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.aggregated import AggregatedPlan, Aggregation
-from sottovoce.algorithms.drift.blocks import Blocks, Events, Model
+from sottovoce.algorithms.drift.blocks import Blocks, BlockStep, DriftModel, Events, learn
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.replay import plan
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Dataset
+from sottovoce.engines.observers import Report
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.parties.silo_door import Departed, InteractionDoor
 from sottovoce.rng import Streams
@@ -27,12 +29,10 @@ ONE = "all items"
 """The owner, where there is one."""
 
 Sharing = Literal["categories", "one"]
-Report = Callable[[str, int, int], None]
-"""Progress: what is being done, steps done, steps in all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SiloWorld:
+class SiloWorld(Redacted):
     """Everything that the parties are given at the start, each its own share."""
 
     config: DRIFTConfig
@@ -69,9 +69,6 @@ class SiloWorld:
         """Of everybody's events; the door lets go what may leave."""
         return cls(config, door, door.let_out(events, config.epochs), catalogue, root)
 
-    def __repr__(self) -> str:
-        return f"<SiloWorld of {len(self.owners)} owners and {self.n_users:,} users, redacted>"
-
     @property
     def owners(self) -> tuple[str, ...]:
         """Names, by number; each holds something."""
@@ -87,7 +84,7 @@ class SiloWorld:
 
     def blocks(self) -> Blocks:
         """What an epoch learns from."""
-        if self.config.release == "aggregated":
+        if self.config.sums_over_people:
             return self.aggregated_plan().blocks
         left, config = self.departed, self.config
         return plan(left.events, self.table, config.theta, config.window, left.told)
@@ -96,13 +93,58 @@ class SiloWorld:
         left = self.departed
         return AggregatedPlan.of(left.events, self.table, self.config.window, left.told)
 
-    def aggregation(self) -> Aggregation:
-        """All aggregating owners, at the start."""
-        plan = self.aggregated_plan()
-        return Aggregation(plan, self.config, self.n_users, len(self.catalogue), self.root)
+    def learning(self, blocks: Blocks, begun: DriftModel) -> Learning:
+        """All owners and their orchestrator, from a model on; owners that keep users' vectors
+        begin with their own."""
+        if not self.config.sums_over_people:
+            return _BlockLearning(begun, blocks, self.config.step())
+        return self.aggregation()
 
-    def first_model(self) -> Model:
-        return Model.start(self.n_users, len(self.catalogue), self.config.embedding_size, self.root)
+    def aggregation(self) -> Aggregation:
+        plan, n_items = self.aggregated_plan(), len(self.catalogue)
+        return Aggregation(plan, self.config, self.n_users, n_items, self.root)
+
+    def first_model(self) -> DriftModel:
+        return DriftModel.start(
+            self.n_users, len(self.catalogue), self.config.embedding_size, self.root
+        )
+
+
+class Learning(Protocol):
+    """All owners and their orchestrator at full speed, epoch by epoch."""
+
+    def epoch(self) -> object: ...
+
+    def model(self) -> DriftModel:
+        """What recommends by now."""
+        ...
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What epochs change beside the model; nothing if the model is all."""
+        ...
+
+    def take_up(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` showed."""
+        ...
+
+
+@dataclass(slots=True, repr=False)
+class _BlockLearning:
+    _model: DriftModel
+    _blocks: Blocks
+    _step: BlockStep
+
+    def epoch(self) -> None:
+        learn(self._model, self._blocks, self._step)
+
+    def model(self) -> DriftModel:
+        return self._model
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def take_up(self, state: Mapping[str, NDArray[Any]]) -> None:
+        raise ConfigError("the model is all that changes; go on from that")
 
 
 def held_out_blocks(world: SiloWorld, test: Interactions) -> Blocks:
@@ -113,10 +155,10 @@ def held_out_blocks(world: SiloWorld, test: Interactions) -> Blocks:
     return plan(events, world.table, world.config.theta, told=told)
 
 
-class SiloTrial(Protocol):
+class OwnersTrial(Protocol):
     """A federation of real processes on this machine, made from a world and a folder."""
 
-    def train(self, report: Report) -> Model:
+    def train(self, report: Report) -> DriftModel:
         """All epochs; goes on from where its folder is. Rows of users without events are 0."""
         ...
 
@@ -152,7 +194,7 @@ def owners_of(dataset: Dataset, by: Sharing) -> tuple[tuple[str, ...], NDArray[n
 
 
 @dataclass(frozen=True, slots=True)
-class Federated:
+class EpochFacts:
     """What an epoch of a world comes to."""
 
     blocks: int
@@ -172,10 +214,10 @@ class Federated:
     """Items at owners of which no row ever leaves, since too few people touch them."""
 
 
-def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, ...]) -> Federated:
+def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, ...]) -> EpochFacts:
     config, withheld = world.config, 0
     rounds = 0 if blocks.rounds is None else len(blocks.rounds) - 1
-    if config.release == "printed":
+    if not config.sums_over_people:
         updates, (users, items) = blocks.steps, rows_moved(blocks)
     else:  # every owner speaks in every round, of all its items
         rounds = -(-len(world.departed.events) // config.window) if config.window else 0
@@ -185,7 +227,7 @@ def federated(world: SiloWorld, blocks: Blocks, members: int, empty: tuple[str, 
         people = world.aggregated_plan().people(len(world.catalogue))
         withheld = int(((people > 0) & (people < config.min_users)).sum())
     without = members - len(np.unique(blocks.user))
-    return Federated(len(blocks), updates, rounds, users, items, members, without, empty, withheld)
+    return EpochFacts(len(blocks), updates, rounds, users, items, members, without, empty, withheld)
 
 
 def rows_moved(blocks: Blocks) -> tuple[int, int]:

@@ -1,9 +1,11 @@
 """DRIFT in one process, with every message as bytes: what it costs by phase, and who sees what.
 
-The loop is `drift_replay.replay`; the parties here are its parties with a wire between them, so
-that the model is the same, bit for bit. Interactions are sealed in one of three ways:
+The loop is `drift.replay.replay`; the parties here are its parties with a wire between them, so
+that the model is the same, bit for bit. What owners and the orchestrator say is encoded as it is
+over Flower (`wire.silo_rounds`), so that its length is the one that travels there. Interactions are
+sealed in one of three ways:
 
-- "pairs": a session for every user and owner (`privacy.interactions`). What owners and the
+- "pairs": a session for every user and owner (`wire.interactions`). What owners and the
   orchestrator say to each other is sealed on its way, as TLS does in a real federation.
 - "shared": as the DRIFT thesis has it: one key per owner, the flag in the clear, no time. All other
   messages are in the clear.
@@ -19,44 +21,43 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
-from typing import Literal, Protocol, cast
+from typing import Literal, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sottovoce.algorithms.drift.aggregated import AggregatingOwner
-from sottovoce.algorithms.drift.blocks import Events, Model
+from sottovoce.algorithms.drift.blocks import DriftModel, Events
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Sight
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError
 from sottovoce.parties.silo_door import InteractionDoor, UserAtDoor
 from sottovoce.rng import Streams
 from sottovoce.wire.interactions import (
     NONCE_BYTES,
-    PASS_BYTES,
     Identity,
-    Issuer,
     Offer,
-    Pass,
-    Receiver,
-    Sender,
+    SessionReceiver,
+    SessionSender,
     SharedKey,
     begin,
 )
-from sottovoce.wire.silos import (
-    pack_gradients,
-    pack_request,
-    pack_rows,
-    unpack_gradients,
-    unpack_request,
-    unpack_rows,
+from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass
+from sottovoce.wire.silo_rounds import (
+    decode_gradients,
+    decode_row_request,
+    decode_rows,
+    encode_gradients,
+    encode_row_request,
+    encode_rows,
 )
 
-# How DRIFT's messages travel in a simulation: as bytes, sealed or not, measured and witnessed.
-
+P = ParamSpec("P")
+T = TypeVar("T")
 Sealing = Literal["none", "shared", "pairs"]
 SEALINGS: tuple[Sealing, ...] = ("none", "shared", "pairs")
 SESSION_BYTES = 16
@@ -74,18 +75,15 @@ Party = tuple[Literal["user", "owner", "orchestrator", "network"], int]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Packet:
+class WirePacket(Redacted):
     """What whoever reads the network sees of a message."""
 
     sender: Party
     receiver: Party
     content: bytes
 
-    def __repr__(self) -> str:
-        return f"<Packet of {len(self.content):,} bytes, redacted>"
 
-
-Message = Interaction | RowRequest | Rows | Gradients | Packet
+Message = Interaction | RowRequest | Rows | Gradients | WirePacket
 Witness = Callable[[Party, Message], None]
 """Is told of everything that a party gets to see, when it sees it."""
 
@@ -105,14 +103,18 @@ class Meter:
         self.messages = dict.fromkeys(KINDS, 0)
         self.bytes = dict.fromkeys(KINDS, 0)
 
-    def spent(self, phase: str, since: float) -> None:
-        self.seconds[phase] += perf_counter() - since
+    def timed(self, phase: str, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `do` gives; the seconds that it takes are this phase's."""
+        start = perf_counter()
+        found = do(*args, **kwargs)
+        self.seconds[phase] += perf_counter() - start
+        return found
 
     def sent(self, kind: str, sender: Party, receiver: Party, content: bytes) -> None:
         self.messages[kind] += 1
         self.bytes[kind] += len(content)
         if self.witness is not None:
-            self.witness(("network", 0), Packet(sender, receiver, content))
+            self.witness(("network", 0), WirePacket(sender, receiver, content))
 
     def seen(self, who: Literal["user", "owner", "orchestrator"], number: int, m: Message) -> None:
         if self.witness is not None:
@@ -138,18 +140,14 @@ class Clear:
         self._meter = meter
 
     def send(self, interaction: Interaction) -> bytes:
-        start = perf_counter()
         i = interaction
-        content = _INTERACTION.pack(i.user, i.item, i.time, i.positive)
-        self._meter.spent("transport", start)
-        return content
+        fields = i.user, i.item, i.time, i.positive
+        return self._meter.timed("transport", _INTERACTION.pack, *fields)
 
     def arrive(self, owner: int, content: bytes) -> Interaction:
-        start = perf_counter()
-        user, item, time, positive = _INTERACTION.unpack(content)
-        found = Interaction(owner, user, item, bool(positive), time)
-        self._meter.spent("transport", start)
-        return found
+        fields = self._meter.timed("transport", _INTERACTION.unpack, content)
+        user, item, time, positive = fields
+        return Interaction(owner, user, item, bool(positive), time)
 
 
 class Shared:
@@ -159,30 +157,24 @@ class Shared:
         self._arrivals = 0
 
     def send(self, interaction: Interaction) -> bytes:
-        start = perf_counter()
         i = interaction
-        content = self._keys[i.owner].seal(i.user, i.item, i.positive)
-        self._meter.spent("encryption", start)
-        return content
+        return self._meter.timed("encryption", self._keys[i.owner].seal, i.user, i.item, i.positive)
 
     def arrive(self, owner: int, content: bytes) -> Interaction:
-        start = perf_counter()
-        user, item, positive = self._keys[owner].open(content)
+        user, item, positive = self._meter.timed("decryption", self._keys[owner].open, content)
         # The message has no time; owners go by the order in which messages come.
         self._arrivals += 1
-        found = Interaction(owner, user, item, positive, self._arrivals)
-        self._meter.spent("decryption", start)
-        return found
+        return Interaction(owner, user, item, positive, self._arrivals)
 
 
 @dataclass(slots=True)
 class _Session:
     name: bytes
-    sender: Sender
+    sender: SessionSender
     sequence: int = 0
 
 
-class Pairs:
+class PairSessions:
     def __init__(self, meter: Meter, users: list[int], owners: list[int]) -> None:
         self._meter = meter
         self._issuer = Issuer("simulation")
@@ -190,54 +182,52 @@ class Pairs:
         self._passes = {u: self._issuer.admit(u, i.public) for u, i in self._identities.items()}
         self._owners = {owner: Identity() for owner in owners}
         self._senders: dict[tuple[int, int], _Session] = {}
-        self._receivers: dict[tuple[int, bytes], Receiver] = {}
+        self._receivers: dict[tuple[int, bytes], SessionReceiver] = {}
 
     def send(self, interaction: Interaction) -> bytes:
         i = interaction
         session = self._senders.get((i.user, i.owner)) or self._begin(i.user, i.owner)
-        start = perf_counter()
         kind: Literal["positive", "negative"] = "positive" if i.positive else "negative"
-        sealed = session.sender.seal(session.sequence, kind, i.item, i.time)
+        said = session.sequence, kind, i.item, i.time
+        sealed = self._meter.timed("encryption", session.sender.seal, *said)
         session.sequence += 1
-        self._meter.spent("encryption", start)
         return session.name + sealed
 
     def arrive(self, owner: int, content: bytes) -> Interaction:
-        start = perf_counter()
-        opened = self._receivers[owner, content[:SESSION_BYTES]].open(content[SESSION_BYTES:])
-        found = Interaction(owner, opened.user, opened.item, opened.kind == "positive", opened.time)
-        self._meter.spent("decryption", start)
-        return found
+        receiver = self._receivers[owner, content[:SESSION_BYTES]]
+        opened = self._meter.timed("decryption", receiver.open, content[SESSION_BYTES:])
+        return Interaction(owner, opened.user, opened.item, opened.kind == "positive", opened.time)
 
     def _begin(self, user: int, owner: int) -> _Session:
         """Her pass, the owner's offer, her hello, the session's name."""
-        start = perf_counter()
-        given = self._passes[user].encode()
-        admitted = Pass.decode(given)
-        admitted.check(self._issuer.public, self._issuer.federation)
-        offer = Offer(owner, self._owners[owner])
-        sender, hello = begin(
-            user, self._identities[user], owner, self._owners[owner].public, offer.public
-        )
-        receiver = offer.accept(admitted.user, admitted.public, hello)
-        name = (len(self._senders) + 1).to_bytes(SESSION_BYTES, "big")
-        self._meter.spent("keys", start)
+        given, name = self._passes[user].encode(), (len(self._senders) + 1).to_bytes(SESSION_BYTES)
+        sender, receiver, offer, hello = self._meter.timed("keys", self._agree, user, owner, given)
         her: Party = ("user", user)
         there: Party = ("owner", owner)
         self._meter.sent("keys", her, there, given)
-        self._meter.sent("keys", there, her, name + offer.public)
+        self._meter.sent("keys", there, her, name + offer)
         self._meter.sent("keys", her, there, name + hello)
         self._meter.sent("keys", there, her, name)
         self._receivers[owner, name] = receiver
         session = self._senders[user, owner] = _Session(name, sender)
         return session
 
+    def _agree(
+        self, user: int, owner: int, given: bytes
+    ) -> tuple[SessionSender, SessionReceiver, bytes, bytes]:
+        admitted, identity = Pass.decode(given), self._owners[owner]
+        admitted.check(self._issuer.public, self._issuer.federation)
+        offer = Offer(owner, identity)
+        sender, hello = begin(user, self._identities[user], owner, identity.public, offer.public)
+        receiver = offer.accept(admitted.user, admitted.public, hello)
+        return sender, receiver, offer.public, hello
+
 
 AGREEMENT_BYTES = PASS_BYTES + 3 * SESSION_BYTES + 64
 """What a user and an owner say to each other to agree on a key."""
 
 
-class Link:
+class OwnerChannel:
     """Between an owner and the orchestrator: in the clear, or in records as TLS 1.3 makes them
     (AES-256-GCM, 22 bytes more each; both sides count them). The handshake, once for an owner, is
     not measured."""
@@ -255,23 +245,20 @@ class Link:
         if self._cipher is None:
             self._meter.sent(kind, sender, receiver, content)
             return content
-        start = perf_counter()
         nonce = self._count.to_bytes(NONCE_BYTES, "big")
         self._count += 1
         head = b"\x17\x03\x03" + ((len(content) + 17) & 0xFFFF).to_bytes(2, "big")
-        record = head + self._cipher.encrypt(nonce, content + b"\x17", head)
-        self._meter.spent("encryption", start)
-        self._meter.sent(kind, sender, receiver, record)
-        start = perf_counter()
-        opened = self._cipher.decrypt(nonce, record[5:], record[:5])[:-1]
-        self._meter.spent("decryption", start)
-        return opened
+        sealed = self._meter.timed(
+            "encryption", self._cipher.encrypt, nonce, content + b"\x17", head
+        )
+        self._meter.sent(kind, sender, receiver, head + sealed)
+        return self._meter.timed("decryption", self._cipher.decrypt, nonce, sealed, head)[:-1]
 
 
 def way_of(sealing: Sealing, meter: Meter, users: list[int], owners: list[int]) -> Way:
     """How these users' interactions reach these owners."""
     if sealing == "pairs":
-        return Pairs(meter, users, owners)
+        return PairSessions(meter, users, owners)
     return Shared(meter, owners) if sealing == "shared" else Clear(meter)
 
 
@@ -286,7 +273,7 @@ SIGHT: Sight = MappingProxyType(
             "Rows": _ALL_ROWS,
             "Gradients": frozenset({"owner", *_ALL_ROWS}),
         },
-        "network": {"Packet": frozenset({"sender", "receiver", "content"})},
+        "network": {"WirePacket": frozenset({"sender", "receiver", "content"})},
     }
 )
 """Which fields of which messages reach whom. A user sees her own interactions, an owner those with
@@ -324,7 +311,7 @@ class SiloSimulation:
         rng: Streams,
         sealing: Sealing = "pairs",
         witness: Witness | None = None,
-        model: Model | None = None,
+        model: DriftModel | None = None,
         door: InteractionDoor | None = None,
     ) -> None:
         """Starts from first rows, or from a model. Without a door everybody takes part and refuses
@@ -338,7 +325,7 @@ class SiloSimulation:
         self.door = door or _open_door(wanted, table)
         numbers = sorted(wanted & set(self.door.users()))
         way = way_of(sealing, self._meter, numbers, owners)
-        links = {owner: Link(owner, sealing == "pairs", self._meter) for owner in owners}
+        links = {owner: OwnerChannel(owner, sealing == "pairs", self._meter) for owner in owners}
         self.orchestrator = _joined(config, rng, table, numbers, model)
         self.orchestrator.wire(links, self._meter)
         self.owners: dict[int, Owner] = {
@@ -353,7 +340,7 @@ class SiloSimulation:
         return f"<SiloSimulation {self.sealing}, {len(self.owners)} owners>"
 
     @property
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         return self.orchestrator.model
 
     def epoch(self, events: Events) -> EpochCost:
@@ -377,16 +364,14 @@ class _MeteredUser(UserAtDoor):
         self._meter = meter
 
     def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
-        start = perf_counter()
-        found = super().interact(item, positive, time)
-        self._meter.spent("transport", start)
+        found = self._meter.timed("transport", super().interact, item, positive, time)
         for message in found:
             self._meter.seen("user", self.number, message)
         return found
 
 
 class _WiredOwner(Owner):
-    def wire(self, way: Way, link: Link, meter: Meter) -> None:
+    def wire(self, way: Way, link: OwnerChannel, meter: Meter) -> None:
         self._way, self._link, self._meter = way, link, meter
 
     def receive(self, interaction: Interaction) -> bool:
@@ -394,47 +379,29 @@ class _WiredOwner(Owner):
         self._meter.sent("interaction", ("user", interaction.user), ("owner", self.number), content)
         arrived = self._way.arrive(self.number, content)
         self._meter.seen("owner", self.number, arrived)
-        start = perf_counter()
-        due = super().receive(arrived)
-        self._meter.spent("blocks", start)
-        return due
+        return self._meter.timed("blocks", super().receive, arrived)
 
     def end_stream(self, user: int) -> bool:
-        start = perf_counter()
-        due = super().end_stream(user)
-        self._meter.spent("blocks", start)
-        return due
+        return self._meter.timed("blocks", super().end_stream, user)
 
     def request(self) -> RowRequest | None:
-        start = perf_counter()
-        asked = super().request()
-        self._meter.spent("blocks", start)
+        asked = self._meter.timed("blocks", super().request)
         if asked is None:
             return None
-        start = perf_counter()
-        content = pack_request(asked)
-        self._meter.spent("transport", start)
+        content = self._meter.timed("transport", encode_row_request, asked)
         content = self._link.carry("request", content)
-        start = perf_counter()
-        arrived = unpack_request(content)
-        self._meter.spent("transport", start)
+        arrived = self._meter.timed("transport", decode_row_request, content)
         self._meter.seen("orchestrator", 0, arrived)
         return arrived
 
     def gradients(self, rows: Rows) -> Gradients | None:
         self._meter.seen("owner", self.number, rows)
-        start = perf_counter()
-        found = super().gradients(rows)
-        self._meter.spent("gradients", start)
+        found = self._meter.timed("gradients", super().gradients, rows)
         if found is None:
             return None
-        start = perf_counter()
-        content = pack_gradients(found)
-        self._meter.spent("transport", start)
+        content = self._meter.timed("transport", encode_gradients, found)
         content = self._link.carry("gradients", content)
-        start = perf_counter()
-        arrived = unpack_gradients(content)
-        self._meter.spent("transport", start)
+        arrived = self._meter.timed("transport", decode_gradients, content)
         self._meter.seen("orchestrator", 0, arrived)
         return arrived
 
@@ -444,49 +411,40 @@ class _WiredAggregatingOwner(_WiredOwner, AggregatingOwner):  # type: ignore[mis
 
 
 def _wired(
-    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: Link, meter: Meter
+    number: int, table: OwnerTable, config: DRIFTConfig, way: Way, link: OwnerChannel, meter: Meter
 ) -> Owner:
-    kind = _WiredAggregatingOwner if config.release == "aggregated" else _WiredOwner
+    kind = _WiredAggregatingOwner if config.sums_over_people else _WiredOwner
     owner = kind(number, table.items(number), config)
     owner.wire(way, link, meter)
     return owner
 
 
 class _WiredOrchestrator(Orchestrator):
-    def wire(self, links: Mapping[int, Link], meter: Meter) -> None:
+    def wire(self, links: Mapping[int, OwnerChannel], meter: Meter) -> None:
         self._links, self._meter = links, meter
 
     def answer(self, request: RowRequest) -> Rows:
-        start = perf_counter()
-        rows = super().answer(request)
-        self._meter.spent("update", start)
+        rows = self._meter.timed("update", super().answer, request)
         self._meter.seen("orchestrator", 0, rows)
-        start = perf_counter()
-        content = pack_rows(rows)
-        self._meter.spent("transport", start)
+        content = self._meter.timed("transport", encode_rows, rows)
         content = self._links[request.owner].carry("rows", content)
-        start = perf_counter()
-        arrived = unpack_rows(content)
-        self._meter.spent("transport", start)
-        return arrived
+        return self._meter.timed("transport", decode_rows, content)
 
     def fold(self, gradients: Gradients, began: int | None = None) -> None:
-        start = perf_counter()
-        super().fold(gradients, began)
-        self._meter.spent("update", start)
+        self._meter.timed("update", super().fold, gradients, began)
 
 
 def _joined(
-    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: Model | None
+    config: DRIFTConfig, rng: Streams, table: OwnerTable, users: list[int], model: DriftModel | None
 ) -> _WiredOrchestrator:
     if model is None:
         orchestrator = _WiredOrchestrator(config, rng)
         for owner in table.all_owners():
             orchestrator.add_items(owner, table.items(owner))
-        for user in users if config.release == "printed" else ():
+        for user in () if config.sums_over_people else users:
             orchestrator.join_user(user)
         return orchestrator
-    if config.release == "aggregated":
+    if config.sums_over_people:
         raise ConfigError("aggregating owners have vectors of their own; start from first rows")
     known_users = {user: model.users[user] for user in users}
     known_items = {item: model.items[item] for item in table}

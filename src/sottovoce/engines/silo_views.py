@@ -1,6 +1,6 @@
 """What each party of a federation of data owners saw, as views that the attack suite works on.
 
-What left is delivered again, message by message (`drift_replay.deliver`), and everything is written
+What left is delivered again, message by message (`drift.replay.deliver`), and everything is written
 down where it arrives. Nothing is sealed here; the network's view has what TLS leaves open: who, to
 whom, how long.
 """
@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from sottovoce.algorithms.drift.aggregated import AggregatingOwner, owner_of
-from sottovoce.algorithms.drift.blocks import Events, Ints, Model, first_rows
+from sottovoce.algorithms.drift.blocks import DriftModel, Events, Ints, first_rows
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import deliver
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
 from sottovoce.attacks.drift import DriftTruth
-from sottovoce.attacks.views import Packet, Party, Seen, View
+from sottovoce.attacks.views import Party, SeenRound, TlsPacket, View
 from sottovoce.config import require_whole
+from sottovoce.core.redacted import Redacted
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.parties.silo_door import SEALED_BYTES
-from sottovoce.wire.silos import gradients_bytes, request_bytes, rows_bytes
+from sottovoce.wire.silo_rounds import gradients_bytes, request_bytes, rows_bytes
 
 RECORD_BYTES = 22
 """What TLS adds to a message."""
@@ -40,7 +41,7 @@ OwnerKind = Callable[[int, Iterable[int], DRIFTConfig], Owner]
 
 def silo_views(
     world: SiloWorld,
-    model: Model | None = None,
+    model: DriftModel | None = None,
     *,
     rounds: int = 1,
     events: int | None = None,
@@ -56,18 +57,18 @@ def silo_views(
     which owner ([users, owners], or None). `kind` makes the owners; a broken one is for controls.
     """
     require_whole("rounds", rounds, 1)
-    if events is None and world.config.release == "printed":
+    if events is None and not world.config.sums_over_people:
         events = PRINTED_EVENTS
     part, refused = world.departed.first(events), world.door.refused
     if owner is None:
         owner = 0 if refused is None else int(refused.sum(axis=0).argmax())
     tape = _Tape(world, kind, owner)
-    seen: dict[str, list[Seen]] = defaultdict(list)
+    seen: dict[str, list[SeenRound]] = defaultdict(list)
     for epoch in range(1, rounds + 1):
         deliver(part.events, part.messages(), tape.owners, tape.orchestrator, world.config.window)
-        heard = tape.cut()
+        since = tape.cut()
         for name, party in _parties(owner).items():
-            seen[name].append(Seen(epoch, tuple(heard.get(party, ()))))
+            seen[name].append(SeenRound(epoch, tuple(since.get(party, ()))))
     views: dict[str, View] = {
         name: tape.view(name, seen[name], owner, model) for name in _parties(owner)
     }
@@ -78,13 +79,13 @@ def _parties(owner: int) -> dict[Party, tuple[str, int]]:
     return {"orchestrator": ("orchestrator", 0), "owner": ("owner", owner), "network": ("net", 0)}
 
 
-class _Tape:
-    """The parties, and what each of them hears."""
+class _Tape(Redacted):
+    """The parties, and what each of them sees."""
 
     def __init__(self, world: SiloWorld, kind: OwnerKind, watched: int) -> None:
         config, table = world.config, world.table
         self._world, self._messages, self._watched = world, 0, watched
-        self._heard: dict[tuple[str, int], list[object]] = defaultdict(list)
+        self._seen: dict[tuple[str, int], list[object]] = defaultdict(list)
         self._touched: list[tuple[int, int, int, bool]] = []
         self._behind: list[tuple[int, int, int]] = []
         self._talking: dict[int, set[int]] = defaultdict(set)
@@ -94,7 +95,7 @@ class _Tape:
         there = self.there.tolist()
         for number in table.all_owners():
             self.orchestrator.add_items(number, table.items(number))
-        for user in there if config.release == "printed" else ():
+        for user in () if config.sums_over_people else there:
             self.orchestrator.join_user(user)
         self.start = self.orchestrator.model
         self.owners: dict[int, Owner] = {}
@@ -106,16 +107,13 @@ class _Tape:
             self.owners[number] = owner
         self._answer()
 
-    def __repr__(self) -> str:
-        return "<Tape, redacted>"
-
     def cut(self) -> dict[tuple[str, int], list[object]]:
-        """What was heard since the last time."""
-        heard, self._heard = self._heard, defaultdict(list)
-        return heard
+        """What was seen since the last time."""
+        seen, self._seen = self._seen, defaultdict(list)
+        return seen
 
     def _packet(self, sender: int, receiver: str, size: int) -> None:
-        self._heard["net", 0].append(Packet(sender, receiver, size + RECORD_BYTES))
+        self._seen["net", 0].append(TlsPacket(sender, receiver, size + RECORD_BYTES))
 
     def _listen(self, owner: Owner) -> None:
         """Writes down what an owner gets and sends."""
@@ -123,48 +121,48 @@ class _Tape:
         size, watched = self._world.config.embedding_size, owner.number == self._watched
         address, sender = f"owner {owner.number}", ORCHESTRATOR - 1 - owner.number
 
-        def heard_receive(interaction: Interaction) -> bool:
+        def seen_receive(interaction: Interaction) -> bool:
             if watched:
-                self._heard["owner", owner.number].append(interaction)
+                self._seen["owner", owner.number].append(interaction)
             self._packet(interaction.user, address, SESSION_BYTES + SEALED_BYTES)
             self._talking[owner.number].add(interaction.user)
             return receive(interaction)
 
-        def heard_request() -> RowRequest | None:
+        def seen_request() -> RowRequest | None:
             found = request()
             if found is not None:
-                self._heard["orchestrator", 0].append(found)
+                self._seen["orchestrator", 0].append(found)
                 length = request_bytes(len(found.users), len(found.items))
                 self._packet(sender, "orchestrator", length)
             return found
 
-        def heard_gradients(rows: Rows) -> Gradients | None:
+        def seen_gradients(rows: Rows) -> Gradients | None:
             if watched:
-                self._heard["owner", owner.number].append(rows)
+                self._seen["owner", owner.number].append(rows)
             length = rows_bytes(len(rows.users), len(rows.items), size)
             self._packet(ORCHESTRATOR, address, length)
             behind = _people(owner)
             found = gradients(rows)
             if found is not None:
-                self._heard["orchestrator", 0].append(found)
+                self._seen["orchestrator", 0].append(found)
                 length = gradients_bytes(len(found.users), len(found.items), size)
                 self._packet(sender, "orchestrator", length)
                 self._note(owner, found, behind)
             return found
 
-        owner.receive = heard_receive  # type: ignore[method-assign]
-        owner.request = heard_request  # type: ignore[method-assign]
-        owner.gradients = heard_gradients  # type: ignore[method-assign]
+        owner.receive = seen_receive  # type: ignore[method-assign]
+        owner.request = seen_request  # type: ignore[method-assign]
+        owner.gradients = seen_gradients  # type: ignore[method-assign]
 
     def _answer(self) -> None:
         answer = self.orchestrator.answer
 
-        def heard_answer(request: RowRequest) -> Rows:
+        def seen_answer(request: RowRequest) -> Rows:
             rows = answer(request)
-            self._heard["orchestrator", 0].append(rows)
+            self._seen["orchestrator", 0].append(rows)
             return rows
 
-        self.orchestrator.answer = heard_answer  # type: ignore[method-assign]
+        self.orchestrator.answer = seen_answer  # type: ignore[method-assign]
 
     def _note(self, owner: Owner, sent: Gradients, behind: dict[int, set[int]]) -> None:
         for user, block in owner.asked:
@@ -175,7 +173,9 @@ class _Tape:
         self._lines.append(np.array(sorted(self._talking.pop(owner.number, ())), dtype=np.int64))
         self._messages += 1
 
-    def view(self, party: Party, rounds: list[Seen], owner: int, model: Model | None) -> View:
+    def view(
+        self, party: Party, rounds: list[SeenRound], owner: int, model: DriftModel | None
+    ) -> View:
         world = self._world
         model = model or self.orchestrator.model
         own: dict[str, Any] = {"table": world.table}
@@ -184,7 +184,7 @@ class _Tape:
         if party == "orchestrator":
             # The lines are the network's: for one who watches both.
             own |= {"model": self.start, "users": self.there, "lines": tuple(self._lines)}
-            if world.config.release == "aggregated":
+            if world.config.sums_over_people:
                 # It may draw what it would have started users with, had it been asked to.
                 size = world.config.embedding_size
                 own["first_users"] = first_rows("users", range(world.n_users), size, world.root)

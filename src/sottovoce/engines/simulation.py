@@ -27,21 +27,21 @@ from sottovoce.core.messages import (
     SummedReports,
     add_up,
 )
-from sottovoce.engines.observers import Listener, Moment, Observer
+from sottovoce.engines.observers import MessageObserver, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
 from sottovoce.parties.device import Devices
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.searching import Search, leniency
 from sottovoce.parties.secure_sum import MaskedSum, summed
 from sottovoce.parties.server import NO_DEFENCE, Server
-from sottovoce.parties.shuffler import Proxy
+from sottovoce.parties.shuffler import Shuffler
 
-# A simulation's devices: the door, and faster ways to what comes out of it. Nothing leaves a
-# simulation, so it may sum what devices would send without writing it out, run many rounds of one
-# device each at once, and compute on a GPU. Model, vectors and ledger are the same as by the
-# definition (`parties.device`). For the algorithms of this package, contract tests hold every
-# combination that can be put together to that; any other algorithm is held to it here, on some of
-# its devices, before its fast way is used.
+# --- devices: the door, and faster ways to what comes out of it ----------------------------------
+# Nothing leaves a simulation, so it may sum what devices would send without writing it out, run
+# many rounds of one device each at once, and compute on a GPU. Model, vectors and ledger are the
+# same as by the definition (`parties.device`). For the algorithms of this package, contract tests
+# hold every combination that can be put together to that; any other algorithm is held to it here,
+# on some of its devices, before its fast way is used.
 
 D = TypeVar("D", bound=Devices)
 _OURS = "sottovoce.algorithms."
@@ -90,7 +90,7 @@ class SimulatedDevices(Devices):
         fast = self._accelerator is not None
         if fast and self._link.clip:
             raise ConfigError("link.clip looks at every update by itself; leave it on --device cpu")
-        if not fast and (release.per_row or algorithm.device_few(view, len(rows))):
+        if not fast and (release.per_row or algorithm.prefers_messages(view, len(rows))):
             return add_up(view.round, [self.report(view, rows)], view.items.shape[1])
         if self._link.clip or not (fast or algorithm.sums):
             return self.report_sum(view, rows)
@@ -191,21 +191,21 @@ class Simulation:
     cohort_size: int
     rounds: int
     observers: Sequence[Observer] = ()
-    listeners: Sequence[Listener] = ()
+    message_observers: Sequence[MessageObserver] = ()
     threads: int = 1
     fuse: bool = True
     """Run single-device rounds in blocks. Off, every round passes through its own message."""
     block: int = 200_000
-    """Most rounds fused at once, so that an interrupt is heard soon."""
-    proxy: Proxy | None = None
+    """Most rounds fused at once, so that an interrupt is answered soon."""
+    proxy: Shuffler | None = None
     """Between the devices and the server, where randomised reports are what leaves."""
-    masker: Masker | None = None
+    masker: Helper | None = None
     """Who knows the masks, where the server sees sums alone."""
     largest_value: float = 0.0
     """Of a number in one device's update, in steps of the grid; a masker needs it."""
     masked: bool = True
-    """Whether listeners hear the masked updates of a secure sum. If not, the server's hear what it
-    opens, the sum, and that takes a fraction of the time."""
+    """Whether message observers see the masked updates of a secure sum. If not, the server's see
+    what it opens, the sum, and that takes a fraction of the time."""
     least: int = 0
     """Fewest devices in a round, where it is everybody who is asked: those who may still send are
     enough. 0 where it must be `cohort_size`."""
@@ -231,7 +231,7 @@ class Simulation:
             stop = self._next_stop()
             if self.proxy is not None:
                 self._mixed_round(self.proxy)
-            elif fuse and not self.listeners:
+            elif fuse and not self.message_observers:
                 rows = willing[server.select_rounds(len(willing), stop - server.round)]
                 after = self.devices.report_rounds(server.items, server.round, rows)
                 server.advance(after, len(rows))
@@ -261,7 +261,7 @@ class Simulation:
         self._tell("device", view)
         if self.masker is not None:
             self._summed_round(self.masker, view, rows)
-        elif self.listeners or self.server.guard.defence.looks_at_devices:
+        elif self.message_observers or self.server.guard.defence.looks_at_devices:
             self.server.fold(self._sum_written(view, rows))
         else:
             self.server.fold(self.devices.report_summed(view, rows, self.threads))
@@ -275,12 +275,12 @@ class Simulation:
         return reduce(lambda one, other: server.add_sums([one, other]), sums)
 
     def _written(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[DeviceReports]:
-        """The devices' messages, as the server hears them."""
+        """The devices' messages, as the server sees them."""
         for reports in self.devices.report_in_parts(view, rows):
             self._tell("server", reports)
             yield reports
 
-    def _mixed_round(self, proxy: Proxy) -> None:
+    def _mixed_round(self, proxy: Shuffler) -> None:
         """A round of everyone whose budget permits it, through the proxy."""
         view, rows = self.server.publish(), self.devices.willing()
         self._tell("device", view)
@@ -298,10 +298,10 @@ class Simulation:
             self._tell("server", batch)
         self.server.fold(self.server.count(batches))
 
-    def _summed_round(self, masker: Masker, view: ModelView, rows: NDArray[np.int64]) -> None:
+    def _summed_round(self, masker: Helper, view: ModelView, rows: NDArray[np.int64]) -> None:
         """A round of which the server sees the sum alone."""
         link, (n_rows, width) = masker.link, view.items.shape
-        if self.search is None and not (self.listeners and self.masked):
+        if self.search is None and not (self.message_observers and self.masked):
             sums = self.devices.report_summed(view, rows, self.threads).dense(n_rows)
             noise = masker.noise(view.round)
             if noise is not None:
@@ -349,7 +349,7 @@ class Simulation:
             self.search, out = self.search.after(users, groups, spoiled)
             self.shut_out |= set(out)
 
-    def _groups(self, masker: Masker, users: list[int]) -> list[list[int]]:
+    def _groups(self, masker: Helper, users: list[int]) -> list[list[int]]:
         """Who is summed with whom."""
         if self.search is None:
             return [users]
@@ -373,8 +373,8 @@ class Simulation:
             return None
 
     def _tell(self, party: str, message: object) -> None:
-        for listener in self.listeners:
-            listener.hear(party, message)
+        for observer in self.message_observers:
+            observer.on_message(party, message)
 
     def _next_stop(self) -> int:
         stops = [o.next_stop(self.server.round) for o in self.observers]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.attacks.views import Packet, Seen
+from sottovoce.attacks.views import SeenRound, TlsPacket
 from sottovoce.core.masking import unmasked
 from sottovoce.core.messages import (
     Batch,
@@ -32,11 +32,12 @@ from sottovoce.core.messages import (
     MaskSum,
     ModelView,
     SummedReports,
-    encode,
 )
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, RunError
 from sottovoce.parties.secure_sum import summed
 from sottovoce.rng import Streams
+from sottovoce.wire.reports import encode_report
 
 FORMAT = 1
 MASKED_KEPT = 64
@@ -50,11 +51,11 @@ _KINDS: Mapping[str, type[Any]] = {
 }
 _PARTIES = ("device", "server", "proxy")
 
-Heard = dict[str, dict[int, list[object]]]
+SeenMessages = dict[str, dict[int, list[object]]]
 """By party and round: what reached it, in order."""
 
 
-class Keeper:
+class MessageKeeper:
     """Says what is kept of a message."""
 
     def __init__(self, numbers: int | None = None) -> None:
@@ -122,30 +123,27 @@ class Keeper:
         return [summed(told.round, unmasked(self._total, told.masks, self._width), told.devices)]
 
 
-class Recorder:
-    """Keeps what it hears in memory."""
+class Recorder(Redacted):
+    """Keeps what it sees in memory."""
 
     def __init__(self, numbers: int | None = None) -> None:
-        self._heard: Heard = {}
-        self.keeper = Keeper(numbers)
-
-    def __repr__(self) -> str:
-        return "<Recorder, redacted>"
+        self._seen: SeenMessages = {}
+        self.keeper = MessageKeeper(numbers)
 
     @property
-    def heard(self) -> Heard:
-        for rounds in self._heard.values():
+    def seen(self) -> SeenMessages:
+        for rounds in self._seen.values():
             for round, messages in rounds.items():
                 rounds[round] = _joined(messages)
-        return self._heard
+        return self._seen
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         share = self.keeper.share
         for kept in self.keeper.keep(message):
-            mine = self._heard.setdefault(party, {})
+            mine = self._seen.setdefault(party, {})
             mine.setdefault(kept.round, []).append(kept)  # type: ignore[attr-defined]
         if self.keeper.share < share:  # there is more than was known, so that less is kept of each
-            for messages in self._heard[party].values():
+            for messages in self._seen[party].values():
                 messages[:] = [
                     self.keeper.some(m) if isinstance(m, DeviceReports) else m for m in messages
                 ]
@@ -165,11 +163,11 @@ def _joined(messages: list[object]) -> list[object]:
     return [whole, *(m for m in messages if not isinstance(m, DeviceReports))]
 
 
-def seen_by(heard: Heard, party: str) -> tuple[Seen, ...]:
+def seen_by(messages_seen: SeenMessages, party: str) -> tuple[SeenRound, ...]:
     """What a party saw, round by round. Everybody sees what is published."""
-    mine, published = heard.get(party, {}), heard.get("device", {})
+    mine, published = messages_seen.get(party, {}), messages_seen.get("device", {})
     return tuple(
-        Seen(round, tuple(mine.get(round, ())), _published(published.get(round, ())))
+        SeenRound(round, tuple(mine.get(round, ())), _published(published.get(round, ())))
         for round in sorted({*mine, *published})
     )
 
@@ -178,23 +176,31 @@ def _published(messages: Iterable[object]) -> ModelView | None:
     return next((m for m in messages if isinstance(m, ModelView)), None)
 
 
-def network_of(heard: Heard, masked_bytes: int, report_bytes: int) -> tuple[Seen, ...]:
+def network_of(
+    messages_seen: SeenMessages, masked_bytes: int, report_bytes: int
+) -> tuple[SeenRound, ...]:
     """What shows on the way: who sent to whom, and how much. Masked updates all have one size, and
     so have randomised reports."""
-    rounds: dict[int, list[Packet]] = {}
+    rounds: dict[int, list[TlsPacket]] = {}
     for party in ("server", "proxy"):
-        for round, messages in heard.get(party, {}).items():
+        for round, messages in messages_seen.get(party, {}).items():
             packets = rounds.setdefault(round, [])
             for message in messages:
                 if isinstance(message, DeviceReports):
-                    packets += [Packet(u, "server", len(encode(one))) for u, one in _each(message)]
+                    packets += [
+                        TlsPacket(u, "server", len(encode_report(one))) for u, one in _each(message)
+                    ]
                 elif isinstance(message, MaskSeeds):  # the server gets them, with the masked ones
-                    packets += [Packet(u, "server", masked_bytes) for u in message.sender.tolist()]
+                    packets += [
+                        TlsPacket(u, "server", masked_bytes) for u in message.sender.tolist()
+                    ]
                 elif isinstance(message, BitReports):
-                    packets += [Packet(u, "proxy", report_bytes) for u in message.sender.tolist()]
+                    packets += [
+                        TlsPacket(u, "proxy", report_bytes) for u in message.sender.tolist()
+                    ]
     return tuple(
-        Seen(seen.round, tuple(rounds.get(seen.round, ())), seen.published)
-        for seen in seen_by(heard, "device")
+        SeenRound(seen.round, tuple(rounds.get(seen.round, ())), seen.published)
+        for seen in seen_by(messages_seen, "device")
     )
 
 
@@ -215,13 +221,13 @@ def _each(reports: DeviceReports) -> list[tuple[int, DeviceReports]]:
 
 @dataclass(slots=True, repr=False)
 class Transcript:
-    """Keeps what it hears in a folder, a file for each party and round. A run that is resumed goes
+    """Keeps what it sees in a folder, a file for each party and round. A run that is resumed goes
     on in the same folder; the transcript of another run is never touched."""
 
     folder: Path
     identity: str = ""
     """Of the run, as in its manifest."""
-    _keeper: Keeper = field(default_factory=Keeper)
+    _keeper: MessageKeeper = field(default_factory=MessageKeeper)
     _spans: list[list[int]] = field(default_factory=list)
     _open: dict[str, int] = field(default_factory=dict)
     _begun: bool = False
@@ -229,7 +235,7 @@ class Transcript:
     def __repr__(self) -> str:
         return f"<Transcript in {self.folder}, redacted>"
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         if not self._begun:
             self._begin()
         for kept in self._keeper.keep(message):
@@ -288,7 +294,7 @@ class Transcript:
 
 def read_transcript(
     folder: Path, identity: str, rounds: int | None = None, sums: Collection[int] = ()
-) -> Heard:
+) -> SeenMessages:
     """What was kept of the first `rounds` rounds (of all by default), and of the rounds `sums` the
     sums that the server opened, with the models before and after. Refuses what is not whole or not
     of this run."""
@@ -300,13 +306,13 @@ def read_transcript(
         )
     numbers = [n for first, last in about["rounds"] for n in range(first, last + 1)]
     whole = sorted(numbers)[:rounds]
-    heard: Heard = {}
+    messages_seen: SeenMessages = {}
     wanted = {"server": {*sums}, "device": {r for n in sums for r in (n, n + 1)}}
     for party in about["parties"]:
-        heard[party] = {n: _read(folder, party, n) for n in whole}
+        messages_seen[party] = {n: _read(folder, party, n) for n in whole}
         for n in sorted(wanted.get(party, set()).intersection(numbers).difference(whole)):
-            heard[party][n] = _read(folder, party, n, (ModelView, SummedReports))
-    return heard
+            messages_seen[party][n] = _read(folder, party, n, (ModelView, SummedReports))
+    return messages_seen
 
 
 def _about(folder: Path) -> dict[str, Any]:

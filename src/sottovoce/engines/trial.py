@@ -32,7 +32,7 @@ Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class World:
+class TrialWorld:
     """Everything that a trial hands out to the parties at the start, each its own share."""
 
     terms: Terms
@@ -117,7 +117,7 @@ def unequal_parts(n: int, parts: int) -> list[NDArray[np.int64]]:
     return np.split(np.arange(n, dtype=np.int64), np.cumsum(sizes)[:-1])
 
 
-def make_store(path: Path, world: World, rows: NDArray[np.int64]) -> CohortStore:
+def make_store(path: Path, world: TrialWorld, rows: NDArray[np.int64]) -> CohortStore:
     """A new store with what these users have: their histories and choices, and what their devices
     know of them, hidden or not. Whoever starts a trial speaks for them, so the terms are agreed
     to."""
@@ -146,7 +146,7 @@ def _keep_attributes(store: CohortStore, settings: AlgorithmSettings, part: Coho
                     store.set_attribute(number, attribute.name, attribute.classes[code])
 
 
-def make_server_folder(path: Path, world: World) -> ServerFolder:
+def make_server_folder(path: Path, world: TrialWorld) -> ServerFolder:
     """The server's folder of a new federation that waits for its first target."""
     from sottovoce.stores.server_folder import create_folder
 

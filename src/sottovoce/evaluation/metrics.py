@@ -22,9 +22,9 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, DataError, UsageError
 from sottovoce.registry import Component, Registry
 
-# What every metric has, and the registry of all.
-
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -148,10 +148,6 @@ def every_metric() -> list[Metric]:
 def user_metrics() -> dict[str, UserMetric]:
     """Those with a value for every user, by their short names."""
     return {m.short or m.name: m for m in every_metric() if isinstance(m, UserMetric)}
-
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 def rows_of(table: Interactions, users: Ints) -> tuple[Ints, NDArray[np.int32]]:

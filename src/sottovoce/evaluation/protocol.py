@@ -23,8 +23,6 @@ from sottovoce.evaluation import metrics
 from sottovoce.evaluation.metrics import Ranked, every_metric, user_metrics
 from sottovoce.rng import GAMMA, Keys, Streams, below, mix
 
-# Negatives for sampled evaluation: uniform, distinct, a pure function of (key, user's rows).
-
 
 def draw_negatives(
     train: Interactions,
@@ -35,7 +33,8 @@ def draw_negatives(
 ) -> NDArray[np.int32]:
     """[len(users), negatives] distinct training items in neither row of the user, in drawn order.
 
-    Uniform over the sets of that size. Raises where a user has fewer such items.
+    Uniform over the sets of that size, and a pure function of a user's key and rows. Raises if a
+    user has fewer such items.
     """
     if negatives > train.n_items:
         raise DataError(

@@ -35,23 +35,23 @@ from sottovoce.core.messages import GRID, DeviceReports, SummedReports, add_sums
 from sottovoce.errors import ConfigError
 from sottovoce.rng import mix
 
-# What each device may still add to each item: buckets that fill by what is sent and leak by time.
-# A device's row for an item counts as far as the bucket of this pair has room, and fills it.
-# Honest devices draw their negative items anew in every round, so that their rows find empty
-# buckets; a device that pushes one item round after round finds its own full, and is left with
-# the leak. Of a pair only one number is kept, the round in which its bucket is empty again; empty
-# ones are forgotten. The table is lost with the server, and then every pair begins anew.
-
 # Kernels carry no types (numba infers them).
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
-
 
 _FREE = -1
 _FIRST_SIZE = 1 << 12
 
 
 class Allowances:
-    """Buckets of one size and leak, for pairs that are numbered."""
+    """What each device may still add to each item: buckets that fill by what is sent and leak by
+    time, for pairs that are numbered.
+
+    A device's row for an item counts as far as the bucket of this pair has room, and fills it.
+    Honest devices draw their negative items anew in every round, so that their rows find empty
+    buckets; a device that pushes one item round after round finds its own full, and is left with
+    the leak. Of a pair only one number is kept, the round in which its bucket is empty again; empty
+    ones are forgotten. The table is lost with the server, and then every pair begins anew.
+    """
 
     __slots__ = ("_empty_at", "_keys", "_used", "burst", "leak")
 
@@ -124,10 +124,6 @@ def _fill(keys, empty_at, some, when):
         at = _place(keys, some[k])
         keys[at] = some[k]
         empty_at[at] = when[k]
-
-
-# Kernels carry no types (numba infers them).
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
 _LARGEST = 2.0**20

@@ -18,7 +18,7 @@ from typing import Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Counts, CrossDevice, FactorModel, Reporting
+from sottovoce.algorithms.base import Cohort, CrossDevice, FactorModel, Reporting, RowCounts
 from sottovoce.core.arrays import sum_groups
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.ledger import Entries, Ledger
@@ -36,6 +36,7 @@ from sottovoce.core.messages import (
     add_up,
 )
 from sottovoce.core.one_bit import drawn_coordinates, noise_root, randomised
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
@@ -48,7 +49,7 @@ _WRITTEN_AT_ONCE = 1 << 22
 
 
 @dataclass(slots=True, repr=False)
-class Devices:
+class Devices(Redacted):
     """A cohort behind its door. A phone is a cohort of one."""
 
     algorithm: FactorModel
@@ -84,9 +85,6 @@ class Devices:
         way = link or Direct()
         bound = _bound(algorithm, cohort, cohort.consent, release, rng, root, way)
         return cls(algorithm, cohort, ledger, rng, release, root, bound, way)
-
-    def __repr__(self) -> str:
-        return f"<Devices {len(self.cohort):,}, redacted>"
 
     def change_consent(self, consent: Consent) -> None:
         """From the next round on, these records hold; where they cannot, nothing changes."""
@@ -154,7 +152,7 @@ class Devices:
 
     def at_once(self, rows: NDArray[np.int64], many: int) -> int:
         """Devices whose messages are made together: so many, unless they look at each other."""
-        return len(rows) if self.algorithm.looks_around else many
+        return len(rows) if self.algorithm.needs_whole_cohort else many
 
     def report_masked(
         self, view: ModelView, rows: NDArray[np.int64], seeds: tuple[bytes, ...] | None = None
@@ -241,7 +239,7 @@ class Devices:
         self,
         rows: NDArray[np.int64],
         rounds: NDArray[np.int64],
-        counts: Counts,
+        counts: RowCounts,
         shape: tuple[int, ...],
     ) -> None:
         """Charge the budgets and write the rows of what leaves: of a model of this shape each
@@ -249,7 +247,7 @@ class Devices:
         release, epsilon = self._release, self._release.epsilons[rows]
         if release.dense:  # a row that says nothing is sent for all others, too
             own = self.cohort.history.counts[rows].astype(np.int32)
-            counts = Counts(own, shape[0] - own)
+            counts = RowCounts(own, shape[0] - own)
         self._charge(rows, epsilon)
         sent = counts.positive.astype(np.int64) + counts.negative
         self.ledger.record(
@@ -297,7 +295,7 @@ class Devices:
         rows: NDArray[np.int64],
         round: int,
         leaves: NDArray[np.bool_],
-    ) -> tuple[DeviceReports, Counts]:
+    ) -> tuple[DeviceReports, RowCounts]:
         """Sum each device's leaving updates by item, items ascending."""
         row, item = updates.row[leaves], updates.item[leaves]
         positive = updates.positive[leaves]
@@ -309,7 +307,7 @@ class Devices:
         sums = sum_groups(updates.values, np.flatnonzero(leaves)[order], starts)
         sent_positive = positive[order][starts]
         n = len(rows)
-        counts = Counts(
+        counts = RowCounts(
             np.bincount(row[starts][sent_positive], minlength=n).astype(np.int32),
             np.bincount(row[starts][~sent_positive], minlength=n).astype(np.int32),
         )

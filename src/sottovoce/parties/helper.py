@@ -1,4 +1,4 @@
-"""The proxy of a secure sum: knows masks, and no update. Simulation and the service (services)
+"""The helper of a secure sum: knows masks, and no update. Simulation and the service (services)
 share its rules.
 
 It answers for one set of devices in a round, whatever it is asked: from the sums over two sets that
@@ -30,7 +30,7 @@ REGAINED_AFTER = 4
 
 
 class Answered(NamedTuple):
-    """What the proxy remembers of all that it has told."""
+    """What the helper remembers of all that it has told."""
 
     round: int
     """The last one of which something was told."""
@@ -64,30 +64,31 @@ def groups_name(groups: Sequence[Sequence[bytes]]) -> bytes:
     return named.digest()
 
 
-def check_set(link: SecureSum, answered: Answered, round: int, sent: Sequence[bytes]) -> bytes:
-    """The name of a set of submissions, each of which says whose it is and has its seed. Raises
-    where the sum over it must not be told."""
-    _check_groups(link, [sent])
-    name = set_name(sent)
-    _check_round(answered, round, name)
-    return name
-
-
 def check_groups(
     link: SecureSum, answered: Answered, round: int, groups: Sequence[Sequence[bytes]]
 ) -> Answered:
-    """What the proxy has to remember before it tells the sums over these groups of submissions.
-    Raises where they must not be told."""
-    if len(groups) == 1:
-        name = check_set(link, answered, round, groups[0])
-    else:
-        if len(groups) > link.groups:
-            raise MessageError(
-                f"{len(groups):,} sums in a round are not told, the terms permit {link.groups:,}"
-            )
-        _check_groups(link, groups)
-        name = groups_name(groups)
-        _check_round(answered, round, name)
+    """What the helper has to remember before it tells the sums over these groups of submissions,
+    each of which says whose it is and has its seed. Raises if they must not be told."""
+    if len(groups) > max(1, link.groups):
+        raise MessageError(
+            f"{len(groups):,} sums in a round are not told, the terms permit {link.groups:,}"
+        )
+    everyone = [one for group in groups for one in group]
+    if len(set(everyone)) != len(everyone):
+        raise MessageError("a device is named twice in one round")
+    least = min(map(len, groups), default=0)
+    if least < link.min_devices:
+        raise MessageError(
+            f"a sum over {least:,} devices is not told, the least is {link.min_devices:,}"
+        )
+    name = set_name(groups[0]) if len(groups) == 1 else groups_name(groups)
+    if round < answered.round:
+        raise MessageError(f"round {round} is over")
+    if round == answered.round and name != answered.name:
+        raise MessageError(
+            f"the sum of round {round} was told for other devices or groups; from both answers "
+            "together one device's update could follow"
+        )
     if round == answered.round:
         return answered
     if len(groups) == 1:
@@ -98,27 +99,6 @@ def check_groups(
             f"one after {REGAINED_AFTER} rounds with one sum"
         )
     return Answered(round, name, answered.spent + REGAINED_AFTER)
-
-
-def _check_groups(link: SecureSum, groups: Sequence[Sequence[bytes]]) -> None:
-    everyone = [one for group in groups for one in group]
-    if len(set(everyone)) != len(everyone):
-        raise MessageError("a device is named twice in one round")
-    least = min(map(len, groups), default=0)
-    if least < link.min_devices:
-        raise MessageError(
-            f"a sum over {least:,} devices is not told, the least is {link.min_devices:,}"
-        )
-
-
-def _check_round(answered: Answered, round: int, name: bytes) -> None:
-    if round < answered.round:
-        raise MessageError(f"round {round} is over")
-    if round == answered.round and name != answered.name:
-        raise MessageError(
-            f"the sum of round {round} was told for other devices or groups; from both answers "
-            "together one device's update could follow"
-        )
 
 
 def sum_told(
@@ -150,8 +130,8 @@ def noise_of(
     return gaussian_noise(noise_key, round, numbers, link.noise * link.clip * GRID)
 
 
-class Masker:
-    """The proxy in memory."""
+class Helper:
+    """The helper in memory."""
 
     def __init__(self, link: SecureSum, numbers: int, noise_key: bytes) -> None:
         """`numbers` are those of an update; `noise_key` is 32 bytes that nobody else knows."""
@@ -159,7 +139,7 @@ class Masker:
         self._answered = NEVER
 
     def __repr__(self) -> str:
-        return f"<Masker min_devices={self.link.min_devices}, redacted>"
+        return f"<Helper min_devices={self.link.min_devices}, redacted>"
 
     @property
     def grouped_rounds_left(self) -> int:

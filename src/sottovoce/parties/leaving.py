@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, ConsentError
 
 _KEY = object()
@@ -30,7 +31,7 @@ class Booked:
         return f"<Booked {self.what}, redacted>"
 
 
-class Leaving:
+class Leaving(Redacted):
     """Bytes that may leave, and that are on record as having left."""
 
     __slots__ = ("_body", "_booked", "_key")
@@ -56,9 +57,6 @@ class Leaving:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("what leaves is not copied and not pickled; ask the door again")
-
-    def __repr__(self) -> str:
-        return "<Leaving, redacted>"
 
     def __len__(self) -> int:
         return len(self._body)

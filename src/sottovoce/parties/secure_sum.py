@@ -53,24 +53,24 @@ class MaskedSum:
     def open(self, told: MaskSum, leniency: float = 0.0, *, counted: bool = False) -> SummedReports:
         """The sum of the updates. Raises `WrongSum` where it cannot be one, `SpoiledSum` where that
         shows in its numbers: under a wrong sum of masks, or with a device's garbage in it, every
-        number is uniform below 2⁶⁴, and honest sums are far smaller. (A proxy or a device that
+        number is uniform below 2⁶⁴, and honest sums are far smaller. (A helper or a device that
         adds little to the right sum is not found out.) With `leniency`, from 0 to 1, larger numbers
         pass, and are cut to what honest devices can add up to: `searching` says what for. Where
         rows are `counted`, the last number of each says how many devices sent it; a row of which
         these devices cannot be the senders is left out."""
         if told.round != self.round or told.devices != self.devices:
             raise WrongSum(
-                f"the proxy told the sum of {told.devices:,} masks of round {told.round}, and was "
+                f"the helper told the sum of {told.devices:,} masks of round {told.round}, and was "
                 f"asked for {self.devices:,} of round {self.round}"
             )
         if told.masks.shape != self._total.shape:
-            raise WrongSum("the proxy told a sum of masks of another size than the model's")
+            raise WrongSum("the helper told a sum of masks of another size than the model's")
         sums = unmasked(self._total, told.masks, self._width)
         most = sum_limit(self._link, self.devices, self._largest)
         bound = most + int(leniency * min(LENIENT * most, (1 << 62) - most))
         if bool(np.any((sums > bound) | (sums < -bound))):
             raise SpoiledSum(
-                "the sum that was opened is larger than these devices could have sent: the proxy "
+                "the sum that was opened is larger than these devices could have sent: the helper "
                 "told a wrong sum of masks, or a device sent what no honest one does"
             )
         if counted and bool(np.any(sums[:, -1] % int(GRID))):

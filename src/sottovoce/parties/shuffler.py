@@ -1,11 +1,10 @@
-"""The proxy: takes k reports of equal size from each device and round, parts them from whose they
-are, and hands on whole tiers in an order that says nothing. Simulation and the service
-(services) share these rules and the shuffle; one keeps the reports in memory, open, the other
-on disk, sealed.
+"""The shuffler: takes k reports of equal size from each device and round, parts them from whose
+they are, and hands on whole tiers in an order that says nothing. Simulation and the service share
+these rules and the shuffle; one keeps the reports in memory, open, the other on disk, sealed.
 
-A report hides among those of the batch's honest devices. A proxy cannot tell people from devices
+A report hides among those of the batch's honest devices. A shuffler cannot tell people from devices
 that the server has made up: where all others are such, only the report's own randomness protects
-it, and the certificate is that without a proxy.
+it, and the certificate is that without a shuffler.
 """
 
 from __future__ import annotations
@@ -23,12 +22,6 @@ from sottovoce.core.arrays import each
 from sottovoce.core.messages import Batch, BitReports
 from sottovoce.errors import ConfigError, MessageError, UsageError
 from sottovoce.rng import chacha_words
-
-# Uniform shuffles, by a ChaCha20 stream from 32 bytes that the operating system has drawn. Every
-# record goes to one of 2**b buckets by b bits of its own, and each bucket is then shuffled by
-# Fisher and Yates: any order is as likely as any other, and memory is touched in parts that fit
-# the processor's cache, so that a record costs the same among a million and among a hundred
-# million. The same seed gives the same order, whatever the threads.
 
 SEED_BYTES = 32
 MOST_BITS = 16
@@ -48,7 +41,13 @@ def new_seed() -> bytes:
 
 
 def shuffled(values: NDArray[np.uint32], seed: bytes, *, threads: int = 1) -> NDArray[np.uint32]:
-    """The same values in a uniformly random order."""
+    """The same values in a uniformly random order, by a ChaCha20 stream from the seed.
+
+    Every record goes to one of 2**b buckets by b bits of its own, and each bucket is then shuffled
+    by Fisher and Yates: any order is as likely as any other, and memory is touched in parts that
+    fit the processor's cache, so that a record costs the same among a million and among a hundred
+    million. The same seed gives the same order, whatever the threads.
+    """
     key, n = _key(seed), len(values)
     if n >= 1 << 32:
         raise UsageError("at most 2**32 - 1 records can be shuffled at once")
@@ -172,13 +171,13 @@ _AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyRules:
-    """What a proxy takes, and when it lets go of a tier's batch."""
+class ShufflerRules:
+    """What a shuffler takes, and when it lets go of a tier's batch."""
 
     reports: int
     """k: each device sends so many a round, no more and no fewer."""
     minimum: tuple[int, ...]
-    """For each tier, the devices below which nothing leaves the proxy."""
+    """For each tier, the devices below which nothing leaves the shuffler."""
     goal: tuple[int, ...] = ()
     """For each tier, the devices with which a batch waits no longer; none where it is empty."""
     hold_seconds: float = 60.0
@@ -202,11 +201,11 @@ class ProxyRules:
         return waited >= self.hold_seconds or bool(self.goal and devices >= self.goal[tier])
 
 
-class Proxy:
-    """A proxy in memory, for one whole round at a time."""
+class Shuffler:
+    """A shuffler in memory, for one whole round at a time."""
 
     def __init__(self, minimum: Sequence[int], reports: int) -> None:
-        self._rules = ProxyRules(reports, tuple(minimum), hold_seconds=0.0)
+        self._rules = ShufflerRules(reports, tuple(minimum), hold_seconds=0.0)
         self._last = -1
         self.held: Counter[int] = Counter()
         """Devices per tier whose reports were held back and dropped, over all rounds."""

@@ -25,6 +25,7 @@ from sottovoce.algorithms.drift.system import User
 from sottovoce.config import require_whole
 from sottovoce.core.consent import Consent
 from sottovoce.core.ledger import Entries, Ledger
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConsentError, DataError
 
 SEALED_BYTES = 53
@@ -44,7 +45,7 @@ class Read(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Departed:
+class Departed(Redacted):
     """What a door has let go: the messages of an epoch, and in how many epochs they leave. Only a
     door makes one. Private."""
 
@@ -64,9 +65,6 @@ class Departed:
         if key is not _KEY:
             raise ConsentError("only a door lets interactions go; see InteractionDoor.let_out")
 
-    def __repr__(self) -> str:
-        return f"<Departed: {len(self.told.owner):,} messages, redacted>"
-
     def first(self, n: int | None) -> Departed:
         """What left with the first n events."""
         n = len(self.events) if n is None else min(n, len(self.events))
@@ -85,7 +83,7 @@ class Departed:
             yield [Interaction(self.numbers[place], *said) for place in there]
 
 
-class InteractionDoor:
+class InteractionDoor(Redacted):
     """Of all users that have a consent record here; a device is a cohort of one. Of a user without
     a record nothing leaves."""
 
@@ -112,9 +110,6 @@ class InteractionDoor:
         self._mark = object()
         self._may_see: dict[int, frozenset[int]] = {}
         self._said: Counter[tuple[bool, int, int]] = Counter()
-
-    def __repr__(self) -> str:
-        return f"<InteractionDoor of {self.n_users:,} users, redacted>"
 
     # --- message by message ----------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import numpy as np
 from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run
 from sottovoce.attacks.views import ATTACKS, Attack, Result, View
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.engines.observers import Report
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import DoesNotApply, SottovoceError, UsageError
 from sottovoce.experiment import Experiment
@@ -18,8 +19,7 @@ from sottovoce.privacy.accountant import DELTA, certify
 from sottovoce.privacy.central import price
 from sottovoce.runs.card import JSON, PAGE, Card, Failed, NotApplicable, write_card
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import Report
-from sottovoce.runs.threat_views import Scene as Scene
+from sottovoce.runs.threat_views import ThreatViews as ThreatViews
 from sottovoce.runs.threat_views import views_and_truth as views_and_truth
 from sottovoce.runs.threat_views import views_of as views_of
 
@@ -41,8 +41,8 @@ def attack_run(
 ) -> Card:
     """Every attack that applies to a finished run."""
     chosen = choose(attacks, only)
-    scene = views_and_truth(folder, rounds=rounds, threads=threads, report=report)
-    return _card(scene, chosen, report)
+    threat = views_and_truth(folder, rounds=rounds, threads=threads, report=report)
+    return _card(threat, chosen, report)
 
 
 def attack_experiment(
@@ -58,8 +58,8 @@ def attack_experiment(
     """Train an experiment and attack it; no run folder is needed, and none is left. `out` is a
     folder for the report card."""
     chosen = choose(attacks, only)
-    scene = views_and_truth(experiment, rounds=rounds, threads=threads, report=report)
-    card = _card(scene, chosen, report)
+    threat = views_and_truth(experiment, rounds=rounds, threads=threads, report=report)
+    card = _card(threat, chosen, report)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_card(card, experiment.name, out / PAGE, out / JSON)
@@ -80,35 +80,35 @@ def choose(attacks: Sequence[Attack] | None, only: Sequence[str] = ()) -> tuple[
     return tuple(a for a in attacks if not wanted or wanted & {a.code.upper(), a.name.upper()})
 
 
-def _card(scene: Scene, attacks: Sequence[Attack], report: Report | None) -> Card:
+def _card(threat: ThreatViews, attacks: Sequence[Attack], report: Report | None) -> Card:
     tell = report or (lambda what, done, total: None)
     found = []
     for number, attack in enumerate(attacks):
         tell("attacks", number, len(attacks))
-        found.append(try_attack(attack, scene))
+        found.append(try_attack(attack, threat))
     tell("attacks", len(attacks), len(attacks))
     return Card(
-        scene.facts["experiment"],
+        threat.facts["experiment"],
         tuple(one for one in found if isinstance(one, Result)),
         tuple(one for one in found if isinstance(one, NotApplicable)),
-        scene.facts,
-        scene.notes,
-        scene.setting,
+        threat.facts,
+        threat.notes,
+        threat.setting,
         tuple(one for one in found if isinstance(one, Failed)),
     )
 
 
-def try_attack(attack: Attack, scene: Scene) -> Result | NotApplicable | Failed:
+def try_attack(attack: Attack, threat: ThreatViews) -> Result | NotApplicable | Failed:
     """The result, or why there is none. That there is nothing to attack is for the attack itself to
     say, by `applies` or `DoesNotApply`; whatever else goes wrong is a failure, which says nothing
     of the promise."""
-    view = scene.views.get(attack.party)
+    view = threat.views.get(attack.party)
     reason = f"there is no {attack.party} here"
     if view is not None:
         try:
             reason = attack.applies(view)
             if not reason:
-                return attack.run(view, scene.truth)
+                return attack.run(view, threat.truth)
         except DoesNotApply as error:
             reason = str(error)
         except _FAULTS as error:  # the other attacks go on
@@ -128,8 +128,7 @@ def _trouble(error: Exception) -> str:
     return f"{type(error).__name__} in {place.name} ({where})"
 
 
-# A one-run audit of the system behind a run: the same algorithm, release and link once more, with
-# planted devices among its users, and what the server saw held against what is claimed.
+# --- a one-run audit -----------------------------------------------------------------------------
 
 _NOTHING_CLAIMED = (
     "--canaries hold a claimed ε against what is given away: that of randomised reports (fmf), or "
@@ -138,7 +137,9 @@ _NOTHING_CLAIMED = (
 
 
 def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Audit:
-    """Everybody in it chooses alike: the largest ε of the release, or to share everything."""
+    """The same algorithm, release and link once more, with planted devices among its users, and
+    what the server saw held against what is claimed. Everybody in it chooses alike: the largest ε
+    of the release, or to share everything."""
     if experiment.silo is not None:
         raise UsageError(_NOTHING_CLAIMED)
     algorithm, release, link = experiment.cross_device()
@@ -157,7 +158,7 @@ def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Aud
     planted = Canaries.single_items(canaries, train.n_items, rng, summed)
 
     def run(these: Canaries) -> View:
-        heard = Recorder()
+        kept = Recorder()
         made = Federation.build(
             algorithm,
             these.histories(train),
@@ -166,8 +167,8 @@ def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Aud
             rng,
             link=link,
         )
-        made.run(listeners=[heard], threads=threads)
-        seen = seen_by(heard.heard, "server")
+        made.run(message_observers=[kept], threads=threads)
+        seen = seen_by(kept.seen, "server")
         return View("server", seen, algorithm, release, link, train.n_items, made.server.items)
 
     return audit_run(planted, run, score, claimed, DELTA)

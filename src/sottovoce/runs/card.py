@@ -60,10 +60,10 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CardSetting:
     """What the people of a run relied on."""
 
-    words: str
+    relied_on: str
     """As the subject of a sentence: "π = 0", say."""
     remedies: tuple[str, ...] = ()
     """What is in force already: "secure-sum", "noise", "aggregated"."""
@@ -79,7 +79,7 @@ class Card:
     facts: Mapping[str, str] = field(default_factory=dict)
     """System, data, link, release, choices, what was looked at: in words."""
     notes: tuple[str, ...] = ()
-    setting: Setting = Setting("what was set")
+    setting: CardSetting = CardSetting("what was set")
     failed: tuple[Failed, ...] = ()
 
     def require_whole(self) -> None:
@@ -165,7 +165,7 @@ class Card:
         return [in_words(result, self.setting) for result in self.results]
 
 
-def in_words(result: Result, setting: Setting) -> str:
+def in_words(result: Result, setting: CardSetting) -> str:
     """What a result means to the owner of a device."""
     head = f"{result.promise.rstrip('.')} ({result.code})."
     who = _PARTIES[result.party]
@@ -176,7 +176,8 @@ def in_words(result: Result, setting: Setting) -> str:
     found = _found(result, who)
     if result.verdict == "holds":
         return f"{head} {found} That is no better than guessing, so this attack failed.{more}"
-    return f"{head} {found} {setting.words} did not prevent that. {_remedy(result, setting)}{more}"
+    remedy = _remedy(result, setting)
+    return f"{head} {found} {setting.relied_on} did not prevent that. {remedy}{more}"
 
 
 def _found(result: Result, who: str) -> str:
@@ -200,7 +201,7 @@ def _found(result: Result, who: str) -> str:
     return f"{who} reaches a {result.measure} of {shown}; without the attack it is {plain}."
 
 
-def _remedy(result: Result, setting: Setting) -> str:
+def _remedy(result: Result, setting: CardSetting) -> str:
     stay = "Who must not be read should not take part."
     alike = [a for a in ATTACKS.values() if (a.code, a.party) == (result.code, result.party)]
     alike.sort(key=lambda attack: attack.name != result.attack)

@@ -20,7 +20,7 @@ from sottovoce.runs.tables import MARKS, Row, metric_columns, name_of, shown_met
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Runs side by side: the tables, what must be said about them, and where the report lies."""
 
     tables: tuple[Table, ...]
@@ -31,7 +31,7 @@ class Comparison:
 
 def compare_runs(
     paths: Sequence[Path], out: Path, *, threads: int = 1, write: bool = True
-) -> Comparison:
+) -> RunComparison:
     """Results and what left, a row per run, and the baselines of the first run with each data set
     and protocol. Figures under different protocols or data are marked as not comparable."""
     runs = {_label(path, paths): FinishedRun.open(path) for path in paths}
@@ -75,7 +75,7 @@ def compare_runs(
     report = out / "report.html"
     if write:
         _write(report, warnings, worlds, tables, runs, evaluations)
-    return Comparison(tuple(tables), tuple(warnings), tuple(rows), report)
+    return RunComparison(tuple(tables), tuple(warnings), tuple(rows), report)
 
 
 def _write(

@@ -19,7 +19,7 @@ from sottovoce.runs.folder import check_writable
 from sottovoce.runs.read import FinishedRun, Recommendation, choice_groups
 from sottovoce.runs.report import side_by_side, write_run_report
 from sottovoce.runs.tables import results_table
-from sottovoce.runs.train import Outcome, Report, run_experiment
+from sottovoce.runs.train import Report, RunOutcome, run_experiment
 
 SHARED = "pFPL+, all shared"
 """The contrast: the same town, if everybody took part and shared everything."""
@@ -28,7 +28,7 @@ SHOWN_VISITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class DemoTown:
     """The town, and how many residents made which choice."""
 
     residents: int
@@ -63,7 +63,7 @@ class Resident:
 @dataclass(frozen=True, slots=True, repr=False)
 class Story:
     run: FinishedRun
-    outcome: Outcome
+    outcome: RunOutcome
     evaluations: Mapping[str, Evaluation]
     table: Table
     resident: Resident
@@ -90,12 +90,12 @@ def folder_for(out: Path | None) -> Path:
     return place
 
 
-def introduce(experiment: Experiment) -> Introduction:
+def introduce(experiment: Experiment) -> DemoTown:
     """Who lives here and what they chose, before anything is learnt."""
     dataset = experiment.dataset()
     table = dataset.interactions
     groups = choice_groups(experiment.consent.choices, experiment.records(dataset))
-    return Introduction(
+    return DemoTown(
         table.n_users,
         table.n_items,
         table.n_interactions,

@@ -16,17 +16,17 @@ from sottovoce.core.links import LINKS, Link
 from sottovoce.core.messages import GRID
 from sottovoce.core.one_bit import noise_root
 from sottovoce.core.recommender import Scorer
-from sottovoce.engines.observers import Listener, Observer
+from sottovoce.engines.observers import MessageObserver, Observer
 from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.errors import ConfigError
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.helper import Masker
+from sottovoce.parties.helper import Helper
 from sottovoce.parties.server import NO_DEFENCE, Server
-from sottovoce.parties.shuffler import Proxy
+from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import KReports
 from sottovoce.rng import SecretStreams, Streams
-from sottovoce.runs.folder import Checkpoint
+from sottovoce.runs.folder import RunCheckpoint
 from sottovoce.wire.terms import check_fitting, largest_value
 
 
@@ -37,9 +37,9 @@ class Federation:
     schedule: Schedule
     server: Server
     devices: SimulatedDevices
-    proxy: Proxy | None = None
+    proxy: Shuffler | None = None
     """Between the devices and the server, where randomised reports are what leaves."""
-    masker: Masker | None = None
+    masker: Helper | None = None
     """Who knows the masks, where the server sees sums alone."""
     largest_value: float = 0.0
     """Of a number in one device's update, in steps of the grid."""
@@ -81,7 +81,7 @@ class Federation:
         if reports is not None:
             willing = _check_tiers(devices, reports)
             plan = settings.plan(len(willing), int(train.counts[willing].sum()))
-            proxy = Proxy([tier.min_devices for tier in reports.tiers], reports.max_reports)
+            proxy = Shuffler([tier.min_devices for tier in reports.tiers], reports.max_reports)
         server, masker = Server.start(algorithm, train.n_items, rng), None
         server.guard = defence.guard()
         if way.summing is not None:
@@ -90,11 +90,11 @@ class Federation:
                     f"a secure sum needs at least link.min_devices = {way.summing.min_devices} "
                     f"devices in a round, and {plan.cohort_size} are asked"
                 )
-            masker = Masker(way.summing, server.items.size, noise_root(rng.child("masker").root))
+            masker = Helper(way.summing, server.items.size, noise_root(rng.child("masker").root))
         most = largest_value(release, plan.triples) * GRID
         return cls(plan, server, devices, proxy, masker, most)
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: RunCheckpoint) -> None:
         """Put every party where it was after a round."""
         self.server.round, self.server.items = saved.round, saved.items
         if len(saved.memory):
@@ -133,12 +133,12 @@ class Federation:
     def run(
         self,
         observers: Sequence[Observer] = (),
-        listeners: Sequence[Listener] = (),
+        message_observers: Sequence[MessageObserver] = (),
         *,
         threads: int = 1,
         masked: bool = True,
     ) -> None:
-        """`masked`: whether listeners hear masked updates, or of each round the sum alone."""
+        """`masked`: whether observers see masked updates, or of each round the sum alone."""
         plan, link = self.schedule, self.masker and self.masker.link
         everybody = link is not None and link.noise and plan.cohort_size == plan.devices
         Simulation(
@@ -147,7 +147,7 @@ class Federation:
             plan.cohort_size,
             plan.rounds,
             observers,
-            listeners,
+            message_observers,
             threads,
             proxy=self.proxy,
             masker=self.masker,

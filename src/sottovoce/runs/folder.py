@@ -43,7 +43,7 @@ RUNNING, FINISHED = "running", "finished"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Checkpoint:
+class RunCheckpoint:
     round: int
     items: NDArray[np.float32]
     vectors: NDArray[np.float32]
@@ -180,7 +180,7 @@ class RunFolder:
             sent=np.zeros(0, np.int64) if sent is None else sent,
         )
 
-    def load_checkpoint(self) -> Checkpoint | None:
+    def load_checkpoint(self) -> RunCheckpoint | None:
         """The last checkpoint, with everything later than it swept away."""
         path = self.path / "checkpoint.npz"
         round = -1
@@ -191,7 +191,7 @@ class RunFolder:
                 round = int(arrays["round"])
                 totals = Totals(**json.loads(str(arrays["totals"])))
                 names = ("memory", "spent", "sent")
-                found = Checkpoint(
+                found = RunCheckpoint(
                     round, arrays["items"], arrays["vectors"], totals,
                     **{name: arrays[name] for name in names if name in arrays},
                 )  # fmt: skip

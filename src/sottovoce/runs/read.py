@@ -17,7 +17,7 @@ from sottovoce.data.dataset import Dataset
 from sottovoce.data.foursquare_categories import with_top_categories
 from sottovoce.data.splitting import Split
 from sottovoce.errors import CorruptData, DataError, RunError, UsageError
-from sottovoce.experiment import Experiment
+from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.silo_door import KIND
 from sottovoce.runs.folder import RunFolder
 
@@ -46,14 +46,10 @@ class LedgerLine:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FinishedRun:
+class FinishedRun(PreparedExperiment):
     """A finished run with the data it was made from."""
 
     folder: RunFolder
-    experiment: Experiment
-    dataset: Dataset
-    split: Split
-    consent: Consent
 
     @classmethod
     def open(cls, path: Path) -> FinishedRun:
@@ -72,9 +68,9 @@ class FinishedRun:
             )
         consent = experiment.records(dataset)
         split = experiment.judged(experiment.split(dataset), consent)
-        return cls(folder, experiment, dataset, split, consent)
+        return cls(experiment, dataset, split, consent, folder)
 
-    def words(self, choice: Choice) -> str:
+    def describe_choice(self, choice: Choice) -> str:
         """What a choice means in this system."""
         return choice.words() if self.experiment.silo is None else choice.owner_words()
 
@@ -142,7 +138,7 @@ class FinishedRun:
             groups = choice_groups(self.experiment.consent.choices, self.consent)
             sums = self.ledger_per_user()
             return [
-                LedgerLine(self.words(choice), int(mask.sum()), sums.total(mask))
+                LedgerLine(self.describe_choice(choice), int(mask.sum()), sums.total(mask))
                 for choice, mask in groups
             ]
         if grouping == "user":

@@ -34,6 +34,7 @@ from sottovoce.parties.silo_door import SEALED_BYTES
 from sottovoce.privacy.accountant import DELTA, Account, Sent, account, rounded_up
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import noise_for, price
+from sottovoce.privacy.statements import Curve, draw_totals, places
 from sottovoce.runs.folder import new_figures
 from sottovoce.runs.read import FinishedRun, Sums, item_categories
 from sottovoce.runs.tables import (
@@ -47,9 +48,7 @@ from sottovoce.runs.tables import (
     sent_table,
     service_table,
 )
-from sottovoce.runs.train import DeviceOutcome, Outcome, SiloOutcome, run_experiment
-
-# What a run's report says of privacy: what is not protected, and what reports and sums cost.
+from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome, run_experiment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +65,9 @@ SUM_ASSUMED = (
     "which round is public, so that sampling makes nothing cheaper."
 )
 _PLACES = 12
+
+
+# --- privacy: what is not protected, and what reports and sums cost ------------------------------
 
 
 def honest_notes(
@@ -189,41 +191,23 @@ def budget_sections(
 
 def _draw(path: Path, costs: list[TierCost]) -> plots.Figures:
     """Solid with a proxy, dashed without; a colour for each tier."""
-    with plots.drawing(path, "Cost of all reports so far", (6.4, 4.2)) as (figure, axes):
-        for number, cost in enumerate(costs[: len(plots.PALETTE)]):
-            places = _places(cost.rounds)
-            each = cost.reports / cost.rounds
-            sent = [Sent(round(each * t), cost.epsilon, cost.batch) for t in places]
-            found = [account([one]) for one in sent]
-            colour, marker = plots.PALETTE[number], plots.MARKERS[number]
-            tier = f"ε = {cost.epsilon:g}"
-            for values, style, how in (
-                ([one.without_proxy for one in found], "--", "without a trusted proxy"),
-                (
-                    [one.with_proxy for one in found],
-                    "-",
-                    f"with a proxy, batches of {cost.batch:,}",
-                ),
-            ):
-                positive = [value if value > 0 else math.nan for value in values]
-                axes.plot(places, positive, color=colour, linestyle=style, linewidth=1.6,
-                          marker=marker, markersize=4, label=f"{tier}, {how}")  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel=f"total ε, δ = {DELTA:g}")
-        most = max(cost.rounds for cost in costs)
-        ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000) if t <= most]
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter("{x:,g}")
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return plots.figure_files(path)
+    curves = []
+    for number, cost in enumerate(costs[: len(plots.PALETTE)]):
+        rounds, each = places(cost.rounds, _PLACES), cost.reports / cost.rounds
+        found = [account([Sent(round(each * t), cost.epsilon, cost.batch)]) for t in rounds]
+        colour, marker = plots.PALETTE[number], plots.MARKERS[number]
+        tier = f"ε = {cost.epsilon:g}"
+        for values, style, how in (
+            ([one.without_proxy for one in found], "--", "without a trusted proxy"),
+            ([one.with_proxy for one in found], "-", f"with a proxy, batches of {cost.batch:,}"),
+        ):
+            curves.append((rounds, Curve(f"{tier}, {how}", values, colour, style, marker)))
+    most = max(cost.rounds for cost in costs)
+    ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 100_000) if t <= most]
+    return draw_totals(path, "Cost of all reports so far", curves, ticks, DELTA, small=True)
 
 
-def _places(most: int) -> list[int]:
-    """Numbers of rounds, evenly spread on a logarithmic axis."""
-    return sorted({round(most ** (step / _PLACES)) for step in range(_PLACES + 1)} | {1, most})
-
-
-# What a report says of a run with data owners: who reads what, what it costs, how it learns.
+# --- data owners: who reads what, what it costs, how it learns -----------------------------------
 
 NUMBER_BYTES = 4
 """Of a user's or an item's number, and of one number of a row."""
@@ -232,7 +216,7 @@ NUMBER_BYTES = 4
 def silo_story(outcome: SiloOutcome) -> TextBlock:
     """How it went about, in a few sentences."""
     world, facts = outcome.world, outcome.facts
-    if world.config.release == "aggregated":
+    if world.config.sums_over_people:
         return TextBlock(
             f"{facts.members:,} users send what they do with an item, sealed, to each of "
             f"{len(world.owners):,} data owners that holds it. Owners keep users' vectors, fetch "
@@ -264,7 +248,7 @@ def silo_facts(outcome: SiloOutcome) -> dict[str, object]:
     rounds = f", {facts.rounds:,} rounds" if facts.rounds else ""
     by = {"user": "user by user", "time": "in the order of time"}[config.order]
     when = f"Θ = {config.theta:,}"
-    if config.release == "aggregated":
+    if config.sums_over_people:
         when = f"sums over at least {config.min_users:,} people"
     return {
         "learning": f"embedding size {config.embedding_size}, learning rate "
@@ -378,17 +362,20 @@ def what_left(outcome: SiloOutcome) -> KeyValues:
     )
 
 
+# --- the report ----------------------------------------------------------------------------------
+
+
 def write_run_report(
-    run: Outcome | Path, also: Mapping[str, Evaluation] | None = None, *, threads: int = 1
+    run: RunOutcome | Path, also: Mapping[str, Evaluation] | None = None, *, threads: int = 1
 ) -> Path:
     """report.html and figures/ in the run's folder. `also` adds systems to the results table. A
     folder's run must have finished; its baselines are fitted again, since a run keeps averages and
     no per-user values."""
-    outcome = run if isinstance(run, Outcome) else _outcome(run, threads)
+    outcome = run if isinstance(run, RunOutcome) else _outcome(run, threads)
     if outcome.folder is None:
         raise RunError("this run was not kept in a folder; there is nowhere to write a report")
     finished = FinishedRun(
-        outcome.folder, outcome.experiment, outcome.dataset, outcome.split, outcome.consent
+        outcome.experiment, outcome.dataset, outcome.split, outcome.consent, outcome.folder
     )
     page = outcome.folder.path / "report.html"
     with new_figures(page.parent / "figures") as figures:
@@ -412,19 +399,19 @@ def write_run_report(
         return write_report(page, f"{outcome.experiment.name}: {outcome.system}", sections)
 
 
-def side_by_side(outcome: Outcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
+def side_by_side(outcome: RunOutcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
     """The baselines, then `also`, then the run's own system."""
     others = {k: e for k, e in outcome.evaluations.items() if k != outcome.system}
     return {**others, **also, outcome.system: outcome.evaluations[outcome.system]}
 
 
-def _outcome(folder: Path, threads: int) -> Outcome:
+def _outcome(folder: Path, threads: int) -> RunOutcome:
     run = FinishedRun.open(folder)
     run.scorer()  # raises where the model is not that of this run
     return run_experiment(run.experiment, folder, resume=True, threads=threads)
 
 
-def _facts(outcome: Outcome) -> list[Block]:
+def _facts(outcome: RunOutcome) -> list[Block]:
     experiment = outcome.experiment
     data, train = experiment.data, outcome.split.train
     manifest = outcome.folder.manifest() if outcome.folder is not None else {}
@@ -453,7 +440,7 @@ def _facts(outcome: Outcome) -> list[Block]:
     return [story, KeyValues(facts)]
 
 
-def _how(outcome: Outcome) -> tuple[TextBlock, Mapping[str, object]]:
+def _how(outcome: RunOutcome) -> tuple[TextBlock, Mapping[str, object]]:
     """How a system goes about, as a story and as facts."""
     if isinstance(outcome, SiloOutcome):
         return silo_story(outcome), silo_facts(outcome)
@@ -469,7 +456,7 @@ def _how(outcome: Outcome) -> tuple[TextBlock, Mapping[str, object]]:
     }
 
 
-def _schedule(outcome: Outcome) -> Schedule:
+def _schedule(outcome: RunOutcome) -> Schedule:
     if not isinstance(outcome, DeviceOutcome):
         raise RunError("this run has no rounds of devices")
     return outcome.federation.schedule
@@ -482,7 +469,7 @@ def _rounds(plan: Schedule) -> str:
     return f"{plan.rounds_per_epoch:,} rounds an epoch, {whole} in all"
 
 
-def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
+def _results(outcome: RunOutcome, also: Mapping[str, Evaluation], figures: Path) -> list[Block]:
     blocks: list[Block] = [results_table(side_by_side(outcome, also), notes=notes(outcome))]
     if outcome.folder is None:
         return blocks
@@ -509,7 +496,7 @@ def _results(outcome: Outcome, also: Mapping[str, Evaluation], figures: Path) ->
     return blocks
 
 
-def notes(outcome: Outcome) -> list[str]:
+def notes(outcome: RunOutcome) -> list[str]:
     """What a table of results must say: what it measures where that is not plain, and hints."""
     said = []
     if isinstance(outcome, SiloOutcome):
@@ -523,7 +510,7 @@ def notes(outcome: Outcome) -> list[str]:
     return said + hints(outcome)
 
 
-def _what_left(outcome: Outcome, run: FinishedRun, figures: Path) -> list[Section]:
+def _what_left(outcome: RunOutcome, run: FinishedRun, figures: Path) -> list[Section]:
     if isinstance(outcome, SiloOutcome):
         return [
             Section("Who reads what", [what_left(outcome), owners_table(outcome)]),
@@ -539,7 +526,7 @@ def _what_left(outcome: Outcome, run: FinishedRun, figures: Path) -> list[Sectio
     ]
 
 
-def _service(outcome: Outcome, run: FinishedRun) -> list[Block]:
+def _service(outcome: RunOutcome, run: FinishedRun) -> list[Block]:
     return [service_table(run, outcome.evaluations[outcome.system])]
 
 
@@ -575,7 +562,7 @@ def _sent(run: FinishedRun, sums: Sums, figures: Path) -> list[Block]:
     return blocks
 
 
-def _cost(outcome: Outcome, sums: Sums) -> Block:
+def _cost(outcome: RunOutcome, sums: Sums) -> Block:
     plan, train, consent = _schedule(outcome), outcome.split.train, outcome.consent
     algorithm = outcome.experiment.cross_device().algorithm
     share = float(consent.share_positives[consent.takes_part].mean())
@@ -592,7 +579,7 @@ def _cost(outcome: Outcome, sums: Sums) -> Block:
     return KeyValues(facts)
 
 
-def _bias(outcome: Outcome, figures: Path) -> list[Section]:
+def _bias(outcome: RunOutcome, figures: Path) -> list[Section]:
     names, member = item_categories(outcome.dataset, outcome.split)
     if not names or outcome.evaluations[outcome.system].lists is None:
         return []

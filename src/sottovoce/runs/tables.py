@@ -17,7 +17,7 @@ from sottovoce.evaluation.significance import compare
 from sottovoce.evaluation.tables import Cell, Column, Table, Value
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.runs.read import FinishedRun, LedgerLine, Sums, choice_groups
-from sottovoce.runs.train import DeviceOutcome, Outcome, SiloOutcome
+from sottovoce.runs.train import DeviceOutcome, RunOutcome, SiloOutcome
 
 Row = Mapping[str, Value | Cell]
 
@@ -44,7 +44,7 @@ def readable_bytes(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
-def hints(outcome: Outcome) -> list[str]:
+def hints(outcome: RunOutcome) -> list[str]:
     """What a reader of the results should be told: that a system which learns ends below
     popularity, and what to try; that a sum hides less than it seems to."""
     own = outcome.evaluations[outcome.system]
@@ -67,7 +67,7 @@ def hints(outcome: Outcome) -> list[str]:
     return found + _sum_hints(outcome)
 
 
-def _sum_hints(outcome: Outcome) -> list[str]:
+def _sum_hints(outcome: RunOutcome) -> list[str]:
     """Where so few devices draw an item in a round that its row of the sum may be one device's."""
     if not isinstance(outcome, DeviceOutcome):
         return []
@@ -167,7 +167,11 @@ def consent_table(run: FinishedRun) -> Table:
     """Who made which choice."""
     groups = choice_groups(run.experiment.consent.choices, run.consent)
     rows: list[Row] = [
-        {"choice": run.words(choice), "users": int(mask.sum()), "share": float(mask.mean())}
+        {
+            "choice": run.describe_choice(choice),
+            "users": int(mask.sum()),
+            "share": float(mask.mean()),
+        }
         for choice, mask in groups
     ]
     columns = [Column("choice"), Column("users", format=","), Column("share", format=".0%")]
@@ -183,7 +187,7 @@ def service_table(run: FinishedRun, evaluation: Evaluation) -> Table:
         mine = values[mask[evaluation.users]]
         rows.append(
             {
-                "choice": run.words(choice),
+                "choice": run.describe_choice(choice),
                 "users": len(mine),
                 metric: float(mine.mean()) if len(mine) else math.nan,
                 "±": _half_width(mine),
@@ -206,7 +210,7 @@ def sent_table(run: FinishedRun, sums: Sums) -> Table:
         devices, total = int(mask.sum()), sums.total(mask)
         rows.append(
             {
-                "choice": run.words(choice),
+                "choice": run.describe_choice(choice),
                 "devices": devices,
                 "releases": total.releases,
                 "positive": total.positive_rows,

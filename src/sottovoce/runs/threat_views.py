@@ -17,33 +17,43 @@ from numpy.typing import NDArray
 
 import sottovoce
 from sottovoce.algorithms.base import Schedule
-from sottovoce.algorithms.drift.blocks import Model, learn
+from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.pairs import drawn_positives
 from sottovoce.attacks.suite.a13_draws import told_words
 from sottovoce.attacks.views import Truth, View
-from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Link
 from sottovoce.core.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
+from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
-from sottovoce.engines.observers import Listener, Periodically
+from sottovoce.engines.observers import MessageObserver, Periodically, Report
 from sottovoce.engines.silo import SiloWorld
 from sottovoce.engines.silo_views import silo_views
-from sottovoce.engines.transcripts import Heard, Recorder, network_of, read_transcript, seen_by
+from sottovoce.engines.transcripts import (
+    Recorder,
+    SeenMessages,
+    network_of,
+    read_transcript,
+    seen_by,
+)
 from sottovoce.errors import RunError, UsageError
-from sottovoce.experiment import Experiment
-from sottovoce.parties.shuffler import Proxy
+from sottovoce.experiment import Experiment, PreparedExperiment
+from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import SEALED_BYTES
-from sottovoce.runs.card import Setting
+from sottovoce.runs.card import CardSetting
+from sottovoce.runs.devices import federation_of
 from sottovoce.runs.federation import Federation
-from sottovoce.runs.outcomes import Report
+from sottovoce.runs.owners import build_world
 from sottovoce.runs.read import FinishedRun
-from sottovoce.runs.train import build_world
 
-# What a report card says of the run that was attacked.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+# --- what a report card says of the run that was attacked ----------------------------------------
 
 
 def facts_of(experiment: Experiment, dataset: Dataset, train: Interactions) -> dict[str, str]:
@@ -65,21 +75,21 @@ def facts_of(experiment: Experiment, dataset: Dataset, train: Interactions) -> d
     }
 
 
-def setting_of(experiment: Experiment) -> Setting:
+def setting_of(experiment: Experiment) -> CardSetting:
     """What people relied on."""
     release, link = experiment.release, experiment.link
     there = (*(link.remedies if link is not None else ()), *experiment.algorithm.remedies)
     if release is None:
-        return Setting("That interactions are sealed on their way", there)
-    return Setting(release.relied_on(experiment.consent.choices), there)
+        return CardSetting("That interactions are sealed on their way", there)
+    return CardSetting(release.relied_on(experiment.consent.choices), there)
 
 
-# Which rounds of a run attacks look at.
+# --- which rounds attacks look at ----------------------------------------------------------------
 
 MOST_MODEL_BYTES = 1 << 30
 """Of published models that are kept in memory, over all rounds."""
 OFTEN, SELDOM = 20, 3
-"""How many times each device is heard, about."""
+"""How many times each device is seen, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,7 @@ class Watched:
         """The round after the last of them."""
         return self.sums[-1] + 1 if self.sums else self.whole
 
-    def words(self, rounds: int) -> str:
+    def describe(self, rounds: int) -> str:
         if not self.sums:
             return f"{self.whole:,} of {rounds:,} rounds"
         return (
@@ -114,99 +124,71 @@ class Watched:
 def watched(
     release: Release, link: Link, plan: Schedule, model_bytes: int, rounds: int | None = None
 ) -> Watched:
-    """So many rounds, or by default as many as it takes to hear each device `OFTEN` times; `SELDOM`
+    """So many rounds, or by default as many as it takes to see each device `OFTEN` times; `SELDOM`
     times where whole tables are sent, which tell everything at once. No more than memory holds.
 
-    Masked updates are large and look like noise. So behind a secure sum devices are heard `SELDOM`
+    Masked updates are large and look like noise. So behind a secure sum devices are seen `SELDOM`
     times. Of as many rounds as are left the sums are looked at: half of all are the first ones, in
     which vectors are read best, and half are spread over the rest of the run, to its end."""
     summed = link.summing is not None
     often = summed or release.reporting is not None or (plan.triples > 0 and plan.cohort_size > 1)
-    count = rounds or _hearings(plan, OFTEN if often else SELDOM)
+    count = rounds or _sightings(plan, OFTEN if often else SELDOM)
     room = MOST_MODEL_BYTES // max(1, model_bytes * (2 if summed else 1))
     count = max(1, min(plan.rounds, count, room if rounds is None else count))
     if not summed:
         return Watched(count)
-    whole = min(count, _hearings(plan, SELDOM))
+    whole = min(count, _sightings(plan, SELDOM))
     first = max(whole, count // 2)
     spread = np.linspace(first, plan.rounds - 1, count - first).round().astype(int)
     return Watched(whole, (*range(whole, first), *np.unique(spread).tolist()))
 
 
-def _hearings(plan: Schedule, times: int) -> int:
-    """Rounds in which each device is heard so many times, about."""
+def _sightings(plan: Schedule, times: int) -> int:
+    """Rounds in which each device is seen so many times, about."""
     return max(1, -(-times * plan.devices // max(1, plan.cohort_size)))
 
 
 class Only:
     """Passes on what of some rounds is looked at: sums, and models."""
 
-    def __init__(self, look: Watched, listeners: list[Listener]) -> None:
+    def __init__(self, look: Watched, message_observers: list[MessageObserver]) -> None:
         self._sums, self._models = frozenset(look.sums), look.models
-        self._listeners = listeners
+        self._observers = message_observers
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         wanted = self._models if isinstance(message, ModelView) else self._sums
         if message.round in wanted:  # type: ignore[attr-defined]
-            for listener in self._listeners:
-                listener.hear(party, message)
+            for observer in self._observers:
+                observer.on_message(party, message)
 
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+# --- what parties saw, and what was so -----------------------------------------------------------
 
 MOST_NUMBERS = 1 << 27
 """Of plain updates that are kept in memory, over all rounds; 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Scene:
+class ThreatViews(Redacted):
     """What parties saw of a run, and what was so."""
 
     views: Mapping[str, View]
     truth: Truth
     facts: Mapping[str, str]
-    setting: Setting
+    setting: CardSetting
     notes: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        return f"<Scene of {sorted(self.views)}, redacted>"
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class _World:
-    """An experiment with its data, before anything is run."""
-
-    experiment: Experiment
-    dataset: Dataset
-    split: Split
-    consent: Consent
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> _World:
-        dataset = experiment.dataset()
-        consent = experiment.records(dataset)
-        return cls(experiment, dataset, experiment.split(dataset), consent)
-
-    def scene(
-        self, views: Mapping[str, View], truth: Truth, more: Mapping[str, str], notes: list[str]
-    ) -> Scene:
-        facts = facts_of(self.experiment, self.dataset, self.split.train)
-        return Scene(views, truth, {**facts, **more}, setting_of(self.experiment), tuple(notes))
-
-    def federation(self) -> Federation:
-        algorithm, labels = self.experiment.on(self.dataset, self.consent)
-        settings = self.experiment.cross_device()
-        return Federation.build(
-            algorithm,
-            self.split.train,
-            self.consent,
-            settings.release,
-            self.experiment.party_streams(),
-            labels,
-            settings.link,
-            self.experiment.defence,
-        )
+def _threat(
+    prepared: PreparedExperiment,
+    views: Mapping[str, View],
+    truth: Truth,
+    more: Mapping[str, str],
+    notes: list[str],
+) -> ThreatViews:
+    facts = facts_of(prepared.experiment, prepared.dataset, prepared.split.train)
+    setting = setting_of(prepared.experiment)
+    return ThreatViews(views, truth, {**facts, **more}, setting, tuple(notes))
 
 
 # --- what was seen -------------------------------------------------------------------------------
@@ -215,12 +197,11 @@ class _World:
 def views_of(folder: Path, rounds: int | None = None) -> dict[str, View]:
     """What each party of a finished run saw, by its transcript alone."""
     run = FinishedRun.open(folder)
-    heard = _transcript(run, None if rounds is None else Watched(rounds))
-    if heard is None:
+    kept = _transcript(run, None if rounds is None else Watched(rounds))
+    if kept is None:
         raise RunError(f"{folder} has no transcript; run it with --transcript")
-    world = _World(run.experiment, run.dataset, run.split, run.consent)
     run.scorer()
-    return _views(world, world.federation(), heard, run.folder.model(), run.folder.vectors())
+    return _views(run, federation_of(run), kept, run.folder.model(), run.folder.vectors())
 
 
 def views_and_truth(
@@ -229,38 +210,36 @@ def views_and_truth(
     rounds: int | None = None,
     threads: int = 1,
     report: Report | None = None,
-) -> Scene:
+) -> ThreatViews:
     """What each party saw of a finished run, or of an experiment that is trained for it; and what
     was so. `rounds` are those whose messages are looked at; by default enough for the attacks."""
     tell = report or (lambda what, done, total: None)
     if rounds is not None and rounds < 1:
         raise UsageError(f"--rounds must be at least 1, not {rounds}")
     tell("data", 0, 1)
-    finished = FinishedRun.open(run) if isinstance(run, Path) else None
-    if finished is not None:
-        finished.scorer()  # raises where the model is not that of this run
-        world = _World(finished.experiment, finished.dataset, finished.split, finished.consent)
-    elif isinstance(run, Experiment):
-        world = _World.of(run)
+    world = run.prepared() if isinstance(run, Experiment) else FinishedRun.open(run)
+    if isinstance(world, FinishedRun):
+        world.scorer()  # raises if the model is not that of this run
     tell("data", 1, 1)
     if world.experiment.silo is not None:
-        return _silo_scene(world, finished, rounds, tell)
-    return _device_scene(world, finished, rounds, threads, tell)
+        return _of_owners(world, rounds, tell)
+    return _of_devices(world, rounds, threads, tell)
 
 
-def _device_scene(
-    world: _World, finished: FinishedRun | None, rounds: int | None, threads: int, tell: Report
-) -> Scene:
-    federation, settings = world.federation(), world.experiment.cross_device()
+def _of_devices(
+    world: PreparedExperiment, rounds: int | None, threads: int, tell: Report
+) -> ThreatViews:
+    finished = world if isinstance(world, FinishedRun) else None
+    federation, settings = federation_of(world), world.experiment.cross_device()
     plan, size = federation.schedule, federation.server.items.nbytes
     look = watched(settings.release, settings.link, plan, size, rounds)
-    heard = None if finished is None else _transcript(finished, look)
+    kept = None if finished is None else _transcript(finished, look)
     source, notes = "the run's transcript", []
     recorder = Recorder(MOST_NUMBERS // look.whole)
     # With a transcript, too: what was private then is needed for scoring.
-    own = _enact(federation, look, threads, tell, [] if heard else [recorder])
-    if heard is None:
-        heard, share = recorder.heard, recorder.keeper.share
+    own = _enact(federation, look, threads, tell, [] if kept else [recorder])
+    if kept is None:
+        kept, share = recorder.seen, recorder.keeper.share
         source = "rounds enacted again from the manifest" if finished else "rounds listened to"
         if share < 1.0:
             notes.append(
@@ -274,18 +253,18 @@ def _device_scene(
         final, vectors = finished.folder.model(), finished.folder.vectors()
         notes += _differences(finished) + _unlike_ledger(finished, federation, look.end)
     if look.end == plan.rounds and look.sums:  # what the last sum made of the model is published
-        heard["device"][plan.rounds] = [ModelView(plan.rounds, final)]
-    views = _views(world, federation, heard, final, vectors)
-    own |= _draws(world, federation, heard)
+        kept["device"][plan.rounds] = [ModelView(plan.rounds, final)]
+    views = _views(world, federation, kept, final, vectors)
+    own |= _draws(world, federation, kept)
     if world.experiment.draws == "secret":
-        updates = _senders(heard, "server") if plan.triples else {}
+        updates = _senders(kept, "server") if plan.triples else {}
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
         views["server"] = replace(views["server"], told=told)
-    looked = f"{look.words(plan.rounds)}: {source}"
-    return world.scene(views, _truth(world, vectors, own), {"looked at": looked}, notes)
+    looked = f"{look.describe(plan.rounds)}: {source}"
+    return _threat(world, views, _truth(world, vectors, own), {"looked at": looked}, notes)
 
 
-def _transcript(finished: FinishedRun, look: Watched | None) -> Heard | None:
+def _transcript(finished: FinishedRun, look: Watched | None) -> SeenMessages | None:
     """What was kept of a run, all of it or of these rounds; None where it has no transcript."""
     folder = finished.folder.path / "transcript"
     if not folder.exists():
@@ -305,7 +284,7 @@ class _Private:
         self.bits: list[BitReports] = []
         self._federation, self._room = federation, MOST_MODEL_BYTES
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         if isinstance(message, ModelView):
             self.keep(message.round)
 
@@ -316,10 +295,10 @@ class _Private:
             self._room -= vectors.nbytes
 
 
-class _GlassProxy(Proxy):
+class _GlassProxy(Shuffler):
     """A proxy that does what another one does, and shows what it was given."""
 
-    def __init__(self, inner: Proxy, bits: list[BitReports]) -> None:
+    def __init__(self, inner: Shuffler, bits: list[BitReports]) -> None:
         self._inner, self._open = inner, bits
 
     def collect(self, bits: BitReports, threads: int = 1) -> list[Batch]:
@@ -328,7 +307,11 @@ class _GlassProxy(Proxy):
 
 
 def _enact(
-    federation: Federation, look: Watched, threads: int, tell: Report, listeners: list[Listener]
+    federation: Federation,
+    look: Watched,
+    threads: int,
+    tell: Report,
+    message_observers: list[MessageObserver],
 ) -> dict[str, Any]:
     """Runs the rounds with these listening; what was private in them, by the names that attacks
     are scored by."""
@@ -337,10 +320,10 @@ def _enact(
     federation.proxy = None if proxy is None else _GlassProxy(proxy, private.bits)
     try:
         federation.schedule = replace(plan, rounds=look.whole)
-        federation.run([bar], [*listeners, private], threads=threads)
+        federation.run([bar], [*message_observers, private], threads=threads)
         if look.sums:
             federation.schedule = replace(plan, rounds=look.end)
-            only = Only(look, [*listeners, private])
+            only = Only(look, [*message_observers, private])
             federation.run([bar], [only], threads=threads, masked=False)
     finally:
         federation.schedule, federation.proxy = plan, proxy
@@ -356,9 +339,9 @@ def _go_on(federation: Federation, plan: Schedule, threads: int, tell: Report) -
 
 
 def _views(
-    world: _World,
+    world: PreparedExperiment,
     federation: Federation,
-    heard: Heard,
+    kept: SeenMessages,
     final: NDArray[np.float32],
     vectors: NDArray[np.float32],
 ) -> dict[str, View]:
@@ -368,7 +351,7 @@ def _views(
     k = 0 if reports is None else reports.max_reports
     base = View(
         "anyone",
-        tuple(seen._replace(messages=()) for seen in seen_by(heard, "device")),
+        tuple(seen._replace(messages=()) for seen in seen_by(kept, "device")),
         algorithm,
         settings.release,
         settings.link,
@@ -377,10 +360,10 @@ def _views(
         triples=federation.schedule.triples,
         draws=world.experiment.draws,
     )
-    network = network_of(heard, 8 * final.size + SEALED_SEED_BYTES, k * SEALED_BYTES)
+    network = network_of(kept, 8 * final.size + SEALED_SEED_BYTES, k * SEALED_BYTES)
     views: dict[str, View] = {
         "anyone": base,
-        "server": replace(base, party="server", rounds=seen_by(heard, "server")),
+        "server": replace(base, party="server", rounds=seen_by(kept, "server")),
         "network": replace(base, party="network", rounds=network),
     }
     # UC-FedRec asks what embeddings tell if somebody gets hold of them all: the worst case.
@@ -388,26 +371,26 @@ def _views(
     if held is not None:
         views["anyone"] = replace(base, own={"representations": held})
     if "proxy" in settings.link.sees:
-        views["proxy"] = replace(base, party="proxy", rounds=seen_by(heard, "proxy"))
+        views["proxy"] = replace(base, party="proxy", rounds=seen_by(kept, "proxy"))
     return views
 
 
 # --- what was so ---------------------------------------------------------------------------------
 
 
-def _draws(world: _World, federation: Federation, heard: Heard) -> dict[str, Any]:
+def _draws(world: PreparedExperiment, federation: Federation, kept: SeenMessages) -> dict[str, Any]:
     """What pairs were drawn of, by those of whom something was kept: the seed alone decides."""
     if not federation.schedule.triples:
         return {}
-    rounds = _senders(heard, "server") | _senders(heard, "proxy")
+    rounds = _senders(kept, "server") | _senders(kept, "proxy")
     algorithm, rng = federation.server.algorithm, federation.devices.rng
     return {"drawn": drawn_positives(algorithm, world.split.train, rounds, rng)}
 
 
-def _senders(heard: Heard, party: str) -> dict[int, NDArray[np.int64]]:
+def _senders(kept: SeenMessages, party: str) -> dict[int, NDArray[np.int64]]:
     """By round: whose messages reached a party, where that can be seen."""
     found = {}
-    for round, messages in heard.get(party, {}).items():
+    for round, messages in kept.get(party, {}).items():
         senders = [m.sender for m in messages if isinstance(m, DeviceReports | MaskSeeds)]
         if senders:
             found[round] = np.unique(np.concatenate(senders))
@@ -415,7 +398,7 @@ def _senders(heard: Heard, party: str) -> dict[int, NDArray[np.int64]]:
 
 
 def _truth(
-    world: _World, vectors: NDArray[np.float32], own: Mapping[str, Any] | None = None
+    world: PreparedExperiment, vectors: NDArray[np.float32], own: Mapping[str, Any] | None = None
 ) -> Truth:
     consent, labels = world.consent, {}
     for name, known in world.dataset.user_attributes.items():
@@ -477,16 +460,15 @@ def _unlike_ledger(finished: FinishedRun, federation: Federation, rounds: int) -
 # --- data owners ---------------------------------------------------------------------------------
 
 
-def _silo_scene(
-    world: _World, finished: FinishedRun | None, rounds: int | None, tell: Report
-) -> Scene:
+def _of_owners(world: PreparedExperiment, rounds: int | None, tell: Report) -> ThreatViews:
+    finished = world if isinstance(world, FinishedRun) else None
     whole = world.experiment.split(world.dataset)
-    silo = build_world(world.experiment, world.dataset, whole, world.consent)[0]
+    silo = build_world(replace(world, split=whole))[0]
     epochs = min(rounds or 1, silo.config.epochs)
     if finished is None:
         model = _trained(silo, tell)
     else:
-        model = Model(finished.folder.vectors(), finished.folder.model())
+        model = DriftModel(finished.folder.vectors(), finished.folder.model())
     views, own = silo_views(silo, model, rounds=epochs)
     judged = replace(world, split=world.experiment.judged(whole, world.consent))
     notes = [] if finished is None else _differences(finished)
@@ -496,19 +478,14 @@ def _silo_scene(
         "looked at": f"{epochs:,} of {silo.config.epochs:,} epochs, replayed, with the "
         f"interactions of {len(drift.members):,} users",
     }
-    return world.scene(views, _truth(judged, model.users, own), more, notes)
+    return _threat(world, views, _truth(judged, model.users, own), more, notes)
 
 
-def _trained(silo: SiloWorld, tell: Report) -> Model:
+def _trained(silo: SiloWorld, tell: Report) -> DriftModel:
     epochs = silo.config.epochs
-    owners = silo.aggregation() if silo.config.release == "aggregated" else None
-    model, blocks = silo.first_model(), silo.blocks()
+    learning = silo.learning(silo.blocks(), silo.first_model())
     for epoch in range(1, epochs + 1):
-        if owners is None:
-            learn(model, blocks, silo.config.step())
-        else:
-            owners.epoch()
-            model = owners.model()
-        model.check()
+        learning.epoch()
+        learning.model().check()
         tell("training", epoch, epochs)
-    return model
+    return learning.model()

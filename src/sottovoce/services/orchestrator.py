@@ -1,44 +1,45 @@
-"""The orchestrator's HTTP interface for users: enrolment, the directory, recommendations, leaving.
-Nothing of a request is logged, and no user's number."""
+"""The orchestrator: users come to it over HTTPS, for enrolment, the directory, recommendations and
+to leave, and rounds with the data owners go on beside, on the same store. Nothing of a request is
+logged, and no user's number."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import signal
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
-
-from sottovoce.errors import DataError, KeyTrouble, UsageError
+from sottovoce.errors import DataError, KeyTrouble, ServiceError, UsageError
 from sottovoce.services.kit.answers import (
-    Handler,
+    JSON,
+    OCTETS,
     Headers,
     Receive,
-    Routed,
     Scope,
     Send,
     answer,
-    bears,
     header,
     publish,
-    read_body,
-    refuse,
 )
+from sottovoce.services.kit.application import Handler, Hosting, HttpApplication
 from sottovoce.services.kit.documents import Coding, Document, best_coding
-from sottovoce.services.kit.executor import Aside, Tarpit
-from sottovoce.services.kit.questions import Once, proven, read
+from sottovoce.services.kit.executor import Tarpit
+from sottovoce.services.kit.metrics import Figure, by
+from sottovoce.services.kit.questions import AskingLimits, Once, proven
+from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.stores.conductor import conducted, read_status
 from sottovoce.stores.orchestrator import OrchestratorStore
-from sottovoce.wire.interactions import Identity, Issuer
-from sottovoce.wire.refusals import Refused, Tally
-from sottovoce.wire.silos import (
+from sottovoce.stores.orchestrator_folder import OrchestratorFolder, open_orchestrator_folder
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
+from sottovoce.wire.refusals import RefusalCounts, Refused, read_or_refuse
+from sottovoce.wire.users import (
     DIRECTORY,
     ENROL,
     KEY,
@@ -49,34 +50,21 @@ from sottovoce.wire.silos import (
     Enrolled,
     Enrolment,
     Purpose,
-    Question,
     Recommended,
+    UserQuestion,
     decode_count,
+    encode_item_rows,
     encode_key,
-    encode_rows,
 )
-
-# The folder of a DRIFT federation's orchestrator: its keys, its state, and who is let in.
-# `federation.json` (what everybody may know; goes to those who want to join as data owners),
-# `issuer.key` (signs passes and the directory), `users.key` (with which users prove themselves),
-# `keys/` (a certificate authority of its own), `orchestrator.db` (the model, users and data
-# owners), `orchestrator.json` (addresses and process of a running orchestrator) and, where it
-# trains, `superlink/` and `gateway/`.
-
-
-# --- who is let in -------------------------------------------------------------------------------
-
-
-# What the operator of an orchestrator sees: counts and the names of data owners, no users.
 
 LAST_ROUNDS = 100
 
 
-def figures(
-    store: OrchestratorStore, tally: Tally | None = None, last: int = LAST_ROUNDS
+def stands(
+    store: OrchestratorStore, tally: RefusalCounts | None = None, last: int = LAST_ROUNDS
 ) -> dict[str, Any]:
     """Where the federation stands; `tally` has what was counted and not stored yet."""
-    with (tally or Tally()).settled() as new:
+    with (tally or RefusalCounts()).settled() as new:
         refused = Counter(store.refused()) + Counter(new)
     owners = store.owners()
     return {
@@ -116,108 +104,41 @@ def _training(folder: Path) -> dict[str, Any]:
     return {"state": str(said.get("state", "starting")), **told}
 
 
-def metrics(now: Mapping[str, Any]) -> bytes:
-    """The same for Prometheus."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(now))
-    return generate_latest(registry)
-
-
-class _Figures(Collector):
-    def __init__(self, now: Mapping[str, Any]) -> None:
-        self._now = now
-
-    def collect(self) -> Iterator[Metric]:
-        for name, words in (
-            ("round", "Rounds closed so far."),
-            ("users", "Users who are enrolled."),
-            ("left", "Users who have left."),
-            ("items", "Items in the catalogue."),
-            ("held", "Items that some data owner holds."),
-        ):
-            yield GaugeMetricFamily(f"sottovoce_orchestrator_{name}", words, self._now[name])
-        yield GaugeMetricFamily(
-            "sottovoce_orchestrator_owners", "Data owners.", len(self._now["owners"])
-        )
-        silent = GaugeMetricFamily(
-            "sottovoce_orchestrator_silent",
-            "Whether a data owner gave no answer in the last round.",
-            labels=["owner"],
-        )
-        for past in self._now["rounds"][-1:]:
-            for name in past["asked"]:
-                silent.add_metric([name], float(name in past["silent"]))
-        yield silent
-        refused = CounterMetricFamily(
-            "sottovoce_orchestrator_refused", "Messages refused, by reason.", labels=["reason"]
-        )
-        for reason, count in self._now["refused"].items():
-            refused.add_metric([reason], count)
-        yield refused
-
-
 STATUS = "/v1/status"
-_OPERATORS = 4
-_JSON = (b"content-type", b"application/json")
-_BYTES = (b"content-type", b"application/octet-stream")
 _VARY = (b"vary", b"accept-encoding")
 _NOBODY = "nobody with this pass is enrolled, or no more"
 
 
-@dataclass(frozen=True, slots=True)
-class OrchestratorLimits:
-    """How much is taken on at once. What is beyond is told to come back later."""
-
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrchestratorLimits(AskingLimits):
     waiting: int = 128
     """Requests that wait for the store, and as many enrolments."""
     guess_seconds: float = 1.0
     """How long an invitation that is not good waits for its answer."""
-    connections: int = 4000
-    per_address: int = 1000
-    behind: tuple[str, ...] = ()
-    """`service.Limits` says what these three are."""
-    per_minute: int = 60
-    """Questions of one user."""
-    nonces: int = 200_000
-    """Questions of all users within the time in which a proof is good."""
     body_seconds: float = 15.0
-    """A message must be here by then."""
-    retry_seconds: int = 2
     look_seconds: float = 1.0
     """How old the directory may be that is shown."""
-    head_seconds: float = 15.0
-    rest_seconds: float = 5.0
-    idle_seconds: int = 20
-    write_seconds: float = 30.0
-    handshake_seconds: float = 10.0
-    """`protocol.Patience` and `door.DoorLimits` say what these five are."""
 
 
-class OrchestratorService(Routed):
+class OrchestratorApplication(HttpApplication[OrchestratorLimits]):
+    name, prefix = "the orchestrator", "orchestrator_"
+
     def __init__(
         self,
+        hosting: Hosting[OrchestratorLimits],
         store: OrchestratorStore,
         issuer: Issuer,
         users: Identity,
-        token: str,
-        tally: Tally,
-        limits: OrchestratorLimits,
-        *,
-        figures: Callable[[], Mapping[str, Any]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`users` is the key with which they prove themselves, `token` the operator's; `figures`
-        says where the federation stands."""
-        super().__init__("the orchestrator", token, tally, retry_seconds=limits.retry_seconds)
-        self._store, self._issuer, self._users = store, issuer, users
-        self._limits = limits
-        self._figures = figures
-        self._once = Once("the orchestrator", limits, clock)
-        self._aside = Aside(limits.waiting, threads=2)
+        """`users` is the key with which they prove themselves."""
+        super().__init__(hosting)
+        self._store, self._issuer, self._users, limits = store, issuer, users, hosting.limits
+        self._once = Once(self.name, limits, clock)
+        self._questions = self._executor(limits.waiting, threads=2)
         # Anybody can guess an invitation: users do not wait for those who do.
-        self._enrolling_aside = Aside(limits.waiting, threads=1)
+        self._enrolments = self._executor(limits.waiting)
         self._tarpit = Tarpit(limits.guess_seconds)
-        self._operators_aside = Aside(_OPERATORS, threads=1)
         self._directory = _Shown(
             lambda: store.directory_version,
             lambda: store.directory(issuer.public).sign(issuer),
@@ -225,32 +146,26 @@ class OrchestratorService(Routed):
         )
         self._rows = _Shown(
             lambda: store.model_version,
-            lambda: encode_rows(store.rows_to_rank()),
+            lambda: encode_item_rows(store.rows_to_rank()),
             limits.look_seconds,
         )
-        self._routes = {
+        routes = {
             KEY: ("GET", self._key),
             ENROL: ("POST", self._enrol),
             DIRECTORY: ("GET", self._show(self._directory)),
             RECOMMEND: ("POST", self._recommend),
             LEAVE: ("POST", self._leave),
-            STATUS: ("GET", self._for_operator(self._status)),
-            "/metrics": ("GET", self._for_operator(self._metrics)),
-            "/health": ("GET", self._health),
+            STATUS: ("GET", self._status(lambda: stands(store, hosting.tally))),
         }
         if store.settings.release == "aggregated":
-            self._routes = {**self._routes, ROWS: ("GET", self._show(self._rows))}
-
-    def close(self) -> None:
-        self._aside.close()
-        self._enrolling_aside.close()
-        self._operators_aside.close()
+            routes[ROWS] = ("GET", self._show(self._rows))
+        self._serve(routes)
 
     # --- what users ask ---------------------------------------------------------------------------
 
     async def _enrol(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._body(scope, receive)
-        wanted = read(lambda: Enrolment.decode(body))
+        body = await self._body(scope, receive, LONGEST)
+        wanted = read_or_refuse(Enrolment.decode, body)
 
         def enrol() -> Enrolled:
             not_good = "the invitation is not good, or was used with another key"
@@ -269,33 +184,33 @@ class OrchestratorService(Routed):
             return Enrolled(self._issuer.admit(user, wanted.public), self._users.public)
 
         try:
-            given = await self._enrolling_aside(enrol)
+            given = await self._enrolments(enrol)
         except Refused as error:
             if error.reason in ("bad_token", "bad_mac"):
                 await self._tarpit()
             raise
-        await answer(send, 200, [_JSON], given.encode())
+        await answer(send, 200, [JSON], given.encode())
 
     async def _key(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, 200, [_JSON], encode_key(self._users.public))
+        await answer(send, 200, [JSON], encode_key(self._users.public))
 
     def _show(self, shown: _Shown) -> Handler:
         async def show(scope: Scope, receive: Receive, send: Send) -> None:
             coding = best_coding(header(scope, b"accept-encoding"))
             document = shown.fresh(coding)
             if document is None:
-                document = await self._aside(lambda: shown.look(coding))
-            headers: Headers = [_BYTES, _VARY, (b"cache-control", b"no-cache")]
+                document = await self._questions(lambda: shown.look(coding))
+            headers: Headers = [OCTETS, _VARY, (b"cache-control", b"no-cache")]
             await publish(scope, send, document, headers)
 
         return show
 
     async def _recommend(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._body(scope, receive)
+        body = await self._body(scope, receive, LONGEST)
 
         def recommend() -> bytes:
             question = self._proven(body, "recommend")
-            n = read(lambda: decode_count(question.content))
+            n = read_or_refuse(decode_count, question.content)
             self._once.admit(question)
             try:
                 items, scores = self._store.recommend(question.given.user, n)
@@ -305,11 +220,11 @@ class OrchestratorService(Routed):
                 raise Refused("malformed", str(error)) from None
             return Recommended(tuple(items.tolist()), tuple(scores.tolist())).encode()
 
-        await answer(send, 200, [_JSON], await self._aside(recommend))
+        await answer(send, 200, [JSON], await self._questions(recommend))
 
     async def _leave(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Whoever has left already is told so again: the first answer may have been lost."""
-        body = await self._body(scope, receive)
+        body = await self._body(scope, receive, LONGEST)
 
         def leave() -> None:
             question = self._proven(body, "leave")
@@ -321,37 +236,33 @@ class OrchestratorService(Routed):
             except DataError:
                 raise Refused("unknown_account", _NOBODY) from None
 
-        await self._aside(leave)
+        await self._questions(leave)
         await answer(send, 204, [], b"")
 
-    def _proven(self, body: bytes, purpose: Purpose) -> Question:
+    def _proven(self, body: bytes, purpose: Purpose) -> UserQuestion:
         return proven(body, purpose, self._issuer.federation, self._issuer.public, self._users)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        return await read_body(scope, receive, LONGEST, self._limits.body_seconds)
+    # --- what the operator asks -------------------------------------------------------------------
 
-    # --- what others ask --------------------------------------------------------------------------
-
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, 200, [(b"content-type", b"text/plain")], b"ok")
-
-    def _for_operator(self, handler: Handler) -> Handler:
-        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-            if not bears(scope, self._token):
-                await refuse(send, 401, "unauthorized", "this needs the operator's token", 0)
-                return
-            await handler(scope, receive, send)
-
-        return checked
-
-    async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content = await self._operators_aside(self._figures)
-        await answer(send, 200, [_JSON], json.dumps(dict(content)).encode())
-
-    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-
-        text = metrics(await self._operators_aside(self._figures))
-        await answer(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text)
+    def figures(self) -> Iterator[Figure]:
+        now = stands(self._store, self._tally)
+        for name, words in (
+            ("round", "Rounds closed so far."),
+            ("users", "Users who are enrolled."),
+            ("left", "Users who have left."),
+            ("items", "Items in the catalogue."),
+            ("held", "Items that some data owner holds."),
+        ):
+            yield Figure(name, words, now[name])
+        yield Figure("owners", "Data owners.", len(now["owners"]))
+        silent = [
+            ((name,), float(name in past["silent"]))
+            for past in now["rounds"][-1:]
+            for name in past["asked"]
+        ]
+        words = "Whether a data owner gave no answer in the last round."
+        yield Figure("silent", words, silent, ("owner",))
+        yield by("reason", "refused", "Messages refused, by reason.", now["refused"])
 
 
 class _Shown:
@@ -384,3 +295,101 @@ class _Shown:
             if coding not in self._documents:
                 self._documents[coding] = Document.of(self._content, coding)
             return self._documents[coding]
+
+
+_COUNT_SECONDS = 2.0
+"""Refusals are stored so often."""
+
+
+class Rounds(Protocol):
+    """Who holds the rounds with the data owners, beside the service, on the same store."""
+
+    entrance: str
+    """HOST:PORT at which data owners come in from this machine; empty if there is none."""
+
+    def start(self) -> None: ...
+
+    def watch(self, failed: Callable[[ServiceError], None]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorService(Service[OrchestratorFolder, OrchestratorLimits]):
+    """An orchestrator. `rounds` makes those who hold the rounds; without it only users are
+    served."""
+
+    rounds: Callable[[OrchestratorFolder, OrchestratorStore, Any], Rounds] | None = None
+
+    name = "the orchestrator"
+    port = 8446
+    limits = OrchestratorLimits
+
+    def open(self, path: Path) -> OrchestratorFolder:
+        return open_orchestrator_folder(path)
+
+    def prepare(self, start: Start[OrchestratorFolder, OrchestratorLimits]) -> Parts:
+        folder = start.folder
+        start.stack.enter_context(folder.locked())
+        store = start.keep(folder.store())
+        start.listen()
+        counts = _CountsThread(store, start.tally, start.log)
+        beside, facts = [Beside(lambda fail: counts.start(), counts.stop)], {}
+        if self.rounds is not None:
+            training = self.rounds(folder, store, start.log)
+            start.stack.callback(training.stop)
+            with _quiet_end():
+                training.start()
+            beside.append(Beside(training.watch, training.stop))
+            facts = {"gateway": training.entrance}
+
+        keys = folder.issuer(), folder.users_identity()
+        return Parts(
+            lambda: OrchestratorApplication(start.hosting, store, *keys),
+            lambda port: folder.ready_file,
+            beside,
+            facts,
+        )
+
+
+class _CountsThread:
+    """A thread that brings counts of refusals to the store."""
+
+    def __init__(self, store: OrchestratorStore, tally: RefusalCounts, log: Any) -> None:
+        self._store, self._tally, self._log = store, tally, log
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="counts", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=3)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_COUNT_SECONDS):
+            self._keep()
+        self._keep()
+
+    def _keep(self) -> None:
+        try:
+            with self._tally.storing() as counts:
+                for reason, times in counts.items():
+                    self._store.refuse(reason, times)
+        except ServiceError as error:
+            self._log.error("not stored", detail=str(error))
+
+
+@contextlib.contextmanager
+def _quiet_end() -> Iterator[None]:
+    """Within, SIGTERM ends the process in order: what was started is stopped."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

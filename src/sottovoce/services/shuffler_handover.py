@@ -1,5 +1,5 @@
-"""The thread of a proxy that talks to the server: it follows the rounds, lets batches go when the
-rules say so, hands them over part by part, and forgets them."""
+"""The thread of a shuffler that talks to the server: it follows the rounds, lets batches go when
+the rules say so, hands them over part by part, and forgets them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from sottovoce.errors import (
     SottovoceError,
     Unreachable,
 )
-from sottovoce.parties.shuffler import ProxyRules, in_parts
+from sottovoce.parties.shuffler import ShufflerRules, in_parts
 from sottovoce.services.agent.client import Busy, ServiceClient, loopback
 from sottovoce.services.kit.pacing import Pace
-from sottovoce.services.server.shuffled_rounds import PART_BYTES, Part, encode_part
 from sottovoce.stores.shuffler import Held, Position, ProxyStore
 from sottovoce.stores.shuffler_folder import ProxyFolder
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
-from sottovoce.wire.shuffled import terms_name
+from sottovoce.wire.shuffled import PART_BYTES, BatchPart, encode_part, terms_name
 from sottovoce.wire.terms import Terms
 
 PER_PART = PART_BYTES // SEALED_BYTES
 _LONGEST_LOOK = 5.0
-"""Seconds after which the proxy looks for a new round, at most, while the server answers."""
+"""Seconds after which the shuffler looks for a new round, at most, while the server answers."""
 _LONGEST_PAUSE = 30.0
 _SHORTEST_LOOK = 0.1
 """However many ask."""
@@ -47,7 +46,7 @@ Goal = Mapping[int | None, int]
 """By tier, or for all others, the devices with which a batch waits no longer."""
 
 
-class Courier:
+class Forwarder:
     def __init__(
         self,
         folder: ProxyFolder,
@@ -61,7 +60,7 @@ class Courier:
         self._folder, self._store, self._log, self._clock = folder, store, log, clock
         self._introduction = folder.introduction
         self._goal, self._hold = goal, hold_seconds
-        self.rules: ProxyRules | None = None
+        self.rules: ShufflerRules | None = None
         """None until the terms of the federation are known."""
         self.terms: Terms | None = None
         self.terms_name = b""
@@ -83,7 +82,7 @@ class Courier:
             ServiceClient(self._introduction.server, self._introduction.ca, plaintext=plaintext)
             for _ in range(2)
         )
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
         terms = folder.terms()
         if terms is not None:
             self._follow(terms)
@@ -217,7 +216,9 @@ class Courier:
 
     def _follow(self, terms: Terms) -> None:
         if terms.reporting is None:
-            raise ServiceError(f"the federation {terms.federation} sends nothing through a proxy")
+            raise ServiceError(
+                f"the federation {terms.federation} sends nothing through a shuffler"
+            )
         tiers = terms.reporting.tiers
         unknown = [tier for tier in self._goal if tier is not None and tier >= len(tiers)]
         if unknown:
@@ -227,7 +228,7 @@ class Courier:
         # A goal below the minimum is reached with it.
         goal = tuple(_NEVER if count is None else count for count in wanted)
         self.terms, self.terms_name, self._digest = terms, terms_name(terms), terms.digest()
-        self.rules = ProxyRules(terms.reporting.max_reports, minimum, goal, self._hold)
+        self.rules = ShufflerRules(terms.reporting.max_reports, minimum, goal, self._hold)
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class Courier:
             per_part=PER_PART, first=held.sent,
         )  # fmt: skip
         for number, body in enumerate(content, held.sent):
-            part = Part(
+            part = BatchPart(
                 held.round, held.tier, held.key, held.devices, number, parts, held.mark, body
             )
             try:

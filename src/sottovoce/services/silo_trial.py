@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift.aggregated import in_turn, own_vector
-from sottovoce.algorithms.drift.blocks import Model
+from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.core.consent import Choice
+from sottovoce.engines.observers import Report
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
-from sottovoce.engines.silo import Report, SiloWorld
+from sottovoce.engines.silo import SiloWorld
 from sottovoce.errors import ConfigError, ServiceError, Stalled
 from sottovoce.services.agent.user_agent import Delivery, UserAgent
 from sottovoce.stores.keys import authority_pem, write_new_files
@@ -49,7 +50,7 @@ MOST_OWNERS = 24
 MOST_USERS = 10_000
 DEADLINE = 60.0
 _LOOK_SECONDS = 0.1
-_PATIENCE_SECONDS = 300.0
+_LONGEST_SECONDS = 300.0
 """How long a round, or an owner that takes nothing, may keep everybody waiting."""
 _PORTS = "ports"
 
@@ -91,7 +92,7 @@ class SiloTrial:
 
     # --- all of it --------------------------------------------------------------------------------
 
-    def train(self, report: Report) -> Model:
+    def train(self, report: Report) -> DriftModel:
         """All epochs; goes on from where its folder is. Every user of the world has joined."""
         with self.running():
             total = self.rounds_in_all
@@ -109,11 +110,11 @@ class SiloTrial:
         with OrchestratorStore.open(self._place) as store:
             return [asdict(record) for record in store.rounds()]
 
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         """As the orchestrator has it."""
-        return Model(*self._store().model())
+        return DriftModel(*self._store().model())
 
-    def model_at_home(self) -> Model:
+    def model_at_home(self) -> DriftModel:
         """What users rank with whose vectors are with the owners: each has asked hers for them. For
         when nothing runs any more: the owners' stores are opened here."""
         given: list[list[NDArray[np.float32]]] = [[] for _ in range(self.world.n_users)]
@@ -126,7 +127,7 @@ class SiloTrial:
         with OrchestratorStore.open(self._place) as store:
             rows = store.rows_to_rank()
         size = self.world.config.embedding_size
-        return Model(np.stack([own_vector(vectors, size) for vectors in given]), rows)
+        return DriftModel(np.stack([own_vector(vectors, size) for vectors in given]), rows)
 
     @property
     def rounds_in_all(self) -> int:
@@ -176,7 +177,7 @@ class SiloTrial:
 
     def deliver_all(self) -> None:
         """Until nothing waits any more."""
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + _LONGEST_SECONDS
         while (done := self.deliver()).waiting:
             self.watch()
             if time.monotonic() > until:
@@ -189,7 +190,7 @@ class SiloTrial:
         if (number + 1) % self._per_epoch == 0 and not store.flush_requested:
             store.request_flush()
         store.raise_target(number + 1)
-        until = time.monotonic() + _PATIENCE_SECONDS + 2 * self.deadline
+        until = time.monotonic() + _LONGEST_SECONDS + 2 * self.deadline
         while store.round <= number:
             if self.orchestrator is not None:
                 self.orchestrator.require_alive()

@@ -1,5 +1,5 @@
-"""An experiment run over HTTPS on loopback: a server, a proxy where the terms have one, and an
-agent for every device."""
+"""An experiment run over HTTPS on loopback: a server, the shuffler or the helper if the terms have
+one, and an agent for every device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sottovoce.engines.processes import Child, free_port, sottovoce_command, sto
 from sottovoce.engines.trial import (
     Gathered,
     Tick,
-    World,
+    TrialWorld,
     ledger_of,
     make_server_folder,
     make_store,
@@ -60,15 +60,15 @@ from sottovoce.wire.invitations import keep_invitation
 _LOOK_SECONDS = 0.1
 _SETTLING_SECONDS = 30.0
 _HOLD_SECONDS = 20.0
-"""How long the proxy waits for devices that have used up their budgets."""
+"""How long the shuffler waits for devices that have used up their budgets."""
 _PROXY, _PORT, _INTRODUCTION = "proxy", "port", "introduction.json"
 
 
 @dataclass(slots=True, repr=False)
 class HttpsTrial:
-    """Device agents may die and rounds go on without them; the server and the proxy may not."""
+    """Device agents may die and rounds go on without them; the services may not."""
 
-    world: World
+    world: TrialWorld
     folder: Path
     processes: int
     """Agents; with 0 there are none, and the devices are the caller's to play."""
@@ -86,18 +86,18 @@ class HttpsTrial:
             link = prepare_proxy(self.folder)
             self.world = replace(self.world, terms=replace(terms, link=link))
         elif terms.secure_sum is not None:
-            summed = prepare_masker(self.folder, terms.secure_sum, self.world.root_key)
+            summed = prepare_helper(self.folder, terms.secure_sum, self.world.root_key)
             self.world = replace(self.world, terms=replace(terms, link=summed))
         folder = self._prepared()
         if terms.secure_sum is not None:
-            self.start_masker()
+            self.start_helper()
         try:
             self.server = self._start("server", "serve", "server", folder.path, "--port", "0")
             wait_for(self.server, lambda: folder.running() is not None)
             url = (folder.running() or {})["url"]
             self._operator = Operator.of(folder, url)
             if terms.reporting is not None:
-                self._start_proxy(introduction(folder, url))
+                self._start_shuffler(introduction(folder, url))
             self._start_agents(self.reroute(url) if self.reroute else url)
             yield
         finally:
@@ -151,7 +151,7 @@ class HttpsTrial:
         command = sottovoce_command(*arguments)
         return Child(f"the {name}", command, log=self.folder / "logs" / f"{name}.log")
 
-    def _start_proxy(self, introduced: Introduction) -> None:
+    def _start_shuffler(self, introduced: Introduction) -> None:
         """At the address that the terms name; the server may listen elsewhere than before."""
         place = self.folder / _PROXY
         (place / _INTRODUCTION).unlink(missing_ok=True)
@@ -160,20 +160,20 @@ class HttpsTrial:
             f"--goal={tier}={devices}" for tier, devices in enumerate(self._tiers()) if devices
         ]
         self.proxy = self._start(
-            *("proxy", "serve", "proxy", place, "--port", str(_kept_port(place))),
+            *("proxy", "serve", "shuffler", place, "--port", str(_kept_port(place))),
             *goals,
             f"--hold-seconds={_HOLD_SECONDS}",
         )
         wait_for(self.proxy, lambda: folder.running() is not None)
 
-    def start_masker(self) -> None:
+    def start_helper(self) -> None:
         """Who knows the masks, at the address that the terms name; also after it was stopped."""
         place = self.folder / _PROXY
         if not (place / _INTRODUCTION).exists():
             create_masker(place, masker_introduction(open_folder(self.folder / "server")))
         folder = open_masker(place)
         port = str(_kept_port(place))
-        self.proxy = self._start("proxy", "serve", "masker", place, "--port", port)
+        self.proxy = self._start("proxy", "serve", "helper", place, "--port", port)
         wait_for(self.proxy, lambda: folder.running() is not None)
 
     def _tiers(self) -> list[int]:
@@ -254,13 +254,13 @@ class HttpsTrial:
             raise
 
     def _require_movement(self, round: int, seconds: float) -> None:
-        """A server with a proxy waits for ever for devices that have used up their budgets."""
-        patience = self.world.rules.deadline_seconds + 3 * _HOLD_SECONDS
-        if self.world.terms.reporting is not None and seconds > patience:
+        """A server with a shuffler waits for ever for devices that have used up their budgets."""
+        longest = self.world.rules.deadline_seconds + 3 * _HOLD_SECONDS
+        if self.world.terms.reporting is not None and seconds > longest:
             raise Stalled(
-                f"in round {round} the proxy has held everything back for {seconds:.0f} seconds: "
-                "no tier has its minimum of devices with enough budget left; lower rounds, or let "
-                "the users permit more"
+                f"in round {round} the shuffler has held everything back for {seconds:.0f} "
+                "seconds: no tier has its minimum of devices with enough budget left; lower "
+                "rounds, or let the users permit more"
             )
 
     def _watch(self) -> None:
@@ -273,7 +273,7 @@ class HttpsTrial:
 
 
 def prepare_proxy(folder: Path) -> Proxied:
-    """Address and authority of a trial's proxy, which the terms name and so must be there before
+    """Address and authority of a trial's shuffler, which the terms name and so must be there before
     them; the same ones where the trial is gone on with."""
     place = folder / _PROXY
     if not (place / "keys" / CA_CERTIFICATE).exists():
@@ -283,8 +283,8 @@ def prepare_proxy(folder: Path) -> Proxied:
     return Proxied(f"https://127.0.0.1:{_kept_port(place)}", authority_pem(place / "keys"))
 
 
-def prepare_masker(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
-    """The same for the proxy of a secure sum, with the noise of the simulation."""
+def prepare_helper(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
+    """The same for the helper of a secure sum, with the noise of the simulation."""
     place = folder / _PROXY
     if not (place / PUBLIC_KEY).exists():
         init_masker(place, noise_key=noise_root(streams_of(root_key).child("masker").root))

@@ -15,7 +15,7 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from sottovoce.core.messages import DeviceReports, SummedReports, cut, decode
+from sottovoce.core.messages import DeviceReports, SummedReports, cut
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules, Server
@@ -23,6 +23,7 @@ from sottovoce.rng import streams_of
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import Leader
+from sottovoce.wire.reports import decode_report
 from sottovoce.wire.terms import Terms
 
 CohortSize = int | Literal["all"]
@@ -277,7 +278,9 @@ class Coordinator:
         for part in records.bodies(link, now.round, now.attempt):
             waiting += [
                 cut(
-                    decode(body, sender=number, n_items=n_items, width=width, round=now.round),
+                    decode_report(
+                        body, sender=number, n_items=n_items, width=width, round=now.round
+                    ),
                     limit,
                 )
                 for number, body in part

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import ModelView
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.terms import Terms
 
 if TYPE_CHECKING:
     import pyarrow as pa

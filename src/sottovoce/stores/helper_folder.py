@@ -34,7 +34,8 @@ from sottovoce.stores.keys import (
 from sottovoce.stores.ready import ServiceFolder
 from sottovoce.stores.server_folder import ServerFolder, proxy_token
 from sottovoce.stores.stamps import stamp
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.terms import Terms
 
 SEAL_KEY, PUBLIC_KEY, NOISE_SECRET = "seal.key", "seal.pub", "noise.secret"
 INTRODUCTION, ANSWERED = "introduction.json", "answered.json"

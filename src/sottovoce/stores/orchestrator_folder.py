@@ -29,7 +29,8 @@ from sottovoce.stores.keys import (
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_file import DATABASE
 from sottovoce.stores.ready import ServiceFolder
-from sottovoce.wire.interactions import Identity, Issuer
+from sottovoce.wire.interactions import Identity
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import (
     Admission,
     Application,

@@ -37,9 +37,9 @@ from sottovoce.wire.interactions import (
     SEALED_BYTES,
     Identity,
     Offer,
-    Pass,
-    Receiver,
+    SessionReceiver,
 )
+from sottovoce.wire.passes import Pass
 
 # A data owner's door for users: offers of sessions, and sessions, in memory alone.
 
@@ -57,7 +57,7 @@ class UnknownSession(MessageError):
 class Session(NamedTuple):
     user: int
     public: bytes
-    receiver: Receiver
+    receiver: SessionReceiver
 
 
 class Door:
@@ -246,7 +246,7 @@ class DataOwner:
         self, batches: Sequence[tuple[bytes, Sequence[bytes]]]
     ) -> list[Taken | UnknownSession]:
         """As `take`, of several sessions, which go to the disk together."""
-        before: dict[bytes, tuple[Receiver, int]] = {}
+        before: dict[bytes, tuple[SessionReceiver, int]] = {}
         try:
             with self._writing() as memory:
                 return [self._take(memory, *batch, before) for batch in batches]
@@ -261,7 +261,7 @@ class DataOwner:
         memory: OwnerMemory,
         session: bytes,
         sealed: Sequence[bytes],
-        before: dict[bytes, tuple[Receiver, int]],
+        before: dict[bytes, tuple[SessionReceiver, int]],
     ) -> Taken | UnknownSession:
         found = self._door.session(session)
         if found is None or found.user in memory.left:

@@ -20,7 +20,7 @@ from sottovoce.algorithms.drift.messages import Gradients, Interaction, Row, Row
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
 from sottovoce.errors import MessageError
 from sottovoce.stores.owner_store import NONE, OwnerStore
-from sottovoce.wire.interactions import Opened
+from sottovoce.wire.interactions import OpenedInteraction
 
 _END_OF_SEQUENCES = 1 << 63
 """What SQLite can store."""
@@ -53,7 +53,7 @@ class OwnerMemory:
     def __repr__(self) -> str:
         return "<OwnerMemory, redacted>"
 
-    def take(self, opened: Opened, public: bytes, store: OwnerStore) -> str:
+    def take(self, opened: OpenedInteraction, public: bytes, store: OwnerStore) -> str:
         """One message of the user with this long-term key; a word where it is not taken."""
         user = opened.user
         if opened.sequence <= self.sequences.get(user, NONE):

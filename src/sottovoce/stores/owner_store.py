@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from sottovoce import config
 from sottovoce.algorithms.drift.aggregated import Learnt
-from sottovoce.algorithms.drift.blocks import Block
+from sottovoce.algorithms.drift.blocks import EndedBlock
 from sottovoce.algorithms.drift.messages import Row
 from sottovoce.algorithms.drift.system import DRIFTConfig, Saved, Stream
 from sottovoce.errors import ConfigError, StoreError
@@ -302,7 +302,7 @@ class OwnerStore(SQLiteFile):
         # By user, then by place, as an update goes; what waits is in the order of places.
         rows = self.rows("SELECT * FROM blocks ORDER BY user, place")
         blocks = [
-            (place, (user, Block(*unpacked(negatives, positives, "blocks", user, place))))
+            (place, (user, EndedBlock(*unpacked(negatives, positives, "blocks", user, place))))
             for user, place, negatives, positives in rows
         ]
         self._next_place = max([until, *(place + 1 for place, _ in blocks)])

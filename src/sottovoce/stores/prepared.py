@@ -14,20 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.masking import SEED_BYTES
-from sottovoce.core.messages import (
-    MaskedReports,
-    MaskSeeds,
-    ModelView,
-    encode,
-    encode_bits,
-    encode_sum,
-)
+from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
 from sottovoce.errors import ConsentError, MessageError, UsageError
 from sottovoce.parties.device import Devices
 from sottovoce.privacy.accountant import rounded_up
 from sottovoce.privacy.central import MOST_ROUNDS, price
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_rounds import Round, RoundBook, State, kept_terms
+from sottovoce.wire.reports import encode_bits, encode_report, encode_sum
 from sottovoce.wire.terms import Terms
 
 Pack = Callable[[Terms, int, ModelView, MaskedReports, MaskSeeds], bytes]
@@ -98,7 +92,7 @@ def as_bytes(
     if devices.reports_bits:
         return encode_bits(devices.report_bits(view, rows))
     if terms.secure_sum is None:
-        return encode(devices.report(view, rows))
+        return encode_report(devices.report(view, rows))
     if pack is None:
         raise UsageError("this store has no key to sign with, which a secure sum needs")
     # From the operating system, anew for every message: a mask serves once.

@@ -29,7 +29,6 @@ from sottovoce.errors import (
     MessageError,
     ServiceError,
     UsageError,
-    VersionMismatch,
 )
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
@@ -41,9 +40,10 @@ from sottovoce.stores.coordinator import CohortSize, Plan
 from sottovoce.stores.database import Database, keep_private
 from sottovoce.stores.keys import ReportKeys, authority_pem, init_keys, read_secret, write_new_files
 from sottovoce.stores.ready import locked, running
+from sottovoce.wire.frames import PROTOCOL, check_protocol
 from sottovoce.wire.invitations import MAX_NUMBER, Invitation
 from sottovoce.wire.signing import is_signed
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import Terms
 
 # What the server of a federation with a proxy gives to others: to a device, word that it has
 # enrolled (an admission), which the proxy asks for; to the proxy's operator, once and in
@@ -181,12 +181,8 @@ def parse_introduction(table: Any) -> Introduction:
     """From the content of a file."""
     if not isinstance(table, Mapping):
         raise UsageError("this is no introduction; ask the server's operator for one")
-    spoken = table.get("protocol")
-    if spoken != PROTOCOL:
-        raise VersionMismatch(
-            f"the introduction is for version {spoken!r} of the protocol, this program speaks "
-            f"version {PROTOCOL}; install the release of Sottovoce that the server runs"
-        )
+    advice = "install the release of Sottovoce that the server runs"
+    check_protocol(table.get("protocol"), "the introduction is for", advice)
     if set(table) != {"protocol", *_FIELDS} or not all(isinstance(table[f], str) for f in _FIELDS):
         raise UsageError(f"an introduction has the fields {', '.join(_FIELDS)}; ask for another")
     found = Introduction(**{name: table[name] for name in _FIELDS})

@@ -30,7 +30,7 @@ from sottovoce.errors import MessageError, ServiceError
 from sottovoce.parties.shuffler import new_seed
 from sottovoce.stores.file import SQLiteFile, statements
 from sottovoce.wire.sealing import SEALED_BYTES
-from sottovoce.wire.shuffled import Submission
+from sottovoce.wire.shuffled import SealedSubmission
 
 Decision = Literal["accepted", "replay", "second_submission", "late"]
 State = Literal["open", "sealed", "over"]
@@ -161,7 +161,9 @@ class ProxyStore:
 
     # --- submissions ------------------------------------------------------------------------------
 
-    def accept(self, batch: Sequence[Submission], counts: Mapping[str, int]) -> list[Decision]:
+    def accept(
+        self, batch: Sequence[SealedSubmission], counts: Mapping[str, int]
+    ) -> list[Decision]:
         """Decide about submissions, in their order, and store those that are accepted."""
         with self._writing() as before:
             decisions = [self._accept(submission) for submission in batch]
@@ -179,12 +181,12 @@ class ProxyStore:
                 )
         return decisions
 
-    def seen(self, submission: Submission) -> bytes | None:
+    def seen(self, submission: SealedSubmission) -> bytes | None:
         """The mark of what this account has sent in this round."""
         found = self._reader.value(_SEEN, [submission.round, submission.account])
         return None if found is None else bytes(found)
 
-    def _accept(self, submission: Submission) -> Decision:
+    def _accept(self, submission: SealedSubmission) -> Decision:
         now, where = self.position, (submission.round, submission.tier)
         if not now.open or submission.round != now.round or submission.key != now.key:
             return "late"

@@ -25,7 +25,8 @@ from sottovoce.stores.person import (
     choice_text,
 )
 from sottovoce.wire.directory import Directory, OwnerEntry
-from sottovoce.wire.interactions import Identity, Kind, Pass
+from sottovoce.wire.interactions import Identity, Kind
+from sottovoce.wire.passes import Pass
 from sottovoce.wire.silo_files import UserInvitation
 
 ALONE = 0

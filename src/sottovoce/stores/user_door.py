@@ -24,13 +24,14 @@ from sottovoce.errors import ConsentError, DataError, KeyTrouble, MessageError, 
 from sottovoce.parties.leaving import Booked, Leaving, let_go
 from sottovoce.stores.person import RequestSent
 from sottovoce.stores.user import DirectoryIndex, Outbox, Person, UserStore
-from sottovoce.wire.interactions import PASS_BYTES, SEALED_BYTES, Kind, Pass, Sender, begin
+from sottovoce.wire.interactions import SEALED_BYTES, Kind, SessionSender, begin
+from sottovoce.wire.passes import PASS_BYTES, Pass
 
 # What passes through a DRIFT user's door, and what becomes of it.
 
 
-class OwnerReceipt(Protocol):
-    """What an owner says of a request (`wire.silos.Receipt`)."""
+class Receipt(Protocol):
+    """What an owner says of a request (`wire.owners.OwnerReceipt`)."""
 
     @property
     def sequence(self) -> int: ...
@@ -87,7 +88,7 @@ class Departure:
         """Whether the owner forgets her with this, and the session with it."""
         return self.messages[-1].kind == "leave"
 
-    def seal(self, sender: Sender, frame: Callable[[Sequence[bytes]], bytes]) -> Leaving:
+    def seal(self, sender: SessionSender, frame: Callable[[Sequence[bytes]], bytes]) -> Leaving:
         """The request that carries them: each sealed, all of them in a frame."""
 
         def sealed(_: bytes) -> bytes:
@@ -247,7 +248,7 @@ class UserDoor:
             given = _enrolled(self.store.person(user)).encode()
             return let_go(given, self._note(user, owner, "introduction", bytes=PASS_BYTES))
 
-    def begin(self, user: int, owner: int, offer: bytes) -> tuple[Sender, bytes]:
+    def begin(self, user: int, owner: int, offer: bytes) -> tuple[SessionSender, bytes]:
         """A session with an owner that made this offer, and the hello to send."""
         person, entry = self.store.person(user), self.store.world.directory.numbered(owner)
         number = _enrolled(person).user
@@ -277,7 +278,7 @@ class UserDoor:
             )
             return Departure(user, owner, tuple(messages), let_go(b"", booked))
 
-    def settle(self, departure: Departure, receipt: OwnerReceipt) -> Settlement:
+    def settle(self, departure: Departure, receipt: Receipt) -> Settlement:
         """Write down what became of messages. Where the owner took a new message for an old one, or
         knows numbers that this store has never used (it may be an old copy), all that is still to
         be told gets numbers behind the owner's."""

@@ -7,13 +7,13 @@ class TestMine(AlgorithmContract):
 """
 
 from sottovoce.testing.algorithms import AlgorithmContract, CrossDeviceContract
-from sottovoce.testing.attacks import AttackContract, small_scene
+from sottovoce.testing.attacks import AttackContract, small_threat_view
 from sottovoce.testing.parts import BaselineContract, ImporterContract, MetricContract
 from sottovoce.testing.releases import LinkContract, ReleaseContract
 from sottovoce.testing.worlds import (
     ContractBroken,
     Messages,
-    Result,
+    SmallRun,
     checkerboard,
     random_world,
     small_run,
@@ -30,9 +30,9 @@ __all__ = [
     "Messages",
     "MetricContract",
     "ReleaseContract",
-    "Result",
+    "SmallRun",
     "checkerboard",
     "random_world",
     "small_run",
-    "small_scene",
+    "small_threat_view",
 ]

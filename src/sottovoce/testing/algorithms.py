@@ -27,7 +27,7 @@ from sottovoce.rng import SecretStreams, Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.testing.worlds import (
     Messages,
-    Result,
+    SmallRun,
     checkerboard,
     random_world,
     require,
@@ -113,7 +113,7 @@ class CrossDeviceContract(ABC):
     def test_report_order_does_not_matter(self) -> None:
         algorithm, train = self.algorithm(), random_world(20, 40, 200, seed=6)
         run = self._run(train, rounds=1, written=True)
-        reports = run.messages.heard[0]
+        reports = run.messages.seen[0]
         rng = np.random.default_rng(0)
         server = Server.start(algorithm, train.n_items, Streams.from_seed(0))
         parts = [
@@ -127,7 +127,7 @@ class CrossDeviceContract(ABC):
             same = np.array_equal(sums.item, again.item) and np.array_equal(sums.sums, again.sums)
             require(same, "order matters")
 
-    def _run(self, train: Interactions, **options: Any) -> Result:
+    def _run(self, train: Interactions, **options: Any) -> SmallRun:
         options.setdefault("choice", Choice(share_positives=self.share_positives))
         options.setdefault("streams", self.streams)
         return small_run(self.algorithm(), train, release=self.release(), **options)
@@ -171,7 +171,7 @@ class AlgorithmContract(CrossDeviceContract):
                 rng = SecretStreams.from_seed(2)
                 made = Federation.build(settings, train, consent, release, rng, link=link)
                 made.schedule = replace(made.schedule, rounds=2)
-                made.run(listeners=[Messages()] if written else [])
+                made.run(message_observers=[Messages()] if written else [])
                 models.append(made.server.items)
             require(np.array_equal(models[0], models[1]), f"{link_name}: messages and sums differ")
             require(bool(np.isfinite(models[0]).all()), f"over {link_name} it diverges")

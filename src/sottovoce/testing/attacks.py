@@ -29,7 +29,7 @@ from sottovoce.testing.worlds import (
 )
 
 
-def small_scene(party: views.Party) -> tuple[views.View, views.Truth]:
+def small_threat_view(party: views.Party) -> tuple[views.View, views.Truth]:
     """What a party saw of a few rounds of FPL that were sent openly, and what was so."""
     train, rng = random_world(40, 60, 400, seed=7), Streams.from_seed(7)
     settings, triples, rounds = FPLConfig(embedding_size=4), 5, 4
@@ -39,14 +39,14 @@ def small_scene(party: views.Party) -> tuple[views.View, views.Truth]:
     release, recorder = ShareFraction(), Recorder()
     devices = SimulatedDevices.behind_door(algorithm, cohort, release, Ledger(), rng)
     server = Server.start(algorithm, train.n_items, rng)
-    Simulation(server, devices, len(users), rounds, listeners=[recorder]).run()
-    heard = recorder.heard
+    Simulation(server, devices, len(users), rounds, message_observers=[recorder]).run()
+    kept = recorder.seen
     saw = {
-        "server": seen_by(heard, "server"),
-        "network": network_of(heard, 0, 0),
-        "anyone": tuple(seen._replace(messages=()) for seen in seen_by(heard, "device")),
+        "server": seen_by(kept, "server"),
+        "network": network_of(kept, 0, 0),
+        "anyone": tuple(seen._replace(messages=()) for seen in seen_by(kept, "device")),
     }
-    require(party in saw, f"this world has no {party}; give the contract a scene of your own")
+    require(party in saw, f"this world has no {party}; give the contract a threat of your own")
     view = views.View(
         party, saw[party], settings, release, Direct(), train.n_items, server.items, triples=triples
     )
@@ -63,12 +63,12 @@ class AttackContract(ABC):
     @abstractmethod
     def attack(self) -> views.Attack: ...
 
-    def scene(self) -> tuple[views.View, views.Truth]:
+    def threat(self) -> tuple[views.View, views.Truth]:
         """What its party saw of a run to which it applies, and what was so."""
-        return small_scene(self.attack().party)
+        return small_threat_view(self.attack().party)
 
     def test_it_applies_where_it_should_and_says_why_elsewhere(self) -> None:
-        attack, (view, _) = self.attack(), self.scene()
+        attack, (view, _) = self.attack(), self.threat()
         require(not attack.applies(view), f"it does not apply: {attack.applies(view)}")
         other: views.Party = "proxy" if view.party != "proxy" else "server"
         require(bool(attack.applies(replace(view, party=other))), "it takes others' views")
@@ -76,7 +76,7 @@ class AttackContract(ABC):
             require(bool(attack.applies(replace(view, algorithm=None))), "it takes any system")
 
     def test_a_guess_gets_the_view_alone(self) -> None:
-        attack, (view, truth) = self.attack(), self.scene()
+        attack, (view, truth) = self.attack(), self.threat()
         given: list[tuple[Any, ...]] = []
 
         def guess(*arguments: Any) -> Any:
@@ -88,12 +88,12 @@ class AttackContract(ABC):
         require(given[0][0] is view, "a guess is made of something else than the view")
 
     def test_the_same_view_gives_the_same_result(self) -> None:
-        attack, (view, truth) = self.attack(), self.scene()
+        attack, (view, truth) = self.attack(), self.threat()
         one, other = attack.run(view, truth), attack.run(view, truth)
         require(one.content() == other.content(), "two guesses from one view differ")
 
     def test_numbers_are_finite_and_in_order(self) -> None:
-        result = self.attack().run(*self.scene())
+        result = self.attack().run(*self.threat())
         low, high = result.interval
         require(
             all(map(math.isfinite, (result.value, low, high, result.base_rate))),
@@ -104,7 +104,7 @@ class AttackContract(ABC):
             require(low - 1e-9 <= result.value <= high + 1e-9, "the value is not in its interval")
 
     def test_where_nothing_was_seen_there_is_nothing_to_attack(self) -> None:
-        attack, (view, truth) = self.attack(), self.scene()
+        attack, (view, truth) = self.attack(), self.threat()
         blank = np.zeros_like(view.final)
         empty = replace(view, rounds=(), own={}, told=(), final=blank)
         try:
@@ -119,7 +119,7 @@ class AttackContract(ABC):
 
     def test_a_result_is_json_with_every_field(self) -> None:
         attack = self.attack()
-        content = attack.run(*self.scene()).content()
+        content = attack.run(*self.threat()).content()
         json.dumps(content, allow_nan=False)
         wanted = {field.name for field in fields(views.Result)} | {"verdict"}
         require(set(content) == wanted, f"a result has the fields {sorted(wanted)}")

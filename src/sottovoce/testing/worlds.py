@@ -49,24 +49,24 @@ def random_world(n_users: int, n_items: int, events: int, seed: int) -> Interact
 
 
 class Messages:
-    """A listener that keeps what it hears."""
+    """A message observer that keeps what it sees."""
 
     def __init__(self) -> None:
-        self.heard: list[DeviceReports] = []
+        self.seen: list[DeviceReports] = []
 
-    def hear(self, party: str, message: object) -> None:
+    def on_message(self, party: str, message: object) -> None:
         if isinstance(message, DeviceReports):
-            self.heard.append(message)
+            self.seen.append(message)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Result:
+class SmallRun:
     items: NDArray[np.float32]
     vectors: NDArray[np.float32]
     totals: Totals
     messages: Messages
 
-    def equals(self, other: Result) -> bool:
+    def equals(self, other: SmallRun) -> bool:
         """The same model, vectors and ledger totals, bit for bit."""
         return (
             np.array_equal(self.items, other.items)
@@ -90,7 +90,7 @@ def small_run(
     written: bool = False,
     defence: Defence = NO_DEFENCE,
     streams: type[Streams] = Streams,
-) -> Result:
+) -> SmallRun:
     """A few rounds in simulation; `written` sends every report as a message."""
     rng = streams.from_seed(seed)
     users = np.arange(train.n_users, dtype=np.int64)
@@ -107,11 +107,11 @@ def small_run(
         devices,
         cohort_size or len(devices.willing()),
         rounds,
-        listeners=[messages] if written else [],
+        message_observers=[messages] if written else [],
         threads=threads,
         fuse=fuse,
     ).run()
-    return Result(server.items, cohort.vectors, ledger.totals, messages)
+    return SmallRun(server.items, cohort.vectors, ledger.totals, messages)
 
 
 def require(holds: bool, what: str) -> None:

@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sottovoce.errors import MessageError, VersionMismatch
+from sottovoce.errors import MessageError
+from sottovoce.wire.frames import SAME_RELEASE, check_protocol
 from sottovoce.wire.sealing import KEY_BYTES, key_id
-from sottovoce.wire.terms import PROTOCOL
 
 State = Literal["waiting", "open", "finished"]
 Selection = Literal["all", "list"]
@@ -37,12 +37,7 @@ class Descriptor:
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Descriptor:
         """From what a server published; fields that are not known here are left alone."""
-        spoken = table.get("protocol")
-        if spoken != PROTOCOL:
-            raise VersionMismatch(
-                f"the server speaks version {spoken!r} of the protocol, this program version "
-                f"{PROTOCOL}; install the same release of Sottovoce on both sides"
-            )
+        check_protocol(table.get("protocol"), "the server speaks", SAME_RELEASE)
         texts = [table.get(name) for name in ("federation", "terms", "state", "selection")]
         counts = [table.get(name) for name in ("round", "attempt", "model")]
         seconds = table.get("poll_seconds")

@@ -15,10 +15,10 @@ from sottovoce import config
 from sottovoce.algorithms.drift.messages import OwnerTable
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.errors import DataError, KeyTrouble, MessageError, SottovoceError
-from sottovoce.wire.interactions import KEY_BYTES, Issuer, check_signature
+from sottovoce.wire.frames import DRIFT_PROTOCOLS, PROTOCOL, SAME_RELEASE, check_protocol
+from sottovoce.wire.interactions import KEY_BYTES
+from sottovoce.wire.passes import Issuer, check_signature
 
-PROTOCOL = 1
-"""The version of what users, data owners and the orchestrator say to each other."""
 _PURPOSE = "directory"
 
 
@@ -146,11 +146,8 @@ class Directory:
         check_signature(issuer, federation, _PURPOSE, content, signature)
         try:
             table = json.loads(content)
-            if table["protocol"] != PROTOCOL:
-                raise MessageError(
-                    f"the directory is of version {table['protocol']!r} of the protocol, this "
-                    f"program speaks {PROTOCOL}"
-                )
+            spoken = table["protocol"]
+            check_protocol(spoken, "the directory is of", SAME_RELEASE, DRIFT_PROTOCOLS)
             if (table["federation"], table["issuer"]) != (federation, issuer.hex()):
                 raise MessageError("the directory is of another federation")
             return cls(

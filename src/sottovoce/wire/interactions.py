@@ -1,6 +1,7 @@
 """Sealed interactions: what a user says to a data owner, readable by that owner alone.
 
-`Sender` and `Receiver` share a key for one user, one owner and one session. What they promise:
+`SessionSender` and `SessionReceiver` share a key for one user, one owner and one session. They
+promise:
 
 - Nobody else can read an interaction, not even whether it was positive, or change a bit of it.
 - A message belongs to its owner and its place in the session: given to another owner, or a second
@@ -29,8 +30,7 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -53,7 +53,7 @@ SHARED_BYTES = NONCE_BYTES + _PAIR.size + TAG_BYTES + 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Opened:
+class OpenedInteraction:
     """A message as the owner reads it. Private."""
 
     user: int
@@ -65,7 +65,7 @@ class Opened:
     """The user's own count of what she said to this owner, over all sessions."""
 
     def __repr__(self) -> str:
-        return "<Opened, redacted>"
+        return "<OpenedInteraction, redacted>"
 
 
 # --- the agreement -------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Offer:
     def __repr__(self) -> str:
         return f"<Offer of owner {self._owner}, redacted>"
 
-    def accept(self, user: int, user_public: bytes, hello: bytes) -> Receiver:
+    def accept(self, user: int, user_public: bytes, hello: bytes) -> SessionReceiver:
         """The session with the user of that long-term key, who answered with `hello`. That the
         answer was hers shows with the first message that opens."""
         once, self._once = self._once, None
@@ -126,17 +126,17 @@ class Offer:
             raise KeyTrouble("the offer was used; make another one for a new session")
         secrets = (once.agree(user_public), self._identity.agree(hello), once.agree(hello))
         parties = (user_public, self._identity.public, hello, once.public)
-        return Receiver(_derived(secrets, user, self._owner, parties), user, self._owner)
+        return SessionReceiver(_derived(secrets, user, self._owner, parties), user, self._owner)
 
 
 def begin(
     user: int, identity: Identity, owner: int, owner_public: bytes, offer: bytes
-) -> tuple[Sender, bytes]:
+) -> tuple[SessionSender, bytes]:
     """The user's side: a session with the owner of that long-term key, and the hello to send."""
     once = Identity()
     secrets = (identity.agree(offer), once.agree(owner_public), once.agree(offer))
     parties = (identity.public, owner_public, once.public, offer)
-    return Sender(_derived(secrets, user, owner, parties), user, owner), once.public
+    return SessionSender(_derived(secrets, user, owner, parties), user, owner), once.public
 
 
 def _derived(
@@ -152,7 +152,7 @@ def _derived(
 # --- a session -----------------------------------------------------------------------------------
 
 
-class Sender:
+class SessionSender:
     """Seals a user's interactions with one owner's items."""
 
     __slots__ = ("_cipher", "_next", "_owner", "_user")
@@ -164,7 +164,7 @@ class Sender:
         self._next = 0
 
     def __repr__(self) -> str:
-        return "<Sender, redacted>"
+        return "<SessionSender, redacted>"
 
     def seal(self, sequence: int, kind: Kind, item: int = 0, time: int = 0) -> bytes:
         if self._next >= MOST_MESSAGES:
@@ -178,7 +178,7 @@ class Sender:
         return nonce + self._cipher.encrypt(nonce, plain, self._owner + nonce)
 
 
-class Receiver:
+class SessionReceiver:
     """Opens what one user sends to one owner, in the order in which it was sealed."""
 
     __slots__ = ("_cipher", "_owner", "_user", "last")
@@ -190,9 +190,9 @@ class Receiver:
         """The counter of the newest message that was opened."""
 
     def __repr__(self) -> str:
-        return "<Receiver, redacted>"
+        return "<SessionReceiver, redacted>"
 
-    def open(self, sealed: bytes) -> Opened:
+    def open(self, sealed: bytes) -> OpenedInteraction:
         """Raises, and changes nothing, where the message was not sealed for this session or does
         not come after those that were opened."""
         if len(sealed) != SEALED_BYTES:
@@ -209,7 +209,7 @@ class Receiver:
         if user != self._user or kind >= len(_KINDS):
             raise MessageError("the interaction names another user than the session's, or no kind")
         self.last = counter
-        return Opened(user, item, _KINDS[kind], time, sequence)
+        return OpenedInteraction(user, item, _KINDS[kind], time, sequence)
 
 
 # --- the thesis's variant ------------------------------------------------------------------------
@@ -262,104 +262,3 @@ def _cipher(key: bytes) -> AESGCM:
     if len(key) != KEY_BYTES:
         raise KeyTrouble(f"a session's key has {KEY_BYTES} bytes")
     return AESGCM(key)
-
-
-# Passes: how the users and data owners of a federation know each other's keys. The federation's
-# issuer signs (Ed25519) which long-term key belongs to which user, once, when she enrols. An
-# owner that trusts the issuer lets her in with that pass, and knows with whom it agrees on a key;
-# the pass itself is no secret and proves nothing without the private key (`interactions.py`).
-# What else the issuer signs, such as the directory of owners, goes by a purpose of its own, so
-# that no signature can stand for anything else.
-
-SIGNATURE_BYTES = 64
-_HEAD = struct.Struct("<4sI")
-_MAGIC = b"SVP1"
-PASS_BYTES = _HEAD.size + KEY_BYTES + SIGNATURE_BYTES
-
-
-class Issuer:
-    """Signs for a federation."""
-
-    __slots__ = ("_private", "federation", "public")
-
-    def __init__(self, federation: str, private: bytes | None = None) -> None:
-        """A new key from the operating system, or a stored one."""
-        if private is not None and len(private) != KEY_BYTES:
-            raise KeyTrouble(f"an issuer's key has {KEY_BYTES} bytes")
-        self.federation = federation
-        self._private = (
-            Ed25519PrivateKey.generate()
-            if private is None
-            else Ed25519PrivateKey.from_private_bytes(private)
-        )
-        self.public: bytes = self._private.public_key().public_bytes_raw()
-
-    def __repr__(self) -> str:
-        return "<Issuer, redacted>"
-
-    def private_bytes(self) -> bytes:
-        """To be stored; never to be sent."""
-        return self._private.private_bytes_raw()
-
-    def sign(self, purpose: str, content: bytes) -> bytes:
-        return self._private.sign(_statement(self.federation, purpose, content))
-
-    def admit(self, user: int, public: bytes) -> Pass:
-        """The pass of the user with this long-term public key."""
-        return Pass(user, public, self.sign("pass", _body(user, public)))
-
-
-def check_signature(
-    issuer: bytes, federation: str, purpose: str, content: bytes, signature: bytes
-) -> None:
-    """Raises where this issuer has not signed that."""
-    try:
-        key = Ed25519PublicKey.from_public_bytes(issuer)
-        key.verify(signature, _statement(federation, purpose, content))
-    except (InvalidSignature, ValueError):
-        raise KeyTrouble(
-            f"the {purpose} was not signed by this federation's issuer; it is not believed"
-        ) from None
-
-
-def _statement(federation: str, purpose: str, content: bytes) -> bytes:
-    parts = (federation.encode(), purpose.encode())
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts) + content
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Pass:
-    """Says that a user's number and long-term public key belong together."""
-
-    user: int
-    public: bytes
-    signature: bytes
-
-    def __repr__(self) -> str:
-        return "<Pass, redacted>"
-
-    def encode(self) -> bytes:
-        return _body(self.user, self.public) + self.signature
-
-    @classmethod
-    def decode(cls, content: bytes) -> Pass:
-        """Read, but not yet believed."""
-        if len(content) != PASS_BYTES or content[:4] != _MAGIC:
-            raise MessageError(f"a pass has {PASS_BYTES} bytes and begins with {_MAGIC.decode()}")
-        _, user = _HEAD.unpack_from(content)
-        end = _HEAD.size + KEY_BYTES
-        return cls(user, content[_HEAD.size : end], content[end:])
-
-    def check(self, issuer: bytes, federation: str) -> None:
-        """Raises where the issuer did not give it."""
-        body = _body(self.user, self.public)
-        check_signature(issuer, federation, "pass", body, self.signature)
-
-
-def _body(user: int, public: bytes) -> bytes:
-    if len(public) != KEY_BYTES:
-        raise KeyTrouble(f"a public key has {KEY_BYTES} bytes")
-    try:
-        return _HEAD.pack(_MAGIC, user) + public
-    except struct.error:
-        raise MessageError("the user's number does not fit a pass") from None

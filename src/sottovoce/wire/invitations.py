@@ -1,4 +1,4 @@
-"""Invitations: what an operator hands to a device owner, once and in confidence.
+"""Invitations: what an operator hands to a user, once and in confidence.
 
 An invitation names the server and the authority to trust, and carries a one-time token that turns
 the device's own key into an enrolled one. The device makes its signing key itself; it never leaves
@@ -8,21 +8,19 @@ the device.
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-from sottovoce.errors import UsageError, VersionMismatch
-from sottovoce.wire.terms import PROTOCOL
+from sottovoce.errors import UsageError
+from sottovoce.wire.files import DocumentFile
+from sottovoce.wire.frames import PROTOCOL
 
 MAX_NUMBER = 2**32 - 1
-_LARGEST = 1 << 20
 _SECRET = "invitation"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Invitation:
+class Invitation(DocumentFile):
     server: str
     """The server's address, as in https://example.org:8443."""
     ca: str
@@ -33,85 +31,38 @@ class Invitation:
     """The device's number in the federation."""
     federation: str
 
+    _kind = "invitation"
+    _from = "the operator"
+    _secret = True
+    _protocols = (PROTOCOL,)
+
+    def __post_init__(self) -> None:
+        if not self.server.startswith(("https://", "http://")):
+            raise UsageError("the invitation's server must begin with https://; ask for another")
+        if not 0 <= self.number <= MAX_NUMBER:
+            raise UsageError(f"the invitation's number must lie between 0 and {MAX_NUMBER}")
+        try:
+            bytes.fromhex(self.token)
+        except ValueError:
+            raise UsageError("the invitation's token is not hexadecimal; ask for another") from None
+
     def __repr__(self) -> str:
         return f"<Invitation to {self.federation}, redacted>"
 
 
-class Keeper(Protocol):
+class SecretStore(Protocol):
     """Where a device keeps what must stay secret: its store."""
 
     def secret(self, name: str) -> bytes | None: ...
     def set_secret(self, name: str, value: bytes) -> None: ...
 
 
-def keep_invitation(store: Keeper, invitation: Invitation) -> None:
+def keep_invitation(store: SecretStore, invitation: Invitation) -> None:
     """In a device's store, where the agent looks for it."""
-    store.set_secret(_SECRET, _text(invitation).encode())
+    store.set_secret(_SECRET, json.dumps(invitation.to_table(), indent=1).encode() + b"\n")
 
 
-def kept_invitation(store: Keeper) -> Invitation | None:
+def kept_invitation(store: SecretStore) -> Invitation | None:
     """The invitation that a store holds, if any."""
     content = store.secret(_SECRET)
-    return None if content is None else parse_invitation(json.loads(content))
-
-
-def write_invitation(path: Path, invitation: Invitation) -> None:
-    """As a file of mode 600. Never over an existing one."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{path} is there already and is not overwritten") from None
-    with os.fdopen(handle, "w") as out:
-        os.fchmod(out.fileno(), 0o600)
-        out.write(_text(invitation))
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def read_invitation(path: Path) -> Invitation:
-    """Raises with one sentence where the file is missing, of another version or no invitation."""
-    try:
-        with path.open("rb") as source:
-            text = source.read(_LARGEST)
-    except OSError as error:
-        raise UsageError(
-            f"the invitation {path} cannot be read: {error.strerror or error}"
-        ) from None
-    try:
-        return parse_invitation(json.loads(text))
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path} is no invitation; ask the operator for another") from None
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
-
-
-def parse_invitation(table: Any) -> Invitation:
-    """From the content of a file."""
-    if not isinstance(table, dict):
-        raise UsageError("this is no invitation; ask the operator for another")
-    spoken = table.get("protocol")
-    if spoken != PROTOCOL:
-        raise VersionMismatch(
-            f"the invitation is for version {spoken!r} of the protocol, this program speaks "
-            f"version {PROTOCOL}; install the release of Sottovoce that the operator uses"
-        )
-    kinds = {"server": str, "ca": str, "token": str, "number": int, "federation": str}
-    if set(table) - {"protocol"} != set(kinds) or not all(
-        isinstance(table[name], kind) and not isinstance(table[name], bool)
-        for name, kind in kinds.items()
-    ):
-        raise UsageError(f"an invitation has the fields {', '.join(kinds)}; ask for another")
-    invitation = Invitation(**{name: table[name] for name in kinds})
-    if not invitation.server.startswith(("https://", "http://")):
-        raise UsageError("the invitation's server must begin with https://; ask for another")
-    if not 0 <= invitation.number <= MAX_NUMBER:
-        raise UsageError(f"the invitation's number must lie between 0 and {MAX_NUMBER}")
-    try:
-        bytes.fromhex(invitation.token)
-    except ValueError:
-        raise UsageError("the invitation's token is not hexadecimal; ask for another") from None
-    return invitation
-
-
-def _text(invitation: Invitation) -> str:
-    return json.dumps({"protocol": PROTOCOL, **asdict(invitation)}, indent=1) + "\n"
+    return None if content is None else Invitation.from_table(json.loads(content))

@@ -1,12 +1,12 @@
-"""What a device of a secure sum sends, and what server and proxy say to each other about it.
+"""What a device of a secure sum sends, and what server and helper say to each other about it.
 
-A device's message is its masked update, a number for every number of the model, and behind it a
-record: the device's public key, the mask's seed sealed to the proxy's key (HPKE, RFC 9180), and the
-device's signature over it. All messages of a federation have the same length. The server passes the
-records on and cannot open them. Seal and signature are bound to the federation, its terms, round,
-attempt, device and the model that was learnt from: a record is good for nothing else. So all in a
-sum have learnt from one model; from the sum over devices of which all but one were shown a model
-that teaches nothing, that one's update would follow.
+A device's message is its masked update, a number for every number of the model, and behind it its
+sealed seed: the device's public key, the mask's seed sealed to the helper's key (HPKE, RFC 9180),
+and the device's signature over it. All messages of a federation have the same length. The server
+passes the sealed seeds on and cannot open them. Seal and signature are bound to the federation, its
+terms, round, attempt, device and the model that was learnt from: a sealed seed is good for nothing
+else. So all in a sum have learnt from one model; from the sum over devices of which all but one
+were shown a model that teaches nothing, that one's update would follow.
 """
 
 from __future__ import annotations
@@ -24,37 +24,30 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from numpy.typing import NDArray
 
-from sottovoce.core.links import MOST_GROUPS, SecureSum
+from sottovoce.core.links import MOST_GROUPS, SEALED_SEED_BYTES, SecureSum
 from sottovoce.core.masking import SEED_BYTES, Words
 from sottovoce.core.messages import MaskSum
 from sottovoce.errors import KeyTrouble, MessageError
 from sottovoce.wire import signing as possession
-from sottovoce.wire.shuffled import TERMS_BYTES, terms_name
+from sottovoce.wire.frames import MASK_GROUPS, MASK_QUESTION, MASK_SUM, MASKED
+from sottovoce.wire.shuffled import terms_name
 from sottovoce.wire.terms import Terms
 
-KEY_BYTES = 32
-_SEALED_BYTES, _SIGNATURE_BYTES = 32 + SEED_BYTES + 16, 64
-RECORD_BYTES = KEY_BYTES + _SEALED_BYTES + _SIGNATURE_BYTES
-"""Of a device's key, its sealed seed and its signature."""
+_KEY_BYTES, _SEALED_BYTES = 32, 32 + SEED_BYTES + 16
 MOST_DEVICES = 1 << 18
 """In one sum."""
 
-_HEAD = struct.Struct("<4sIII")
-_MAGIC, _SUM_MAGIC = b"SVM1", b"SVK1"
-MODEL_BYTES = 32
-_QUESTION = struct.Struct(f"<4sIII{TERMS_BYTES}s{MODEL_BYTES}s")
-_QUESTION_MAGIC, _GROUPS_MAGIC = b"SVQ1", b"SVQ2"
 _GROUPS = struct.Struct("<II")
 _GROUP = struct.Struct("<I")
 LONGEST_QUESTION = (
-    _QUESTION.size + _GROUPS.size + MOST_GROUPS * _GROUP.size + MOST_DEVICES * RECORD_BYTES
+    MASK_GROUPS.size + _GROUPS.size + MOST_GROUPS * _GROUP.size + MOST_DEVICES * SEALED_SEED_BYTES
 )
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 _SEALED_FOR, _SIGNED_FOR = b"sottovoce mask seed\0", b"sottovoce sealed mask seed\0"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Record:
+class SealedSeed:
     """A device's sealed seed, as the server passes it on."""
 
     device: bytes
@@ -63,29 +56,29 @@ class Record:
     signature: bytes
 
     @classmethod
-    def of(cls, content: bytes | memoryview) -> Record:
-        found, ends = bytes(content), KEY_BYTES + _SEALED_BYTES
-        return cls(found[:KEY_BYTES], found[KEY_BYTES:ends], found[ends:])
+    def of(cls, content: bytes | memoryview) -> SealedSeed:
+        found, ends = bytes(content), _KEY_BYTES + _SEALED_BYTES
+        return cls(found[:_KEY_BYTES], found[_KEY_BYTES:ends], found[ends:])
 
     @property
     def content(self) -> bytes:
         return self.device + self.sealed + self.signature
 
     def __repr__(self) -> str:
-        return "<Record, redacted>"
+        return "<SealedSeed, redacted>"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MaskedMessage:
     masked: Words
-    record: Record
+    record: SealedSeed
 
     def __repr__(self) -> str:
         return f"<MaskedMessage of {len(self.masked):,} numbers>"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Question:
+class MaskSumQuestion:
     """server → proxy: the sum of the masks of these submissions, or of one of their groups."""
 
     round: int
@@ -94,7 +87,7 @@ class Question:
     """Name of the server's terms."""
     model: bytes
     """Name of the model that all have learnt from."""
-    records: tuple[Record, ...]
+    records: tuple[SealedSeed, ...]
     """Of the whole round, a group after the other."""
     sizes: tuple[int, ...]
     """Of the groups; one where there are none."""
@@ -102,10 +95,10 @@ class Question:
     """Whose sum is asked for."""
 
     def __repr__(self) -> str:
-        return f"<Question round={self.round} devices={len(self.records)}>"
+        return f"<MaskSumQuestion round={self.round} devices={len(self.records)}>"
 
     @property
-    def groups(self) -> list[tuple[Record, ...]]:
+    def groups(self) -> list[tuple[SealedSeed, ...]]:
         ends = [0, *accumulate(self.sizes)]
         return [self.records[start:end] for start, end in pairwise(ends)]
 
@@ -136,17 +129,17 @@ def public_key(link: SecureSum) -> X25519PublicKey:
         ) from None
 
 
-def seal_seed(seed: bytes, key: Ed25519PrivateKey, link: SecureSum, bound: bytes) -> Record:
+def seal_seed(seed: bytes, key: Ed25519PrivateKey, link: SecureSum, bound: bytes) -> SealedSeed:
     """Sealing draws from the operating system: the same seed gives other bytes each time."""
     device = key.public_key().public_bytes_raw()
     try:
         sealed = _SUITE.encrypt(seed, public_key(link), info=_SEALED_FOR + bound + device)
     except ValueError:  # a public key of low order, with which nothing would be secret
         raise KeyTrouble("the proxy's key is not good; nothing was sealed") from None
-    return Record(device, sealed, key.sign(_SIGNED_FOR + bound + sealed))
+    return SealedSeed(device, sealed, key.sign(_SIGNED_FOR + bound + sealed))
 
 
-def open_seed(record: Record, key: X25519PrivateKey, bound: bytes) -> bytes | None:
+def open_seed(record: SealedSeed, key: X25519PrivateKey, bound: bytes) -> bytes | None:
     """The seed; None where this was not sealed by this device for this."""
     try:
         seed = _SUITE.decrypt(record.sealed, key, info=_SEALED_FOR + bound + record.device)
@@ -155,7 +148,7 @@ def open_seed(record: Record, key: X25519PrivateKey, bound: bytes) -> bytes | No
     return seed if len(seed) == SEED_BYTES else None
 
 
-def is_signed(record: Record, bound: bytes) -> bool:
+def is_signed(record: SealedSeed, bound: bytes) -> bool:
     """Whether the device whose key it names has signed this for this."""
     statement = _SIGNED_FOR + bound + record.sealed
     return possession.is_signed(record.device, statement, record.signature)
@@ -166,22 +159,18 @@ def is_signed(record: Record, bound: bytes) -> bool:
 
 def message_bytes(terms: Terms) -> int:
     """The length of a device's message; there is no other."""
-    return _HEAD.size + 8 * terms.n_rows * terms.width + RECORD_BYTES
+    return MASKED.size + 8 * terms.n_rows * terms.width + SEALED_SEED_BYTES
 
 
-def encode_masked(masked: Words, record: Record, round: int, attempt: int) -> bytes:
-    head = _HEAD.pack(_MAGIC, round, attempt, len(masked))
+def encode_masked(masked: Words, record: SealedSeed, round: int, attempt: int) -> bytes:
+    head = MASKED.pack(round, attempt, len(masked))
     return head + masked.astype("<u8").tobytes() + record.content
 
 
 def decode_masked(payload: bytes, terms: Terms, round: int, attempt: int) -> MaskedMessage:
     """The inverse of `encode_masked`. Rejects whatever is not of this round and these terms."""
     numbers = terms.n_rows * terms.width
-    if len(payload) < _HEAD.size:
-        raise MessageError("message too short")
-    magic, sent_round, sent_attempt, sent = _HEAD.unpack_from(payload)
-    if magic != _MAGIC:
-        raise MessageError("not a masked update of this version")
+    sent_round, sent_attempt, sent = MASKED.unpack(payload)
     if (sent_round, sent_attempt) != (round, attempt):
         raise MessageError(
             f"masked update for attempt {sent_attempt} at round {sent_round}, it is attempt "
@@ -189,18 +178,18 @@ def decode_masked(payload: bytes, terms: Terms, round: int, attempt: int) -> Mas
         )
     if sent != numbers or len(payload) != message_bytes(terms):
         raise MessageError(f"a masked update has {numbers:,} numbers, as the model has")
-    masked = np.frombuffer(payload, "<u8", numbers, _HEAD.size).astype(np.uint64, copy=False)
-    return MaskedMessage(masked, Record.of(payload[-RECORD_BYTES:]))
+    masked = np.frombuffer(payload, "<u8", numbers, MASKED.size).astype(np.uint64, copy=False)
+    return MaskedMessage(masked, SealedSeed.of(payload[-SEALED_SEED_BYTES:]))
 
 
 # --- server ↔ proxy ------------------------------------------------------------------------------
 
 
 def encode_question(
-    terms: Terms, round: int, attempt: int, model: bytes, records: Sequence[Record]
+    terms: Terms, round: int, attempt: int, model: bytes, records: Sequence[SealedSeed]
 ) -> bytes:
     """Of a round with one sum."""
-    head = _QUESTION.pack(_QUESTION_MAGIC, round, attempt, len(records), terms_name(terms), model)
+    head = MASK_QUESTION.pack(round, attempt, len(records), terms_name(terms), model)
     return head + b"".join(record.content for record in records)
 
 
@@ -209,27 +198,24 @@ def encode_group_question(
     round: int,
     attempt: int,
     model: bytes,
-    groups: Sequence[Sequence[Record]],
+    groups: Sequence[Sequence[SealedSeed]],
     group: int,
 ) -> bytes:
     """Of a round with several: it names all of them, and asks for one."""
     count = sum(map(len, groups))
-    head = _QUESTION.pack(_GROUPS_MAGIC, round, attempt, count, terms_name(terms), model)
+    head = MASK_GROUPS.pack(round, attempt, count, terms_name(terms), model)
     sizes = b"".join(_GROUP.pack(len(one)) for one in groups)
     contents = b"".join(record.content for one in groups for record in one)
     return head + _GROUPS.pack(len(groups), group) + sizes + contents
 
 
-def decode_question(payload: bytes) -> Question:
+def decode_question(payload: bytes) -> MaskSumQuestion:
     """The inverse of both."""
-    if len(payload) < _QUESTION.size:
-        raise MessageError("message too short")
-    magic, round, attempt, count, name, model = _QUESTION.unpack_from(payload)
-    if magic not in (_QUESTION_MAGIC, _GROUPS_MAGIC):
-        raise MessageError("not a question for a sum of masks of this version")
+    frame = MASK_GROUPS if payload[:4] == MASK_GROUPS.magic else MASK_QUESTION
+    round, attempt, count, name, model = frame.unpack(payload)
     wrong = MessageError("the length of the message does not match its head")
-    sizes, group, start = (count,), 0, _QUESTION.size
-    if magic == _GROUPS_MAGIC:
+    sizes, group, start = (count,), 0, frame.size
+    if frame is MASK_GROUPS:
         if len(payload) < start + _GROUPS.size:
             raise wrong
         many, group = _GROUPS.unpack_from(payload, start)
@@ -242,32 +228,35 @@ def decode_question(payload: bytes) -> Question:
             raise wrong
         sizes = struct.unpack_from(f"<{many}I", payload, start)
         start += many * _GROUP.size
-    if count > MOST_DEVICES or sum(sizes) != count or len(payload) != start + count * RECORD_BYTES:
+    if (
+        count > MOST_DEVICES
+        or sum(sizes) != count
+        or len(payload) != start + count * SEALED_SEED_BYTES
+    ):
         raise wrong
     content = memoryview(payload)[start:]
     records = tuple(
-        Record.of(content[at : at + RECORD_BYTES]) for at in range(0, len(content), RECORD_BYTES)
+        SealedSeed.of(content[at : at + SEALED_SEED_BYTES])
+        for at in range(0, len(content), SEALED_SEED_BYTES)
     )
-    return Question(round, attempt, name, model, records, sizes, group)
+    return MaskSumQuestion(round, attempt, name, model, records, sizes, group)
 
 
-def encode_sum(told: MaskSum) -> bytes:
-    head = _HEAD.pack(_SUM_MAGIC, told.round, told.devices, len(told.masks))
+def encode_mask_sum(told: MaskSum) -> bytes:
+    head = MASK_SUM.pack(told.round, told.devices, len(told.masks))
     return head + told.masks.astype("<u8").tobytes()
 
 
-def sum_bytes(terms: Terms) -> int:
+def mask_sum_bytes(terms: Terms) -> int:
     """The length of the proxy's answer."""
-    return _HEAD.size + 8 * terms.n_rows * terms.width
+    return MASK_SUM.size + 8 * terms.n_rows * terms.width
 
 
-def decode_sum(payload: bytes) -> MaskSum:
-    """The inverse of `encode_sum`. Whether it is the sum that was asked for is seen when it is
+def decode_mask_sum(payload: bytes) -> MaskSum:
+    """The inverse of `encode_mask_sum`. Whether it is the sum that was asked for is seen when it is
     opened."""
-    if len(payload) < _HEAD.size:
-        raise MessageError("the proxy's answer is too short")
-    magic, round, devices, numbers = _HEAD.unpack_from(payload)
-    if magic != _SUM_MAGIC or len(payload) != _HEAD.size + 8 * numbers:
-        raise MessageError("the proxy's answer is no sum of masks of this version")
-    masks = np.frombuffer(payload, "<u8", numbers, _HEAD.size).astype(np.uint64, copy=False)
+    round, devices, numbers = MASK_SUM.unpack(payload)
+    if len(payload) != MASK_SUM.size + 8 * numbers:
+        raise MessageError("the proxy's answer has another length than it says")
+    masks = np.frombuffer(payload, "<u8", numbers, MASK_SUM.size).astype(np.uint64, copy=False)
     return MaskSum(round, devices, masks)

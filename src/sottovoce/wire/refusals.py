@@ -6,10 +6,13 @@ import contextlib
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Literal, ParamSpec, TypeVar
 
-from sottovoce.errors import MessageError
+from sottovoce.errors import MessageError, VersionMismatch
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Reason = Literal[
     "unknown_device",
@@ -87,7 +90,17 @@ class Refused(MessageError):
         self.status = STATUS[reason] if status is None else status
 
 
-class Tally:
+def read_or_refuse(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What was sent, or a refusal of what cannot be read."""
+    try:
+        return read(*args, **kwargs)
+    except VersionMismatch as error:
+        raise Refused("version", str(error)) from None
+    except MessageError as error:
+        raise Refused("malformed", str(error)) from None
+
+
+class RefusalCounts:
     """Counts by reason. Any thread may count; the writer takes what is new to the database."""
 
     def __init__(self) -> None:
@@ -121,7 +134,7 @@ class Tally:
             yield new
 
 
-def count_handshakes(context: ssl.SSLContext, tally: Tally) -> None:
+def count_handshakes(context: ssl.SSLContext, tally: RefusalCounts) -> None:
     """Count connections that `context` turns away before there is a request."""
 
     class Counting(ssl.SSLObject):

@@ -1,9 +1,12 @@
-"""What a device sends to the proxy: a head that says for which account, round and tier, to which
-key and under which terms, then k sealed reports of equal size. The whole is authenticated with the
-account's key.
+"""What a device sends to the shuffler, and what the shuffler hands on to the server.
 
-Key and terms must be those that the proxy was told, because only reports made alike hide among each
+A submission says for which account, round and tier, to which key and under which terms it was made;
+k sealed reports of equal size follow. The whole is authenticated with the account's key. Key and
+terms must be those that the shuffler was told, because only reports made alike hide among each
 other: a server that shows them differently to one device gets nothing of it.
+
+A batch is the sealed reports of all devices of one tier. It comes in parts, so that neither side
+needs much memory.
 """
 
 from __future__ import annotations
@@ -11,23 +14,24 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import struct
 from dataclasses import dataclass
 
-from sottovoce.wire.refusals import Refused
-from sottovoce.wire.sealing import KEY_ID_BYTES, SEALED_BYTES
+from sottovoce.errors import MessageError
+from sottovoce.wire.frames import BATCH_PART, SUBMISSION
+from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.terms import Terms
 
 ACCOUNT_BYTES, ACCOUNT_KEY_BYTES = 16, 32
-MARK_BYTES, TERMS_BYTES = 16, 32
-_HEAD = struct.Struct(f"<4s16sIB{KEY_ID_BYTES}s{TERMS_BYTES}sHH32s")
-_MAGIC = b"SVP1"
+MARK_BYTES = 16
+PART_BYTES = 8 << 20
+"""Most bytes of sealed reports in one part of a batch."""
+LONGEST_PART = BATCH_PART.size + PART_BYTES
 _MAC_BYTES = 32
 _NO_MAC = bytes(_MAC_BYTES)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Submission:
+class SealedSubmission:
     """What one device sends in one round."""
 
     account: bytes
@@ -42,7 +46,7 @@ class Submission:
     """Name of the terms under which they were made."""
 
     def __repr__(self) -> str:
-        return f"<Submission round={self.round} tier={self.tier}, redacted>"
+        return f"<SealedSubmission round={self.round} tier={self.tier}, redacted>"
 
 
 def terms_name(terms: Terms) -> bytes:
@@ -52,7 +56,7 @@ def terms_name(terms: Terms) -> bytes:
 
 def submission_bytes(reports: int) -> int:
     """The length of a submission of so many reports; there is no other."""
-    return _HEAD.size + reports * SEALED_BYTES
+    return SUBMISSION.size + reports * SEALED_BYTES
 
 
 def encode_submission(
@@ -68,34 +72,71 @@ def encode_submission(
     """What a device posts; `key` is the name of the server's key, `sealed` its reports, `terms` the
     name of its terms."""
     count = len(sealed) // SEALED_BYTES
-    head = _HEAD.pack(_MAGIC, account, round, tier, key, terms, count, SEALED_BYTES, _NO_MAC)
+    head = SUBMISSION.pack(account, round, tier, key, terms, count, SEALED_BYTES, _NO_MAC)
     return head[:-_MAC_BYTES] + _mac(head[:-_MAC_BYTES], sealed, account_key) + sealed
 
 
-def decode_submission(payload: bytes, reports: int, tiers: int) -> Submission:
+def decode_submission(payload: bytes, reports: int, tiers: int) -> SealedSubmission:
     """Raises where it is not exactly one submission of a federation with so many reports and tiers.
     Whose it is was not checked yet: `is_authentic` does."""
-    if payload[:3] == _MAGIC[:3] and payload[3:4] != _MAGIC[3:]:
-        raise Refused("version", "this is a submission of another release of Sottovoce")
-    if len(payload) < _HEAD.size or payload[:4] != _MAGIC:
-        raise Refused("malformed", "this is no submission")
-    _, account, round, tier, key, terms, count, size, mac = _HEAD.unpack_from(payload)
+    account, round, tier, key, terms, count, size, mac = SUBMISSION.unpack(payload)
     if size != SEALED_BYTES:
-        raise Refused("malformed", f"a sealed report has {SEALED_BYTES} bytes")
+        raise MessageError(f"a sealed report has {SEALED_BYTES} bytes")
     if count != reports or len(payload) != submission_bytes(reports):
-        raise Refused("malformed", f"a submission has exactly {reports} reports")
+        raise MessageError(f"a submission has exactly {reports} reports")
     if tier >= tiers:
-        raise Refused("malformed", "there is no such tier in the terms")
-    sealed = memoryview(payload)[_HEAD.size :]
-    return Submission(account, round, tier, key, mac[:MARK_BYTES], sealed, terms)
+        raise MessageError("there is no such tier in the terms")
+    sealed = memoryview(payload)[SUBMISSION.size :]
+    return SealedSubmission(account, round, tier, key, mac[:MARK_BYTES], sealed, terms)
 
 
 def is_authentic(payload: bytes, account_key: bytes) -> bool:
     """Whether whoever holds the account's key has made this submission."""
-    stop = _HEAD.size - _MAC_BYTES
+    stop = SUBMISSION.size - _MAC_BYTES
     view = memoryview(payload)
-    made = _mac(view[:stop], view[_HEAD.size :], account_key)
-    return hmac.compare_digest(made, view[stop : _HEAD.size])
+    made = _mac(view[:stop], view[SUBMISSION.size :], account_key)
+    return hmac.compare_digest(made, view[stop : SUBMISSION.size])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BatchPart:
+    round: int
+    tier: int
+    key: bytes
+    """Name of the key to which its reports are sealed."""
+    devices: int
+    """Of the whole batch."""
+    part: int
+    parts: int
+    mark: bytes
+    """The batch's own, drawn by the shuffler."""
+    body: bytes
+
+    @property
+    def reports(self) -> int:
+        return len(self.body) // SEALED_BYTES
+
+    def __repr__(self) -> str:
+        place = f"{self.part} of {self.parts} round={self.round} tier={self.tier}"
+        return f"<BatchPart {place}, redacted>"
+
+
+def encode_part(part: BatchPart) -> bytes:
+    batch = (part.round, part.tier, part.key, part.devices)
+    place = (part.part, part.parts, part.mark)
+    return BATCH_PART.pack(*batch, part.reports, SEALED_BYTES, *place) + part.body
+
+
+def decode_part(payload: bytes) -> BatchPart:
+    """Raises if it is no part of a batch; whether it is wanted is not looked at."""
+    round, tier, key, devices, count, size, part, parts, mark = BATCH_PART.unpack(payload)
+    if size != SEALED_BYTES:
+        raise MessageError(f"a sealed report has {SEALED_BYTES} bytes, not {size}")
+    if count * size != len(payload) - BATCH_PART.size:
+        raise MessageError("the part has another length than it says")
+    if not 0 <= part < parts or not count:
+        raise MessageError("a part is empty, or beyond the last one")
+    return BatchPart(round, tier, key, devices, part, parts, mark, payload[BATCH_PART.size :])
 
 
 def _mac(head: bytes | memoryview, sealed: bytes | memoryview, account_key: bytes) -> bytes:

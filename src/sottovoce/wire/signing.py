@@ -1,8 +1,13 @@
-"""The signed envelope of everything that a device posts after it has enrolled.
+"""What devices sign (Ed25519): everything that they post, and that an enrolled key is their own.
 
-The signature (Ed25519) covers the federation, what is being sent, the device's number, round,
+An envelope's signature covers the federation, what is being sent, the device's number, round,
 attempt, a nonce and the hash of the body, so that a report counts once, in one round of one
 federation, and cannot be altered on the way.
+
+Whoever enrols proves that she holds the private half of the key that she brings: an invited
+stranger could else bring the key of somebody else, who would then be turned away. That signature is
+bound to the federation, the invitation and the key, and is good for nothing else. Keys with which
+everybody can sign are refused before anything is verified.
 """
 
 from __future__ import annotations
@@ -16,14 +21,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sottovoce.errors import MessageError
+from sottovoce.wire.frames import ENVELOPE
 
 Purpose = Literal["report", "check-in"]
 
 NONCE_BYTES = 16
-_HEADER = struct.Struct("<4sIII16s")
-_MAGIC = b"SVE1"
-_SIGNATURE_BYTES = 64
-OVERHEAD = _HEADER.size + _SIGNATURE_BYTES
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
+OVERHEAD = ENVELOPE.size + SIGNATURE_BYTES
 """Bytes that an envelope adds to what is in it."""
 DIGEST_HEADER = "sottovoce-digest"
 """The header in which a large message says the hash of its body beforehand: with it, the signature
@@ -51,7 +55,7 @@ class Envelope:
         digest: bytes | None = None,
     ) -> bool:
         """Whether the device with this key signed the body, or one with this digest."""
-        head = _head(self.number, self.round, self.attempt, self.nonce)
+        head = ENVELOPE.pack(self.number, self.round, self.attempt, self.nonce)
         digest = _digest(self.body) if digest is None else digest
         try:
             key.verify(self.signature, _statement(federation, purpose, head, digest))
@@ -74,7 +78,7 @@ def seal(
     """The envelope as bytes. The nonce is drawn by the caller, from the operating system."""
     if len(nonce) != NONCE_BYTES:
         raise MessageError(f"a nonce has {NONCE_BYTES} bytes")
-    head = _head(number, round, attempt, nonce)
+    head = ENVELOPE.pack(number, round, attempt, nonce)
     return head + key.sign(_statement(federation, purpose, head, _digest(body))) + body
 
 
@@ -85,17 +89,11 @@ def digest_of(payload: bytes) -> str:
 
 def open_envelope(payload: bytes) -> Envelope:
     """The parts of an envelope, not yet verified. Raises where it is none."""
+    number, round, attempt, nonce = ENVELOPE.unpack(payload)
     if len(payload) < OVERHEAD:
         raise MessageError("envelope too short")
-    magic, number, round, attempt, nonce = _HEADER.unpack_from(payload)
-    if magic != _MAGIC:
-        raise MessageError("not an envelope of this version")
-    signature = payload[_HEADER.size : OVERHEAD]
+    signature = payload[ENVELOPE.size : OVERHEAD]
     return Envelope(number, round, attempt, nonce, payload[OVERHEAD:], signature)
-
-
-def _head(number: int, round: int, attempt: int, nonce: bytes) -> bytes:
-    return _HEADER.pack(_MAGIC, number, round, attempt, nonce)
 
 
 def _digest(body: bytes) -> bytes:
@@ -110,12 +108,7 @@ def _statement(federation: str, purpose: Purpose, head: bytes, digest: bytes) ->
     )
 
 
-# Proof that whoever brings a public key holds its private half: without it, an invited stranger
-# could bring the key of somebody else, who would then be turned away. The signature (Ed25519) is
-# bound to the federation, the invitation and the key, and is good for nothing else. Keys with
-# which everybody can sign are refused before anything is verified.
-
-KEY_BYTES, SIGNATURE_BYTES = 32, 64
+# --- enrolment -----------------------------------------------------------------------------------
 
 _PURPOSE = b"sottovoce enrolment\0"
 _FIELD = 2**255 - 19

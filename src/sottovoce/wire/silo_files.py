@@ -5,22 +5,15 @@
     admission.json    the orchestrator's answer to one data owner
     invitation.json   lets one user in; a secret
 
-All are JSON. Where one cannot be used, the reason is one sentence.
+All are JSON (`wire.files`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import os
 import re
-import secrets
-import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from cryptography import x509
@@ -32,103 +25,21 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from sottovoce import config
 from sottovoce.algorithms.drift.messages import LARGEST
 from sottovoce.algorithms.drift.system import DRIFTConfig
-from sottovoce.errors import KeyTrouble, UsageError, VersionMismatch
-from sottovoce.wire.directory import PROTOCOL, OwnerEntry
+from sottovoce.errors import KeyTrouble, UsageError
+from sottovoce.wire.directory import OwnerEntry
+from sottovoce.wire.files import DocumentFile
 from sottovoce.wire.interactions import KEY_BYTES, Identity
 
 TOKEN_BYTES = 32
 MOST_OWNERS = 1 << 20
-_LARGEST_FILE = 256 << 20
 _NAME_LENGTH, _ITEM_LENGTH = 64, 500
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class SiloFile:
-    """What the four kinds of files have in common."""
-
-    _kind: ClassVar[str]
-    _from: ClassVar[str]
-    """Who makes such files, and gives another one."""
-    _secret: ClassVar[bool] = False
-
-    def to_table(self) -> dict[str, Any]:
-        """As it stands in the file; bytes are hexadecimal."""
-        table = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {"protocol": PROTOCOL, **table}
-
-    @classmethod
-    def from_table(cls, table: object) -> Self:
-        """From the content of a file. Raises with one sentence where it is none of this kind."""
-        if not isinstance(table, dict):
-            raise UsageError(f"this is no {cls._kind}; ask {cls._from} for another")
-        names = [field.name for field in fields(cls)]
-        if set(table) - {"protocol"} != set(names):
-            raise UsageError(
-                f"a file of this kind ({cls._kind}) has the fields {', '.join(names)}; ask "
-                f"{cls._from} for another"
-            )
-        if table.get("protocol") != PROTOCOL:
-            raise VersionMismatch(
-                f"the {cls._kind} is for version {str(table.get('protocol'))[:40]} of the "
-                f"protocol, this program speaks version {PROTOCOL}; both sides need the same "
-                "release of Sottovoce"
-            )
-        hints = typing.get_type_hints(cls)
-        return cls(**{name: _value(name, hints[name], table[name]) for name in names})
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Raises with one sentence where the file is missing or not of this kind."""
-        try:
-            with path.open("rb") as source:
-                text = source.read(_LARGEST_FILE + 1)
-        except OSError as error:
-            raise UsageError(
-                f"the {cls._kind} {path} cannot be read: {error.strerror or error}"
-            ) from None
-        if len(text) > _LARGEST_FILE:
-            raise UsageError(f"{path} is too large for a file of this kind, {cls._kind}")
-        try:
-            return cls.from_table(json.loads(text))
-        except (ValueError, RecursionError):
-            raise UsageError(f"{path} is no {cls._kind}; ask {cls._from} for another") from None
-        except (UsageError, VersionMismatch) as error:
-            raise type(error)(f"{path}: {error}") from None
-
-    def write(self, path: Path, *, replace: bool = False) -> None:
-        """Whole or not at all, on the disk when this returns; over an existing file only with
-        `replace`. A secret is for the operator's eyes alone."""
-        text = json.dumps(self.to_table(), indent=1) + "\n"
-        fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        mode = 0o600 if self._secret else 0o644
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            if replace:
-                os.replace(fresh, path)
-            else:
-                os.link(fresh, path)
-        except FileExistsError:
-            raise UsageError(f"{path} is there already and is not overwritten") from None
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(fresh)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-@dataclass(frozen=True, slots=True)
-class FederationFile(SiloFile):
+class FederationFile(DocumentFile):
     """What everybody may know of a federation before joining it."""
 
     federation: str
@@ -162,7 +73,7 @@ class FederationFile(SiloFile):
 
 
 @dataclass(frozen=True, slots=True)
-class Application(SiloFile):
+class Application(DocumentFile):
     """A data owner asks to be let in."""
 
     name: str
@@ -203,7 +114,7 @@ class Application(SiloFile):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission(SiloFile):
+class Admission(DocumentFile):
     """The orchestrator's answer to one data owner."""
 
     federation: str
@@ -229,7 +140,7 @@ class Admission(SiloFile):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class UserInvitation(SiloFile):
+class UserInvitation(DocumentFile):
     """Lets one user in, once. To be handed over in confidence."""
 
     federation: str
@@ -365,33 +276,3 @@ def _is_address(url: str) -> bool:
 def _require_key(field: str, key: bytes) -> None:
     if len(key) != KEY_BYTES:
         raise UsageError(f"{field} must be a key of {KEY_BYTES} bytes")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _value(name: str, hint: Any, found: Any) -> Any:
-    """What `_plain` gave that, for a field of this type."""
-    kinds: dict[Any, tuple[type[Any], str]] = {
-        str: (str, "text"),
-        int: (int, "a whole number"),
-        bytes: (str, "hexadecimal"),
-    }
-    other = (dict, "a table") if is_dataclass(hint) else (list, "a list")
-    kind, words = kinds.get(hint, other)
-    wrong = UsageError(f"{name} must be {words}")
-    if not isinstance(found, kind) or isinstance(found, bool):
-        raise wrong
-    if hint is DRIFTConfig:
-        return config.build(DRIFTConfig, found, name)
-    if hint is bytes:
-        try:
-            return bytes.fromhex(found)
-        except ValueError:
-            raise wrong from None
-    return tuple(found) if isinstance(found, list) else found

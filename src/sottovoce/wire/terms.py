@@ -2,7 +2,7 @@
 
 The server publishes them, a device keeps the ones it agreed to and refuses others. They name the
 algorithm and the release with all their settings, so that what may leave a device cannot change
-without its owner being asked.
+without its user being asked.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from sottovoce import config
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
 from sottovoce.core.links import LINKS, Direct, Link, SecureSum, has_noise
 from sottovoce.core.messages import GRID, LIMIT
-from sottovoce.errors import ConfigError, MessageError, VersionMismatch
+from sottovoce.errors import ConfigError, MessageError
 from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.privacy.reports import KReports
 from sottovoce.registry import Component, Registry
+from sottovoce.wire.frames import PROTOCOL, SAME_RELEASE, check_protocol
 
 T = TypeVar("T")
-
-PROTOCOL = 2
-"""The version of everything that parties say to each other."""
 
 LARGEST_MODEL = 1 << 29
 """Bytes of a model's numbers. A device holds it in memory a few times over, and its store keeps it
@@ -184,12 +182,7 @@ class Terms:
         """From what a server published. Raises where the version differs or it makes no sense."""
         if not isinstance(table, dict):
             raise MessageError("the terms of a federation must be a table")
-        spoken = table.get("protocol")
-        if spoken != PROTOCOL:
-            raise VersionMismatch(
-                f"the server speaks version {spoken!r} of the protocol, this program version "
-                f"{PROTOCOL}; install the same release of Sottovoce on both sides"
-            )
+        check_protocol(table.get("protocol"), "the server speaks", SAME_RELEASE)
         known = {"protocol", "federation", "n_items", "algorithm", "release", "link"}
         if set(table) != known:
             raise MessageError(f"the terms of a federation must have the fields {sorted(known)}")

@@ -8,22 +8,18 @@ bit for bit.
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import MessageError
-
-_HEADER = struct.Struct("<4sIIIII")
-_FULL, _DELTA = b"SVM1", b"SVD1"
+from sottovoce.wire.frames import MODEL, MODEL_CHANGES
 
 
 def encode_model(view: ModelView) -> bytes:
     """The whole model."""
     n_items, width = view.items.shape
-    return _HEADER.pack(_FULL, view.round, 0, n_items, n_items, width) + _planes(view.items)
+    return MODEL.pack(view.round, 0, n_items, n_items, width) + _planes(view.items)
 
 
 def encode_delta(since: int, view: ModelView, changed: NDArray[np.bool_]) -> bytes:
@@ -31,41 +27,38 @@ def encode_delta(since: int, view: ModelView, changed: NDArray[np.bool_]) -> byt
     Which rows they are is told by their numbers or by a bit each, whichever is shorter."""
     n_items, width = view.items.shape
     rows = np.flatnonzero(changed)
-    head = _HEADER.pack(_DELTA, view.round, since, n_items, len(rows), width)
+    head = MODEL_CHANGES.pack(view.round, since, n_items, len(rows), width)
     return head + _places(rows, n_items) + _planes(view.items[rows])
 
 
 def delta_size(n_items: int, rows: int, width: int) -> int:
     """Bytes of `encode_delta` before compression."""
-    return _HEADER.size + min(4 * rows, (n_items + 7) // 8) + 4 * rows * width
+    return MODEL.size + min(4 * rows, (n_items + 7) // 8) + 4 * rows * width
 
 
 def full_size(n_items: int, width: int) -> int:
     """Bytes of `encode_model` before compression."""
-    return _HEADER.size + 4 * n_items * width
+    return MODEL.size + 4 * n_items * width
 
 
 def decode_model(
     payload: bytes, *, n_items: int, width: int, have: ModelView | None = None
 ) -> ModelView:
     """The model that a device has after this download. Raises where anything is off."""
-    if len(payload) < _HEADER.size:
-        raise MessageError("the model is too short")
-    magic, round, since, items, rows, columns = _HEADER.unpack_from(payload)
-    if magic not in (_FULL, _DELTA):
-        raise MessageError("this is no model of this version")
+    frame = MODEL_CHANGES if payload[:4] == MODEL_CHANGES.magic else MODEL
+    round, since, items, rows, columns = frame.unpack(payload)
     if (items, columns) != (n_items, width) or rows > items:
         raise MessageError("the model has another shape than the federation's terms say")
-    if magic == _FULL:
+    if frame is MODEL:
         if len(payload) != full_size(items, columns) or rows != items:
             raise MessageError("the model's length does not match its header")
-        return ModelView(round, _finite(_rows(payload[_HEADER.size :], rows, columns)))
+        return ModelView(round, _finite(_rows(payload[MODEL.size :], rows, columns)))
     if len(payload) != delta_size(items, rows, columns):
         raise MessageError("the model's length does not match its header")
     if have is None or have.round != since or have.items.shape != (n_items, width):
         raise MessageError(f"the changes are against version {since}, which is not here")
     stop = len(payload) - 4 * rows * columns
-    where = _find(payload[_HEADER.size : stop], rows, items)
+    where = _find(payload[MODEL.size : stop], rows, items)
     table = have.items.copy()
     table[where] = _finite(_rows(payload[stop:], rows, columns))
     return ModelView(round, table)

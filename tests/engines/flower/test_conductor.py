@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from sottovoce.core.consent import Choice
-from sottovoce.core.messages import GRID, LIMIT, SummedReports, encode_sum
+from sottovoce.core.messages import GRID, LIMIT, SummedReports
 from sottovoce.engines.flower.conductor import MODELS, Conductor, check_sum
-from sottovoce.engines.flower.members import Reply, Seen
+from sottovoce.engines.flower.members import OnlineNode, Reply
 from sottovoce.engines.flower.node import answer_question, answer_task
-from sottovoce.engines.flower.wire import Answer, Question, Task
 from sottovoce.errors import ConfigError, FolderInUse, MessageError, RunError, UsageError
 from sottovoce.parties.server import RoundRules, Server
 from sottovoce.rng import Streams
@@ -25,7 +24,11 @@ from sottovoce.stores.conductor import (
 )
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
+from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask
+from sottovoce.wire.reports import encode_sum
 from sottovoce.wire.versions import encode_model
+
+pytestmark = pytest.mark.usefixtures("quick_stores")
 
 RULES = RoundRules(over_selection=0.0, min_fraction=0.2, deadline_seconds=20.0, min_devices=8)
 
@@ -36,7 +39,7 @@ class Crash(BaseException):
 
 def told(answer):
     """What the conductor reads of it."""
-    return Answer.from_content(answer.to_content())
+    return CohortAnswer.from_content(answer.to_content())
 
 
 class Office:
@@ -52,14 +55,14 @@ class Office:
         self.sent = []
 
     def online(self):
-        return [Seen(n, f"key {n}", self.since[n]) for n in self.nodes]
+        return [OnlineNode(n, f"key {n}", self.since[n]) for n in self.nodes]
 
     def send(self, kind, letters, seconds):
         names = {}
         for node, letter in letters.items():
             name = f"{kind} {len(self.sent)}"
             self.sent.append((kind, node, letter))
-            asked = (Task if kind == "train" else Question).from_content(letter)
+            asked = (CohortTask if kind == "train" else CohortQuestion).from_content(letter)
             with CohortStore.open(self.nodes[node]) as store:
                 do = answer_task if kind == "train" else answer_question
                 answer = told(do(Hosted(store), asked))
@@ -388,7 +391,7 @@ def test_nonsense_is_refused_and_counted_and_the_round_goes_on(town, name):
 
 def test_a_node_cannot_answer_for_devices_of_another(town):
     def twist(node, kind, asked, answer):
-        if node == 12 and isinstance(answer, Answer):
+        if node == 12 and isinstance(answer, CohortAnswer):
             more = np.union1d(answer.willing, [4])
             return replace(answer, willing=more)
         return answer
@@ -504,7 +507,7 @@ def test_a_sum_that_could_not_be_added_up_is_refused(town):
             return 2**30
 
     part = SummedReports(0, np.array([1], np.int32), np.full((1, WIDTH), 2**62), 2**29)
-    answer = Answer(np.zeros(0, np.int64), 0, 0, 0, encode_sum(part), 2**29)
+    answer = CohortAnswer(np.zeros(0, np.int64), 0, 0, 0, encode_sum(part), 2**29)
     opened = OpenRound(0, 0, 1, Many())
     with pytest.raises(MessageError, match="than can be added up"):
         check_sum(answer, opened, 2**30, town.terms)
@@ -603,7 +606,7 @@ def test_other_terms_are_refused_by_the_nodes_and_by_the_checkpoint(town):
     other = replace(plan, terms=replace(town.terms, federation="another"), rounds=2)
     with pytest.raises(ConfigError, match="under other terms"):
         conduct(town, other, Office(town))
-    question = Question(other.terms, 1, 0, None)
+    question = CohortQuestion(other.terms, 1, 0, None)
     answer = told(answer_question(town.hosted("corso"), question))
     assert len(answer.willing) == 0
     assert "device agree" in answer.problem
@@ -619,7 +622,7 @@ def test_a_gateway_tells_nothing_before_its_operator_has_agreed(town, tmp_path):
         hosted = Hosted(store)
         view = Server.start(town.terms.build(), town.terms.n_items, Streams(1)).publish()
         letter = town.terms, 0, 0, None, encode_model(view)
-        question, task = Question(*letter), Task(*letter, numbers=np.array([3, 4]))
+        question, task = CohortQuestion(*letter), CohortTask(*letter, numbers=np.array([3, 4]))
         for answer in map(told, (answer_question(hosted, question), answer_task(hosted, task))):
             assert (len(answer.willing), answer.sum, answer.devices) == (0, b"", 0)
             assert "nobody has agreed" in answer.problem
@@ -649,6 +652,6 @@ def test_a_late_task_gives_the_same_bytes_and_an_overtaken_one_gives_none(town):
     conduct(town, town.found(rules=RULES, rounds=2), office)
     tasks = [letter for kind, node, letter in office.sent if kind == "train" and node == 12]
     for letter in tasks:
-        again = told(answer_task(town.hosted("corso"), Task.from_content(letter)))
+        again = told(answer_task(town.hosted("corso"), CohortTask.from_content(letter)))
         assert again.sum == b"" or again.round == 1
     assert len(town.ledger()) == 16

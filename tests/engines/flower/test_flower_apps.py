@@ -8,8 +8,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.engines.flower.client_app import app, content_of, record_of
 from sottovoce.engines.flower.node import Outgoing
-from sottovoce.engines.flower.server_app import GridPost, conduct
-from sottovoce.engines.flower.wire import Answer, Question, Task, unpack_numbers
+from sottovoce.engines.flower.server_app import GridTransport, conduct
 from sottovoce.errors import (
     ConfigError,
     MessageError,
@@ -21,7 +20,9 @@ from sottovoce.errors import (
 from sottovoce.parties.server import Server
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.wire.terms import PROTOCOL
+from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask
+from sottovoce.wire.fields import unpack_numbers
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.versions import encode_model
 
 
@@ -44,21 +45,21 @@ def ask(question, kind, node_config):
 def first_task(town, numbers, **changes):
     server = Server.start(town.terms.build(), town.terms.n_items, Streams(5))
     given = {"model": encode_model(server.publish()), "numbers": np.array(numbers, dtype=np.int64)}
-    return Task(town.terms, 0, 0, None, **(given | changes))
+    return CohortTask(town.terms, 0, 0, None, **(given | changes))
 
 
 def test_a_node_answers_from_the_store_that_its_configuration_names(town):
     config = {"store": str(town.stores["corso"])}
-    reply = ask(Question(town.terms, 0, 0, None), "query", config)
-    answer = Answer.from_content(record_of(reply))
+    reply = ask(CohortQuestion(town.terms, 0, 0, None), "query", config)
+    answer = CohortAnswer.from_content(record_of(reply))
     assert answer.willing.tolist() == [1, 2, 3, 5, 6]
     assert (answer.kept, answer.sum, answer.problem) == (-1, b"", "")
     reply = ask(first_task(town, [2, 5]), "train", config)
-    answer = Answer.from_content(record_of(reply))
+    answer = CohortAnswer.from_content(record_of(reply))
     assert (answer.devices, answer.kept, answer.round) == (2, 0, 0)
     assert len(answer.sum) > 20
     assert not reply.has_error()
-    again = Answer.from_content(record_of(ask(first_task(town, [2, 5]), "train", config)))
+    again = CohortAnswer.from_content(record_of(ask(first_task(town, [2, 5]), "train", config)))
     assert again.sum == answer.sum
     with CohortStore.open(town.stores["corso"], readonly=True) as store:
         named = [(c.number, c.what) for c in store.contacts()]
@@ -68,13 +69,13 @@ def test_a_node_answers_from_the_store_that_its_configuration_names(town):
 
 
 def test_terms_that_are_nested_without_end_are_refused(town):
-    content = {**Question(town.terms, 0, 0, None).to_content(), "terms": "[" * 100_000}
+    content = {**CohortQuestion(town.terms, 0, 0, None).to_content(), "terms": "[" * 100_000}
     with pytest.raises(MessageError, match="terms of the federation cannot be read"):
-        Question.from_content(content)
+        CohortQuestion.from_content(content)
 
 
 def test_a_node_without_a_store_says_so(town, tmp_path):
-    question = Question(town.terms, 0, 0, None)
+    question = CohortQuestion(town.terms, 0, 0, None)
     with pytest.raises(StoreError, match="names no store"):
         ask(question, "query", {})
     with pytest.raises(SottovoceError, match="no store in"):
@@ -92,10 +93,10 @@ def test_a_node_without_a_store_says_so(town, tmp_path):
 def test_a_task_that_makes_no_sense_is_answered_with_a_sentence(town, changes):
     given = {"numbers": np.array([1]), "round": 0} | changes
     task = first_task(town, given["numbers"])
-    task = Task(
+    task = CohortTask(
         town.terms, given["round"], 0, None, changes.get("model", task.model), numbers=task.numbers
     )
-    answer = Answer.from_content(
+    answer = CohortAnswer.from_content(
         record_of(ask(task, "train", {"store": str(town.stores["corso"])}))
     )
     assert answer.problem
@@ -104,20 +105,20 @@ def test_a_task_that_makes_no_sense_is_answered_with_a_sentence(town, changes):
 
 
 def test_what_arrives_is_checked_field_by_field(town):
-    whole = Answer(np.array([1, 2]), 3, 4, 5, b"sum", 2).to_content()
-    assert Answer.from_content(whole).to_content() == whole
+    whole = CohortAnswer(np.array([1, 2]), 3, 4, 5, b"sum", 2).to_content()
+    assert CohortAnswer.from_content(whole).to_content() == whole
     for name in whole:
         with pytest.raises(MessageError):
-            Answer.from_content({k: v for k, v in whole.items() if k != name})
+            CohortAnswer.from_content({k: v for k, v in whole.items() if k != name})
         with pytest.raises(MessageError):
-            Answer.from_content({**whole, name: 1.5})
+            CohortAnswer.from_content({**whole, name: 1.5})
     with pytest.raises(VersionMismatch, match="same release"):
-        Answer.from_content({**whole, "protocol": PROTOCOL + 1})
+        CohortAnswer.from_content({**whole, "protocol": PROTOCOL + 1})
     task = first_task(town, [1, 2]).to_content()
-    assert Task.from_content(task).to_content() == task
+    assert CohortTask.from_content(task).to_content() == task
     for name in task:
         with pytest.raises(MessageError):
-            Task.from_content({k: v for k, v in task.items() if k != name})
+            CohortTask.from_content({k: v for k, v in task.items() if k != name})
     for broken in (b"abc", b"\1\0\0\0\1\0\0\0", b"\2\0\0\0\1\0\0\0"):
         with pytest.raises(MessageError):
             unpack_numbers(broken)
@@ -150,7 +151,7 @@ def reply_to(name, content=None, error=None, source=7):
 
 
 def test_the_post_office_matches_answers_and_errors_by_what_they_answer():
-    fine = content_of(Answer(np.array([1]), 0).to_content())
+    fine = content_of(CohortAnswer(np.array([1]), 0).to_content())
     failed = Error(ErrorCode.NODE_UNAVAILABLE, "gone")
     grid = Grid(
         {
@@ -160,7 +161,7 @@ def test_the_post_office_matches_answers_and_errors_by_what_they_answer():
             "m9": lambda name: reply_to(name, fine),
         }
     )
-    post = GridPost(grid)
+    post = GridTransport(grid)
     sent = post.send("query", {10: {"a": 1}, 11: {"a": 2}, 12: {"a": 3}}, 30.0)
     assert sent == {10: "m0", 11: "m1", 12: "m2"}
     assert [m.metadata.dst_node_id for m in grid.pushed] == [10, 11, 12]

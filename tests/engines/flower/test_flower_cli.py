@@ -19,9 +19,9 @@ import typer
 from sottovoce.cli import serve_flower
 from sottovoce.core.consent import Choice
 from sottovoce.engines.flower import superlink
-from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, start_gateway
-from sottovoce.engines.flower.launch import LocalFlower, Node
+from sottovoce.engines.flower.launch import LocalFlower, NodePlan
+from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.engines.flower.supernode import Connection
 from sottovoce.engines.flower.trial import FlowerTrial
 from sottovoce.engines.processes import Child, free_port
@@ -260,7 +260,7 @@ def test_flower_and_nginx_get_absolute_paths(town, tmp_path, monkeypatch):
     there = settings["superlink"]["sottovoce"]["root-certificates"]
     assert there == str(tmp_path / "server" / "keys" / "ca.crt")
     assert place.environment["FLWR_HOME"] == str(tmp_path / "work" / "flwr")
-    node = Node("alba", Path("stores/alba"), key.relative_to(tmp_path))
+    node = NodePlan("alba", Path("stores/alba"), key.relative_to(tmp_path))
     local = LocalFlower(Path("trial"), [node], keys=keys)
     assert local.keys == tmp_path / keys
     assert (local.nodes[0].store, local.nodes[0].key) == (town.stores["alba"], key)

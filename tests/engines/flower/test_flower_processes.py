@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from sottovoce.engines.flower import superlink
-from sottovoce.engines.flower.environment import flower_environment
-from sottovoce.engines.flower.launch import LocalFlower, Node
+from sottovoce.engines.flower.launch import LocalFlower, NodePlan
+from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.errors import ServiceError
 from sottovoce.parties.server import RoundRules
 from sottovoce.stores.conductor import Checkpoint, read_status
@@ -26,9 +26,9 @@ from sottovoce.stores.keys import node_keys
 
 def flower(town, tmp_path, security="full"):
     keys = town.folder / "keys"
-    nodes = [Node(name, path, None) for name, path in town.stores.items()]
+    nodes = [NodePlan(name, path, None) for name, path in town.stores.items()]
     if security == "full":
-        nodes = [Node(n.name, n.store, node_keys(keys / "nodes", n.name)) for n in nodes]
+        nodes = [NodePlan(n.name, n.store, node_keys(keys / "nodes", n.name)) for n in nodes]
     return LocalFlower(tmp_path / "work", nodes, keys=keys, security=security)
 
 

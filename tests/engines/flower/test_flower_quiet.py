@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sottovoce.engines.flower.environment import flower_environment
-from sottovoce.engines.flower.quiet import superlink_command, supernode_command
+from sottovoce.engines.flower.quiet import flower_environment, superlink_command, supernode_command
 from sottovoce.engines.processes import Child, descendants, free_port, wait_for
 
 PAGES = ("/docs", "/openapi.json", "/redoc", "/docs/oauth2-redirect")

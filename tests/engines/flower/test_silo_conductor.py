@@ -19,17 +19,20 @@ from sottovoce.algorithms.drift.blocks import Events, first_rows
 from sottovoce.algorithms.drift.messages import RowRequest
 from sottovoce.algorithms.drift.replay import exchange_together, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
-from sottovoce.engines.flower.members import Reply, Seen
+from sottovoce.engines.flower.members import OnlineNode, Reply
 from sottovoce.engines.flower.silo_conductor import DORMANT_AFTER, SiloConductor
 from sottovoce.engines.flower.silo_node import OwnerNode
-from sottovoce.engines.flower.silo_wire import QueryRows, TaskRows
 from sottovoce.errors import ConfigError, DataError
 from sottovoce.rng import Streams
 from sottovoce.stores.conductor import read_status
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner import DataOwner
-from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Application
+from sottovoce.wire.silo_rounds import QueryRows, TaskRows
+
+pytestmark = pytest.mark.usefixtures("quick_stores")
 
 ROOT = Streams.from_seed(12)
 ISSUER = Issuer("town")
@@ -169,7 +172,7 @@ class Office:
 
     def online(self):
         known = [
-            Seen(100 + o.number, o.identity, self.since[o.number])
+            OnlineNode(100 + o.number, o.identity, self.since[o.number])
             for o in self.town.store.owners()
             if o.number not in self.away
         ]
@@ -713,7 +716,7 @@ def test_content_that_is_none_of_ours_is_refused(town):
 
 def test_a_node_whose_key_was_not_admitted_is_not_spoken_to(town):
     office = Office(town)
-    office.strangers = [Seen(777, "0" * 64, "a")]
+    office.strangers = [OnlineNode(777, "0" * 64, "a")]
     town.conduct(office)
     assert {number for _, number, _ in office.sent} == {0, 1, 2}
     assert read_status(town.store.folder)["not_admitted"] == 1

@@ -12,13 +12,14 @@ import pytest
 from sottovoce.algorithms.drift.messages import Interaction
 from sottovoce.algorithms.drift.replay import exchange_together
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner
-from sottovoce.engines.flower.environment import flower_environment
-from sottovoce.engines.flower.launch import LocalFlower, Node
+from sottovoce.engines.flower.launch import LocalFlower, NodePlan, go_on
+from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.rng import Streams
 from sottovoce.stores.keys import init_keys, node_keys
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner import DataOwner
-from sottovoce.wire.interactions import Identity, Issuer, begin
+from sottovoce.wire.interactions import Identity, begin
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import Application
 
 ROOT, ISSUER = Streams.from_seed(2), Issuer("town")
@@ -82,7 +83,7 @@ class Town:
         number = store.admit_owner(application)
         self.make(name, number, items, identity)
         command = (sys.executable, self.path / "serve.py", self.path / name)
-        self.nodes.append(Node(name, self.path / name, key, command))
+        self.nodes.append(NodePlan(name, self.path / name, key, command))
         self.orchestrator.add_items(number, items)
         self.owners[number] = Owner(number, items, CONFIG)
         for user in range(3):
@@ -147,13 +148,20 @@ def knock(local, town):
     assert local.turned_away()["unknown_node"] == 1
 
 
+def conduct_owners(local, folder, rounds):
+    with OrchestratorStore.open(folder) as store:
+        store.raise_target(rounds)
+    settings = {"kind": "drift", "folder": str(folder), "rounds": rounds, "hold": True}
+    return go_on(local.place, folder, {**settings, "nodes": len(local.nodes)})
+
+
 @pytest.mark.slow
 def test_two_owners_in_processes_equal_simulation_and_a_third_is_not_let_in(tmp_path):
     town = Town(tmp_path)
     town.fill(0)
     town.fill(1)
     with LocalFlower(tmp_path / "work", town.nodes, keys=tmp_path / "keys") as local:
-        status = local.conduct_owners(town.server, 1, hold=True)
+        status = conduct_owners(local, town.server, 1)
         assert (status["state"], status["round"]) == ("finished", 1)
         assert status["online"] == ["alba", "bora"]
         assert town.simulate() == 2
@@ -169,7 +177,7 @@ def test_two_owners_in_processes_equal_simulation_and_a_third_is_not_let_in(tmp_
         while local.running["bora"].log.read_text().count("SuperNode ID") < 2:
             assert time.monotonic() < end
             time.sleep(0.2)
-        status = local.conduct_owners(town.server, 2, hold=True)
+        status = conduct_owners(local, town.server, 2)
         assert status["silent"] == []
         assert town.simulate() == 1
         town.check([("alba", "bora"), ("bora",)])

@@ -25,15 +25,15 @@ from test_silo_conductor import (
 
 from sottovoce.algorithms.drift.aggregated import AggregatedPlan as Plan
 from sottovoce.algorithms.drift.aggregated import AggregatingOwner, Aggregation, own_vector
-from sottovoce.algorithms.drift.blocks import Model
+from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest
 from sottovoce.algorithms.drift.replay import exchange, exchange_together, replay
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, User
 from sottovoce.engines.flower.members import Reply
-from sottovoce.engines.flower.silo_wire import GradientsSent, RowsWanted, TaskRows
 from sottovoce.engines.silo_simulation import SIGHT
 from sottovoce.errors import StoreError, UsageError
 from sottovoce.stores.orchestrator import OrchestratorStore
+from sottovoce.wire.silo_rounds import GradientsSent, RowsWanted, TaskRows
 
 CONFIG = DRIFTConfig(release="aggregated", min_users=2, learning_rate=0.1)
 
@@ -103,7 +103,7 @@ def test_rounds_equal_the_replay_and_the_fast_simulation(folder, window):  # noq
     fast.epoch()
     given = [[o.vector(u) for o in town.owners.values()] for u in range(N_USERS)]
     users = [own_vector([v for v in one if v is not None], 4) for one in given]
-    at_home = Model(np.stack(users), town.store.rows_to_rank())
+    at_home = DriftModel(np.stack(users), town.store.rows_to_rank())
     assert at_home.users.tobytes() == fast.model().users.tobytes()
     assert at_home.items.tobytes() == fast.model().items.tobytes()
     records = town.store.rounds()

@@ -13,8 +13,15 @@ from hypothesis.extra import numpy as hnp
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
 from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.silo_node import build_owner_app
-from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
 from sottovoce.errors import DataError, MessageError, VersionMismatch
+from sottovoce.wire.silo_rounds import (
+    GradientsSent,
+    QueryRows,
+    RowsWanted,
+    TaskRows,
+    encode_gradients,
+    encode_row_request,
+)
 
 NUMBERS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6, unique=True).map(
     lambda numbers: np.array(sorted(numbers), dtype=np.int64)
@@ -95,6 +102,12 @@ def test_every_field_is_checked(message):
         kind.from_content({**whole, "protocol": 99})
 
 
+def gradients(users, items, width, version=5):
+    rows = np.ones((len(users) + len(items), width), np.float32)
+    rows = rows[: len(users)], rows[len(users) :]
+    return encode_gradients(Gradients(1, version, users, items, *rows))
+
+
 def test_what_contradicts_itself_is_refused():
     asked, wanted, _, sent = (message.to_content() for message in WHOLE)
     for kind, whole, change in [
@@ -102,13 +115,18 @@ def test_what_contradicts_itself_is_refused():
         (QueryRows, asked, {"heard": 4}),
         (QueryRows, asked, {"heard": -2}),
         (QueryRows, asked, {"heard": "2"}),
-        (RowsWanted, wanted, {"wanted": 0}),
-        (RowsWanted, wanted, {"users_wanted": b""}),
-        (RowsWanted, wanted, {"users_wanted": b"", "items_wanted": b""}),
-        (GradientsSent, sent, {"sent": 0}),
-        (GradientsSent, sent, {"users": b"", "user_rows": b""}),
-        (GradientsSent, sent, {"width": 3}),
-        (GradientsSent, sent, {"width": 0, "user_rows": b"", "item_rows": b""}),
+        (RowsWanted, wanted, {"owner": 2}),
+        (RowsWanted, wanted, {"request": encode_row_request(RowRequest(1, ONE, ONE[:0]))}),
+        (RowsWanted, wanted, {"request": encode_row_request(RowRequest(1, ONE[:0], ONE[:0]))}),
+        (RowsWanted, wanted, {"request": encode_row_request(RowRequest(1, ONE, ONE[::-1]))}),
+        (GradientsSent, sent, {"owner": 2}),
+        (GradientsSent, sent, {"gradients": gradients(ONE[:0], ONE[:0], 4)}),
+        (GradientsSent, sent, {"gradients": gradients(ONE, ONE[:0], 4)}),
+        (GradientsSent, sent, {"gradients": gradients(ONE, ONE[::-1], 4)}),
+        (GradientsSent, sent, {"gradients": gradients(ONE, ONE, 4, version=2**63)}),
+        (GradientsSent, sent, {"gradients": gradients(ONE, ONE, 4)[:-4]}),
+        (GradientsSent, sent, {"gradients": gradients(ONE, ONE, 0)}),
+        (GradientsSent, sent, {"gradients": gradients(ONE, ONE, 4097)}),
     ]:
         with pytest.raises(MessageError):
             kind.from_content({**whole, **change})

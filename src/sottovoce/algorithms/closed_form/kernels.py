@@ -1,4 +1,4 @@
-"""The compiled half of closed_form.py.
+"""The compiled half of vectors.py.
 
 How the loops are made fast, and why that changes no result:
 
@@ -11,10 +11,10 @@ How the loops are made fast, and why that changes no result:
 - `make_reports` draws first and computes only what was drawn. Whether an item is a positive is a
   byte in a scratch table that is set before and cleared after each device.
 
-Kernels return OK or what is wrong; closed_form.py turns that into errors.
+Kernels return OK or what is wrong; vectors.py turns that into errors.
 """
 
-# Kernels carry no types (numba infers them); their callers in closed_form.py do.
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, unreachable"
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.base import RowCounts
 from sottovoce.algorithms.closed_form import kernels
 from sottovoce.core.arrays import each, equal_spans, read_only
 from sottovoce.core.messages import GRID, LIMIT
@@ -59,6 +60,11 @@ class Confidence:
     """c_ui of all other items: 1, or 0 to leave them out."""
     reg: float
     """λ."""
+
+    def rows_sent(self, held: NDArray[np.int64], n_items: int) -> RowCounts:
+        """Of devices that hold so many items: theirs, and all others if these count."""
+        others = n_items - held if self.other else np.zeros_like(held)
+        return RowCounts(held.astype(np.int32), others.astype(np.int32))
 
     def __post_init__(self) -> None:
         for name in ("positive", "other", "reg"):

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.drift import blocks as kernels
 from sottovoce.algorithms.drift.blocks import (
     Blocks,
+    DriftModel,
     Events,
     Ints,
-    Model,
     add_block,
     first_rows,
     gradient,
@@ -46,12 +46,12 @@ from sottovoce.algorithms.drift.blocks import (
 from sottovoce.algorithms.drift.messages import Gradients, OwnerTable, RowRequest, Rows
 from sottovoce.algorithms.drift.replay import Told, plan_windows
 from sottovoce.algorithms.drift.system import DRIFTConfig, Owner
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import CorruptData, Diverged, MessageError, RunError
 from sottovoce.rng import Streams
 
-# The compiled half of drift_aggregated.py: owners that keep users' vectors and send sums.
-
-# Kernels carry no types (numba infers them); their caller in drift_aggregated.py does.
+# --- the compiled half ---------------------------------------------------------------------------
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
@@ -71,12 +71,12 @@ def _touch(slot, user, enough, count, people):
 @njit(nogil=True, error_model="numpy", cache=True)
 def work_through(
     vectors, seat, local, rows, base, user, entries, spans, low, high, rate, ridge, by_pairs,
-    scratch, waiting, enough, count, people, pull_user, pull_items, touched, seen, lanes,
+    scratch, waiting, enough, count, people, pull_user, pull_items, touched, seen, simd_row,
 ):  # fmt: skip
     """One owner's turn: a step for each of the blocks low..high, on the owner's vectors (`seat` is
     the row of each block's user) and on its own copy of the rows. What is known of item i at this
     owner is in slot base + i. Returns how many items were touched."""
-    size = width(vectors, lanes)
+    size = width(vectors, simd_row)
     gradient = np.empty(size, dtype=np.float32)
     items = 0
     for b in range(low, high):
@@ -98,11 +98,11 @@ def work_through(
         pull_user[0, :] = 0.0
         add_block(
             vectors, v, local, entries, span, ridge, by_pairs, scratch, pull_user, 0, pull_items,
-            lanes,
+            simd_row,
         )  # fmt: skip
         for f in range(size):
             gradient[f] = np.float32(pull_user[0, f])
-        move(vectors, v, gradient, rate, lanes)
+        move(vectors, v, gradient, rate, simd_row)
         for side in range(2):
             for at in range(span[2 * side], span[2 * side + 1]):
                 i = entries[at]
@@ -110,14 +110,14 @@ def work_through(
                     gradient[f] = np.float32(pull_items[i, f])
                     pull_items[i, f] = 0.0
                     waiting[base + i, f] += np.float64(gradient[f])
-                move(local, i, gradient, rate, lanes)
+                move(local, i, gradient, rate, simd_row)
     return items
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def _send(waiting, slot, gradient, count, lanes):
+def _send(waiting, slot, gradient, count, simd_row):
     """Takes what waits in a slot, in single precision, and empties it."""
-    for f in range(width(waiting, lanes)):
+    for f in range(width(waiting, simd_row)):
         gradient[f] = np.float32(waiting[slot, f])
         waiting[slot, f] = 0.0
     count[slot] = 0
@@ -126,7 +126,7 @@ def _send(waiting, slot, gradient, count, lanes):
 @njit(nogil=True, error_model="numpy", cache=True)
 def learn(
     vectors, rows, user, seat, entries, spans, updates, rounds, owner, rate, ridge, by_pairs,
-    scratch, waiting, enough, count, people, published, lanes,
+    scratch, waiting, enough, count, people, published, simd_row,
 ):  # fmt: skip
     """An epoch: update k is the turn of owner[k], the updates rounds[r]..rounds[r + 1] start from
     the same rows. Returns how many rows were sent that were not zeros, and notes their items in
@@ -150,7 +150,7 @@ def learn(
             items = work_through(
                 vectors, seat, local, rows, base, user, entries, spans, updates[k],
                 updates[k + 1], rate, ridge, by_pairs, scratch, waiting, enough, count, people,
-                pull_user, pull_items, touched, seen, lanes,
+                pull_user, pull_items, touched, seen, simd_row,
             )  # fmt: skip
             for t in range(items):
                 i = touched[t]
@@ -159,15 +159,15 @@ def learn(
                     continue
                 total += 1
                 published[i] = True
-                _send(waiting, base + i, gradient, count, lanes)
+                _send(waiting, base + i, gradient, count, simd_row)
                 if alone:
-                    move(rows, i, gradient, rate, lanes)
+                    move(rows, i, gradient, rate, simd_row)
                 else:
                     sent_items[kept] = i
                     sent_rows[kept] = gradient
                     kept += 1
         for t in range(kept):
-            move(rows, sent_items[t], sent_rows[t], rate, lanes)
+            move(rows, sent_items[t], sent_rows[t], rate, simd_row)
     return total
 
 
@@ -184,7 +184,7 @@ Row = NDArray[np.float32]
 
 
 @dataclass(slots=True, repr=False)
-class Learnt:
+class Learnt(Redacted):
     """What an owner has learnt and not sent. Private."""
 
     vectors: dict[int, Row] = field(default_factory=dict)
@@ -192,9 +192,6 @@ class Learnt:
     """By item: the sum of gradients since its last row."""
     people: dict[int, frozenset[int]] = field(default_factory=dict)
     """By item: who is in that sum, up to as many as it needs."""
-
-    def __repr__(self) -> str:
-        return "<Learnt, redacted>"
 
     def copy(self) -> Learnt:
         return Learnt(dict(self.vectors), dict(self.waiting), dict(self.people))
@@ -313,7 +310,7 @@ class AggregatingOwner(Owner):
             one = Blocks.one_by_one(
                 np.zeros(1, np.int64), np.array([[0, a, a, b]]), entries.astype(np.int32)
             )
-            by_user, by_item = gradient(Model(vector, local[at]), one, self._config.step())
+            by_user, by_item = gradient(DriftModel(vector, local[at]), one, self._config.step())
             pulls = by_item.astype(np.float32)
             kernels.move_rows(vector, np.zeros(1, np.int64), by_user.astype(np.float32), rate)
             kernels.move_rows(local, at, pulls, rate)
@@ -328,14 +325,14 @@ class AggregatingOwner(Owner):
 
 def owner_of(number: int, items: Iterable[int], config: DRIFTConfig) -> Owner:
     """An owner of the kind that the settings ask for."""
-    kind = AggregatingOwner if config.release == "aggregated" else Owner
+    kind = AggregatingOwner if config.sums_over_people else Owner
     return kind(number, items, config)
 
 
 def in_turn(config: DRIFTConfig) -> bool:
     """Whether the owners of a round are served one after the other, each with the rows that the one
     before it has moved."""
-    return config.release == "aggregated" and not config.window
+    return config.sums_over_people and not config.window
 
 
 # --- the user's half -----------------------------------------------------------------------------
@@ -363,7 +360,7 @@ def ranked_rows(rows: Row, sent: NDArray[np.bool_]) -> Row:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AggregatedPlan:
+class AggregatedPlan(Redacted):
     """An epoch of a fixed federation. Private."""
 
     blocks: Blocks
@@ -371,9 +368,6 @@ class AggregatedPlan:
     owner: Ints
     """Of each update, as the table counts them."""
     owners: int
-
-    def __repr__(self) -> str:
-        return f"<AggregatedPlan of {len(self.blocks):,} blocks, redacted>"
 
     @classmethod
     def of(
@@ -398,7 +392,7 @@ class AggregatedPlan:
         return counts.reshape(self.owners, n_items)
 
 
-class Aggregation:
+class Aggregation(Redacted):
     """All owners and the orchestrator's rows, at full speed: bit for bit what `AggregatingOwner`
     and `Orchestrator` come to by messages."""
 
@@ -417,9 +411,6 @@ class Aggregation:
         self._people = np.zeros((slots, config.min_users), dtype=np.int32)
         self.sent = np.zeros(n_items, dtype=bool)
         """Items of which a row was sent."""
-
-    def __repr__(self) -> str:
-        return f"<Aggregation of {self._plan.owners:,} owners, redacted>"
 
     def epoch(self) -> int:
         """Goes through it once; how many rows were sent that were not zeros."""
@@ -464,11 +455,11 @@ class Aggregation:
         """Rows that wait for more people."""
         return int((self._count > 0).sum())
 
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         """What users rank with: each her own mean, and the rows as `ranked_rows` has them."""
         user, size = self._seats // self._plan.owners, self._config.embedding_size
         counts = np.bincount(user, minlength=self._n_users)
         columns = [np.bincount(user, self.vectors[:, f], self._n_users) for f in range(size)]
         vectors = (np.stack(columns, axis=1) / np.maximum(counts, 1)[:, None]).astype(np.float32)
         vectors[counts == 0] = START
-        return Model(vectors, ranked_rows(self.rows, self.sent))
+        return DriftModel(vectors, ranked_rows(self.rows, self.sent))

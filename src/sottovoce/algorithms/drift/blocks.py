@@ -23,15 +23,16 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.simd_rows import prefetch
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import Streams
 
-# The compiled half of blocks.py: the gradient of a block's loss, and the loops around it.
+# --- the gradient of a block's loss, and the loops around it -------------------------------------
 # Gradients are added up in double precision in the order of the blocks, rounded once to single
 # precision, as they travel, and then subtracted. So a row moves by the same bits whether a loop
 # here moves it or a data owner and the orchestrator do so by messages.
 
-# Kernels carry no types (numba infers them); their callers in blocks.py do.
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
@@ -40,25 +41,25 @@ AHEAD = 8
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def width(table, lanes):
-    """The length of a row. Where there are `lanes`, a tuple as long as a row, it is known when the
+def width(table, simd_row):
+    """The length of a row. If there is a `simd_row`, a tuple as long as a row, it is known when the
     kernel is compiled, and loops of a few steps cost half as much."""
-    if lanes is None:
+    if simd_row is None:
         return table.shape[1]
-    return len(lanes)
+    return len(simd_row)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def score(vectors, u, rows, i, lanes):
+def score(vectors, u, rows, i, simd_row):
     total = 0.0
-    for f in range(width(vectors, lanes)):
+    for f in range(width(vectors, simd_row)):
         total += np.float64(vectors[u, f]) * np.float64(rows[i, f])
     return total
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def add_block(
-    vectors, u, rows, entries, span, ridge, by_pairs, scratch, pull_user, own, pull_items, lanes
+    vectors, u, rows, entries, span, ridge, by_pairs, scratch, pull_user, own, pull_items, simd_row
 ):  # fmt: skip
     """Adds the gradient of one block's loss to row `own` of `pull_user` and to the rows of the
     block's items in `pull_items`. `scratch` is [2, the longest η]."""
@@ -66,15 +67,15 @@ def add_block(
     decay_neg = 2.0 * ridge / n_neg if by_pairs else 2.0 * ridge
     decay_pos = 2.0 * ridge / n_pos if by_pairs else 2.0 * ridge
     weight = 1.0 / (n_neg * n_pos)
-    size = width(vectors, lanes)
+    size = width(vectors, simd_row)
     for k in range(n_neg):
-        scratch[0, k] = score(vectors, u, rows, entries[span[0] + k], lanes)
+        scratch[0, k] = score(vectors, u, rows, entries[span[0] + k], simd_row)
         scratch[1, k] = 0.0
     for f in range(size):
         pull_user[own, f] += 2.0 * ridge * np.float64(vectors[u, f])
     for at in range(span[2], span[3]):
         p = entries[at]
-        high = score(vectors, u, rows, p, lanes)
+        high = score(vectors, u, rows, p, simd_row)
         push = 0.0
         for k in range(n_neg):
             e = weight / (1.0 + math.exp(high - scratch[0, k]))
@@ -95,28 +96,28 @@ def add_block(
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def add_blocks(
-    vectors, user, rows, entries, spans, ridge, by_pairs, scratch, pull_user, pull_items, lanes
+    vectors, user, rows, entries, spans, ridge, by_pairs, scratch, pull_user, pull_items, simd_row
 ):  # fmt: skip
     """`add_block` for some blocks, one after the other; `pull_user` has a row for every user."""
     for k in range(spans.shape[0]):
         add_block(
             vectors, user[k], rows, entries, spans[k], ridge, by_pairs, scratch, pull_user,
-            user[k], pull_items, lanes,
+            user[k], pull_items, simd_row,
         )  # fmt: skip
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def move(table, row, gradient, rate, lanes):
+def move(table, row, gradient, rate, simd_row):
     """row −= rate · gradient, where the gradient has been rounded to single precision."""
-    for f in range(width(table, lanes)):
+    for f in range(width(table, simd_row)):
         table[row, f] = np.float32(np.float64(table[row, f]) - rate * np.float64(gradient[f]))
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def move_rows(table, row, gradient, rate, lanes=None):
+def move_rows(table, row, gradient, rate, simd_row=None):
     """`move` for one row after the other."""
     for k in range(row.shape[0]):
-        move(table, row[k], gradient[k], rate, lanes)
+        move(table, row[k], gradient[k], rate, simd_row)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
@@ -130,21 +131,21 @@ def _take(touched, count, seen, row):
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def _apply(table, pull, touched, count, seen, rate, gradient, lanes):
+def _apply(table, pull, touched, count, seen, rate, gradient, simd_row):
     """Moves the touched rows and leaves `pull` and `seen` as zeros."""
     for t in range(count):
         row = touched[t]
-        for f in range(width(table, lanes)):
+        for f in range(width(table, simd_row)):
             gradient[f] = np.float32(pull[row, f])
             pull[row, f] = 0.0
         seen[row] = False
-        move(table, row, gradient, rate, lanes)
+        move(table, row, gradient, rate, simd_row)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def _add_update(
     vectors, rows, user, entries, spans, low, high, ridge, by_pairs, scratch, who, pull_user,
-    pull_items, touched, seen, lanes,
+    pull_items, touched, seen, simd_row,
 ):  # fmt: skip
     """The gradients of the blocks low..high, added up; how many users and items they touch. Users
     need no table of everybody: their gradients are the first rows of `pull_user`, and `who` has
@@ -161,12 +162,12 @@ def _add_update(
                 own += 1
         if own == users:
             who[users] = user[k]
-            for f in range(width(vectors, lanes)):
+            for f in range(width(vectors, simd_row)):
                 pull_user[users, f] = 0.0
             users += 1
         add_block(
             vectors, user[k], rows, entries, span, ridge, by_pairs, scratch, pull_user, own,
-            pull_items, lanes,
+            pull_items, simd_row,
         )  # fmt: skip
         for at in range(span[0], span[1]):
             items = _take(touched, items, seen, entries[at])
@@ -187,12 +188,12 @@ def _widest(edges):
 @njit(nogil=True, error_model="numpy", cache=True)
 def learn_loop(
     vectors, rows, user, entries, spans, updates, rate, ridge, by_pairs, scratch, pull_items,
-    seen, lanes,
+    seen, simd_row,
 ):  # fmt: skip
     """Update k takes one step on the blocks updates[k]..updates[k + 1], all at the rows as they
     were before it. Returns how many rows were moved, of users and of items. `pull_items` and
     `seen` are zeros and are left so."""
-    size, widest = width(vectors, lanes), _widest(updates)
+    size, widest = width(vectors, simd_row), _widest(updates)
     who = np.empty(widest, dtype=np.int64)
     pull_user = np.empty((widest, size))
     touched = np.empty(rows.shape[0], dtype=np.int64)
@@ -203,26 +204,26 @@ def learn_loop(
             prefetch(vectors, user[block], 1)
         users, items = _add_update(
             vectors, rows, user, entries, spans, updates[k], updates[k + 1], ridge, by_pairs,
-            scratch, who, pull_user, pull_items, touched, seen, lanes,
+            scratch, who, pull_user, pull_items, touched, seen, simd_row,
         )  # fmt: skip
         for t in range(users):
             for f in range(size):
                 gradient[f] = np.float32(pull_user[t, f])
-            move(vectors, who[t], gradient, rate, lanes)
-        _apply(rows, pull_items, touched, items, seen, rate, gradient, lanes)
+            move(vectors, who[t], gradient, rate, simd_row)
+        _apply(rows, pull_items, touched, items, seen, rate, gradient, simd_row)
         moved_users += users
         moved_items += items
     return moved_users, moved_items
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def _keep(pull, touched, count, seen, numbers, gradients, at, lanes):
+def _keep(pull, touched, count, seen, numbers, gradients, at, simd_row):
     """Writes the touched rows' gradients down from place `at` on, and leaves `pull` and `seen` as
     zeros."""
     for t in range(count):
         row = touched[t]
         numbers[at + t] = row
-        for f in range(width(pull, lanes)):
+        for f in range(width(pull, simd_row)):
             gradients[at + t, f] = np.float32(pull[row, f])
             pull[row, f] = 0.0
         seen[row] = False
@@ -231,7 +232,7 @@ def _keep(pull, touched, count, seen, numbers, gradients, at, lanes):
 @njit(nogil=True, error_model="numpy", cache=True)
 def learn_together(
     vectors, rows, user, entries, spans, updates, rounds, rate, ridge, by_pairs, scratch,
-    pull_items, seen, lanes,
+    pull_items, seen, simd_row,
 ):  # fmt: skip
     """As `learn`, but the updates rounds[r]..rounds[r + 1] all start from the same rows; then they
     are applied, one after the other."""
@@ -242,7 +243,7 @@ def learn_together(
         for k in range(low, high):
             found += spans[k, 1] - spans[k, 0] + spans[k, 3] - spans[k, 2]
         most_blocks, most_entries = max(most_blocks, high - low), max(most_entries, found)
-    size, widest = width(vectors, lanes), _widest(updates)
+    size, widest = width(vectors, simd_row), _widest(updates)
     who = np.empty(widest, dtype=np.int64)
     pull_user = np.empty((widest, size))
     user_rows = np.empty(most_blocks, dtype=np.int64)
@@ -256,17 +257,17 @@ def learn_together(
         for k in range(rounds[r], rounds[r + 1]):
             more_users, more_items = _add_update(
                 vectors, rows, user, entries, spans, updates[k], updates[k + 1], ridge, by_pairs,
-                scratch, who, pull_user, pull_items, touched, seen, lanes,
+                scratch, who, pull_user, pull_items, touched, seen, simd_row,
             )  # fmt: skip
             for t in range(more_users):
                 user_rows[users + t] = who[t]
                 for f in range(size):
                     user_pull[users + t, f] = np.float32(pull_user[t, f])
-            _keep(pull_items, touched, more_items, seen, item_rows, item_pull, items, lanes)
+            _keep(pull_items, touched, more_items, seen, item_rows, item_pull, items, simd_row)
             users += more_users
             items += more_items
-        move_rows(vectors, user_rows[:users], user_pull, rate, lanes)
-        move_rows(rows, item_rows[:items], item_pull, rate, lanes)
+        move_rows(vectors, user_rows[:users], user_pull, rate, simd_row)
+        move_rows(rows, item_rows[:items], item_pull, rate, simd_row)
         moved_users += users
         moved_items += items
     return moved_users, moved_items
@@ -275,12 +276,12 @@ def learn_together(
 @njit(nogil=True, error_model="numpy", cache=True)
 def momentum_loop(
     vectors, rows, user, entries, spans, rate, momentum, ridge, by_pairs, scratch, pull_items,
-    seen_item, lanes,
+    seen_item, simd_row,
 ):  # fmt: skip
     """A step per block along m ← momentum·m + (1 − momentum)·gradient, for the user's row and every
     item of the user's blocks so far; m starts at 0 with each user. The blocks of a user stand
     together. `pull_items` and `seen_item` are zeros and are left so."""
-    size = width(vectors, lanes)
+    size = width(vectors, simd_row)
     touched = np.empty(rows.shape[0], dtype=np.int64)
     speed = np.zeros(rows.shape, dtype=np.float32)
     own, pull_user = np.zeros(size, dtype=np.float32), np.zeros((1, size))
@@ -290,7 +291,7 @@ def momentum_loop(
         u, span = user[k], spans[k]
         add_block(
             vectors, u, rows, entries, span, ridge, by_pairs, scratch, pull_user, 0, pull_items,
-            lanes,
+            simd_row,
         )  # fmt: skip
         for at in range(span[0], span[1]):
             items = _take(touched, items, seen_item, entries[at])
@@ -299,13 +300,13 @@ def momentum_loop(
         for f in range(size):
             own[f] = keep * own[f] + fresh * np.float32(pull_user[0, f])
             pull_user[0, f] = 0.0
-        move(vectors, u, own, rate, lanes)
+        move(vectors, u, own, rate, simd_row)
         for t in range(items):
             i = touched[t]
             for f in range(size):
                 speed[i, f] = keep * speed[i, f] + fresh * np.float32(pull_items[i, f])
                 pull_items[i, f] = 0.0
-            move(rows, i, speed[i], rate, lanes)
+            move(rows, i, speed[i], rate, simd_row)
         if k + 1 == spans.shape[0] or user[k + 1] != u:
             own[:] = 0.0
             for t in range(items):
@@ -315,14 +316,14 @@ def momentum_loop(
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def loss_loop(vectors, rows, user, entries, spans, out, lanes):
+def loss_loop(vectors, rows, user, entries, spans, out, simd_row):
     """The ranking loss of every block, without the ridge."""
     for k in range(spans.shape[0]):
         span, u, total = spans[k], user[k], 0.0
         for p in range(span[2], span[3]):
-            high = score(vectors, u, rows, entries[p], lanes)
+            high = score(vectors, u, rows, entries[p], simd_row)
             for n in range(span[0], span[1]):
-                w = high - score(vectors, u, rows, entries[n], lanes)
+                w = high - score(vectors, u, rows, entries[n], simd_row)
                 # ln(1 + e^−w) without a power that could overflow.
                 total += max(-w, 0.0) + math.log1p(math.exp(-abs(w)))
         out[k] = total / ((span[1] - span[0]) * (span[3] - span[2]))
@@ -341,7 +342,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Events:
+class Events(Redacted):
     """Interactions in the order in which they are replayed. Private."""
 
     user: Ints
@@ -352,9 +353,6 @@ class Events:
 
     def __len__(self) -> int:
         return len(self.user)
-
-    def __repr__(self) -> str:
-        return f"<Events n={len(self):,} by {self.order}, redacted>"
 
     @classmethod
     def of(cls, table: Interactions, positive_from: float, order: Order) -> Events:
@@ -377,33 +375,27 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Block:
+class EndedBlock(Redacted):
     """A block that has ended: at least one negative and one positive, each in their order."""
 
     negatives: tuple[int, ...]
     positives: tuple[int, ...]
 
-    def __repr__(self) -> str:
-        return "<Block, redacted>"
-
-    def without(self, items: frozenset[int]) -> Block | None:
+    def without(self, items: frozenset[int]) -> EndedBlock | None:
         """The block less these items; nothing where a side would be empty."""
         negatives = tuple(i for i in self.negatives if i not in items)
         positives = tuple(i for i in self.positives if i not in items)
-        return Block(negatives, positives) if negatives and positives else None
+        return EndedBlock(negatives, positives) if negatives and positives else None
 
 
 @dataclass(slots=True, repr=False)
-class OpenBlock:
+class OpenBlock(Redacted):
     """The block of a stream that is still being filled."""
 
     negatives: list[int] = field(default_factory=list)
     positives: list[int] = field(default_factory=list)
 
-    def __repr__(self) -> str:
-        return "<OpenBlock, redacted>"
-
-    def add(self, item: int, positive: bool) -> Block | None:
+    def add(self, item: int, positive: bool) -> EndedBlock | None:
         """Takes the next event of the stream; the block that it ends, if it ends one."""
         if positive:
             if self.negatives:
@@ -413,11 +405,11 @@ class OpenBlock:
         self.negatives.append(item)
         return ended
 
-    def end(self) -> Block | None:
+    def end(self) -> EndedBlock | None:
         """Ends the block where it has both sides; a run of negatives alone stays open."""
         if not self.positives:
             return None
-        ended = Block(tuple(self.negatives), tuple(self.positives))
+        ended = EndedBlock(tuple(self.negatives), tuple(self.positives))
         self.negatives, self.positives = [], []
         return ended
 
@@ -461,7 +453,7 @@ def cut(stream: Ints, positive: NDArray[np.bool_]) -> Cuts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Blocks:
+class Blocks(Redacted):
     """Finished blocks, and the order in which they are learnt from. Private."""
 
     user: Ints
@@ -487,9 +479,6 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.user)
-
-    def __repr__(self) -> str:
-        return f"<Blocks n={len(self):,} in {self.steps:,} updates, redacted>"
 
     @property
     def steps(self) -> int:
@@ -542,7 +531,7 @@ class BlockStep:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Model:
+class DriftModel:
     """A row for every user and every item."""
 
     users: NDArray[np.float32]
@@ -552,13 +541,13 @@ class Model:
         return f"<Model users={self.users.shape} items={self.items.shape}>"
 
     @classmethod
-    def start(cls, n_users: int, n_items: int, size: int, rng: Streams) -> Model:
+    def start(cls, n_users: int, n_items: int, size: int, rng: Streams) -> DriftModel:
         """Uniform on [0, 1). A row depends on the stream and its own number alone."""
         require_whole("embedding_size", size, 1, 4096)
         return cls(*(first_rows(k, range(n), size, rng) for k, n in _kinds(n_users, n_items)))
 
-    def copy(self) -> Model:
-        return Model(self.users.copy(), self.items.copy())
+    def copy(self) -> DriftModel:
+        return DriftModel(self.users.copy(), self.items.copy())
 
     def check(self) -> None:
         """Raises where a row has run off to infinity."""
@@ -578,12 +567,12 @@ def first_rows(
     return rng.child(f"init-{kind}").uniform(counters, size).astype(np.float32)
 
 
-def learn(model: Model, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
+def learn(model: DriftModel, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
     """All updates, one step each. Returns how many rows were moved in all, of users and items."""
     _check(model, blocks)
     work = (
         step.learning_rate, step.reg, step.ridge == "pairs", _scratch(blocks.spans),
-        np.zeros(model.items.shape), np.zeros(len(model.items), dtype=bool), _lanes(model),
+        np.zeros(model.items.shape), np.zeros(len(model.items), dtype=bool), _simd_row(model),
     )  # fmt: skip
     what = model.users, model.items, blocks.user, blocks.entries, blocks.spans, blocks.updates
     if blocks.rounds is None:
@@ -593,41 +582,41 @@ def learn(model: Model, blocks: Blocks, step: BlockStep) -> tuple[int, int]:
     return int(users), int(items)
 
 
-def learn_momentum(model: Model, blocks: Blocks, step: BlockStep, momentum: float) -> None:
+def learn_momentum(model: DriftModel, blocks: Blocks, step: BlockStep, momentum: float) -> None:
     """A step per block along m ← momentum·m + (1 − momentum)·gradient; m starts at 0 with every
     user and moves all rows of the user's blocks so far."""
     _check(model, blocks)
     momentum_loop(
         model.users, model.items, blocks.user, blocks.entries, blocks.spans,
         step.learning_rate, momentum, step.reg, step.ridge == "pairs", _scratch(blocks.spans),
-        np.zeros(model.items.shape), np.zeros(len(model.items), dtype=bool), _lanes(model),
+        np.zeros(model.items.shape), np.zeros(len(model.items), dtype=bool), _simd_row(model),
     )  # fmt: skip
 
 
 def gradient(
-    model: Model, blocks: Blocks, step: BlockStep
+    model: DriftModel, blocks: Blocks, step: BlockStep
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of the sum of all the blocks' losses, by the users' rows and by the items'."""
     _check(model, blocks)
     users, items = np.zeros(model.users.shape), np.zeros(model.items.shape)
     add_blocks(
         model.users, blocks.user, model.items, blocks.entries, blocks.spans, step.reg,
-        step.ridge == "pairs", _scratch(blocks.spans), users, items, _lanes(model),
+        step.ridge == "pairs", _scratch(blocks.spans), users, items, _simd_row(model),
     )  # fmt: skip
     return users, items
 
 
-def losses(model: Model, blocks: Blocks) -> NDArray[np.float64]:
+def losses(model: DriftModel, blocks: Blocks) -> NDArray[np.float64]:
     """The ranking loss of each block, without the ridge."""
     _check(model, blocks)
     out = np.empty(len(blocks))
     loss_loop(
-        model.users, model.items, blocks.user, blocks.entries, blocks.spans, out, _lanes(model)
+        model.users, model.items, blocks.user, blocks.entries, blocks.spans, out, _simd_row(model)
     )
     return out
 
 
-def _lanes(model: Model) -> tuple[int, ...] | None:
+def _simd_row(model: DriftModel) -> tuple[int, ...] | None:
     """For rows so short that a kernel of their own pays."""
     size = model.users.shape[1]
     return (0,) * size if size <= 16 else None
@@ -638,7 +627,7 @@ def _scratch(spans: Ints) -> NDArray[np.float64]:
     return np.empty((2, longest))
 
 
-def _check(model: Model, blocks: Blocks) -> None:
+def _check(model: DriftModel, blocks: Blocks) -> None:
     if len(blocks.user) and not 0 <= blocks.user.min() <= blocks.user.max() < len(model.users):
         raise DataError("a block belongs to a user that the model does not have")
     used = blocks.entries

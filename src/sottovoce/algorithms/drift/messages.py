@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DataError, MessageError
 
 Ints = NDArray[np.int64]
@@ -95,7 +96,7 @@ class OwnerTable:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Interaction:
+class Interaction(Redacted):
     """user → data owner. On the wire it is sealed (`privacy.interactions`)."""
 
     owner: int
@@ -104,24 +105,18 @@ class Interaction:
     positive: bool
     time: int
 
-    def __repr__(self) -> str:
-        return f"<Interaction for owner {self.owner}, redacted>"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RowRequest:
+class RowRequest(Redacted):
     """data owner → orchestrator: the users and items of finished blocks, ascending, each once."""
 
     owner: int
     users: Ints
     items: Ints
 
-    def __repr__(self) -> str:
-        return f"<RowRequest of owner {self.owner}, redacted>"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Rows:
+class Rows(Redacted):
     """orchestrator → data owner: the rows that were asked for, as of a version of the model."""
 
     version: int
@@ -130,9 +125,6 @@ class Rows:
     user_rows: NDArray[np.float32]
     item_rows: NDArray[np.float32]
 
-    def __repr__(self) -> str:
-        return f"<Rows of version {self.version}, redacted>"
-
     def check(self, size: int) -> None:
         """Raises where it is not a finite row of this size for every number."""
         _check_rows(self.users, self.user_rows, size)
@@ -140,7 +132,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Gradients:
+class Gradients(Redacted):
     """data owner → orchestrator: one gradient for each user and item, numbers ascending."""
 
     owner: int
@@ -150,9 +142,6 @@ class Gradients:
     items: Ints
     user_rows: NDArray[np.float32]
     item_rows: NDArray[np.float32]
-
-    def __repr__(self) -> str:
-        return f"<Gradients of owner {self.owner}, redacted>"
 
     def check(self, size: int) -> None:
         """Raises where it is not a finite row of this size for every number."""
@@ -169,7 +158,7 @@ def _check_rows(numbers: Ints, rows: NDArray[np.float32], size: int) -> None:
         raise MessageError("users and items must ascend, each once")
 
 
-# A table of vectors that grows as users or items join.
+# --- a table of vectors that grows as users or items join ----------------------------------------
 
 LARGEST = 1 << 27
 """Users and items have smaller numbers."""

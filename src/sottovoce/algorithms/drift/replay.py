@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift.blocks import Blocks, Events, Ints, Model, learn
+from sottovoce.algorithms.drift.blocks import Blocks, DriftModel, Events, Ints, learn
 from sottovoce.algorithms.drift.messages import Gradients, Interaction, OwnerTable
 from sottovoce.algorithms.drift.system import DRIFTConfig, Orchestrator, Owner, User
 from sottovoce.algorithms.simd_rows import prefetch
@@ -25,12 +25,13 @@ from sottovoce.core.recommender import FactorScorer
 from sottovoce.errors import DataError
 from sottovoce.rng import Streams
 
-# The compiled half of drift_replay.plan: an epoch's blocks and updates, in linear time. Each step
-# reads or writes one side in order, so that memory far larger than the caches costs little more
-# than the caches do; numbers have 32 bits on the way. Arrays come from the caller: NumPy asks for
-# large pages, which fresh memory needs to be cheap.
+# --- the compiled half of `plan` -----------------------------------------------------------------
+# An epoch's blocks and updates, in linear time. Each step reads or writes one side in order, so
+# that memory far larger than the caches costs little more than the caches do; numbers have 32 bits
+# on the way. Arrays come from the caller: NumPy asks for large pages, which fresh memory needs to
+# be cheap.
 
-# Kernels carry no types (numba infers them); their caller in drift_replay.py does.
+# Kernels carry no types (numba infers them); their callers do.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 
 
@@ -482,12 +483,12 @@ class DRIFT:
         rng: Streams,
         epochs: list[int],
         progress: Progress | None = None,
-    ) -> list[Model]:
+    ) -> list[DriftModel]:
         """The model after each of these epochs (ascending), from one training run."""
         config, kept = self.config, []
         events = Events.of(train, config.positive_from, config.order)
         blocks = plan(events, table, config.theta, config.window)
-        model = Model.start(train.n_users, train.n_items, config.embedding_size, rng)
+        model = DriftModel.start(train.n_users, train.n_items, config.embedding_size, rng)
         for epoch in range(1, max(epochs) + 1):
             learn(model, blocks, config.step())
             model.check()

@@ -12,9 +12,9 @@ many interactions, as organisations far apart are.
 What each party sees: an owner the interactions with its own items; the orchestrator the users and
 items of each request, and gradients. An item's gradient is a multiple of the vectors of the users
 who touched it, and the orchestrator has those: it can tell who it was, and whether she liked it.
-Θ does not prevent that; `release = "aggregated"` does (drift_aggregated.py).
+Θ does not prevent that; `release = "aggregated"` does (aggregated.py).
 
-The loop over events is in drift_replay.py.
+The loop over events is in replay.py.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
 from sottovoce.algorithms.drift import blocks as kernels
 from sottovoce.algorithms.drift.blocks import (
-    Block,
     Blocks,
     BlockStep,
+    DriftModel,
+    EndedBlock,
     Ints,
-    Model,
     OpenBlock,
     Order,
     Release,
@@ -54,6 +54,7 @@ from sottovoce.algorithms.drift.messages import (
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.links import Link
 from sottovoce.core.recommender import FactorScorer, recommend
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, DataError, MessageError, RunError
 from sottovoce.rng import Streams
 
@@ -74,6 +75,23 @@ AGGREGATED_OWNERS = (
     "There is no noise in the sums and no ε: they tell about how many touched an item and liked "
     "it. Who must not be read can refuse owners, or take no part. See docs/privacy.md."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRelease:
+    """What data owners send of what they have learnt."""
+
+    over_people: bool
+    """Whether a row is a sum over people, none of whom is named. Owners then keep users' vectors,
+    the orchestrator knows no user, and users rank at home."""
+    caveat: str
+    remedies: tuple[str, ...] = ()
+
+
+RELEASES: Mapping[str, OwnerRelease] = {
+    "printed": OwnerRelease(False, OWNERS),
+    "aggregated": OwnerRelease(True, AGGREGATED_OWNERS, ("aggregated",)),
+}
 
 
 @ALGORITHMS.register("drift")
@@ -106,7 +124,7 @@ class DRIFTConfig(AlgorithmSettings):
     """Gradients of rows that are more versions old than this are refused. Updates of one round
     start from the same rows and do not make each other older."""
     release: Release = "printed"
-    """As printed, or sums over people; window = 0 is then a whole epoch (drift_aggregated.py)."""
+    """As printed, or sums over people; window = 0 is then a whole epoch (aggregated.py)."""
     min_users: int = 10
     """"aggregated": how many people are behind every row that an owner sends, at least."""
 
@@ -120,7 +138,7 @@ class DRIFTConfig(AlgorithmSettings):
         require_number("positive_from", self.positive_from, -1e9, 1e9)
         if self.order not in ("user", "time"):
             raise ConfigError(f'order must be "user" or "time", not {self.order!r}')
-        if self.release not in ("printed", "aggregated"):
+        if self.release not in RELEASES:
             raise ConfigError(f'release is "printed" or "aggregated", not {self.release!r}')
         self.step()
 
@@ -140,15 +158,20 @@ class DRIFTConfig(AlgorithmSettings):
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        return ("aggregated",) * (self.release == "aggregated")
+        return RELEASES[self.release].remedies
+
+    @property
+    def sums_over_people(self) -> bool:
+        """Whether owners send sums over people, and keep the users' vectors."""
+        return RELEASES[self.release].over_people
 
     def caveats(self, link: Link | None = None) -> tuple[str, ...]:
-        return (AGGREGATED_OWNERS if self.release == "aggregated" else OWNERS,)
+        return (RELEASES[self.release].caveat,)
 
     def step(self) -> BlockStep:
         return BlockStep(self.learning_rate, self.reg, self.ridge)
 
-    def epoch(self, model: Model, blocks: Blocks) -> None:
+    def epoch(self, model: DriftModel, blocks: Blocks) -> None:
         """One pass over the blocks, in place."""
         learn(model, blocks, self.step())
         model.check()
@@ -157,16 +180,13 @@ class DRIFTConfig(AlgorithmSettings):
 # --- the user's half -----------------------------------------------------------------------------
 
 
-class User:
+class User(Redacted):
     """Whoever interacts. Knows the public table, and addresses the owners herself. Which of her
     messages leave is for her door (parties/silo_door.py)."""
 
     def __init__(self, number: int, table: OwnerTable) -> None:
         self.number = number
         self._table = table
-
-    def __repr__(self) -> str:
-        return "<User, redacted>"
 
     def interact(self, item: int, positive: bool, time: int) -> list[Interaction]:
         """A message to each owner of the item, in the order of their numbers."""
@@ -187,11 +207,11 @@ class Stream(NamedTuple):
     positives: tuple[int, ...]
 
 
-Saved = tuple[int, Block]
+Saved = tuple[int, EndedBlock]
 """A finished block and its user."""
 
 
-class Owner:
+class Owner(Redacted):
     """One organisation: its items, and the blocks of the users who touched them.
 
     The blocks of an update are in the order of their users, one user's in the order in which they
@@ -229,9 +249,6 @@ class Owner:
         }
         owner._saved, owner._asked = list(saved), list(asked)
         return owner
-
-    def __repr__(self) -> str:
-        return f"<Owner {self.number}, {len(self._items):,} items, redacted>"
 
     @property
     def due(self) -> bool:
@@ -331,7 +348,7 @@ class Owner:
         if not np.isin(users, rows.users).all() or not np.isin(items, rows.items).all():
             raise MessageError("the answer lacks rows that were asked for")
         rows.check(self._config.embedding_size)
-        local = Model(
+        local = DriftModel(
             rows.user_rows[np.searchsorted(rows.users, users)],
             rows.item_rows[np.searchsorted(rows.items, items)],
         )
@@ -354,7 +371,7 @@ class Owner:
             self._saved = self._asked + self._saved
         self._asked = []
 
-    def _save(self, user: int, ended: Block | None) -> None:
+    def _save(self, user: int, ended: EndedBlock | None) -> None:
         if ended is not None:
             self._saved.append((user, ended))
 
@@ -384,7 +401,7 @@ def _numbered(blocks: list[Saved], users: Ints, items: Ints) -> Blocks:
 # --- the orchestrator's half ---------------------------------------------------------------------
 
 
-class Orchestrator:
+class Orchestrator(Redacted):
     """Holds the model and the public table; recommends. Sees no interaction."""
 
     def __init__(self, config: DRIFTConfig, rng: Streams) -> None:
@@ -414,13 +431,10 @@ class Orchestrator:
                 known.put(number, row)
         return orchestrator
 
-    def __repr__(self) -> str:
-        return f"<Orchestrator version={self.version}, redacted>"
-
     @property
-    def model(self) -> Model:
+    def model(self) -> DriftModel:
         """A copy; rows of numbers that nobody has are 0."""
-        return Model(self._users.table.copy(), self._items.table.copy())
+        return DriftModel(self._users.table.copy(), self._items.table.copy())
 
     def known_rows(self, kind: Literal["users", "items"]) -> Iterator[tuple[int, Row]]:
         """The number and the row of everybody who has joined, or of every item that ever did."""

@@ -32,8 +32,8 @@ from sottovoce.algorithms.base import (
     Accelerator,
     AlgorithmSettings,
     Cohort,
-    Counts,
     CrossDevice,
+    RowCounts,
     Schedule,
 )
 from sottovoce.algorithms.closed_form import vectors as closed_form
@@ -204,7 +204,7 @@ class FCF(CrossDevice):
         rule: ShareRule,
         rng: Streams,
         threads: int,
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         history = cohort.history
         vectors = self._solve(view, cohort, rows, threads)
         sums = closed_form.learn_summed(
@@ -216,7 +216,8 @@ class FCF(CrossDevice):
             history.items,
             threads,
         )
-        return sums, self.counts(cohort, rows, len(view.items))
+        confidence, held = self.config.confidence(), history.counts[rows]
+        return sums, confidence.rows_sent(held, len(view.items))
 
     def accelerated(
         self,
@@ -229,13 +230,7 @@ class FCF(CrossDevice):
     ) -> Accelerator:
         from sottovoce.algorithms.fcf.torch_rounds import FCFOnTorch
 
-        return FCFOnTorch.load(self, cohort, device)
-
-    def counts(self, cohort: Cohort, rows: NDArray[np.int64], n_items: int) -> Counts:
-        """What each device sends: its positives, and in the published variant all the others."""
-        positive = cohort.history.counts[rows].astype(np.int32)
-        others = n_items - positive if self.config.variant == "paper" else np.zeros_like(positive)
-        return Counts(positive, others.astype(np.int32))
+        return FCFOnTorch.load(self.config.confidence(), cohort, device)
 
     def _solve(
         self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64], threads: int

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.closed_form import vectors as closed_form
 from sottovoce.algorithms.closed_form.kernels import TINY
 from sottovoce.algorithms.closed_form.vectors import LARGEST
-from sottovoce.algorithms.fcf.system import FCF
 from sottovoce.algorithms.fpl.cuda import require
 from sottovoce.core.messages import GRID, LIMIT, ModelView
 from sottovoce.errors import DataError, Diverged, UsageError
@@ -40,7 +39,7 @@ _COLUMNS = 16
 class FCFOnTorch:
     """An `Accelerator` (parties/device.py) for one cohort."""
 
-    algorithm: FCF
+    confidence: closed_form.Confidence
     cohort: Cohort
     indptr: Tensor
     history: Tensor
@@ -48,7 +47,9 @@ class FCFOnTorch:
     """The devices' vectors, [n, F]."""
 
     @classmethod
-    def load(cls, algorithm: FCF, cohort: Cohort, device: str = "cuda") -> FCFOnTorch:
+    def load(
+        cls, confidence: closed_form.Confidence, cohort: Cohort, device: str = "cuda"
+    ) -> FCFOnTorch:
         """Move the cohort to `device`."""
         require(device)
         import torch
@@ -59,7 +60,7 @@ class FCFOnTorch:
         except RuntimeError:  # of many kinds, all of which mean this
             raise UsageError(f"torch cannot use the device {device!r} here") from None
         return cls(
-            algorithm,
+            confidence,
             cohort,
             torch.tensor(cohort.history.indptr, dtype=torch.int64, device=place),
             torch.tensor(cohort.history.items, dtype=torch.int64, device=place),
@@ -72,7 +73,7 @@ class FCFOnTorch:
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         """One round of these devices. FCF draws nothing, so the keys are not used."""
         import torch
 
@@ -85,7 +86,7 @@ class FCFOnTorch:
         sums = torch.zeros((size, n_items), dtype=torch.int64, device=place)
         memory = torch.cuda.mem_get_info(place)[0] // 4 if place.type == "cuda" else _SOLVE_BYTES
         chosen = torch.tensor(rows, dtype=torch.int64, device=place)
-        system = _System.of(self.algorithm.config.confidence(), view.items, items)
+        system = _System.of(self.confidence, view.items, items)
         step = max(1, memory // (24 * size * size))
         for start in range(0, len(rows), step):
             part = chosen[start : start + step]
@@ -96,7 +97,7 @@ class FCFOnTorch:
             system.add_updates(vectors, bags, sums)
         return (
             np.ascontiguousarray(sums.cpu().numpy().T),
-            self.algorithm.counts(self.cohort, rows, n_items),
+            self.confidence.rows_sent(self.cohort.history.counts[rows], n_items),
         )
 
     def _bags(self, rows: Tensor) -> _Bags:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, Counts
-from sottovoce.algorithms.fpl.system import FPL
+from sottovoce.algorithms.base import Cohort, RowCounts
+from sottovoce.algorithms.pairwise.factors import PairStep
 from sottovoce.core.consent import ShareRule
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import UsageError
@@ -37,13 +37,15 @@ def require(device: str) -> None:
 class FPLOnGPU:
     """An `Accelerator` (parties/device.py) for one cohort."""
 
-    algorithm: FPL
+    triples: int
     _resident: CudaFederation
 
     @classmethod
     def load(
         cls,
-        algorithm: FPL,
+        step: PairStep,
+        width: int,
+        triples: int,
         cohort: Cohort,
         n_items: int,
         rule: ShareRule,
@@ -54,8 +56,8 @@ class FPLOnGPU:
         from sottovoce.algorithms.pairwise.cuda import CudaFederation
 
         resident = CudaFederation.load(
-            algorithm.config.step(),
-            np.zeros((n_items, algorithm.config.embedding_size + 1), dtype=np.float32),
+            step,
+            np.zeros((n_items, width), dtype=np.float32),
             cohort.vectors,
             cohort.history.indptr,
             cohort.history.items,
@@ -65,11 +67,11 @@ class FPLOnGPU:
             allowed=rule.allowed,
             device=device,
         )
-        return cls(algorithm, resident)
+        return cls(triples, resident)
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         import torch
 
         here = self._resident
@@ -81,8 +83,8 @@ class FPLOnGPU:
         tables.bias_sums.zero_()
         everyone = len(rows) == len(here.cohort.users)
         chosen = None if everyone else torch.from_numpy(rows).to(tables.bias.device)
-        positive, negative = here.learn(learn_key, share_key, self.algorithm.triples, chosen)
-        return here.sums(), Counts(positive.cpu().numpy(), negative.cpu().numpy())
+        positive, negative = here.learn(learn_key, share_key, self.triples, chosen)
+        return here.sums(), RowCounts(positive.cpu().numpy(), negative.cpu().numpy())
 
     def vectors(self) -> NDArray[np.float32]:
         return self._resident.vectors()

@@ -30,8 +30,8 @@ from sottovoce.algorithms.base import (
     Accelerator,
     AlgorithmSettings,
     Cohort,
-    Counts,
     CrossDevice,
+    RowCounts,
     Schedule,
     require_devices,
 )
@@ -262,7 +262,7 @@ class FPL(CrossDevice):
             values=values,
         )
 
-    def device_few(self, view: ModelView, devices: int) -> bool:
+    def prefers_messages(self, view: ModelView, devices: int) -> bool:
         return devices * self.triples * _CELLS_PER_DRAW < view.items.size
 
     def device_learn_summed(
@@ -273,7 +273,7 @@ class FPL(CrossDevice):
         rule: ShareRule,
         rng: Streams,
         threads: int,
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         sums, positives, negatives = factors.learn_summed(
             self.config.step(),
             factors.padded(view.items),
@@ -286,7 +286,7 @@ class FPL(CrossDevice):
             rule,
             threads,
         )
-        return sums[:, : view.items.shape[1]], Counts(positives, negatives)
+        return sums[:, : view.items.shape[1]], RowCounts(positives, negatives)
 
     def device_learn_rounds(
         self,
@@ -296,7 +296,7 @@ class FPL(CrossDevice):
         rows: NDArray[np.int64],
         rule: ShareRule,
         rng: Streams,
-    ) -> tuple[NDArray[np.float32], Counts]:
+    ) -> tuple[NDArray[np.float32], RowCounts]:
         model, history = factors.padded(items), cohort.history
         if self.triples == 1 and "sieve" not in cohort.scratch:
             cohort.scratch["sieve"] = factors.make_sieve(history.indptr, history.items)
@@ -313,7 +313,7 @@ class FPL(CrossDevice):
             rule,
             cohort.scratch.get("sieve"),
         )
-        return model[:, : items.shape[1]].copy(), Counts(positives, negatives)
+        return model[:, : items.shape[1]].copy(), RowCounts(positives, negatives)
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
@@ -335,7 +335,9 @@ class FPL(CrossDevice):
     ) -> Accelerator:
         from sottovoce.algorithms.fpl.cuda import FPLOnGPU
 
-        return FPLOnGPU.load(self, cohort, n_items, rule, device)
+        return FPLOnGPU.load(
+            self.config.step(), self.config.width, self.triples, cohort, n_items, rule, device
+        )
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """By the same steps as in a round, on at least so many draws."""

@@ -34,6 +34,7 @@ from sottovoce.algorithms.pairwise.factors import PairStep, fold_rate
 from sottovoce.algorithms.pairwise.triton import COPIES, LANES
 from sottovoce.core.consent import thresholds
 from sottovoce.core.messages import GRID, LIMIT
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, Diverged
 from sottovoce.rng import _M1, _M2, GAMMA
 
@@ -180,7 +181,7 @@ def fold_cuda(step: PairStep, tables: Tables) -> None:
 
 
 @dataclass(slots=True, repr=False)
-class CudaFederation:
+class CudaFederation(Redacted):
     """A federation whose devices and server stay on the GPU: `load` once, then `round` after
     `round`; `model`, `vectors` and `sums` copy back to the host."""
 
@@ -233,9 +234,6 @@ class CudaFederation:
         )
         popularity = torch.bincount(held, minlength=len(items)) if device != "cpu" else None
         return cls(step, Tables.of(put(items), size, popularity), cohort)
-
-    def __repr__(self) -> str:
-        return f"<CudaFederation of {len(self.cohort.users):,}, redacted>"
 
     def learn(
         self, round_key: int, share_key: int, triples: int, rows: Rows = None

@@ -46,15 +46,15 @@ from sottovoce.core.messages import GRID, LIMIT
 from sottovoce.errors import DataError
 from sottovoce.rng import GAMMA, LOW32, below, draw, mix
 
-# What a device draws: a pure function of its key and the number of the draw. Draw t of a device
-# takes the word `draw(key, t)` (rng.py). Its high half picks one of the device's interactions,
-# the positive. Its low half picks an item of the catalogue, the negative; while that is one of
-# the device's own, the word is mixed again. A second stream of words, the coins, decides which
-# positive updates leave. Other implementations (a GPU's) draw the same from the fast generator.
+# --- what a device draws -------------------------------------------------------------------------
+# A pure function of its key and the number of the draw: draw t of a device takes the word
+# `draw(key, t)` (rng.py). Its high half picks one of the device's interactions, the positive. Its
+# low half picks an item of the catalogue, the negative; while that is one of the device's own, the
+# word is mixed again. A second stream of words, the coins, decides which positive updates leave.
+# Other implementations (a GPU's) draw the same from the fast generator.
 
-# Kernels carry no types (numba infers them); their callers in factors.py do.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
-
+# Kernels carry no types (numba infers them); their callers do.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, unreachable"
 
 _ALWAYS = np.uint64(ALWAYS)
 WORTH_MARKING = 8
@@ -217,9 +217,7 @@ def coin(key, number):
     return draw(key, number) >> uint64(32)
 
 
-# Kernels carry no types (numba infers them); their callers in factors.py do.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, var-annotated, unreachable"
-
+# --- steps and rounds ----------------------------------------------------------------------------
 
 GROUP = 8
 """Devices in lockstep."""

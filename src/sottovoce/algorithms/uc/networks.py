@@ -74,7 +74,7 @@ class Recommender:
         return 2 * self.size if self.drops else self.size
 
     @property
-    def looks_around(self) -> bool:
+    def needs_whole_cohort(self) -> bool:
         """Whether a user's representation depends on other users."""
         return self.kind == "gnn"
 
@@ -257,7 +257,7 @@ def divergence(target: Tensor, log_q: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Model:
+class UCModel:
     """What the server holds: embeddings of users [N, d] and items [M, d], towers, filters."""
 
     recommender: Recommender
@@ -291,7 +291,7 @@ class Model:
         n_items: int,
         attributes: Sequence[Attribute],
         rng: Streams,
-    ) -> Model:
+    ) -> UCModel:
         """The model before the first round. Filters change nothing of the rest."""
         return cls(
             recommender,
@@ -302,8 +302,8 @@ class Model:
             tuple(a.init(recommender, rng.child("filter", a.name)) for a in attributes),
         )
 
-    def to(self, device: torch.device | str) -> Model:
-        return Model(
+    def to(self, device: torch.device | str) -> UCModel:
+        return UCModel(
             self.recommender,
             self.attributes,
             self.users.to(device),
@@ -353,7 +353,7 @@ class Model:
         """h_u of these users."""
         own = self.users[rows]
         around = own
-        if self.recommender.looks_around:
+        if self.recommender.needs_whole_cohort:
             parts = torch.split(rows, max(1, _SLAB // max(1, len(self.users))))
             around = torch.cat([self.users[self.nearest(part)].mean(dim=1) for part in parts])
         return self.recommender.user(own[None], around[None], self._towers())[0]

@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms.uc.networks import Model, tells
+from sottovoce.algorithms.uc.networks import UCModel, tells
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DataError, Diverged, UsageError
 
 REASONS = ("the filter tells nothing", "as far as permitted", "all steps taken")
@@ -49,7 +50,7 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Protected:
+class Protected(Redacted):
     """The users' new embeddings, and how each came to hers."""
 
     users: NDArray[np.int64]
@@ -67,15 +68,12 @@ class Protected:
     def __len__(self) -> int:
         return len(self.users)
 
-    def __repr__(self) -> str:
-        return f"<Protected, {len(self):,}, redacted>"
-
     def counts(self) -> dict[str, int]:
         """How many users each rule has stopped."""
         found = np.bincount(self.reason, minlength=len(REASONS)).tolist()
         return dict(zip(REASONS, found, strict=True))
 
-    def applied(self, model: Model) -> Model:
+    def applied(self, model: UCModel) -> UCModel:
         """The model with these users' embeddings in place of theirs, and nothing else changed."""
         table = model.users.clone()
         table[torch.from_numpy(self.users).to(table.device)] = self.embeddings.to(table.device)
@@ -83,7 +81,7 @@ class Protected:
 
 
 def protect(
-    model: Model,
+    model: UCModel,
     users: NDArray[np.int64],
     attribute: str,
     target: Tensor | None = None,
@@ -116,7 +114,7 @@ def _parts(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     return (rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH))
 
 
-def _target(model: Model, column: int, target: Tensor | None) -> Tensor:
+def _target(model: UCModel, column: int, target: Tensor | None) -> Tensor:
     classes, place = model.attributes[column].classes, model.users.device
     if target is None:
         return torch.full((classes,), 1.0 / classes, device=place)
@@ -126,7 +124,7 @@ def _target(model: Model, column: int, target: Tensor | None) -> Tensor:
 
 
 def _descend(
-    model: Model, rows: NDArray[np.int64], column: int, target: Tensor, how: Stopping
+    model: UCModel, rows: NDArray[np.int64], column: int, target: Tensor, how: Stopping
 ) -> tuple[Tensor, ...]:
     """New embeddings of these users, KL before and after, way, steps and reason."""
     place = model.users.device
@@ -135,7 +133,7 @@ def _descend(
     towers = {name: weight[None] for name, weight in model.towers.items()}
     weights = model.filters[column]
     others, near = torch.zeros_like(start), 1
-    if model.recommender.looks_around:
+    if model.recommender.needs_whole_cohort:
         nearest = model.nearest(own)
         near = nearest.shape[1]
         others = model.users[nearest[:, 1:]].sum(dim=1)  # she is the first of her nearest

@@ -23,20 +23,19 @@ from sottovoce.algorithms.uc.networks import (
     DEEP,
     TWO_LAYERS,
     Attribute,
-    Model,
     Recommender,
+    UCModel,
     Weights,
 )
-from sottovoce.algorithms.uc.settings import UCConfig
+from sottovoce.algorithms.uc.options import UCOptions
 from sottovoce.core.messages import GRID, LIMIT
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import Diverged
 from sottovoce.rng import Streams
 
-# What UC-FedRec's clients find in a round.
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Updates:
+class ClientUpdates(Redacted):
     """Each client's weights less those it was given, clipped where they are to be sent.
 
     Rows of items beyond a client's own are numbered -1 and hold zeros. Filters that a client does
@@ -56,7 +55,7 @@ class Updates:
     def __len__(self) -> int:
         return len(self.users)
 
-    def without(self, held: Tensor) -> Updates:
+    def without(self, held: Tensor) -> ClientUpdates:
         """The same less some rows of items that clients have; `held` is [C, R]."""
         return replace(
             self,
@@ -65,9 +64,6 @@ class Updates:
             liked=self.liked - held.sum(dim=1),
         )
 
-    def __repr__(self) -> str:
-        return f"<Updates of {len(self):,}, redacted>"
-
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 Hidden = tuple[int, ...] | None
@@ -75,7 +71,7 @@ _HIDDEN: Mapping[str, Hidden] = {"moments": None, "two-layer": TWO_LAYERS, "deep
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NetworkPart:
     """A network's place in the table."""
 
     first: int
@@ -104,18 +100,18 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ModelLayout:
     """Where everything stands in the table."""
 
     n_items: int
     recommender: Recommender
     attributes: tuple[Attribute, ...]
-    towers: Part | None
-    filters: tuple[Part, ...]
+    towers: NetworkPart | None
+    filters: tuple[NetworkPart, ...]
     n_rows: int
 
     @classmethod
-    def of(cls, settings: UCConfig, n_items: int) -> Layout:
+    def of(cls, settings: UCOptions, n_items: int) -> ModelLayout:
         settings.require_classes()
         layers = _HIDDEN[settings.filters]
         filters = tuple((a.name, len(a.classes), layers) for a in settings.attributes)
@@ -139,11 +135,11 @@ class Layout:
 
     def model(
         self, table: NDArray[np.float32], vectors: NDArray[np.float32], place: torch.device
-    ) -> Model:
+    ) -> UCModel:
         """The networks that a table and the users' embeddings stand for."""
         size = self.recommender.size
         rows = torch.tensor(table[:, :size], device=place)
-        return Model(
+        return UCModel(
             self.recommender,
             self.attributes,
             torch.tensor(vectors, device=place),
@@ -152,7 +148,7 @@ class Layout:
             tuple(part.weights(rows[self._span(part)]) for part in self.filters),
         )
 
-    def sums(self, updates: Updates, counted: bool = True) -> Tensor:
+    def sums(self, updates: ClientUpdates, counted: bool = True) -> Tensor:
         """[rows, size + 1]: what these clients send, added up on the grid."""
         size, place, one = self.recommender.size, updates.items.device, int(GRID) * counted
         total = torch.zeros((self.n_rows, size + 1), dtype=torch.int64, device=place)
@@ -165,7 +161,9 @@ class Layout:
             total[self._span(part), size] = int(sent.sum()) * one
         return total
 
-    def messages(self, updates: Updates, counted: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+    def messages(
+        self, updates: ClientUpdates, counted: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """What each client sends: the rows' numbers, ascending, and their values on the grid,
         [rows, size + 1]."""
         networks = self._networks(updates)
@@ -180,7 +178,7 @@ class Layout:
             ones = torch.full_like(every[:, :1], int(GRID) * counted)
             yield torch.cat(numbers), torch.cat([every, ones], dim=1)
 
-    def within(self, updates: Updates, clip: float) -> bool:
+    def within(self, updates: ClientUpdates, clip: float) -> bool:
         """Whether what each client sends keeps to an L1 norm of `clip` on the grid."""
         size = on_grid(updates.items).abs().sum(dim=(1, 2))
         for _, lines, sent in self._networks(updates):
@@ -194,7 +192,7 @@ class Layout:
         count: NDArray[np.int64] = towers + shared @ each
         return count
 
-    def _networks(self, updates: Updates) -> list[tuple[Part, Tensor, Tensor]]:
+    def _networks(self, updates: ClientUpdates) -> list[tuple[NetworkPart, Tensor, Tensor]]:
         """Each network: its place, its lines [clients, rows, size], and who sends it."""
         size, found = self.recommender.size, []
         if self.towers is not None:
@@ -204,7 +202,7 @@ class Layout:
             found.append((part, part.lines(updates.filters[t], size), updates.shared[:, t]))
         return found
 
-    def _span(self, part: Part) -> slice:
+    def _span(self, part: NetworkPart) -> slice:
         return slice(part.first, part.stop)
 
 
@@ -218,14 +216,14 @@ def on_grid(change: Tensor) -> Tensor:
 @cache
 def _layout(
     kind: str, size: int, filters: tuple[tuple[str, int, Hidden], ...], n_items: int
-) -> Layout:
+) -> ModelLayout:
     recommender = Recommender(kind, size)  # type: ignore[arg-type]
     attributes = tuple(Attribute(*each) for each in filters)
     first, parts = n_items, []
     for weights in [recommender.shapes(), *(a.shapes(recommender) for a in attributes)]:
         shapes = tuple(weights.items())
         rows = -(-sum(math.prod(shape) for _, shape in shapes) // size)
-        parts.append(Part(first, rows, shapes))
+        parts.append(NetworkPart(first, rows, shapes))
         first += rows
     towers = parts[0] if parts[0].rows else None
-    return Layout(n_items, recommender, attributes, towers, tuple(parts[1:]), first)
+    return ModelLayout(n_items, recommender, attributes, towers, tuple(parts[1:]), first)

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Accelerator, Cohort, Counts, CrossDevice
-from sottovoce.algorithms.uc.networks import Model
-from sottovoce.algorithms.uc.rows import Layout
-from sottovoce.algorithms.uc.rows import Updates as Changes
-from sottovoce.algorithms.uc.settings import UCConfig
+from sottovoce.algorithms.base import Accelerator, Cohort, CrossDevice, RowCounts
+from sottovoce.algorithms.uc.networks import UCModel
+from sottovoce.algorithms.uc.options import UCOptions
+from sottovoce.algorithms.uc.rows import ClientUpdates as Changes
+from sottovoce.algorithms.uc.rows import ModelLayout
 from sottovoce.algorithms.uc.training import Clients, LocalTraining, train
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
@@ -56,7 +56,7 @@ class UC(CrossDevice):
     """Both halves of UC-FedRec, under a release that clips as `norm` says."""
 
     sums: ClassVar[bool] = True
-    config: UCConfig
+    config: UCOptions
     clip: float
     norm: Literal["l2", "l1", "scalar"]
     counted: bool = True
@@ -67,21 +67,21 @@ class UC(CrossDevice):
         """A row's number and its values, four bytes each."""
         return 4 + 4 * self.config.embedding_size
 
-    def layout(self, table: NDArray[np.float32]) -> Layout:
+    def layout(self, table: NDArray[np.float32]) -> ModelLayout:
         """Of a model with so many rows."""
-        networks = Layout.of(self.config, 0).n_rows
-        return Layout.of(self.config, len(table) - networks)
+        networks = ModelLayout.of(self.config, 0).n_rows
+        return ModelLayout.of(self.config, len(table) - networks)
 
     def model(
         self, table: NDArray[np.float32], vectors: NDArray[np.float32], place: torch.device = _CPU
-    ) -> Model:
+    ) -> UCModel:
         """The networks that a published table and users' embeddings stand for."""
         return self.layout(table).model(table, vectors, place)
 
     # --- server -----------------------------------------------------------------------------------
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
-        return Layout.of(self.config, n_items).start(self.config.init_scale, rng)
+        return ModelLayout.of(self.config, n_items).start(self.config.init_scale, rng)
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
@@ -183,7 +183,7 @@ class UC(CrossDevice):
             values=np.concatenate(values).astype(np.int32),
         )
 
-    def device_few(self, view: ModelView, devices: int) -> bool:
+    def prefers_messages(self, view: ModelView, devices: int) -> bool:
         return devices <= _FEW
 
     def device_learn_summed(
@@ -194,7 +194,7 @@ class UC(CrossDevice):
         rule: ShareRule,
         rng: Streams,
         threads: int,
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         """Equal to `device_learn` up to the rounding of single precision."""
         withheld = rule.allowed if len(rule.allowed) else None
         return self.learn_on(_CPU, view, cohort, rows, rng, allowed=withheld)
@@ -208,7 +208,7 @@ class UC(CrossDevice):
         rng: Streams,
         perturb: Callable[[Changes, NDArray[np.int64]], Changes] | None = None,
         allowed: NDArray[np.bool_] | None = None,
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         """A round of these devices as large operations on `place`. What they send passes through
         `perturb`, with the devices' rows, before it is added up. Of items that they have, rows
         leave for interactions that are `allowed` alone; all, where it is not given."""
@@ -235,7 +235,7 @@ class UC(CrossDevice):
             positive.append(updates.liked.cpu().numpy())
             others = (items - updates.liked).cpu().numpy()
             negative.append(others + layout.network_rows(clients.shared()))
-        counts = Counts(
+        counts = RowCounts(
             np.concatenate(positive).astype(np.int32), np.concatenate(negative).astype(np.int32)
         )
         return total.cpu().numpy(), counts
@@ -256,7 +256,7 @@ class UC(CrossDevice):
                 "somebody shares a part of her positive items, which is sorted out on the CPU; "
                 "leave it on --device cpu"
             )
-        return UCOnTorch.load(self, cohort, rng, scales, device)
+        return UCOnTorch.load(self.learn_on, cohort, rng, scales, device)
 
     def training(self, round: int) -> LocalTraining:
         """How devices learn in this round."""
@@ -324,7 +324,7 @@ class UC(CrossDevice):
 class NetworkScorer:
     """Scores that are no product of a user's and an item's factors."""
 
-    model: Model
+    model: UCModel
 
     @property
     def n_items(self) -> int:

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms.base import Cohort, Counts
+from sottovoce.algorithms.base import Cohort, RowCounts
 from sottovoce.algorithms.fpl.cuda import require
-from sottovoce.algorithms.uc.rows import Updates
-from sottovoce.algorithms.uc.system import UC
+from sottovoce.algorithms.uc.rows import ClientUpdates
 from sottovoce.algorithms.uc.training import user_keys, words
 from sottovoce.core.messages import ModelView
 from sottovoce.rng import Streams
+
+
+class LearnOn(Protocol):
+    """A round of some devices as large operations on one place."""
+
+    def __call__(
+        self,
+        place: torch.device,
+        view: ModelView,
+        cohort: Cohort,
+        rows: NDArray[np.int64],
+        rng: Streams,
+        perturb: Callable[[ClientUpdates, NDArray[np.int64]], ClientUpdates] | None,
+    ) -> tuple[NDArray[np.int64], RowCounts]: ...
 
 
 @dataclass(slots=True, repr=False)
 class UCOnTorch:
     """An `Accelerator` (parties/device.py) for one cohort."""
 
-    algorithm: UC
+    learn_on: LearnOn
     cohort: Cohort
     rng: Streams
     """The devices' own."""
@@ -35,27 +49,27 @@ class UCOnTorch:
     @classmethod
     def load(
         cls,
-        algorithm: UC,
+        learn_on: LearnOn,
         cohort: Cohort,
         rng: Streams,
         scales: NDArray[np.float64],
         device: str = "cuda",
     ) -> UCOnTorch:
         require(device)
-        return cls(algorithm, cohort, rng, torch.device(device), scales)
+        return cls(learn_on, cohort, rng, torch.device(device), scales)
 
     def learn_summed(
         self, view: ModelView, rows: NDArray[np.int64], learn_key: int, share_key: int
-    ) -> tuple[NDArray[np.int64], Counts]:
+    ) -> tuple[NDArray[np.int64], RowCounts]:
         """One round of these devices; their vectors come home each time."""
         noise = Streams(share_key).child("noise")
 
-        def perturb(updates: Updates, part: NDArray[np.int64]) -> Updates:
+        def perturb(updates: ClientUpdates, part: NDArray[np.int64]) -> ClientUpdates:
             keys = user_keys(self.cohort.users[part], noise, self.place)
             scale = torch.tensor(self.scales[part], dtype=torch.float32, device=self.place)
             return noisy(updates, keys, scale)
 
-        return self.algorithm.learn_on(
+        return self.learn_on(
             self.place,
             view,
             self.cohort,
@@ -68,7 +82,7 @@ class UCOnTorch:
         return self.cohort.vectors
 
 
-def noisy(updates: Updates, keys: Tensor, scale: Tensor) -> Updates:
+def noisy(updates: ClientUpdates, keys: Tensor, scale: Tensor) -> ClientUpdates:
     """With Laplace noise on every number that each client sends."""
     first = 0
 

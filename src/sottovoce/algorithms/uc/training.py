@@ -30,13 +30,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.algorithms.uc.networks import Guesses, Model, Weights, divergence, guess, times
-from sottovoce.algorithms.uc.rows import Updates
+from sottovoce.algorithms.uc.networks import Guesses, UCModel, Weights, divergence, guess, times
+from sottovoce.algorithms.uc.rows import ClientUpdates
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, DataError, Diverged
 from sottovoce.rng import GAMMA, Streams, words_of
 
-# Bounds on what UC-FedRec's clients send.
+# --- bounds on what clients send -----------------------------------------------------------------
 
 WILD = "a client's weights left the range of numbers; lower the rates"
 _CELLS = 1 << 24
@@ -83,7 +84,7 @@ def clip(
         change.mul_(factor.view(-1, *[1] * (change.ndim - 1)))
 
 
-# UC-FedRec's chance: which items a client's steps learn from, and which units they leave out.
+# --- which items a client's steps learn from, and which units they leave out ---------------------
 # Draws are functions of (the round's stream, user, number of the draw), so they do not depend on
 # who else is in the cohort.
 
@@ -111,7 +112,7 @@ def words(keys: Tensor, draws: int, first: int = 0) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Pairs:
+class ItemPairs(Redacted):
     """All items that a round learns from, as places in a client's own list of items."""
 
     items: Tensor
@@ -123,13 +124,10 @@ class Pairs:
     negatives: Tensor
     """[E, C, n, k]: those that go with each positive."""
 
-    def __repr__(self) -> str:
-        return f"<Pairs of {len(self.items):,}, redacted>"
-
     @classmethod
     def draw(
         cls, keys: Tensor, history: Interactions, epochs: int, pairs: int, negatives: int = 1
-    ) -> Pairs:
+    ) -> ItemPairs:
         """n times an item of the client, uniformly, and k that are not hers, uniformly."""
         n, n_items, place = len(keys), history.n_items, keys.device
         counts_there = history.counts
@@ -186,9 +184,9 @@ class Drops:
         return factor[:, :1], factor[:, 1:]
 
 
-# UC-FedRec's wishes: what a step of local training asks for beside good recommendations. Those
-# who share an attribute train its filter. Those who hide it are pulled to where the filter says
-# of them what it would say of anybody.
+# --- what a step asks for beside good recommendations --------------------------------------------
+# Those who share an attribute train its filter. Those who hide it are pulled to where the filter
+# says of them what it would say of anybody.
 
 LIKE = 1.0
 """How far from the middle, in the spread of those who share, clients pretend to be."""
@@ -215,7 +213,7 @@ class Wishes:
     @classmethod
     def of(
         cls,
-        model: Model,
+        model: UCModel,
         clients: Clients,
         how: LocalTraining,
         priors: Sequence[Tensor],
@@ -266,7 +264,7 @@ class Wishes:
 
 
 def _pull(
-    model: Model, weight: Tensor, targets: Sequence[Tensor], masks: Tensor | None
+    model: UCModel, weight: Tensor, targets: Sequence[Tensor], masks: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """`Wishes.pull` of clients to whom hiding each attribute is worth so much, [C, attributes]."""
     here = [t for t, weights in enumerate(model.filters) if "moments" in weights]
@@ -350,7 +348,7 @@ class LocalTraining:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Clients:
+class Clients(Redacted):
     """What is private to a cohort's devices."""
 
     rows: NDArray[np.int64]
@@ -383,9 +381,6 @@ class Clients:
     def __len__(self) -> int:
         return len(self.users)
 
-    def __repr__(self) -> str:
-        return f"<Clients, {len(self):,}, redacted>"
-
     def take(self, rows: NDArray[np.int64]) -> Clients:
         return Clients(
             self.rows[rows],
@@ -403,13 +398,13 @@ class Clients:
 
 
 def train(
-    model: Model,
+    model: UCModel,
     clients: Clients,
     how: LocalTraining,
     rng: Streams,
     priors: Sequence[Tensor] = (),
     masks: Tensor | None = None,
-) -> Updates:
+) -> ClientUpdates:
     """One round of these clients. `rng` is the round's stream; `priors` are the classes' public
     shares, per attribute, for the target of that name. `masks` [C, d] are standard normal numbers
     that nobody else knows and that stay with a client: of whom it pretends to be in the eyes of
@@ -418,7 +413,7 @@ def train(
     _check(model, clients)
     place, dropout = model.items.device, round(256 * how.dropout)
     keys = user_keys(clients.users, rng.child("pairs"), place)
-    pairs = Pairs.draw(keys, clients.history, how.epochs, how.pairs, how.negatives)
+    pairs = ItemPairs.draw(keys, clients.history, how.epochs, how.pairs, how.negatives)
     copy = _Copies.of(model, clients, pairs, how)
     terms = Wishes.of(model, clients, how, priors, masks)
     drops = Drops(
@@ -436,7 +431,7 @@ def train(
 class _Copies:
     """The clients' weights, [C, ...], with their momentum."""
 
-    model: Model
+    model: UCModel
     how: LocalTraining
     rows: Tensor
     """[C]: the users."""
@@ -453,10 +448,10 @@ class _Copies:
     speeds: list[Tensor]
 
     @classmethod
-    def of(cls, model: Model, clients: Clients, pairs: Pairs, how: LocalTraining) -> _Copies:
+    def of(cls, model: UCModel, clients: Clients, pairs: ItemPairs, how: LocalTraining) -> _Copies:
         own = torch.tensor(clients.rows).to(model.users.device)
         around = own.new_empty((len(own), 0))
-        if model.recommender.looks_around:
+        if model.recommender.needs_whole_cohort:
             around = model.nearest(own)[:, 1:]
 
         def copies(weights: Weights, rate: float) -> dict[str, Tensor]:
@@ -524,7 +519,7 @@ class _Copies:
         recommender = self.model.recommender
         kept_user, kept_items = drops.kept(epoch, rows.shape[1])
         around = self.users
-        if recommender.looks_around:
+        if recommender.needs_whole_cohort:
             around = torch.cat([self.users, self.around], dim=1).mean(dim=1, keepdim=True)
         user = recommender.user(self.users, around, self.towers, kept_user)
         return user, recommender.item(rows, self.towers, kept_items)
@@ -563,7 +558,7 @@ class _Copies:
                 pace = mine.view(-1, *[1] * (goal.ndim - 1))
                 weights[name].add_((goal - weights[name]) * pace)
 
-    def updates(self, shared: Tensor, liked: Tensor) -> Updates:
+    def updates(self, shared: Tensor, liked: Tensor) -> ClientUpdates:
         """What the clients' weights have become, less the model's."""
         model, how = self.model, self.how
         n, width = self.item_rows.shape
@@ -584,7 +579,7 @@ class _Copies:
         numbers = model.items.numel() + sum(c[0].numel() for c in [*towers.values(), *learnt])
         for together in [rest, learnt] if how.norm == "l2" else [rest + learnt]:
             clip(together, how.clip, how.norm, numbers)
-        return Updates(users, self.item_rows, items, liked, towers, tuple(filters), shared)
+        return ClientUpdates(users, self.item_rows, items, liked, towers, tuple(filters), shared)
 
 
 def _changes(now: Weights, before: Weights, rate: float) -> dict[str, Tensor]:
@@ -594,7 +589,7 @@ def _changes(now: Weights, before: Weights, rate: float) -> dict[str, Tensor]:
     return {name: weight - before[name] for name, weight in now.items()}
 
 
-def _check(model: Model, clients: Clients) -> None:
+def _check(model: UCModel, clients: Clients) -> None:
     if not len(clients):
         raise DataError("a cohort needs at least one client")
     if clients.history.n_items != len(model.items):
@@ -608,7 +603,7 @@ def _check(model: Model, clients: Clients) -> None:
     for t, attribute in enumerate(model.attributes):
         if bool(np.any((known[:, t] >= attribute.classes) | (known[:, t] < -1))):
             raise DataError(f"{attribute.name}: a label names a class that its filter lacks")
-    rows = slice(None) if model.recommender.looks_around else torch.tensor(clients.rows)
+    rows = slice(None) if model.recommender.needs_whole_cohort else torch.tensor(clients.rows)
     networks = [weight for some in (model.towers, *model.filters) for weight in some.values()]
     for weight in (model.users[rows], model.items, *networks):
         if not bool(weight.isfinite().all()):

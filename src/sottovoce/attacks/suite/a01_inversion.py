@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from sottovoce.attacks.pairs import (
     FPL,
     NOT_FPL,
-    Drawn,
+    DrawnPositives,
     Floats,
     Ints,
-    Rows,
+    UpdateRows,
     device_rows,
     invert,
     joined,
@@ -46,6 +46,7 @@ from sottovoce.attacks.views import (
     judge_claims,
 )
 from sottovoce.core.messages import GRID, DeviceReports, MaskedReports
+from sottovoce.core.redacted import Redacted
 
 PROMISE = "With π = 0 nobody learns what I liked: only rows of things I have not touched leave."
 MASKED_PROMISE = "My masked update tells the server nothing about me."
@@ -62,7 +63,7 @@ _SMALL = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Guess:
+class InversionGuess(Redacted):
     claims: Claims
     users: Ints
     """Who was attacked."""
@@ -73,18 +74,15 @@ class Guess:
     """Pairs of updates that had one mask."""
     summed: bool = False
 
-    def __repr__(self) -> str:
-        return f"<Guess of {len(self.claims):,} pairs, redacted>"
-
 
 # --- what the server reads -----------------------------------------------------------------------
 
 
-def _guess(view: View) -> Guess:
+def _guess(view: View) -> InversionGuess:
     return _from_devices(view) if view.messages(DeviceReports) else _from_sums(view)
 
 
-def _from_devices(view: View) -> Guess:
+def _from_devices(view: View) -> InversionGuess:
     known, step = models(view), view.algorithm.step()
     every = device_rows(view)
     rows = single_draws(every, known, step)
@@ -93,13 +91,13 @@ def _from_devices(view: View) -> Guess:
     # Who sent nothing that could be read was attacked all the same.
     looked = every.take(np.isin(every.round, rows.round))
     users, rounds = np.unique(looked.sender), np.unique(looked.round)
-    return Guess(claims, users, rounds, len(rows))
+    return InversionGuess(claims, users, rounds, len(rows))
 
 
-def _from_sums(view: View) -> Guess:
+def _from_sums(view: View) -> InversionGuess:
     known, step = models(view), view.algorithm.step()
     sums = {one.round: one for one in opened(view) if one.round in known}
-    every = Rows.joined([one.rows() for one in sums.values()], view.final.shape[1])
+    every = UpdateRows.joined([one.rows() for one in sums.values()], view.final.shape[1])
     rows = single_draws(every, known, step)
     found = invert(rows, known, step, known_negatives=False)
     items, sure = found.item, found.sure
@@ -117,10 +115,10 @@ def _from_sums(view: View) -> Guess:
             for number in rounds
         ]
     )
-    return Guess(claims, np.unique(claims.users), rounds, len(rows), summed=True)
+    return InversionGuess(claims, np.unique(claims.users), rounds, len(rows), summed=True)
 
 
-def _judge(guess: Guess, truth: Truth) -> Result:
+def _judge(guess: InversionGuess, truth: Truth) -> Result:
     wanted, many = _hidden(guess, truth)
     result = judge_claims(
         "inversion", "A1", "server", PROMISE, guess.claims, truth.train, wanted, ""
@@ -139,11 +137,11 @@ def _judge(guess: Guess, truth: Truth) -> Result:
     )
 
 
-def _hidden(guess: Guess, truth: Truth) -> tuple[Claims | None, int]:
+def _hidden(guess: InversionGuess, truth: Truth) -> tuple[Claims | None, int]:
     """The positives that were drawn, where the truth holds them (`own["drawn"]`), and how many they
     are. Without that all items of these users."""
     drawn = truth.own.get("drawn")
-    if isinstance(drawn, Drawn):
+    if isinstance(drawn, DrawnPositives):
         wanted = drawn.among(guess.users, guess.rounds)
         return wanted, len(wanted)
     return None, int(truth.train.counts[guess.users].sum())
@@ -156,7 +154,7 @@ def _with_detail(result: Result, detail: str) -> Result:
 # --- masked updates ------------------------------------------------------------------------------
 
 
-def _guess_masked(view: View) -> Guess:
+def _guess_masked(view: View) -> InversionGuess:
     known, step = models(view), view.algorithm.step()
     updates = [m for m in masked_updates(view, _COMPARED) if m.round in known]
     width = view.final.shape[1]
@@ -166,13 +164,13 @@ def _guess_masked(view: View) -> Guess:
         found = invert(rows, known, step, known_negatives=False)
         claims = Claims(rows.sender[found.sure], found.item[found.sure])
     else:
-        rows = Rows.joined([r for m in updates for r in _smallest(m, width)], width)
+        rows = UpdateRows.joined([r for m in updates for r in _smallest(m, width)], width)
         claims = Claims(rows.sender, invert(rows, known, step, known_negatives=False).item)
     users, rounds = np.unique(rows.sender), np.unique(rows.round)
-    return Guess(claims, users, rounds, len(rows), reused)
+    return InversionGuess(claims, users, rounds, len(rows), reused)
 
 
-def _smallest(message: MaskedReports, width: int) -> list[Rows]:
+def _smallest(message: MaskedReports, width: int) -> list[UpdateRows]:
     """Of each masked update the rows that look most like one draw: those with the least bias."""
     found = []
     for sender, one in zip(message.sender.tolist(), message.masked, strict=True):
@@ -182,11 +180,13 @@ def _smallest(message: MaskedReports, width: int) -> list[Rows]:
         # As a share of all there are, or the numbers say nothing but their size.
         values = table[item] / 2.0**63
         values[:, -1] = -np.abs(values[:, -1])
-        found.append(Rows(place * message.round, place * sender, item.astype(np.int64), values))
+        found.append(
+            UpdateRows(place * message.round, place * sender, item.astype(np.int64), values)
+        )
     return found
 
 
-def _reused(updates: list[MaskedReports], width: int) -> tuple[Rows, int]:
+def _reused(updates: list[MaskedReports], width: int) -> tuple[UpdateRows, int]:
     """The differences of updates with one mask, as rows of both, and how many such pairs there
     are."""
     flat = [
@@ -195,7 +195,7 @@ def _reused(updates: list[MaskedReports], width: int) -> tuple[Rows, int]:
         for sender, one in zip(m.sender, m.masked, strict=True)
     ]
     groups = _alike([one[: max(width, _PROBE)] for _, _, one in flat])
-    parts: list[Rows] = []
+    parts: list[UpdateRows] = []
     pairs = [(flat[a], flat[b]) for group in groups for a, b in pairwise(group)]
     for (round_a, a, first), (round_b, b, second) in pairs:
         table = (first - second).view(np.int64).reshape(-1, width)
@@ -203,8 +203,8 @@ def _reused(updates: list[MaskedReports], width: int) -> tuple[Rows, int]:
         for number, sender, sign in ((round_a, a, 1.0), (round_b, b, -1.0)):
             ones = np.ones(len(item), np.int64)
             values: Floats = sign * table[item] / GRID
-            parts.append(Rows(ones * number, ones * sender, item.astype(np.int64), values))
-    return Rows.joined(parts, width), len(pairs)
+            parts.append(UpdateRows(ones * number, ones * sender, item.astype(np.int64), values))
+    return UpdateRows.joined(parts, width), len(pairs)
 
 
 def _alike(probes: list[NDArray[np.uint64]]) -> list[list[int]]:
@@ -223,7 +223,7 @@ def _alike(probes: list[NDArray[np.uint64]]) -> list[list[int]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _judge_masked(guess: Guess, truth: Truth) -> Result:
+def _judge_masked(guess: InversionGuess, truth: Truth) -> Result:
     words = (
         f"{guess.reused:,} pairs of updates had the same mask, so that their difference was plain"
         if guess.reused

@@ -43,7 +43,7 @@ _AT_ONCE = 256
 PROMISE = "In a sum of many nobody sees what I alone have sent."
 
 
-class Lone(NamedTuple):
+class LoneRows(NamedTuple):
     """What single rows of a round's sum give away."""
 
     round: int
@@ -53,7 +53,7 @@ class Lone(NamedTuple):
     """The hidden positive of each."""
 
 
-def lone_rows(before: Floats, after: Floats, config: FPLConfig, round: int) -> Lone:
+def lone_rows(before: Floats, after: Floats, config: FPLConfig, round: int) -> LoneRows:
     """From the models before and after one round, factors and bias."""
     step = config.step()
     moved = (after - before) / step.learning_rate
@@ -70,7 +70,7 @@ def lone_rows(before: Floats, after: Floats, config: FPLConfig, round: int) -> L
         distance[place, rows[part]] = np.inf
         items[part] = distance.argmin(axis=1)
         found[part] = distance[place, items[part]] < NEAR
-    return Lone(round, vectors[found], items[found])
+    return LoneRows(round, vectors[found], items[found])
 
 
 def _needs(view: View) -> str:
@@ -86,14 +86,14 @@ def _pairs(view: View) -> list[tuple[int, NDArray[np.float32], NDArray[np.float3
     return [(r, m, models[r + 1]) for r, m in sorted(models.items()) if r + 1 in models]
 
 
-def _guess(view: View) -> list[Lone]:
+def _guess(view: View) -> list[LoneRows]:
     return [
         lone_rows(before.astype(np.float64), after.astype(np.float64), view.algorithm, round)
         for round, before, after in _pairs(view)
     ]
 
 
-def _judge(guess: list[Lone], truth: Truth) -> Result:
+def _judge(guess: list[LoneRows], truth: Truth) -> Result:
     """Whose a vector is goes by the true vectors that are nearest: before the round where
     `truth.own["vectors"]` has them by round, else at the end."""
     none = np.zeros(0, dtype=np.int64)

@@ -31,7 +31,7 @@ NAME = "rows of one sender in the sum"
 _AT_ONCE = 256
 
 
-class Lone(NamedTuple):
+class LoneUpdates(NamedTuple):
     """Rows of items in a round's sum that have one sender."""
 
     round: int
@@ -47,16 +47,16 @@ def _needs(view: View) -> str:
     return ""
 
 
-def _guess(view: View) -> list[Lone]:
+def _guess(view: View) -> list[LoneUpdates]:
     found = []
     for opened in view.messages(SummedReports):
         alone = (opened.item < view.n_items) & (opened.sums[:, -1] == int(GRID))
         moved = opened.sums[alone, :-1] / GRID
-        found.append(Lone(opened.round, opened.item[alone].astype(np.int64), moved))
+        found.append(LoneUpdates(opened.round, opened.item[alone].astype(np.int64), moved))
     return found
 
 
-def _judge(guess: list[Lone], truth: Truth) -> Result:
+def _judge(guess: list[LoneUpdates], truth: Truth) -> Result:
     users: list[NDArray[np.int64]] = []
     items: list[NDArray[np.int64]] = []
     for lone in guess:

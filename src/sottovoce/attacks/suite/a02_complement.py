@@ -31,23 +31,21 @@ from sottovoce.attacks.pairs import (
 from sottovoce.attacks.views import ATTACKS, CONFIDENCE_Z, SECURE_SUM, Attack, Result, Truth, View
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import DeviceReports
+from sottovoce.core.redacted import Redacted
 from sottovoce.rng import Streams
 
 PROMISE = "Things I have not touched say nothing about what I liked."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Guess:
+class ComplementGuess(Redacted):
     users: Ints
     free: NDArray[np.bool_]
     """[users, items]: never seen as a negative of hers."""
     rounds: int
 
-    def __repr__(self) -> str:
-        return f"<Guess about {len(self.users):,} users, redacted>"
 
-
-def _guess(view: View) -> Guess:
+def _guess(view: View) -> ComplementGuess:
     known, step = models(view), view.algorithm.step()
     if view.messages(DeviceReports):
         rows = device_rows(view)
@@ -55,7 +53,7 @@ def _guess(view: View) -> Guess:
         users = np.unique(rows.sender)
         free = np.ones((len(users), view.n_items), np.bool_)
         free[np.searchsorted(users, rows.sender), rows.item] = False
-        return Guess(users, free, len(np.unique(rows.round)))
+        return ComplementGuess(users, free, len(np.unique(rows.round)))
     sums = [one for one in opened(view) if one.round in known]
     users = attacked(np.concatenate([np.zeros(0, np.int64), *(one.senders for one in sums)]))
     free = np.ones((len(users), view.n_items), np.bool_)
@@ -63,10 +61,10 @@ def _guess(view: View) -> Guess:
         rows = one.rows()
         negative = rows.item[slopes(rows, known, step) > 0]
         free[np.ix_(np.isin(users, one.senders), negative)] = False
-    return Guess(users, free, len(sums))
+    return ComplementGuess(users, free, len(sums))
 
 
-def _judge(guess: Guess, truth: Truth) -> Result:
+def _judge(guess: ComplementGuess, truth: Truth) -> Result:
     values = duels(guess.users, guess.free, truth.train)
     n = len(values)
     if not n:

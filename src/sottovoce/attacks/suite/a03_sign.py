@@ -14,7 +14,7 @@ import numpy as np
 from sottovoce.attacks.pairs import (
     FPL,
     NOT_FPL,
-    Drawn,
+    DrawnPositives,
     Ints,
     device_rows,
     joined,
@@ -35,29 +35,27 @@ from sottovoce.attacks.views import (
     judge_claims,
 )
 from sottovoce.core.messages import DeviceReports
+from sottovoce.core.redacted import Redacted
 
 PROMISE = "Nobody can tell which of the rows I send are of things I liked."
 _MOST_ITEMS = 200
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Guess:
+class SignGuess(Redacted):
     claims: Claims
     users: Ints
     rounds: Ints
     summed: bool
 
-    def __repr__(self) -> str:
-        return f"<Guess of {len(self.claims):,} pairs, redacted>"
 
-
-def _guess(view: View) -> Guess:
+def _guess(view: View) -> SignGuess:
     known, step = models(view), view.algorithm.step()
     if view.messages(DeviceReports):
         rows = device_rows(view)
         users, rounds = np.unique(rows.sender), np.unique(rows.round)
         rows = rows.take(slopes(rows, known, step) < 0)
-        return Guess(Claims(rows.sender, rows.item), users, rounds, summed=False)
+        return SignGuess(Claims(rows.sender, rows.item), users, rounds, summed=False)
     sums = [one for one in opened(view) if one.round in known]
     parts = []
     for one in sums:
@@ -67,12 +65,12 @@ def _guess(view: View) -> Guess:
         parts.append(of_everyone(rows.item[best[s[best] < 0]], one.senders))
     claims = joined(parts)
     rounds = np.array([one.round for one in sums], np.int64)
-    return Guess(claims, np.unique(claims.users), rounds, summed=True)
+    return SignGuess(claims, np.unique(claims.users), rounds, summed=True)
 
 
-def _judge(guess: Guess, truth: Truth) -> Result:
+def _judge(guess: SignGuess, truth: Truth) -> Result:
     drawn, wanted = truth.own.get("drawn"), None
-    if isinstance(drawn, Drawn):
+    if isinstance(drawn, DrawnPositives):
         wanted = drawn.among(guess.users, guess.rounds)
     what = "the sums of" if guess.summed else "what they sent in"
     detail = f"{len(guess.users):,} users, by the signs in {what} {len(guess.rounds):,} rounds"

@@ -33,7 +33,7 @@ NEAR = 0.999
 _AT_ONCE = 1024
 
 
-class Opened(NamedTuple):
+class SumOnModel(NamedTuple):
     """A round's sum, and the model that it belongs to."""
 
     round: int
@@ -45,18 +45,18 @@ def _needs(view: View) -> str:
     return "" if _opened(view) else "it needs an opened sum and the model that it belongs to"
 
 
-def _opened(view: View) -> list[Opened]:
+def _opened(view: View) -> list[SumOnModel]:
     found = []
     for seen in view.rounds:
         for message in seen.messages:
             if isinstance(message, SummedReports) and seen.published is not None:
                 items = seen.published.items.astype(np.float64)
                 sums = message.dense(len(items)) / GRID
-                found.append(Opened(seen.round, items, sums))
+                found.append(SumOnModel(seen.round, items, sums))
     return found
 
 
-def _judge(guess: list[Opened], truth: Truth) -> Result:
+def _judge(guess: list[SumOnModel], truth: Truth) -> Result:
     """`truth.own["vectors"]` has the vectors by round, as they were before it: those of a round
     stand under the next."""
     users: list[NDArray[np.int64]] = []

@@ -36,6 +36,7 @@ from sottovoce.attacks.views import (
     judge_claims,
 )
 from sottovoce.core.messages import GRID, DeviceReports
+from sottovoce.core.redacted import Redacted
 
 PROMISE = "My data stay on my device, so nobody learns what I liked."
 _MOST_ITEMS = 200
@@ -45,17 +46,14 @@ _ROUNDING = 16.0 / GRID
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Guess:
+class RankOneGuess(Redacted):
     claims: Claims
     users: Ints
     round: int
     summed: bool
 
-    def __repr__(self) -> str:
-        return f"<Guess of {len(self.claims):,} pairs, redacted>"
 
-
-def _guess(view: View) -> Guess:
+def _guess(view: View) -> RankOneGuess:
     """From the last round that was recorded: one upload tells all."""
     known = models(view)
     plain = view.algorithm.variant == "fpl"
@@ -65,17 +63,17 @@ def _guess(view: View) -> Guess:
         parts = [r for r in reports if r.round == last]
         users = attacked(np.concatenate([np.unique(r.sender) for r in parts]))
         claims = [c for r in parts for c in _of_message(r, users, known[last], plain)]
-        return Guess(joined(claims), users, last, summed=False)
+        return RankOneGuess(joined(claims), users, last, summed=False)
     sums = [one for one in opened(view) if one.round in known]
     if not sums:
-        return Guess(joined([]), np.zeros(0, np.int64), -1, summed=True)
+        return RankOneGuess(joined([]), np.zeros(0, np.int64), -1, summed=True)
     one = sums[-1]
     table = np.zeros_like(known[one.round])
     table[one.item] = one.values
     far = departures(table, known[one.round])
     items = np.argsort(-far, kind="stable")[:_MOST_ITEMS]
     claims = [of_everyone(items[far[items] > 0], one.senders)]
-    return Guess(joined(claims), np.unique(claims[0].users), one.round, summed=True)
+    return RankOneGuess(joined(claims), np.unique(claims[0].users), one.round, summed=True)
 
 
 def _of_message(message: DeviceReports, users: Ints, model: Floats, plain: bool) -> list[Claims]:
@@ -110,7 +108,7 @@ def departures(upload: Floats, model: Floats) -> Floats:
     return far
 
 
-def _judge(guess: Guess, truth: Truth) -> Result:
+def _judge(guess: RankOneGuess, truth: Truth) -> Result:
     where = "the sum" if guess.summed else "their uploads"
     detail = f"{len(guess.users):,} users, from {where} of one round"
     return judge_claims(

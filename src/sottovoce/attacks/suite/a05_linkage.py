@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.filters import rank
 from sottovoce.attacks.one_run import Counted, counted, values_before_coins
-from sottovoce.attacks.suite.a12_membership import Question, against_chance
+from sottovoce.attacks.suite.a12_membership import MemberPairs, against_chance
 from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import Batch, BitReports
@@ -158,7 +158,7 @@ def _owners(batch: Batch, sent: list[BitReports], draw: np.random.Generator) -> 
 def _judge_items(pool: Pool, truth: Truth) -> Result:
     """The attacker knows all of a user's items but one, and is asked about that one and about
     another that she does not have, about as popular: which of the two is hers?"""
-    question = Question.took_part(truth.train, _RNG, MOST_TARGETS)
+    question = MemberPairs.took_part(truth.train, _RNG, MOST_TARGETS)
     inside = truth.takes_part[question.users]
     users = question.users[inside]
     if not len(users):
@@ -184,7 +184,7 @@ def _effects(
     rounds: tuple[Counted, ...],
     sent: dict[int, BitReports],
     train: Interactions,
-    question: Question,
+    question: MemberPairs,
     inside: NDArray[np.bool_],
 ) -> tuple[Floats, Floats]:
     """Of each pair: by how much better the reports fit if she has the one item than if she has the

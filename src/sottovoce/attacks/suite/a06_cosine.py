@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.drift import blocks as kernels
-from sottovoce.algorithms.drift.blocks import Model
+from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.algorithms.drift.messages import Gradients
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.attacks.drift import (
@@ -40,7 +40,7 @@ WHO = "Who runs the recommendations cannot tell what I touched, and whether I li
 ALONE = "What I do is never sent on without that of others."
 
 
-class Named(NamedTuple):
+class TouchedItems(NamedTuple):
     """That these users touched these items, and liked them or not. Private."""
 
     users: Ints
@@ -48,7 +48,7 @@ class Named(NamedTuple):
     liked: NDArray[np.bool_]
 
     def __repr__(self) -> str:
-        return f"<Named {len(self.users):,}, redacted>"
+        return f"<TouchedItems {len(self.users):,}, redacted>"
 
 
 class OnePerson(NamedTuple):
@@ -67,16 +67,16 @@ def _needs(view: View) -> str:
 
 
 def _sums_need(view: View) -> str:
-    if view.algorithm.release == "printed":
+    if not view.algorithm.sums_over_people:
         return "as printed, rows of one person are the rule; see who they are"
     return _needs(view)
 
 
-def _followed(view: View) -> Iterator[tuple[int, Gradients, Model]]:
+def _followed(view: View) -> Iterator[tuple[int, Gradients, DriftModel]]:
     """Every update, and the model that it was made from. Gradients of one version come together;
     they are applied when a later version is spoken of, as the orchestrator does."""
     config: DRIFTConfig = view.algorithm
-    model: Model = view.own["model"].copy()
+    model: DriftModel = view.own["model"].copy()
     waiting: list[Gradients] = []
     for number, sent in enumerate(view.messages(Gradients)):
         if waiting and sent.version != waiting[0].version:
@@ -89,17 +89,17 @@ def _followed(view: View) -> Iterator[tuple[int, Gradients, Model]]:
         waiting.append(sent)
 
 
-def _who(view: View) -> Named:
+def _who(view: View) -> TouchedItems:
     config: DRIFTConfig = view.algorithm
     claims: list[Claim] = []
     for _, sent, model in _followed(view):
-        if config.release == "printed":
-            claims += cosine_claims(sent, model, config.step(), named=False)
-        else:
+        if config.sums_over_people:
             claims += _nearest(sent, model, view.own["first_users"], view.own["users"])
+        else:
+            claims += cosine_claims(sent, model, config.step(), named=False)
     every = sorted(set(claims))
     users, items, liked = (np.array(c) for c in zip(*every, strict=True)) if every else [[]] * 3
-    return Named(
+    return TouchedItems(
         np.asarray(users, dtype=np.int64),
         np.asarray(items, dtype=np.int64),
         np.asarray(liked, bool),
@@ -107,7 +107,7 @@ def _who(view: View) -> Named:
 
 
 def _nearest(
-    sent: Gradients, model: Model, first: NDArray[np.float32], members: Ints
+    sent: Gradients, model: DriftModel, first: NDArray[np.float32], members: Ints
 ) -> list[Claim]:
     """For each row, less what the ridge and the public start explain, the member whose vector, less
     the start, it is nearest to."""
@@ -131,7 +131,7 @@ def _known(item: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.stack([item.astype(np.float64), np.ones(len(item))], axis=1)
 
 
-def _judge_who(guess: Named, truth: Truth) -> Result:
+def _judge_who(guess: TouchedItems, truth: Truth) -> Result:
     known: DriftTruth = truth.own["drift"]
     n_items = max(truth.train.n_items, int(known.item.max(initial=0)) + 1)
 

@@ -21,8 +21,8 @@ from sottovoce.attacks.views import (
     CONFIDENCE_Z,
     Attack,
     Claims,
-    Packet,
     Result,
+    TlsPacket,
     Truth,
     View,
     clustered,
@@ -91,7 +91,7 @@ def _rare(view: View) -> Touched:
     for number, sent in enumerate(view.messages(Gradients)):
         named = requests[sent.owner].pop(0).items
         summed = sent.items[sent.item_rows.any(axis=1)]
-        if view.algorithm.release == "printed":
+        if not view.algorithm.sums_over_people:
             summed = summed[:0]  # every row is a few people's
         for found, items in ((claimed, named), (held, np.array(sorted(table.items(sent.owner))))):
             left = items[~np.isin(items, summed)]
@@ -183,7 +183,7 @@ def _lengths(view: View) -> Ints:
     """Of all gradients, as they came: every second message of an owner to the orchestrator."""
     said: dict[int, int] = {}
     found = []
-    for packet in view.messages(Packet):
+    for packet in view.messages(TlsPacket):
         if packet.receiver == "orchestrator":
             said[packet.sender] = said.get(packet.sender, 0) + 1
             if said[packet.sender] % 2 == 0:

@@ -1,7 +1,15 @@
 """A8: hidden attributes from embeddings.
 
 The server of our systems does not hold them, they stay on the devices. This is the worst case:
-somebody got hold of all of them, and of the attribute of those who share it.
+somebody got hold of all of them, and of the attribute of those who share it. He learns from these,
+chooses his settings by cross-validation among them, and guesses for the others.
+
+Three families: logistic regression, a network, boosted trees. Each guesses twice: from the rows as
+they are, and from rows aligned, column by column, to the mean and spread of the public users' rows,
+since protection may have moved private users aside without mixing them. The best of these attackers
+on private users is the strong one. To pick it by its success makes leakage look larger, never
+smaller; the verdict allows for the number of tries. A guess is held against the best constant
+guess, and an AUC against 0.5.
 """
 
 from __future__ import annotations
@@ -27,16 +35,6 @@ from sottovoce.errors import DataError, DoesNotApply, UsageError
 from sottovoce.evaluation.significance import paired_t
 from sottovoce.rng import Streams
 
-# What can be guessed of users' attributes from their representations (A8). The attacker holds the
-# whole table of representations and the attribute of those users who share it. It learns from
-# these, chooses its settings by cross-validation among them, and guesses for the others. Three
-# families: logistic regression, a network, boosted trees. Each guesses twice: from the rows as
-# they are, and from rows aligned, column by column, to the mean and spread of the public users'
-# rows, since protection may have moved private users aside without mixing them. The best of these
-# attackers on private users is the strong one. To pick it by its success makes leakage look
-# larger, never smaller; the verdict allows for the number of tries. A guess is held against the
-# best constant guess, and an AUC against 0.5.
-
 Mask = NDArray[np.bool_]
 Table = NDArray[Any]
 SEEDS, FOLDS, RESAMPLES, ERROR = 5, 3, 1_000, 0.05
@@ -53,7 +51,7 @@ class TooLittle(DoesNotApply):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttackerOutcome:
     """One attacker, held against the truth of private users."""
 
     family: str
@@ -124,18 +122,18 @@ class Inference:
     private: int
     missing: int
     not_learnt: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[AttackerOutcome, ...]
 
     @property
-    def by_auc(self) -> Outcome:
+    def by_auc(self) -> AttackerOutcome:
         return max(self.outcomes, key=lambda o: o.auc or 0.0)
 
     @property
-    def by_accuracy(self) -> Outcome:
+    def by_accuracy(self) -> AttackerOutcome:
         return max(self.outcomes, key=lambda o: o.right)
 
     @property
-    def strong(self) -> Outcome | None:
+    def strong(self) -> AttackerOutcome | None:
         """The best attacker: by AUC where that beats chance, else by its guesses. None where no
         attacker beats chance, which a constant guess never does."""
         ranking = [o for o in self.outcomes if o.ranks]
@@ -383,13 +381,15 @@ def _attack(public: Floats, asked: list[Floats], codes: Ints, rng: Streams) -> l
     return found
 
 
-def _score(guesses: list[Guess], truth: Ints, usual: Mask, rng: Streams) -> tuple[Outcome, ...]:
+def _score(
+    guesses: list[Guess], truth: Ints, usual: Mask, rng: Streams
+) -> tuple[AttackerOutcome, ...]:
     """`truth` is −1 where no attacker learnt the value; `usual`: who has the most frequent."""
     known = truth >= 0
     n, tests = int(known.sum()), 2 * len(guesses)
     draws = rng.generator().multinomial(n, np.full(n, 1 / max(1, n)), RESAMPLES)
 
-    def outcome(guess: Guess) -> Outcome:
+    def outcome(guess: Guess) -> AttackerOutcome:
         ranks, values = guess[4:]
         p = np.mean(ranks, axis=0)[known]
         right = np.mean(values, axis=0).argmax(axis=1) == truth
@@ -398,7 +398,7 @@ def _score(guesses: list[Guess], truth: Ints, usual: Mask, rng: Streams) -> tupl
             ends = np.nanquantile(auc_resampled(p, truth[known], draws), (0.025, 0.975)).tolist()
         gain = paired_t(right, usual, 1 - ERROR / tests)
         aucs = [auc(one[known], truth[known]) for one in ranks]
-        return Outcome(
+        return AttackerOutcome(
             *(*guess[:4], value, Interval(*ends), _ceiling(p, truth[known], tests)),
             *(int(right.sum()), len(truth), float(usual.mean()), Interval(gain.low, gain.high)),
             seed_aucs=tuple(one for one in aucs if one is not None),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sottovoce.attacks.drift import wilson
 from sottovoce.attacks.filters import label_from_bias, label_from_moments
-from sottovoce.attacks.one_run import opened
+from sottovoce.attacks.pairs import opened_sums
 from sottovoce.attacks.views import ATTACKS, SECURE_SUM, Attack, Result, Truth, View
 from sottovoce.core.messages import GRID, DeviceReports, MaskedReports
 
@@ -47,10 +47,10 @@ def needs(view: View) -> str:
 
 def read_filters(view: View) -> list[FilterRows]:
     """Every filter, device by device: as sent, or, where that is all there is, masked."""
-    from sottovoce.algorithms.uc.rows import Layout  # needs PyTorch
+    from sottovoce.algorithms.uc.rows import ModelLayout  # needs PyTorch
 
     settings = view.algorithm
-    layout, size = Layout.of(settings, view.n_items), settings.embedding_size
+    layout, size = ModelLayout.of(settings, view.n_items), settings.embedding_size
     plain, hidden = view.messages(DeviceReports), view.messages(MaskedReports)
     senders = [*(m.sender for m in plain), *(m.sender for m in hidden)]
     users = np.unique(np.concatenate(senders)).astype(np.int64)
@@ -100,16 +100,16 @@ def _labels(changes: Mapping[str, NDArray[Any]]) -> Ints:
 def _sum_needs(view: View) -> str:
     if not view.algorithm.attributes:
         return NO_FILTERS
-    return "" if opened(view) else "The server opened no sum: it got each update by itself."
+    return "" if opened_sums(view) else "The server opened no sum: it got each update by itself."
 
 
 def _guess_sum(view: View) -> Guesses:
     """For everybody in them, the class that the opened sums speak for."""
-    from sottovoce.algorithms.uc.rows import Layout
+    from sottovoce.algorithms.uc.rows import ModelLayout
 
     settings = view.algorithm
-    layout, size = Layout.of(settings, view.n_items), settings.embedding_size
-    total = np.sum([one.sums for one in opened(view)], axis=0)[:, :size]
+    layout, size = ModelLayout.of(settings, view.n_items), settings.embedding_size
+    total = np.sum([one.sums for one in opened_sums(view)], axis=0)[:, :size]
     users = np.unique(np.concatenate([m.sender for m in view.messages(MaskedReports)]))
     found = []
     for attribute, part in zip(settings.attributes, layout.filters, strict=True):

@@ -1,5 +1,5 @@
-"""A11: a user's items among FedGNN's pseudo items. It is in `attacks.item_sets`, for Wu's FedGNN,
-which runs from its own study and not from experiment files."""
+"""A11: a user's items among FedGNN's pseudo items. Wu's FedGNN has a study of its own, which runs
+the attack as well: `sottovoce reproduce wu-fedgnn` (`sottovoce_papers.wu_item_sets`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROMISE: Final = "My items cannot be told from the pseudo items that my device 
 def _needs(view: View) -> str:
     return (
         "Only devices of Wu's FedGNN send pseudo items, and it is not run from experiment files; "
-        "`attacks.item_sets` attacks it where it is run."
+        "`sottovoce reproduce wu-fedgnn` trains it and attacks it."
     )
 
 

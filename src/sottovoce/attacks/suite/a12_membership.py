@@ -1,4 +1,19 @@
-"""A12: what the published model tells of those from whom it was learnt."""
+"""A12: what the published model tells of those from whom it was learnt.
+
+The attacker has the last item table, as everybody has, and knows half of a target's items. She fits
+the target's vector at home, as any device would, and looks how high the other items score.
+
+- `held_or_not`: is this item one from which the model was learnt, or one that the target got to
+  later (a test item)? Of each pair the higher score is guessed to be the former. Both sorts are
+  what the target likes, so that a good recommender is not taken for a leak; and they are matched
+  by popularity among other users. What is left beside memory is the drift of taste, and only a
+  control shows how much that is: the same pairs by a model that never saw the targets.
+- `took_part`: was this user among those from whom it was learnt at all? By how much better than
+  other items her own, hidden half scores.
+
+Secure sums do not help against either: the model itself tells. Noise on the sums does, by as much
+as it costs.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +38,9 @@ from sottovoce.attacks.views import (
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import ModelView
+from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DataError, DoesNotApply
 from sottovoce.rng import Streams
-
-# What the published model remembers of those it was learnt from (A12). The attacker has the last
-# item table, as everybody has, and knows half of a target's items. She fits the target's vector
-# at home, as any device would, and looks how high the other items score. Two questions: -
-# `held_or_not`: is this item one from which the model was learnt, or one that the target got to
-# later (a test item)? Of each pair the higher score is guessed to be the former. Both sorts are
-# what the target likes, so that a good recommender is not taken for a leak; and they are matched
-# by popularity among other users. What is left beside memory is the drift of taste, and only a
-# control shows how much that is: the same pairs by a model that never saw the targets. -
-# `took_part`: was this user among those from whom it was learnt at all? By how much better than
-# other items her own, hidden half scores. Secure sums do not help against either: the model
-# itself tells. Noise on the sums does, by as much as it costs.
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -110,7 +114,7 @@ def _built(view: View) -> Any:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Question:
+class MemberPairs(Redacted):
     """Pairs of a member and a stranger to the training data, of the same user each."""
 
     known: Interactions
@@ -124,11 +128,8 @@ class Question:
     def __len__(self) -> int:
         return len(self.users)
 
-    def __repr__(self) -> str:
-        return f"<Question of {len(self):,} pairs, redacted>"
-
     @classmethod
-    def held_or_not(cls, train: Interactions, test: Interactions, rng: Streams) -> Question:
+    def held_or_not(cls, train: Interactions, test: Interactions, rng: Streams) -> MemberPairs:
         """To each test item of a target the item of her hidden half that is nearest by how many
         other users have it."""
         hidden = _hidden_half(train, rng)
@@ -149,7 +150,7 @@ class Question:
         return cls._of(train, hidden, users, members, strangers)
 
     @classmethod
-    def took_part(cls, train: Interactions, rng: Streams, most: int = MOST_TARGETS) -> Question:
+    def took_part(cls, train: Interactions, rng: Streams, most: int = MOST_TARGETS) -> MemberPairs:
         """To items of each target's hidden half items that she does not have, about as popular."""
         hidden = _hidden_half(train, rng)
         targets = _targets(train, rng, np.ones(train.n_users, bool), most)
@@ -179,7 +180,7 @@ class Question:
         users: list[Any],
         members: list[Any],
         strangers: list[Any],
-    ) -> Question:
+    ) -> MemberPairs:
         none = np.zeros(0, np.int64)
         columns = [
             np.concatenate([none, *column]).astype(np.int64)
@@ -200,7 +201,7 @@ class Question:
         return _wins(self.popularity)
 
 
-class Comparison(NamedTuple):
+class AgainstControl(NamedTuple):
     """An AUC against that of a control, with the 95 % interval of the AUC, as wide as that of
     their difference."""
 
@@ -209,29 +210,33 @@ class Comparison(NamedTuple):
     interval: tuple[float, float]
 
 
-def against_same(users: Ints, wins: Floats, control: Floats) -> Comparison:
+def against_same(users: Ints, wins: Floats, control: Floats) -> AgainstControl:
     """Against a control on the same pairs."""
     auc, base = float(wins.mean()), float(control.mean())
     spread = _spread(users, wins - control)
     low, high = auc - CONFIDENCE_Z * spread, auc + CONFIDENCE_Z * spread
-    return Comparison(auc, base, (max(0.0, low), min(1.0, high)))
+    return AgainstControl(auc, base, (max(0.0, low), min(1.0, high)))
 
 
-def against_others(users: Ints, wins: Floats, other_users: Ints, other_wins: Floats) -> Comparison:
+def against_others(
+    users: Ints, wins: Floats, other_users: Ints, other_wins: Floats
+) -> AgainstControl:
     """Against other users, on the same model."""
     spread = np.hypot(_spread(users, wins), _spread(other_users, other_wins))
     auc, base = float(wins.mean()), float(other_wins.mean())
     low, high = auc - CONFIDENCE_Z * spread, auc + CONFIDENCE_Z * spread
-    return Comparison(auc, base, (max(0.0, float(low)), min(1.0, float(high))))
+    return AgainstControl(auc, base, (max(0.0, float(low)), min(1.0, float(high))))
 
 
-def against_chance(users: Ints, wins: Floats) -> Comparison:
+def against_chance(users: Ints, wins: Floats) -> AgainstControl:
     _, where = np.unique(users, return_inverse=True)
     interval = clustered(np.bincount(where, wins), np.bincount(where))
-    return Comparison(float(wins.mean()), 0.5, interval)
+    return AgainstControl(float(wins.mean()), 0.5, interval)
 
 
-def tell_participants(question: Question, wins: Floats, takes_part: NDArray[np.bool_]) -> Ranking:
+def tell_participants(
+    question: MemberPairs, wins: Floats, takes_part: NDArray[np.bool_]
+) -> Ranking:
     """How well those who took part are told from the others by the share of pairs won."""
     users, where = np.unique(question.users, return_inverse=True)
     share = np.bincount(where, wins) / np.bincount(where)
@@ -286,10 +291,10 @@ def _needs(view: View) -> str:
 def _judge_held(home: Home, truth: Truth) -> Result:
     """The control, best first: `truth.own["control"]`, the item table of the same system learnt
     without the targets; users who did not take part in this run; popularity alone."""
-    question = Question.held_or_not(truth.train, truth.test, _RNG)
+    question = MemberPairs.held_or_not(truth.train, truth.test, _RNG)
     inside = truth.takes_part[question.users]
     if not inside.any():
-        return _result("A12", "member items", _HELD, Comparison(0.5, 0.5, (0.0, 1.0)), 0, "")
+        return _result("A12", "member items", _HELD, AgainstControl(0.5, 0.5, (0.0, 1.0)), 0, "")
     wins = question.wins(home, _RNG)
     users, mine = question.users[inside], wins[inside]
     outside = np.unique(question.users[~inside])
@@ -311,7 +316,7 @@ def _judge_held(home: Home, truth: Truth) -> Result:
 
 
 def _judge_part(home: Home, truth: Truth) -> Result:
-    question = Question.took_part(truth.train, _RNG)
+    question = MemberPairs.took_part(truth.train, _RNG)
     users = np.unique(question.users)
     inside = truth.takes_part[users]
     if min(int(inside.sum()), int((~inside).sum())) < LEAST_CONTROL:
@@ -321,12 +326,12 @@ def _judge_part(home: Home, truth: Truth) -> Result:
     ranking = tell_participants(question, question.wins(home, _RNG), truth.takes_part)
     half = ranking.chance.high - 0.5
     ends = (max(0.0, ranking.auc - half), min(1.0, ranking.auc + half))
-    found = Comparison(ranking.auc, 0.5, ends)
+    found = AgainstControl(ranking.auc, 0.5, ends)
     return _result("A12", "participation", _PART, found, len(users), _CLOSED)
 
 
 def _result(
-    code: str, name: str, promise: str, found: Comparison, claims: int, detail: str
+    code: str, name: str, promise: str, found: AgainstControl, claims: int, detail: str
 ) -> Result:
     return Result(
         code, name, "anyone", promise, "AUC", found.auc, found.interval, found.control,

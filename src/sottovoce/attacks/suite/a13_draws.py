@@ -1,9 +1,14 @@
 """A13: which messages go together, by what their devices drew.
 
 Coordinates of reports and items of updates are drawn without looking at private data. They identify
-a device all the same if one draw tells the next. The attacker is told one word of each device that
-he goes for, which is what a search over all words that fit would give him; from it he computes the
-other draws as the fast generator makes them (`attacks/suite/a13_draws.py`), and looks for them.
+a device all the same if one draw tells the next. The fast generator (rng.py) gives the words
+mix(s + γ), mix(s + 2γ), …, and `mix` can be inverted. So one word of 64 bits tells the state s and
+with it every other draw of that device and round. A server sees no whole words, but coordinates. Of
+the words that give a coordinate among n there are 2**64 / n; whoever tries them all keeps those
+whose next draws are in the same batch, too. Against ChaCha20 there is nothing to try.
+
+The attacker is told one word of each device that he goes for, which is what such a search would
+give him; from it he computes the other draws, and looks for them.
 """
 
 from __future__ import annotations
@@ -21,13 +26,6 @@ from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View
 from sottovoce.core.messages import Batch, BitReports, DeviceReports
 from sottovoce.core.one_bit import coordinates, scaled
 from sottovoce.rng import GAMMA, LOW32, Streams, mix, mix_array, words_of
-
-# What a draw that somebody sees tells of the draws that he does not see (A13). The fast generator
-# (rng.py) gives the words mix(s + γ), mix(s + 2γ), …, and `mix` can be inverted. So one word of
-# 64 bits tells the state s and with it every other draw of that device and round. A server sees
-# no whole words, but coordinates. Of the words that give a coordinate among n there are 2**64 /
-# n; whoever tries them all keeps those whose next draws are in the same batch, too. Against
-# ChaCha20 there is nothing to try: a word tells nothing of the next one.
 
 # Kernels carry no types (numba infers them).
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
@@ -249,7 +247,7 @@ def _judge_reports(groups: list[Group], truth: Truth) -> Result:
 # --- updates -------------------------------------------------------------------------------------
 
 
-class Named(NamedTuple):
+class DrawClaims(NamedTuple):
     """Which device is claimed to have drawn a told word, the chance of a guess among those that
     sent the item of that draw, and how many items there are."""
 
@@ -262,7 +260,7 @@ def _updates_need(view: View) -> str:
     return _told(view, DeviceReports)
 
 
-def _recognise(view: View) -> list[Named]:
+def _recognise(view: View) -> list[DrawClaims]:
     named, random = [], _RNG.child("updates").generator()
     for told in view.told:
         seen = next(s for s in view.rounds if s.round == told.round)
@@ -278,7 +276,7 @@ def _recognise(view: View) -> list[Named]:
         shares = np.array([np.isin(negatives, items[senders == s]).mean() for s in able])
         best = np.flatnonzero(shares == shares.max())
         sender = int(able[random.choice(best)])
-        named.append(Named(sender, 1.0 / len(able), view.n_items))
+        named.append(DrawClaims(sender, 1.0 / len(able), view.n_items))
     return named
 
 
@@ -287,7 +285,7 @@ def _items(words: NDArray[np.uint64], n_items: int) -> Ints:
     return (((words & LOW32) * np.uint64(n_items)) >> np.uint64(32)).astype(np.int64)
 
 
-def _judge_updates(named: list[Named], truth: Truth) -> Result:
+def _judge_updates(named: list[DrawClaims], truth: Truth) -> Result:
     right = [
         float(one.sender == sender)
         for one, sender in zip(named, truth.own["told senders"], strict=True)

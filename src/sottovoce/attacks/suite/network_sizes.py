@@ -21,49 +21,47 @@ from sottovoce.attacks.views import (
     ATTACKS,
     CONFIDENCE_Z,
     Attack,
-    Packet,
     Remedy,
     Result,
+    TlsPacket,
     Truth,
     View,
 )
+from sottovoce.core.redacted import Redacted
 from sottovoce.rng import Streams
 
 PROMISE = "How long my device's messages are says nothing about me."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Guess:
+class LengthGuess(Redacted):
     """Users' message lengths, less the mean of the round."""
 
     users: Ints
     lengths: NDArray[np.float64]
     rounds: int
 
-    def __repr__(self) -> str:
-        return f"<Guess about {len(self.users):,} users, redacted>"
-
 
 def _needs(view: View) -> str:
-    senders = {p.sender for p in view.messages(Packet) if p.sender >= 0}
+    senders = {p.sender for p in view.messages(TlsPacket) if p.sender >= 0}
     return "" if len(senders) > 1 else "no messages of two devices were seen"
 
 
-def _guess(view: View) -> Guess:
+def _guess(view: View) -> LengthGuess:
     users: list[int] = []
     lengths: list[float] = []
     for seen in view.rounds:
-        packets = [p for p in seen.messages if isinstance(p, Packet) and p.sender >= 0]
+        packets = [p for p in seen.messages if isinstance(p, TlsPacket) and p.sender >= 0]
         if packets:
             mean = math.fsum(p.bytes for p in packets) / len(packets)
             users += [p.sender for p in packets]
             # A round of one device has no mean to compare with.
             lengths += [p.bytes - mean * (len(packets) > 1) for p in packets]
     who, place, count = np.unique(users, return_inverse=True, return_counts=True)
-    return Guess(who, np.bincount(place, lengths) / count, len(view.rounds))
+    return LengthGuess(who, np.bincount(place, lengths) / count, len(view.rounds))
 
 
-def _judge(guess: Guess, truth: Truth) -> Result:
+def _judge(guess: LengthGuess, truth: Truth) -> Result:
     """AUC of telling users with more items than the median from those with fewer."""
     counts = truth.train.counts[guess.users]
     known = Streams.from_seed(0).child("known to the observer").keys(guess.users) % 2 == 0

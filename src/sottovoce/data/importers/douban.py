@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from sottovoce.data.assembly import RawTables
 from sottovoce.data.importers.base import IMPORTERS, Download, Request
-from sottovoce.data.importers.files import FLOAT, TEXT, Archive, Layout, read_text, split_fields
+from sottovoce.data.importers.files import FLOAT, TEXT, Archive, TextLayout, read_text, split_fields
 from sottovoce.errors import CorruptData
 
 BOOKS, LOCATIONS = "user_book.dat", "user_location.dat"
@@ -31,7 +31,7 @@ def _columns(archive: Archive, base: str, names: tuple[str, ...]) -> pa.Table:
         raise CorruptData(f"{archive.where(base)}, line 1: {width} fields where 2 or 3 belong")
     names = names[:width]
     kinds = {name: FLOAT if name in ("rating", "weight") else TEXT for name in names}
-    return read_text(archive, base, Layout(names, kinds))
+    return read_text(archive, base, TextLayout(names, kinds))
 
 
 @IMPORTERS.register("douban-book")

@@ -1,4 +1,5 @@
-"""A download, zipped or unpacked: its files by base name."""
+"""A download, zipped or unpacked: its files by base name, and delimited text as Arrow tables,
+block by block, with errors that name the line."""
 
 from __future__ import annotations
 
@@ -77,15 +78,13 @@ class Archive:
             ) from None
 
 
-# Delimited text to Arrow tables, block by block, with errors that name the line.
-
 BLOCK = 1 << 25
 INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 _STAND_IN = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TextLayout:
     """How a file is laid out. `columns` are its fields in order; `wanted` those to read."""
 
     columns: tuple[str, ...]
@@ -97,20 +96,20 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TextRows:
     """Rows of a file and the number of its first line."""
 
     line: int
     table: pa.Table
 
 
-def read_text(archive: Archive, base: str, layout: Layout) -> pa.Table:
+def read_text(archive: Archive, base: str, layout: TextLayout) -> pa.Table:
     """A whole file as one table."""
     blocks = [block.table for block in stream_text(archive, base, layout)]
     return pa.concat_tables(blocks)
 
 
-def stream_text(archive: Archive, base: str, layout: Layout) -> Iterator[Block]:
+def stream_text(archive: Archive, base: str, layout: TextLayout) -> Iterator[TextRows]:
     """A file in blocks of bounded size. Raises CorruptData naming file, line and reason."""
     where = archive.where(base)
     with archive.open(base) as stream:
@@ -122,13 +121,13 @@ def stream_text(archive: Archive, base: str, layout: Layout) -> Iterator[Block]:
         for first, block in _blocks(stream, None if layout.quoted else BLOCK, line):
             if block and not block.isspace():
                 empty = False
-                yield Block(first, _parse(first, _utf8(block), layout, where))
+                yield TextRows(first, _parse(first, _utf8(block), layout, where))
         if empty:
             raise CorruptData(f"{where} is empty; download it again")
 
 
 def time_column(
-    block: Block, column: str, form: str, where: str, rows: pa.ChunkedArray
+    block: TextRows, column: str, form: str, where: str, rows: pa.ChunkedArray
 ) -> pa.ChunkedArray:
     """Times in `form` (as strptime) to seconds since 1970, of the rows that are marked."""
     texts = block.table[column].filter(rows)
@@ -146,13 +145,13 @@ def split_fields(line: bytes, delimiter: str) -> list[str]:
     return [field.strip().strip('"') for field in text.split(delimiter)]
 
 
-def _with_header(head: bytes, layout: Layout, where: str) -> Layout:
+def _with_header(head: bytes, layout: TextLayout, where: str) -> TextLayout:
     names = tuple(split_fields(head, layout.delimiter))
     for name in layout.wanted:
         if name not in names:
             have = ", ".join(names) if any(names) else "nothing"
             raise CorruptData(f"{where} has no column {name!r} in its first line ({have})")
-    return Layout(names, layout.wanted, layout.delimiter, False, layout.quoted)
+    return TextLayout(names, layout.wanted, layout.delimiter, False, layout.quoted)
 
 
 def _blocks(stream: IO[bytes], size: int | None, line: int) -> Iterator[tuple[int, bytes]]:
@@ -189,7 +188,7 @@ def _utf8_line(line: bytes) -> bytes:
     return line
 
 
-def _parse(first: int, block: bytes, layout: Layout, where: str) -> pa.Table:
+def _parse(first: int, block: bytes, layout: TextLayout, where: str) -> pa.Table:
     delimiter = layout.delimiter
     if len(delimiter) > 1:
         block = block.replace(delimiter.encode(), _STAND_IN.encode())
@@ -220,7 +219,7 @@ def _parse(first: int, block: bytes, layout: Layout, where: str) -> pa.Table:
         raise CorruptData(f"{where}: {str(error).splitlines()[0]}") from None
 
 
-def _blame(first: int, text: str, layout: Layout, delimiter: str, where: str) -> None:
+def _blame(first: int, text: str, layout: TextLayout, delimiter: str, where: str) -> None:
     """Raise for the first line that does not fit; return where none is found."""
     places = [(layout.columns.index(name), name, kind) for name, kind in layout.wanted.items()]
     for number, line in enumerate(text.split("\n"), first):

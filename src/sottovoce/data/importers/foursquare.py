@@ -11,7 +11,7 @@ from sottovoce.data.importers.files import (
     INT,
     TEXT,
     Archive,
-    Layout,
+    TextLayout,
     read_text,
     stream_text,
     time_column,
@@ -32,7 +32,7 @@ def read_tist2015(archive: Archive, country: str | None = None) -> RawTables:
     venues = read_text(
         archive,
         POIS,
-        Layout(
+        TextLayout(
             ("item", "latitude", "longitude", "category", "country"),
             {"item": TEXT, "category": TEXT, "country": TEXT},
         ),
@@ -40,7 +40,7 @@ def read_tist2015(archive: Archive, country: str | None = None) -> RawTables:
     if country is not None:
         venues = _in_country(archive, venues, country)
     ids = venues["item"].combine_chunks()
-    layout = Layout(
+    layout = TextLayout(
         ("user", "item", "time", "offset"), {"user": INT, "item": TEXT, "time": TEXT, "offset": INT}
     )
     users, rows, times = [], [], []
@@ -67,7 +67,7 @@ def _in_country(archive: Archive, venues: pa.Table, country: str) -> pa.Table:
     code = country.upper()
     if len(code) != 2 and CITIES in archive:
         columns = ("city", "latitude", "longitude", "code", "country", "kind")
-        cities = read_text(archive, CITIES, Layout(columns, dict.fromkeys(columns, TEXT)))
+        cities = read_text(archive, CITIES, TextLayout(columns, dict.fromkeys(columns, TEXT)))
         codes = dict(zip(cities["country"].to_pylist(), cities["code"].to_pylist(), strict=True))
         code = {name.lower(): c for name, c in codes.items()}.get(country.lower(), code)
     kept = venues.filter(pc.equal(venues["country"], code))

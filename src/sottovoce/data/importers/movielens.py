@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from sottovoce.data.assembly import RawTables
 from sottovoce.data.importers.base import IMPORTERS, Download, Request
-from sottovoce.data.importers.files import FLOAT, INT, TEXT, Archive, Layout, read_text
+from sottovoce.data.importers.files import FLOAT, INT, TEXT, Archive, TextLayout, read_text
 
 TERMS = "GroupLens (Harper & Konstan 2015): research use, no redistribution"
 _NO_GENRE = "(no genres listed)"
@@ -19,21 +19,21 @@ def read_100k(archive: Archive) -> RawTables:
     events = read_text(
         archive,
         "u.data",
-        Layout(
+        TextLayout(
             ("user", "item", "rating", "timestamp"),
             {"user": INT, "item": INT, "rating": FLOAT, "timestamp": INT},
         ),
     )
     columns = ("user", "age", "gender", "occupation", "zip")
-    users = read_text(archive, "u.user", Layout(columns, dict.fromkeys(columns, TEXT), "|"))
+    users = read_text(archive, "u.user", TextLayout(columns, dict.fromkeys(columns, TEXT), "|"))
     listed = read_text(
-        archive, "u.genre", Layout(("genre", "number"), {"genre": TEXT, "number": INT}, "|")
+        archive, "u.genre", TextLayout(("genre", "number"), {"genre": TEXT, "number": INT}, "|")
     ).to_pylist()
     names = {row["number"]: row["genre"] for row in listed}
     films = read_text(
         archive,
         "u.item",
-        Layout(
+        TextLayout(
             ("item", "title", "released", "video", "url", *_GENRE_FLAGS),
             {"item": INT, "title": TEXT, **dict.fromkeys(_GENRE_FLAGS, INT)},
             "|",
@@ -54,7 +54,7 @@ def read_dat(archive: Archive) -> RawTables:
     events = read_text(
         archive,
         "ratings.dat",
-        Layout(
+        TextLayout(
             ("user", "item", "rating", "timestamp"),
             {"user": INT, "item": INT, "rating": FLOAT, "timestamp": INT},
             "::",
@@ -63,23 +63,27 @@ def read_dat(archive: Archive) -> RawTables:
     films = read_text(
         archive,
         "movies.dat",
-        Layout(("item", "title", "genres"), {"item": INT, "title": TEXT, "genres": TEXT}, "::"),
+        TextLayout(("item", "title", "genres"), {"item": INT, "title": TEXT, "genres": TEXT}, "::"),
     )
     users = None
     if "users.dat" in archive:
         columns = ("user", "gender", "age", "occupation", "zip")
-        users = read_text(archive, "users.dat", Layout(columns, dict.fromkeys(columns, TEXT), "::"))
+        users = read_text(
+            archive, "users.dat", TextLayout(columns, dict.fromkeys(columns, TEXT), "::")
+        )
     return RawTables(events, users, _films(films))
 
 
 def read_csv(archive: Archive) -> RawTables:
     """ratings.csv and movies.csv."""
     kinds = {"userId": INT, "movieId": INT, "rating": FLOAT, "timestamp": INT}
-    events = read_text(archive, "ratings.csv", Layout((), kinds, ",", header=True))
+    events = read_text(archive, "ratings.csv", TextLayout((), kinds, ",", header=True))
     films = read_text(
         archive,
         "movies.csv",
-        Layout((), {"movieId": INT, "title": TEXT, "genres": TEXT}, ",", header=True, quoted=True),
+        TextLayout(
+            (), {"movieId": INT, "title": TEXT, "genres": TEXT}, ",", header=True, quoted=True
+        ),
     )
     return RawTables(
         events.rename_columns(["user", "item", "rating", "timestamp"]),

@@ -9,7 +9,7 @@ from sottovoce.data.prepared import EVENTS, read_prepared
 
 
 @IMPORTERS.register("prepared")
-class Prepared(Importer):
+class PreparedFolder(Importer):
     """A folder that `sottovoce data import` has written."""
 
     listed_at = 1001

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from sottovoce.data.assembly import RawTables, assemble, seconds
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.importers.base import IMPORTERS, Importer, Request
-from sottovoce.data.importers.files import FLOAT, TEXT, Archive, Layout, read_text, split_fields
+from sottovoce.data.importers.files import FLOAT, TEXT, Archive, TextLayout, read_text, split_fields
 from sottovoce.errors import ConfigError, CorruptData, DataError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".inter", ".parquet")
@@ -50,7 +50,7 @@ def read_table(
     chosen = choose_columns(split_fields(head, delimiter), columns, where)
     kinds = {name: FLOAT if role == "rating" else TEXT for role, name in chosen.items()}
     quoted = delimiter in (",", ";") or b'"' in head
-    layout = Layout((), kinds, delimiter, header=True, quoted=quoted)
+    layout = TextLayout((), kinds, delimiter, header=True, quoted=quoted)
     events = _renamed(read_text(archive, base, layout), chosen)
     if "timestamp" in events.column_names:
         place = events.column_names.index("timestamp")

@@ -13,10 +13,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from sottovoce.engines.flower.node import Outgoing, answer_question, answer_task
-from sottovoce.engines.flower.wire import Question, Task
 from sottovoce.errors import MessageError, StoreError
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import Hosted
+from sottovoce.wire.cohort_rounds import CohortQuestion, CohortTask
 
 RECORD = "sottovoce"
 """The one record of every message."""
@@ -40,12 +40,12 @@ def build_client_app(open_hosted: Callable[[Context], Any]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         with open_hosted(context) as hosted:
-            return _reply(message, answer_task(hosted, Task.from_content(record_of(message))))
+            return _reply(message, answer_task(hosted, CohortTask.from_content(record_of(message))))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         with open_hosted(context) as hosted:
-            asked = Question.from_content(record_of(message))
+            asked = CohortQuestion.from_content(record_of(message))
             return _reply(message, answer_question(hosted, asked))
 
     return app

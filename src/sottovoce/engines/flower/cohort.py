@@ -23,7 +23,7 @@ _TRUE, _FALSE = ("yes", "true", "1"), ("no", "false", "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeCohort:
     """What is in a new store."""
 
     users: int
@@ -41,7 +41,7 @@ def make_cohort(
     catalogue: Catalogue | None,
     choices: Mapping[str, Choice],
     first: int = 0,
-) -> Made:
+) -> MadeCohort:
     """A store with a user for every user of the data set, numbered from `first` on in its order.
     Who has no choice takes no part. The store is there whole, or not at all."""
     history = dataset.interactions
@@ -64,7 +64,7 @@ def make_cohort(
     except BaseException:
         shutil.rmtree(path)
         raise
-    return Made(len(users), first, added, unknown, int(consent.takes_part.sum()))
+    return MadeCohort(len(users), first, added, unknown, int(consent.takes_part.sum()))
 
 
 def items_of(dataset: Dataset) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """The server of a Flower federation: asks nodes, closes rounds by the rules, folds, checkpoints.
 
-Knows no transport (that is `Post`) and no algorithm. Whatever is killed and whenever: a conductor
+Knows no algorithm, and no transport but a `Transport`. Whatever is killed and whenever: a conductor
 on the same folder goes on, no round counts twice, and the model is the one of an uninterrupted run
 with the same participants.
 """
@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.messages import GRID, SummedReports, cut_sum, decode_sum, message_limit
-from sottovoce.engines.flower.members import Member, Post, Reply
-from sottovoce.engines.flower.wire import Answer, Content, Question, Task
+from sottovoce.core.messages import GRID, SummedReports, cut_sum
+from sottovoce.engines.flower.members import (
+    LOOK_SECONDS,
+    PULL_SECONDS,
+    Asked,
+    Member,
+    Reply,
+    RoundLoop,
+    Transport,
+)
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
 from sottovoce.parties.server import Server
 from sottovoce.rng import streams_of
@@ -28,20 +35,15 @@ from sottovoce.stores.conductor import (
     OpenRound,
     Outcome,
     RoundRecord,
-    write_status,
 )
 from sottovoce.stores.coordinator import Plan
+from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask, Content
+from sottovoce.wire.reports import decode_sum, longest_report
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import delta_size, encode_delta, encode_model, full_size
 
-PULL_SECONDS = 0.2
-"""How often replies are fetched."""
-LOOK_SECONDS = 1.0
-"""How often it is checked which nodes are online, and how long after an error a task is resent."""
 QUESTION_SECONDS = 12.0
 """How long an answer to a question is waited for; a node asks for messages every 3 seconds."""
-LONGEST_SECONDS = 15.0
-"""The longest pause before a task is resent to a node that fell over each time."""
 LOST_AFTER = 0.25
 """The part of the deadline after which a task without an answer is taken for lost on its way."""
 MODELS = 3
@@ -51,32 +53,27 @@ FAREWELL_SECONDS = 30.0
 _LARGEST = 2**63 - 1
 
 
-@dataclass(slots=True, repr=False)
-class _Asked:
+@dataclass(slots=True, repr=False, kw_only=True)
+class _AskedNode(Asked):
     """One node in the open round."""
 
     numbers: NDArray[np.int64]
-    messages: set[str] = field(default_factory=set)
-    since: str = ""
-    """The node's start when it was last sent the task."""
-    resend_at: float = math.inf
-    errors: int = 0
     lost_models: int = 0
-    settled: bool = False
     part: SummedReports | None = None
 
 
-class Conductor:
-    """Runs rounds until `target`, and where it is to `hold`, waits for a later one. `pinned` says
-    that nodes have keys: then each answers for the devices that it was allotted and no others, and
-    one that was allotted none is not spoken to."""
+class Conductor(RoundLoop):
+    """`pinned` says that nodes have keys: then each answers for the devices that it was allotted
+    and no others, and one that was allotted none is not spoken to."""
+
+    target: int
 
     def __init__(
         self,
         folder: Path,
         plan: Plan,
         checkpoint: Checkpoint,
-        post: Post,
+        transport: Transport,
         *,
         target: int | None = None,
         nodes: int = 1,
@@ -84,10 +81,8 @@ class Conductor:
         hold: bool = False,
         run: str = "",
     ) -> None:
-        self.folder, self.plan, self.checkpoint, self.post = folder, plan, checkpoint, post
-        self.target = plan.rounds if target is None else target
-        self.hold = hold
-        self.nodes, self.pinned, self.run_name = nodes, pinned, run
+        super().__init__(folder, transport, plan.rounds if target is None else target, hold, run)
+        self.plan, self.checkpoint, self.nodes, self.pinned = plan, checkpoint, nodes, pinned
         self.members: dict[int, Member] = {}
         self.server = Server.start(
             plan.terms.build(), plan.terms.n_items, streams_of(plan.root_key)
@@ -95,26 +90,19 @@ class Conductor:
         self.attempt = 0
         self.changed = np.zeros(plan.terms.n_rows, np.int64)
         self._restore()
-        self._looked = -math.inf
         self._unknown = 0
-        self._said: dict[str, Any] = {}
 
-    def run(self) -> None:
-        """To the target, then tell the nodes how the last round went and give them the model. Where
-        it holds, wait there until the target is raised."""
-        while True:
-            while self.server.round < self.target:
-                self._next_round()
-                self.nodes = 1
-            self._status("closing")
-            self._gather(self.nodes, patience=FAREWELL_SECONDS)
-            self._ask({n: self._question(m, with_model=True) for n, m in self.members.items()})
-            self._status("finished")
-            if not self.hold:
-                return
-            while (raised := self.checkpoint.target()) <= self.target:
-                self.post.wait(PULL_SECONDS)
-            self.target = raised
+    def _reach_target(self) -> None:
+        """Then tell the nodes how the last round went and give them the model."""
+        while self.server.round < self.target:
+            self._next_round()
+            self.nodes = 1
+        self._status("closing")
+        self._gather(self.nodes, seconds=FAREWELL_SECONDS)
+        self._ask({n: self._question(m, with_model=True) for n, m in self.members.items()})
+
+    def _raised_target(self) -> int:
+        return self.checkpoint.target()
 
     def _next_round(self) -> None:
         opened = self.checkpoint.open_round()
@@ -145,24 +133,24 @@ class Conductor:
         self,
         nodes: int,
         numbers: NDArray[np.int64] | None = None,
-        patience: float = math.inf,
+        seconds: float = math.inf,
     ) -> None:
-        """Wait until enough nodes and devices are there (these `numbers`, where given), or until
-        patience is at its end. Nodes that were just heard are not asked again, and a silent one
+        """Wait until enough nodes and devices are there (these `numbers`, if given), or for so
+        long. Nodes that were just heard are not asked again, and a silent one
         keeps nobody waiting for long."""
-        start = asked = self.post.clock()
+        start = asked = self.transport.clock()
         first = self.plan.rules.min_devices if self.server.round == 0 else 1
         while True:
             self._look(force=True)
             stale = [m for m in self.members.values() if not m.fresh]
             self._ask({m.node: self._question(m) for m in stale})
             heard = sum(member.heard for member in self.members.values())
-            pool, now = self._pool(), self.post.clock()
+            pool, now = self._pool(), self.transport.clock()
             covered = numbers is None or bool(np.isin(numbers, pool).all())
-            if (heard >= nodes and len(pool) >= first and covered) or now - start >= patience:
+            if (heard >= nodes and len(pool) >= first and covered) or now - start >= seconds:
                 return
             self._status("waiting")
-            self.post.wait(LOOK_SECONDS)
+            self.transport.wait(LOOK_SECONDS)
             if now >= asked + QUESTION_SECONDS:  # somebody may have changed her mind
                 asked = now
                 for member in self.members.values():
@@ -170,11 +158,9 @@ class Conductor:
 
     def _look(self, *, force: bool = False) -> None:
         """Who is online."""
-        now = self.post.clock()
-        if not force and now < self._looked + LOOK_SECONDS:
+        if not self._is_time_to_look(force):
             return
-        self._looked = now
-        online = {seen.node: seen for seen in self.post.online()}
+        online = {seen.node: seen for seen in self.transport.online()}
         if self.pinned:
             allotted, present = self.checkpoint.allotted(), len(online)
             online = {n: seen for n, seen in online.items() if seen.identity in allotted}
@@ -185,32 +171,32 @@ class Conductor:
             if member.since != seen.since:
                 member.since, member.fresh, member.question = seen.since, False, ""
 
-    def _ask(self, questions: Mapping[int, Question]) -> None:
+    def _ask(self, questions: Mapping[int, CohortQuestion]) -> None:
         """Ask, and wait for the answers of those that are not known to be silent."""
         dormant = self.plan.rules.dormant_after
         letters = {n: q.to_content() for n, q in questions.items() if not self.members[n].question}
-        for node, message in self.post.send("query", letters, 3 * QUESTION_SECONDS).items():
+        for node, message in self.transport.send("query", letters, 3 * QUESTION_SECONDS).items():
             self.members[node].question = message
-        end = self.post.clock() + QUESTION_SECONDS
+        end = self.transport.clock() + QUESTION_SECONDS
         while waiting := {m.question: m for m in self.members.values() if m.question}:
-            for reply in self.post.collect(list(waiting)):
+            for reply in self.transport.collect(list(waiting)):
                 if reply.to in waiting:
                     waiting[reply.to].question = ""
                     self._take_answer(waiting[reply.to], reply)
             if not any(m.question and m.misses < dormant for m in self.members.values()):
                 return
-            if self.post.clock() >= end:
+            if self.transport.clock() >= end:
                 for member in self.members.values():
                     member.question = ""  # asked anew next time
                 return
-            self.post.wait(PULL_SECONDS)
+            self.transport.wait(PULL_SECONDS)
 
     def _take_answer(self, member: Member, reply: Reply) -> None:
         answer = self._read(reply)
         if answer is not None:
             self._note(member, answer)
 
-    def _note(self, member: Member, answer: Answer) -> None:
+    def _note(self, member: Member, answer: CohortAnswer) -> None:
         """What every answer says of its node."""
         willing = answer.willing
         if self.pinned:
@@ -224,11 +210,11 @@ class Conductor:
         member.heard = member.fresh = True
         member.misses = 0
 
-    def _read(self, reply: Reply) -> Answer | None:
+    def _read(self, reply: Reply) -> CohortAnswer | None:
         if reply.content is None:
             return None
         try:
-            return Answer.from_content(reply.content)
+            return CohortAnswer.from_content(reply.content)
         except MessageError as error:
             self._refuse("version" if isinstance(error, VersionMismatch) else "malformed")
             return None
@@ -258,18 +244,19 @@ class Conductor:
     # A round
 
     def _round(self, opened: OpenRound) -> None:
-        start = self.post.clock()
-        owners, asked = self._owners(), dict[int, _Asked]()
+        start = self.transport.clock()
+        owners, asked = self._owners(), dict[int, _AskedNode]()
         for node in sorted(set(owners.values())):
             mine = [n for n in opened.numbers.tolist() if owners.get(n) == node]
             if mine:
-                asked[node] = _Asked(np.array(mine, dtype=np.int64))
+                asked[node] = _AskedNode(numbers=np.array(mine, dtype=np.int64))
         for member in self.members.values():
             member.fresh = False
         self._send(asked, list(asked), start)
         while True:
-            self._collect(asked, opened)
-            now = self.post.clock()
+            for node, entry, reply in self._replies(asked):
+                self._judge(node, entry, reply, opened)
+            now = self.transport.clock()
             elapsed = now - start
             self._resend(asked, start, now)
             reported = sum(a.part.devices for a in asked.values() if a.part is not None)
@@ -280,7 +267,7 @@ class Conductor:
             verdict = self.plan.rules.verdict(opened.goal, reported, waited)
             if verdict != "wait":
                 break
-            self.post.wait(PULL_SECONDS)
+            self.transport.wait(PULL_SECONDS)
         for node in silent:
             if node in self.members:
                 self.members[node].misses += 1
@@ -317,9 +304,9 @@ class Conductor:
         self.checkpoint.close_round(record, numbers, after, self.changed, self.server.memory)
         self.attempt = 0
 
-    def _send(self, asked: Mapping[int, _Asked], nodes: list[int], start: float) -> None:
+    def _send(self, asked: Mapping[int, _AskedNode], nodes: list[int], start: float) -> None:
         """The task to these nodes; each message is void when the round is."""
-        now, deadline = self.post.clock(), self.plan.rules.deadline_seconds
+        now, deadline = self.transport.clock(), self.plan.rules.deadline_seconds
         left = deadline - (now - start)
         letters: dict[int, Content] = {}
         for node in nodes:
@@ -327,43 +314,23 @@ class Conductor:
             entry.since, entry.resend_at = member.since, now + LOST_AFTER * deadline
             asks = self._question(member, with_model=True)
             about = asks.terms, asks.round, asks.attempt, asks.counted, asks.model
-            letters[node] = Task(*about, numbers=entry.numbers).to_content()
-        for node, message in self.post.send("train", letters, max(left, 1.0)).items():
+            letters[node] = CohortTask(*about, numbers=entry.numbers).to_content()
+        for node, message in self.transport.send("train", letters, max(left, 1.0)).items():
             asked[node].messages.add(message)
 
-    def _resend(self, asked: Mapping[int, _Asked], start: float, now: float) -> None:
-        """A node that was restarted, or whose message was lost, gets the task again: Flower hands a
-        message out once, also where its answer does not arrive. The node answers with the same
-        bytes, which count once."""
+    def _resend(self, asked: Mapping[int, _AskedNode], start: float, now: float) -> None:
+        """A node that was restarted, or whose message was lost, gets the task again."""
         self._look()
         due = [
             node
             for node, entry in asked.items()
-            if not entry.settled
-            and node in self.members
-            and (entry.since != self.members[node].since or now >= entry.resend_at)
+            if node in self.members and entry.is_due(self.members[node].since, now)
         ]
         if due:
             self._send(asked, due, start)
 
-    def _collect(self, asked: Mapping[int, _Asked], opened: OpenRound) -> None:
-        where = {m: node for node, entry in asked.items() for m in entry.messages}
-        for reply in self.post.collect(list(where)) if where else []:
-            if reply.to not in where:
-                continue
-            node = where[reply.to]
-            entry = asked[node]
-            entry.messages.discard(reply.to)
-            if not entry.settled:
-                self._judge(node, entry, reply, opened)
-
-    def _judge(self, node: int, entry: _Asked, reply: Reply, opened: OpenRound) -> None:
+    def _judge(self, node: int, entry: _AskedNode, reply: Reply, opened: OpenRound) -> None:
         """Count a reply, or refuse it and go on without it."""
-        if reply.content is None:  # it never reached the node, or the node fell over
-            pause = min(LOOK_SECONDS * 2**entry.errors, LONGEST_SECONDS)
-            entry.errors = min(entry.errors + 1, 10)
-            entry.resend_at = self.post.clock() + pause
-            return
         answer = self._read(reply)
         if answer is None:
             entry.settled = True
@@ -374,7 +341,7 @@ class Conductor:
             lost = "against version" in answer.problem  # it lost the model that it had
             if lost and entry.lost_models < MODELS:
                 entry.lost_models += 1
-                entry.resend_at = self.post.clock()
+                entry.resend_at = self.transport.clock()
                 return
             self._refuse("node_problem")
         elif answer.sum:
@@ -386,9 +353,9 @@ class Conductor:
                 self._refuse("malformed")
         entry.settled = True
 
-    def _question(self, member: Member, *, with_model: bool = False) -> Question:
+    def _question(self, member: Member, *, with_model: bool = False) -> CohortQuestion:
         model = self._model_for(member) if with_model else b""
-        return Question(
+        return CohortQuestion(
             self.plan.terms,
             self.server.round,
             self.attempt,
@@ -409,34 +376,27 @@ class Conductor:
     def _refuse(self, reason: str) -> None:
         self.checkpoint.refuse(reason)
 
-    def _status(self, state: str, **more: Any) -> None:
+    def _facts(self) -> dict[str, Any]:
         heard = [m for m in self.members.values() if m.heard]
-        status = {
-            "run": self.run_name,
-            "state": state,
+        return {
             "round": self.server.round,
             "attempt": self.attempt,
-            "target": self.target,
             "nodes": len(heard),
             "devices": len(self._owners()),
             "refused": self.checkpoint.refused(),
             "without_numbers": self._unknown,
             "problems": sorted({m.problem for m in heard if m.problem}),
-            **more,
         }
-        if status != self._said:
-            self._said = status
-            write_status(self.folder, status)
 
 
-def check_sum(answer: Answer, opened: OpenRound, asked: int, terms: Terms) -> SummedReports:
+def check_sum(answer: CohortAnswer, opened: OpenRound, asked: int, terms: Terms) -> SummedReports:
     """A node's sum as far as it can be true; raises `MessageError` where it cannot."""
     if (answer.round, answer.attempt) != (opened.round, opened.attempt):
         raise MessageError("the report is for another round")
     if not 1 <= answer.devices <= asked:
         raise MessageError("the report speaks for more devices than were asked, or for none")
     most = min(answer.devices * terms.max_rows, terms.n_rows)
-    if len(answer.sum) > message_limit(most, terms.width) + 4:
+    if len(answer.sum) > longest_report(most, terms.width) + 4:
         raise MessageError("the report is too long")
     part = decode_sum(answer.sum, n_items=terms.n_rows, width=terms.width, round=opened.round)
     known = not terms.counts_senders or part.counts_well()

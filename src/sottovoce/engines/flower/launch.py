@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, count_turned_away, find_nginx, start_gateway
+from sottovoce.engines.flower.quiet import flower_environment
 from sottovoce.engines.flower.superlink import (
     SuperLink,
     SuperLinkPlace,
@@ -27,7 +27,6 @@ from sottovoce.errors import RunError, ServiceError
 from sottovoce.stores.allotment import identity_of_file, ranges_of
 from sottovoce.stores.conductor import Checkpoint, conducted, read_status
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.private import private_file, private_folder, private_log, privately
 
 Security = Literal["full", "plaintext"]
@@ -36,13 +35,13 @@ Settings = dict[str, str | int | float | bool]
 
 _STATUS_SECONDS = 0.2
 _LIST_SECONDS = 5.0
-_PATIENCE_SECONDS = 120.0
+_AWAY_SECONDS = 120.0
 """How long a SuperLink may be away before the watching ends."""
 _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodePlan:
     """A cohort's store and the private key of its node (its public one is beside it)."""
 
     name: str
@@ -55,9 +54,9 @@ class Node:
     def public_key(self) -> Path | None:
         return None if self.key is None else self.key.with_name(f"{self.key.name}.pub")
 
-    def absolute(self) -> Node:
+    def absolute(self) -> NodePlan:
         key = None if self.key is None else self.key.absolute()
-        return Node(self.name, self.store.absolute(), key, self.command)
+        return NodePlan(self.name, self.store.absolute(), key, self.command)
 
 
 class LocalFlower:
@@ -65,7 +64,12 @@ class LocalFlower:
     which nodes come in, where there is one. `plaintext` is for speed in tests, on loopback."""
 
     def __init__(
-        self, work: Path, nodes: Sequence[Node], *, keys: Path | None, security: Security = "full"
+        self,
+        work: Path,
+        nodes: Sequence[NodePlan],
+        *,
+        keys: Path | None,
+        security: Security = "full",
     ) -> None:
         if security == "full" and keys is None:
             raise ServiceError("a secured federation needs a folder with keys")
@@ -150,29 +154,6 @@ class LocalFlower:
         settings = self._settings(folder, rounds, hold)
         return go_on(self.place, folder, settings, progress, self._require_alive)
 
-    def conduct_owners(
-        self,
-        folder: Path,
-        rounds: int,
-        progress: Progress | None = None,
-        *,
-        hold: bool = False,
-        deadline_seconds: float = 60.0,
-        patience_seconds: float = 0.0,
-    ) -> dict[str, Any]:
-        """As `train`, where the nodes are data owners and the folder is the orchestrator's."""
-        with OrchestratorStore.open(folder) as store:
-            store.raise_target(rounds)
-        settings = owner_settings(
-            folder,
-            rounds,
-            len(self.nodes),
-            hold=hold,
-            deadline_seconds=deadline_seconds,
-            patience_seconds=patience_seconds,
-        )
-        return go_on(self.place, folder, settings, progress, self._require_alive)
-
     def _allot(self, folder: Path) -> None:
         """Each node answers for the users of its store."""
         with Checkpoint(folder) as checkpoint:
@@ -236,30 +217,6 @@ def run_settings(
     }
 
 
-def owner_settings(
-    folder: Path,
-    rounds: int | None,
-    owners: int = 1,
-    *,
-    hold: bool = False,
-    every_seconds: float = 0.0,
-    deadline_seconds: float = 60.0,
-    patience_seconds: float = 0.0,
-) -> Settings:
-    """The settings of a run with data owners; without `rounds` it has no end."""
-    end: Settings = {} if rounds is None else {"rounds": rounds}
-    return {
-        "kind": "drift",
-        "folder": str(folder.absolute()),
-        "nodes": owners,
-        "hold": hold,
-        "every_seconds": every_seconds,
-        "deadline_seconds": deadline_seconds,
-        "patience_seconds": patience_seconds,
-        **end,
-    }
-
-
 def go_on(
     place: SuperLinkPlace,
     folder: Path,
@@ -318,7 +275,7 @@ def wait_for_run(
             try:
                 state, heard = run_state(place, run), now
             except ServiceError:  # the SuperLink may be about to come back
-                if now >= heard + _PATIENCE_SECONDS:
+                if now >= heard + _AWAY_SECONDS:
                     raise
                 state = "unknown"
             if state.startswith("finished") and read_status(folder) == status:

@@ -6,17 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sottovoce.core.messages import ModelView
-from sottovoce.engines.flower.wire import (
-    NOTHING,
-    Answer,
-    Content,
-    Question,
-    Task,
-    unpack_numbers,
-)
 from sottovoce.errors import ConsentError, MessageError, SottovoceError
 from sottovoce.parties.leaving import Leaving, body_of
 from sottovoce.stores.session import Hosted
+from sottovoce.wire.cohort_rounds import NOTHING, CohortAnswer, CohortQuestion, CohortTask, Content
+from sottovoce.wire.fields import unpack_numbers
 from sottovoce.wire.versions import decode_model
 
 
@@ -43,10 +37,10 @@ class Outgoing:
             message, devices = body_of(self.sum), len(self.sum.booked.who)
         when = self.round, self.attempt
         numbers = unpack_numbers(willing)
-        return Answer(numbers, self.kept, *when, message, devices, self.problem).to_content()
+        return CohortAnswer(numbers, self.kept, *when, message, devices, self.problem).to_content()
 
 
-def answer_question(hosted: Hosted, question: Question) -> Outgoing:
+def answer_question(hosted: Hosted, question: CohortQuestion) -> Outgoing:
     """Who is willing now, if whoever runs the gateway has agreed to the terms. Learns how the last
     round went, and keeps the model if one came along."""
     try:
@@ -61,7 +55,7 @@ def answer_question(hosted: Hosted, question: Question) -> Outgoing:
     return Outgoing(_kept(hosted), question.round, question.attempt, willing)
 
 
-def answer_task(hosted: Hosted, task: Task) -> Outgoing:
+def answer_task(hosted: Hosted, task: CohortTask) -> Outgoing:
     """One round of the asked devices. The sum is on disk before it is in the answer; the same task
     again gives the same bytes, also after a crash. No sum where none of them takes part."""
     try:
@@ -77,7 +71,7 @@ def answer_task(hosted: Hosted, task: Task) -> Outgoing:
     return Outgoing(_kept(hosted), task.round, task.attempt, willing, report)
 
 
-def _report(hosted: Hosted, view: ModelView, task: Task) -> Leaving | None:
+def _report(hosted: Hosted, view: ModelView, task: CohortTask) -> Leaving | None:
     try:
         prepared = hosted.prepare(view, task.attempt, task.numbers, summed=True)
         return None if prepared is None else hosted.leaving(prepared)
@@ -85,7 +79,7 @@ def _report(hosted: Hosted, view: ModelView, task: Task) -> Leaving | None:
         return None  # a choice changed since: nothing more of this round leaves
 
 
-def _model(hosted: Hosted, question: Question) -> ModelView:
+def _model(hosted: Hosted, question: CohortQuestion) -> ModelView:
     terms = question.terms
     view = decode_model(
         question.model, n_items=terms.n_rows, width=terms.width, have=hosted.model()
@@ -95,7 +89,7 @@ def _model(hosted: Hosted, question: Question) -> ModelView:
     return view
 
 
-def _settle(hosted: Hosted, question: Question) -> None:
+def _settle(hosted: Hosted, question: CohortQuestion) -> None:
     """What became of the last round. One that is open still is left alone."""
     last = hosted.unresolved()
     if last is None:
@@ -112,6 +106,6 @@ def _kept(hosted: Hosted) -> int:
     return NOTHING if view is None else view.round
 
 
-def _trouble(hosted: Hosted, question: Question, error: SottovoceError) -> Outgoing:
+def _trouble(hosted: Hosted, question: CohortQuestion, error: SottovoceError) -> Outgoing:
     """The sentence goes back; nothing else does."""
     return Outgoing(_kept(hosted), question.round, question.attempt, problem=str(error))

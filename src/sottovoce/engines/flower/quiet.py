@@ -1,5 +1,5 @@
-"""Flower's programs, as we start them: without the pages about their interface, and a SuperNode on
-a socket in a folder of its own, which nobody else on the machine can open.
+"""Flower's programs, as we start them: in an environment of their own, without the pages about
+their interface, and a SuperNode on a socket in a folder of its own, which nobody else can open.
 
 Flower offers neither as an option: a SuperNode listens on a port of loopback, where every account
 of the machine can talk to it, and both serve `/docs` and `/openapi.json`.
@@ -20,6 +20,24 @@ from typing import Any
 from sottovoce.errors import ServiceError
 
 _UMASK = 0o077
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """The environment of every Flower program: nothing is reported, looked up or installed, and
+    its programs, which start each other by bare name, are those of this installation."""
+    programs = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+        "PYTHONUNBUFFERED": "1",
+        # A proxy for the outside must not get to see what this machine says to itself.
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"])),
+    }
 
 
 def superlink_command(*words: str | Path) -> list[str | Path]:

@@ -1,4 +1,4 @@
-"""The conductor as Flower calls it: the grid is its post office."""
+"""The conductor as Flower calls it: the grid is its transport."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.conductor import Conductor
-from sottovoce.engines.flower.members import Kind, Reply, Seen
+from sottovoce.engines.flower.members import Kind, OnlineNode, Reply
 from sottovoce.engines.flower.silo_conductor import SiloConductor
-from sottovoce.engines.flower.wire import Content
 from sottovoce.errors import ConfigError, MessageError, SottovoceError
 from sottovoce.stores.allotment import identity_of
 from sottovoce.stores.conductor import Checkpoint, only_one, write_status
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.server_folder import open_folder
+from sottovoce.wire.cohort_rounds import Content
 
 
-class GridPost:
+class GridTransport:
     """Messages over Flower's grid."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def online(self) -> list[Seen]:
+    def online(self) -> list[OnlineNode]:
         return [
-            Seen(node.node_id, identity_of(node.public_key), node.last_activated_at)
+            OnlineNode(node.node_id, identity_of(node.public_key), node.last_activated_at)
             for node in self._grid.get_nodes()
         ]
 
@@ -86,7 +86,7 @@ def _conduct_cohorts(folder: Path, grid: Grid, context: Context) -> None:
             folder,
             open_folder(folder).plan,
             checkpoint,
-            GridPost(grid),
+            GridTransport(grid),
             target=_whole(settings.get("rounds")),
             nodes=_whole(settings.get("nodes")) or 1,
             pinned=settings.get("pinned") is not False,
@@ -100,7 +100,7 @@ def _conduct_owners(folder: Path, grid: Grid, context: Context) -> None:
     with OrchestratorStore.open(folder) as store:
         SiloConductor(
             store,
-            GridPost(grid),
+            GridTransport(grid),
             target=_whole(settings.get("rounds")),
             owners=_whole(settings.get("nodes")) or 1,
             hold=settings.get("hold") is True,

@@ -5,8 +5,8 @@ any get them, all of the same model, and answer with gradients, which are folded
 one owner after the other does, where they send sums and there is no window. An owner that does not
 answer in time is left out and named; what it holds is asked for again.
 
-Knows no transport (that is `Post`). Whatever is killed and whenever: a conductor on the same folder
-goes on, and every update counts once.
+Knows no transport but a `Transport`. Whatever is killed and whenever: a conductor on the same
+folder goes on, and every update counts once.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.drift.aggregated import in_turn
+from sottovoce.algorithms.drift.aggregated import LARGEST_NUMBER, in_turn
 from sottovoce.algorithms.drift.messages import Gradients, RowRequest, Rows
-from sottovoce.engines.flower.members import Kind, Post, Seen
-from sottovoce.engines.flower.silo_checks import Outcome, Refused, check_values
-from sottovoce.engines.flower.silo_wire import GradientsSent, QueryRows, RowsWanted, TaskRows
-from sottovoce.engines.flower.wire import NOTHING, Content
+from sottovoce.algorithms.drift.system import DRIFTConfig
+from sottovoce.engines.flower.members import (
+    LOOK_SECONDS,
+    PULL_SECONDS,
+    Asked,
+    Kind,
+    OnlineNode,
+    RoundLoop,
+    Transport,
+)
 from sottovoce.errors import ConfigError, DataError, MessageError, VersionMismatch
-from sottovoce.stores.conductor import write_status
 from sottovoce.stores.orchestrator import AdmittedOwner, OpenRound, OrchestratorStore, SiloRound
+from sottovoce.wire.cohort_rounds import NOTHING, Content
+from sottovoce.wire.silo_rounds import GradientsSent, QueryRows, RowsWanted, TaskRows
 
-PULL_SECONDS = 0.2
-"""How often replies are fetched."""
-LOOK_SECONDS = 1.0
-"""How often it is checked who is online, and how long after an error a message is sent again."""
-LONGEST_SECONDS = 15.0
-"""The longest pause before a message is sent again to a node that fell over each time."""
 LATE_ROUNDS = 10
 """For how long an answer is listened for that did not come in time."""
 DORMANT_AFTER = 2
@@ -44,28 +45,57 @@ DORMANT_AFTER = 2
 T = TypeVar("T", RowsWanted, GradientsSent)
 
 
-@dataclass(slots=True, repr=False)
-class _Asked:
+@dataclass(slots=True, repr=False, kw_only=True)
+class _AskedOwner(Asked):
     """One owner in a phase."""
 
     letter: Content
-    messages: set[str] = field(default_factory=set)
-    since: str = ""
-    """The node's start when it was last sent the letter."""
-    resend_at: float = math.inf
-    errors: int = 0
     reply: Mapping[str, Any] | None = None
 
 
-class SiloConductor:
-    """Runs rounds until `target` (None: without end), and where it is to `hold`, waits for a later
-    one. The first round waits for so many `owners`, later ones at most `patience_seconds` for those
+@dataclass(slots=True)
+class _Outcome:
+    """What has become of a round so far; owners by number."""
+
+    answered: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    updated: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    """Those that have ended their streams."""
+    users: set[int] = field(default_factory=set)
+    items: set[int] = field(default_factory=set)
+
+
+class NotCounted(MessageError):
+    """What an owner said does not count; the text is the reason under which that is counted."""
+
+
+def check_values(now: Rows, gradients: Gradients, settings: DRIFTConfig) -> None:
+    """One owner's numbers must not take the model from everybody. Where owners send sums, rows keep
+    to the bounds beyond which no owner takes them."""
+    summed, rate = settings.release == "aggregated", settings.learning_rate
+    for row, pull in (
+        (now.user_rows, gradients.user_rows),
+        (now.item_rows, gradients.item_rows),
+    ):
+        if pull.shape != row.shape:
+            raise NotCounted("malformed")
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved = (row.astype(np.float64) - rate * pull.astype(np.float64)).astype(np.float32)
+        if not np.isfinite(moved).all():
+            raise NotCounted("not_finite")
+        if summed and (np.abs(moved) > LARGEST_NUMBER).any():
+            raise NotCounted("out_of_bounds")
+
+
+class SiloConductor(RoundLoop):
+    """The first round waits for so many `owners`, later ones at most `patience_seconds` for those
     that are away. Each phase takes `deadline_seconds` at most; `every_seconds` a round begins."""
 
     def __init__(
         self,
         store: OrchestratorStore,
-        post: Post,
+        transport: Transport,
         *,
         target: int | None = None,
         owners: int = 1,
@@ -78,39 +108,31 @@ class SiloConductor:
         times = every_seconds, deadline_seconds, patience_seconds
         if not all(0.0 <= seconds < math.inf for seconds in times) or not deadline_seconds:
             raise ConfigError("a conductor's times are seconds from 0 on, its deadline more than 0")
-        self.store, self.post, self.target, self.hold = store, post, target, hold
-        self.every, self.deadline, self.patience = times
-        self.run_name = run
+        super().__init__(store.folder, transport, target, hold, run)
+        self.store, (self.every, self.deadline, self.patience) = store, times
         self._first = owners
-        self._nodes: dict[int, Seen] = {}
+        self._nodes: dict[int, OnlineNode] = {}
         """Owners that are online, by number."""
-        self._looked = -math.inf
         self._misses: dict[int, int] = {}
         self._unknown = 0
         self._problems: dict[int, str] = {}
         self._late: dict[str, tuple[int, int]] = {}
         """Letters with rows that were not answered in time: the owner and the round."""
         self._silent: tuple[str, ...] = ()
-        self._said: dict[str, Any] = {}
         self._membership = -1
         self._sync()
 
-    def run(self) -> None:
-        """To the target; where it holds, wait there until the target is raised."""
-        while True:
-            while self.target is None or self.store.round < self.target:
-                began = self.post.clock()
-                self._gather()
-                self._round(self.store.open_round())
-                if self.target is None or self.store.round < self.target:
-                    self._pause(began + self.every)
-            self._status("finished")
-            if not self.hold:
-                return
-            while (raised := self.store.target()) <= self.target:
-                self._drop_the_gone()
-                self.post.wait(PULL_SECONDS)
-            self.target = raised
+    def _reach_target(self) -> None:
+        while self.target is None or self.store.round < self.target:
+            began = self.transport.clock()
+            self._gather()
+            self._round(self.store.open_round())
+            if self.target is None or self.store.round < self.target:
+                self._pause(began + self.every)
+
+    def _raised_target(self) -> int:
+        self._drop_the_gone()
+        return self.store.target()
 
     # --- before a round --------------------------------------------------------------------------
 
@@ -128,32 +150,30 @@ class SiloConductor:
     def _gather(self) -> None:
         """Wait until enough owners are there; after the first round, until one is, and a while for
         the others."""
-        start = self.post.clock()
+        start = self.transport.clock()
         while True:
             self._sync()
             self._look()
             there = len(self._nodes)
-            patient = self.post.clock() < start + self.patience and there < len(self.owners)
+            patient = self.transport.clock() < start + self.patience and there < len(self.owners)
             if there >= max(self._first, 1) and not patient:
                 self._first = 1
                 return
             self._status("waiting")
-            self.post.wait(LOOK_SECONDS)
+            self.transport.wait(LOOK_SECONDS)
 
     def _pause(self, until: float) -> None:
         """Until it is time for the next round, or somebody wants all streams to end."""
-        while (now := self.post.clock()) < until and not self.store.flush_requested:
+        while (now := self.transport.clock()) < until and not self.store.flush_requested:
             self._drop_the_gone()
             self._status("pausing")
-            self.post.wait(min(LOOK_SECONDS, until - now))
+            self.transport.wait(min(LOOK_SECONDS, until - now))
 
     def _look(self) -> None:
         """Who is online. A node whose key was not admitted is not spoken to."""
-        now = self.post.clock()
-        if now < self._looked + LOOK_SECONDS:
+        if not self._is_time_to_look():
             return
-        self._looked = now
-        online = sorted(self.post.online(), key=lambda seen: seen.since)
+        online = sorted(self.transport.online(), key=lambda seen: seen.since)
         known = {self._numbers[s.identity]: s for s in online if s.identity in self._numbers}
         for number, seen in known.items():
             before = self._nodes.get(number)
@@ -165,8 +185,8 @@ class SiloConductor:
     # --- a round ---------------------------------------------------------------------------------
 
     def _round(self, opened: OpenRound) -> None:
-        start, there = self.post.clock(), set(self._nodes)
-        asked, done = sorted(self.owners), Outcome()
+        start, there = self.transport.clock(), set(self._nodes)
+        asked, done = sorted(self.owners), _Outcome()
         names = {number: owner.name for number, owner in self.owners.items()}
         requests = self._ask(opened, asked, done)
         for turn in [[n] for n in requests] if in_turn(self.store.settings) else [list(requests)]:
@@ -183,7 +203,7 @@ class SiloConductor:
             tuple(names[n] for n in done.updated),
             tuple(names[n] for n in silent),
             tuple(names[n] for n in sorted(done.refused)),
-            round(self.post.clock() - start, 3),
+            round(self.transport.clock() - start, 3),
             self.orchestrator.version,
         )
         users, items = (np.array(sorted(s), dtype=np.int64) for s in (done.users, done.items))
@@ -193,7 +213,7 @@ class SiloConductor:
         self._silent = record.silent
 
     def _ask(
-        self, opened: OpenRound, asked: Collection[int], done: Outcome
+        self, opened: OpenRound, asked: Collection[int], done: _Outcome
     ) -> dict[int, RowRequest]:
         """The first phase: which rows owners want. What they hold now is taken in as well."""
         departed = np.array(self.store.departed(), dtype=np.int64)
@@ -216,7 +236,7 @@ class SiloConductor:
                     done.ended.append(number)
                 self._take_items(number, wanted[number].items)
                 done.answered.add(number)
-            except Refused as reason:
+            except NotCounted as reason:
                 self._refuse(number, str(reason), done)
         self._sync()
         requests = {}
@@ -226,50 +246,50 @@ class SiloConductor:
                 try:
                     self._check(number, request)
                     requests[number] = request
-                except Refused as reason:
+                except NotCounted as reason:
                     self._refuse(number, str(reason), done)
         return requests
 
     def _take_items(self, number: int, items: NDArray[np.int64]) -> None:
         if len(items) and int(items[-1]) >= self.store.n_items:
-            raise Refused("unknown_item")
+            raise NotCounted("unknown_item")
         held = self.owners[number].items if number in self.owners else ()
         if not np.array_equal(items, held):
             try:
                 self.store.set_items(number, items.tolist())
             except DataError:  # removed in this very moment
-                raise Refused("unknown_owner") from None
+                raise NotCounted("unknown_owner") from None
 
     def _check(self, number: int, asked: RowRequest | Gradients) -> Rows:
         """The rows in question, if the owner can have asked for them as far as all is known now."""
         if number not in self.orchestrator.table.all_owners():
-            raise Refused("unknown_owner")
+            raise NotCounted("unknown_owner")
         if not self.orchestrator.table.holds(number, asked.items.tolist()):
-            raise Refused("foreign_item")
+            raise NotCounted("foreign_item")
         sums = self.store.settings.release == "aggregated"
         whole = len(asked.items) == len(self.orchestrator.table.items(number))
         if (len(asked.users) or not whole) if sums else not len(asked.users):
-            raise Refused("malformed")
+            raise NotCounted("malformed")
         try:
             return self.orchestrator.answer(RowRequest(number, asked.users, asked.items))
         except MessageError:
             gone = np.isin(asked.users, self.store.departed()).any()
-            raise Refused("departed_user" if gone else "unknown_user") from None
+            raise NotCounted("departed_user" if gone else "unknown_user") from None
 
     def _answer(
-        self, turn: Collection[int], requests: Mapping[int, RowRequest], done: Outcome
+        self, turn: Collection[int], requests: Mapping[int, RowRequest], done: _Outcome
     ) -> dict[int, Rows]:
         """The rows that owners get; none for one that was removed while others had their turn."""
         found = {}
         for number in turn:
             try:
                 found[number] = self._check(number, requests[number])
-            except Refused as reason:
+            except NotCounted as reason:
                 self._refuse(number, str(reason), done)
         return found
 
     def _hand_out(
-        self, opened: OpenRound, rows: Mapping[int, Rows], done: Outcome
+        self, opened: OpenRound, rows: Mapping[int, Rows], done: _Outcome
     ) -> dict[int, Gradients]:
         """The second phase: rows out, gradients in."""
         federation = self.store.federation
@@ -283,7 +303,7 @@ class SiloConductor:
                 if sent.gradients is not None:
                     self._hear(number, sent)
                     found[number] = sent.gradients
-            except Refused as reason:
+            except NotCounted as reason:
                 self._refuse(number, str(reason), done)
         return found
 
@@ -295,7 +315,7 @@ class SiloConductor:
     def _hear_the_late(self, first: int) -> None:
         """Answers that have come since their rounds were closed, from the round `first` on."""
         self._late = {name: late for name, late in self._late.items() if late[1] >= first}
-        for reply in self.post.collect(list(self._late)) if self._late else ():
+        for reply in self.transport.collect(list(self._late)) if self._late else ():
             number, round = self._late.pop(reply.to, (-1, -1))
             with contextlib.suppress(MessageError):
                 sent = GradientsSent.from_content(reply.content or {})
@@ -307,7 +327,7 @@ class SiloConductor:
         found: Mapping[int, Gradients],
         requests: Mapping[int, RowRequest],
         rows: Mapping[int, Rows],
-        done: Outcome,
+        done: _Outcome,
     ) -> None:
         self._drop_the_gone()
         began = self.orchestrator.version
@@ -315,13 +335,13 @@ class SiloConductor:
             request = requests[number]
             try:
                 if gradients.version != rows[number].version:
-                    raise Refused("stale")
+                    raise NotCounted("stale")
                 asked = np.isin(gradients.users, request.users).all()
                 if not asked or not np.isin(gradients.items, request.items).all():
-                    raise Refused("not_asked")
+                    raise NotCounted("not_asked")
                 check_values(self._check(number, gradients), gradients, self.store.settings)
                 self.orchestrator.fold(gradients, began)
-            except Refused as reason:
+            except NotCounted as reason:
                 self._refuse(number, str(reason), done)
             except MessageError:  # all that is left to be wrong is its age
                 self._refuse(number, "stale", done)
@@ -343,19 +363,19 @@ class SiloConductor:
         try:
             answer = kind.from_content(reply)
         except VersionMismatch:
-            raise Refused("version") from None
+            raise NotCounted("version") from None
         except MessageError:
-            raise Refused("malformed") from None
+            raise NotCounted("malformed") from None
         if answer.owner != number:
-            raise Refused("unknown_owner")
+            raise NotCounted("unknown_owner")
         if answer.round != opened.round:
-            raise Refused("stale")
+            raise NotCounted("stale")
         self._problems[number] = answer.problem
         if answer.problem:
-            raise Refused("owner_problem")
+            raise NotCounted("owner_problem")
         return answer
 
-    def _refuse(self, number: int, reason: str, done: Outcome) -> None:
+    def _refuse(self, number: int, reason: str, done: _Outcome) -> None:
         done.answered.discard(number)
         done.refused.add(number)
         self.store.refuse(reason)
@@ -368,68 +388,48 @@ class SiloConductor:
         """Letters to owners, and the answers that came before the deadline, or before all those
         that are `waited` for had answered. Who is restarted or falls over gets the letter again,
         and so does who comes late."""
-        start = self.post.clock()
-        asked = {number: _Asked(letter) for number, letter in letters.items()}
+        start = self.transport.clock()
+        asked = {number: _AskedOwner(letter=letter) for number, letter in letters.items()}
         while asked:
             self._look()
-            self._send(kind, asked, self.deadline - (self.post.clock() - start))
-            self._collect(asked)
+            self._send(kind, asked, self.deadline - (self.transport.clock() - start))
+            for _, entry, reply in self._replies(asked):
+                entry.reply, entry.settled = reply.content, True
             missing = [n for n, entry in asked.items() if entry.reply is None]
             self._status("open", flush=opened.flush, waiting_for=self._names(missing))
-            late = self.post.clock() - start >= self.deadline
+            late = self.transport.clock() - start >= self.deadline
             if late or not waited.intersection(missing):
                 break
-            self.post.wait(PULL_SECONDS)
+            self.transport.wait(PULL_SECONDS)
         if kind == "train":
             for number, entry in asked.items():
                 self._late |= dict.fromkeys(entry.messages, (number, opened.round))
         return {n: entry.reply for n, entry in asked.items() if entry.reply is not None}
 
-    def _send(self, kind: Kind, asked: Mapping[int, _Asked], left: float) -> None:
-        now, letters = self.post.clock(), dict[int, Content]()
-        of: dict[int, _Asked] = {}
+    def _send(self, kind: Kind, asked: Mapping[int, _AskedOwner], left: float) -> None:
+        now, letters = self.transport.clock(), dict[int, Content]()
+        of: dict[int, _AskedOwner] = {}
         for number, entry in asked.items():
             seen = self._nodes.get(number)
-            if entry.reply is not None or seen is None:
-                continue
-            if entry.since != seen.since or now >= entry.resend_at:
+            if seen is not None and entry.is_due(seen.since, now):
                 entry.since, entry.resend_at = seen.since, math.inf
                 letters[seen.node], of[seen.node] = entry.letter, entry
         for node, message in (
-            self.post.send(kind, letters, max(left, 1.0)).items() if letters else ()
+            self.transport.send(kind, letters, max(left, 1.0)).items() if letters else ()
         ):
             of.pop(node).messages.add(message)
-        for entry in of.values():  # the post did not take it
+        for entry in of.values():  # the transport did not take it
             entry.resend_at = now + LOOK_SECONDS
-
-    def _collect(self, asked: Mapping[int, _Asked]) -> None:
-        where = {message: entry for entry in asked.values() for message in entry.messages}
-        for reply in self.post.collect(list(where)) if where else ():
-            entry = where.get(reply.to)
-            if entry is None or reply.to not in entry.messages:
-                continue
-            entry.messages.discard(reply.to)
-            if entry.reply is not None:
-                continue
-            if reply.content is None:  # it never reached the node, or the node fell over
-                pause = min(LOOK_SECONDS * 2**entry.errors, LONGEST_SECONDS)
-                entry.errors = min(entry.errors + 1, 10)
-                entry.resend_at = self.post.clock() + pause
-            else:
-                entry.reply = reply.content
 
     # --- for onlookers ---------------------------------------------------------------------------
 
     def _names(self, numbers: Collection[int]) -> list[str]:
         return [self.owners[n].name for n in sorted(numbers) if n in self.owners]
 
-    def _status(self, state: str, **more: Any) -> None:
+    def _facts(self) -> dict[str, Any]:
         problems = {n: said for n, said in self._problems.items() if said and n in self.owners}
-        status = {
-            "run": self.run_name,
-            "state": state,
+        return {
             "round": self.store.round,
-            "target": self.target,
             "version": self.orchestrator.version,
             "owners": len(self.owners),
             "nodes": len(self._nodes),
@@ -438,8 +438,4 @@ class SiloConductor:
             "refused": self.store.refused(),
             "not_admitted": self._unknown,
             "problems": {self.owners[n].name: said for n, said in sorted(problems.items())},
-            **more,
         }
-        if status != self._said:
-            self._said = status
-            write_status(self.store.folder, status)

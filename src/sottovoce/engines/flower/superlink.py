@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sottovoce.engines.flower.environment import flower_environment
-from sottovoce.engines.flower.quiet import superlink_command
+from sottovoce.engines.flower.quiet import flower_environment, superlink_command
 from sottovoce.engines.processes import Child, require_port, wait_until_listening
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.stores.private import (

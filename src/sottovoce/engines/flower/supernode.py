@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sottovoce.engines.flower.environment import flower_environment
-from sottovoce.engines.flower.quiet import supernode_command
+from sottovoce.engines.flower.quiet import flower_environment, supernode_command
 from sottovoce.engines.processes import Child
 from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, Unreachable, UsageError
 from sottovoce.stores.device import CohortStore

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.engines.flower.environment import flower_environment
 from sottovoce.engines.flower.gateway import Site, find_nginx, start_gateway
-from sottovoce.engines.flower.launch import Settings, owner_settings
-from sottovoce.engines.flower.owner_node import require_flower
+from sottovoce.engines.flower.launch import Settings
+from sottovoce.engines.flower.quiet import flower_environment
+from sottovoce.engines.flower.silo_node import require_flower
 from sottovoce.engines.flower.superlink import (
     SuperLink,
     SuperLinkPlace,
@@ -58,7 +58,7 @@ class TrainingPlan:
     """Seconds for which later rounds wait for those that are away."""
 
 
-class Training:
+class SiloTraining:
     def __init__(
         self, folder: OrchestratorFolder, store: OrchestratorStore, log: Any, plan: TrainingPlan
     ) -> None:
@@ -208,12 +208,14 @@ class Training:
 
     def _settings(self) -> Settings:
         plan = self._plan
-        return owner_settings(
-            self._folder.path,
-            None if plan.rounds is None else self._store.target(),
-            plan.wait_for,
-            hold=True,
-            every_seconds=plan.every,
-            deadline_seconds=plan.deadline,
-            patience_seconds=plan.patience,
-        )
+        end: Settings = {} if plan.rounds is None else {"rounds": self._store.target()}
+        return {
+            "kind": "drift",
+            "folder": str(self._folder.path.absolute()),
+            "nodes": plan.wait_for,
+            "hold": True,
+            "every_seconds": plan.every,
+            "deadline_seconds": plan.deadline,
+            "patience_seconds": plan.patience,
+            **end,
+        }

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from sottovoce.core.ledger import Entries
-from sottovoce.engines.flower.launch import LocalFlower, Node
+from sottovoce.engines.flower.launch import LocalFlower, NodePlan
 from sottovoce.engines.trial import (
     Gathered,
     Tick,
-    World,
+    TrialWorld,
     ledger_of,
     make_server_folder,
     make_store,
@@ -32,7 +32,7 @@ from sottovoce.stores.session import Hosted
 
 @dataclass(slots=True, repr=False)
 class FlowerTrial:
-    world: World
+    world: TrialWorld
     folder: Path
     processes: int
     """Gateways."""
@@ -46,7 +46,7 @@ class FlowerTrial:
     def running(self) -> Iterator[None]:
         self._prepare()
         keys = self._server / "keys"
-        nodes = [Node(path.name, path, keys / path.name) for path in self._cohorts()]
+        nodes = [NodePlan(path.name, path, keys / path.name) for path in self._cohorts()]
         with LocalFlower(self.folder / "logs", nodes, keys=keys) as self._flower:
             yield
             self._turned_away = {k: n for k, n in self._flower.turned_away().items() if n}

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView, decode
+from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
 from sottovoce.errors import (
     ConfigError,
     ConsentError,
@@ -39,10 +39,12 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared
 from sottovoce.stores.session import Hosted
 from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
 from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed
+from sottovoce.wire.reports import decode_report
 from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_of, prove, seal
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model, full_size
 
 # What an agent looks at before it relies on it: who its store is of, and a server's catalogue.
@@ -425,7 +427,7 @@ class Agent(Reader):
         details: dict[str, Any] = {"round": round, "attempt": attempt, "bytes": len(sealed)}
         with contextlib.suppress(MessageError):
             shape = {"n_items": terms.n_rows, "width": terms.width}
-            details["rows"] = len(decode(prepared.message, sender=0, round=round, **shape))
+            details["rows"] = len(decode_report(prepared.message, sender=0, round=round, **shape))
         if 200 <= answer.status < 300 or (answer.status, answer.reason) == (409, "replay"):
             await self._aside(lambda: self.hosted.arrived(round, attempt))
             self.tally.counted += 1

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.core.consent import affords
-from sottovoce.core.messages import decode_bits
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
 from sottovoce.parties.leaving import Leaving
 from sottovoce.services.agent.client import Answer, Busy, Client, good
@@ -22,6 +21,8 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import spent_before
 from sottovoce.stores.server_folder import enrolment_statement
 from sottovoce.stores.session import Hosted
+from sottovoce.wire.frames import PROTOCOL
+from sottovoce.wire.reports import decode_bits
 from sottovoce.wire.sealing import key_id, seal_reports
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
@@ -29,7 +30,7 @@ from sottovoce.wire.shuffled import (
     encode_submission,
     terms_name,
 )
-from sottovoce.wire.terms import PROTOCOL, Terms
+from sottovoce.wire.terms import Terms
 
 T = TypeVar("T")
 _ACCOUNT = "proxy-account"

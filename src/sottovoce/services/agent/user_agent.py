@@ -38,7 +38,7 @@ from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.user import DirectoryIndex, UserStore
 from sottovoce.stores.user_door import ORCHESTRATOR, UserDoor
 from sottovoce.wire.directory import OwnerEntry
-from sottovoce.wire.silos import (
+from sottovoce.wire.users import (
     DIRECTORY,
     ENROL,
     KEY,
@@ -52,8 +52,8 @@ from sottovoce.wire.silos import (
     Purpose,
     Recommended,
     ask,
+    decode_item_rows,
     decode_key,
-    decode_rows,
     decode_vector,
     encode_count,
     longest_rows,
@@ -405,7 +405,7 @@ class UserAgent(Loop):
             world = await self._books(lambda: self.store.world)
             shape = len(world.directory.catalogue), world.directory.settings.embedding_size
             answer = await self.client.get(ROWS, limit=longest_rows(*shape), packed=True)
-            return world, decode_rows(self._good(answer).body, *shape)
+            return world, decode_item_rows(self._good(answer).body, *shape)
 
         try:
             return await fetch()

@@ -30,8 +30,8 @@ from sottovoce.services.agent.loop import Retries
 from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import Departure, Settlement, UserDoor
 from sottovoce.wire.directory import OwnerEntry
-from sottovoce.wire.interactions import Sender
-from sottovoce.wire.silos import (
+from sottovoce.wire.interactions import SessionSender
+from sottovoce.wire.owners import (
     HELLO_BYTES,
     INTERACTIONS_PATH,
     MOST_SEALED,
@@ -40,7 +40,7 @@ from sottovoce.wire.silos import (
     SESSION_BYTES,
     SESSIONS_PATH,
     OfferMade,
-    Receipt,
+    OwnerReceipt,
     encode_interactions,
     encode_session,
 )
@@ -112,7 +112,7 @@ class Delivered:
 @dataclass(frozen=True, slots=True, repr=False)
 class _Session:
     name: bytes
-    sender: Sender
+    sender: SessionSender
 
     def __repr__(self) -> str:
         return "<_Session, redacted>"
@@ -229,7 +229,7 @@ class OwnerLine:
             return False
         made = OfferMade.decode(self._good(answer).body)
 
-        def leave_home() -> tuple[Sender, bytes, Departure | None]:
+        def leave_home() -> tuple[SessionSender, bytes, Departure | None]:
             sender, hello = self._door.begin(user, number, made.public)
             departure = self._door.depart(user, number, 1, OFFER_BYTES + HELLO_BYTES)
             return sender, hello, departure
@@ -260,7 +260,7 @@ class OwnerLine:
         return full or settled.open > 0 or departure.last_words
 
     async def _settle(
-        self, user: int, departure: Departure, receipt: Receipt, outcome: Delivered
+        self, user: int, departure: Departure, receipt: OwnerReceipt, outcome: Delivered
     ) -> Settlement:
         settled = await self._books(lambda: self._door.settle(departure, receipt))
         outcome.arrived += settled.arrived
@@ -273,12 +273,12 @@ class OwnerLine:
 
     async def _receipt(
         self, client: Client, path: str, leaving: Leaving, departure: Departure
-    ) -> Receipt:
+    ) -> OwnerReceipt:
         answer = await client.post(path, leaving, once=True)
         if answer.status == 401:
             await self._books(lambda: self._door.turned_away(departure))
             raise _SessionLost
-        return Receipt.decode(self._good(answer).body, len(departure.messages))
+        return OwnerReceipt.decode(self._good(answer).body, len(departure.messages))
 
     def _good(self, answer: Answer) -> Answer:
         name = self.entry.name

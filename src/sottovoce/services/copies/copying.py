@@ -1,4 +1,9 @@
-"""Make a backup: a folder that only its owner can read, there whole or not at all."""
+"""Make a backup of a folder, and put it back.
+
+A backup is a folder that only its owner can read, there whole or not at all. Before one is put back
+everything is looked at; then the whole folder is exchanged at one moment, logs of databases
+included, and what was there is kept beside it.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +32,41 @@ from sottovoce.errors import (
     UsageError,
     VersionMismatch,
 )
-from sottovoce.services.copies.kind import Kind, Settled
-from sottovoce.services.copies.kinds import kind_named, kind_of
+from sottovoce.services.copies.kind import FolderKind, Resumption
+from sottovoce.services.copies.of_helper import HELPER
+from sottovoce.services.copies.of_server import SERVER
+from sottovoce.services.copies.of_shuffler import SHUFFLER
+from sottovoce.services.copies.of_silos import ORCHESTRATOR, OWNER
+from sottovoce.services.copies.of_stores import DEVICE, USER, store_kind
 from sottovoce.stores.ready import locked, running
 
-# Copies of SQLite databases that may be in use: of one moment, whatever is written meanwhile.
+STORES = (DEVICE.name, USER.name)
+_SERVICES = (SERVER, HELPER, SHUFFLER, OWNER, ORCHESTRATOR)
+_ALL = {kind.name: kind for kind in (*_SERVICES, DEVICE, USER)}
 
 
-# Files and folders that nobody but their owner may read, from the first byte on, and moves that
-# are done whole or not at all.
+def kind_of(folder: Path) -> FolderKind:
+    """Raises with one sentence where the folder is none of ours."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    for kind in _SERVICES:
+        if (folder / kind.mark).is_file():
+            return kind
+    if (folder / DEVICE.mark).is_file():
+        return store_kind(folder)
+    raise UsageError(f"{folder} is not the folder of a service, nor a store")
+
+
+def kind_named(name: str) -> FolderKind:
+    if name not in _ALL:
+        raise VersionMismatch(
+            f"this is a backup of {name[:40]!r}, which this release of Sottovoce does not know; "
+            "use the release that made it"
+        )
+    return _ALL[name]
+
+
+# Files and folders that nobody but their owner may read, and moves that are done whole.
 
 _CHUNK = 1 << 20
 _KEEP, _EXCHANGE = 1, 2
@@ -156,8 +187,6 @@ def _renamed(first: Path, second: Path, flag: int) -> bool:
     raise OSError(number, os.strerror(number), str(second))
 
 
-# What a backup says of itself: of whom it is and of when, and what every file in it has to be.
-
 FILE, CONTENT = "backup.json", "content"
 """What is in a backup: its manifest, and a folder like the one it is of."""
 FORMAT = 1
@@ -166,6 +195,8 @@ _LARGEST = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
+    """What a backup says of itself: of whom it is and of when, and what every file has to be."""
+
     kind: str
     federation: str
     """Empty where there was none yet."""
@@ -275,16 +306,16 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeBackup:
     manifest: Manifest
-    kind: Kind
+    kind: FolderKind
     notes: tuple[str, ...]
     """What is not in it."""
 
 
 def make_backup(
     folder: Path, target: Path, *, keys: bool = True, now: datetime | None = None
-) -> Made:
+) -> MadeBackup:
     """Copy a folder, in which processes may be at work, to `target`, where nothing may be. Without
     `keys`, what opens or proves something is left out."""
     kind = kind_of(folder)
@@ -324,7 +355,7 @@ def make_backup(
         except FileExistsError:
             raise _there(target) from None
         sync(target.parent)
-    return Made(made, kind, kind.notes(folder))
+    return MadeBackup(made, kind, kind.notes(folder))
 
 
 def _copy(source: Path, target: Path) -> tuple[int, str]:
@@ -341,15 +372,11 @@ def _there(target: Path) -> UsageError:
     return UsageError(f"{target} is there already and is not overwritten; choose another name")
 
 
-# Put a backup back. Everything is looked at before anything is changed; then the whole folder is
-# exchanged at one moment, logs of databases included, and what was there is kept beside it.
-
-
 @dataclass(frozen=True, slots=True)
 class Restored:
     manifest: Manifest
-    kind: Kind
-    settled: Settled
+    kind: FolderKind
+    settled: Resumption
     aside: Path | None
     """Where that is which was in the folder before."""
     open_to_others: bool
@@ -391,7 +418,7 @@ def restore_backup(
     return Restored(manifest, kind, settled, aside, bool(mode & 0o077))
 
 
-def _before(folder: Path, kind: Kind, manifest: Manifest) -> Path | None:
+def _before(folder: Path, kind: FolderKind, manifest: Manifest) -> Path | None:
     """The folder that is to be replaced; None where there is nothing."""
     if not os.path.lexists(folder):
         return None
@@ -419,12 +446,12 @@ def _before(folder: Path, kind: Kind, manifest: Manifest) -> Path | None:
     return folder
 
 
-def _called(kind: Kind, federation: str) -> str:
+def _called(kind: FolderKind, federation: str) -> str:
     return f"{kind.words}{f' of {federation}' if federation else ''}"
 
 
 @contextlib.contextmanager
-def _nobody_at_work(folder: Path, kind: Kind) -> Iterator[None]:
+def _nobody_at_work(folder: Path, kind: FolderKind) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in kind.locks:
             stack.enter_context(locked(folder / name))
@@ -439,7 +466,7 @@ def _nobody_at_work(folder: Path, kind: Kind) -> Iterator[None]:
         yield
 
 
-def _bring(backup: Path, partial: Path, kind: Kind, manifest: Manifest) -> None:
+def _bring(backup: Path, partial: Path, kind: FolderKind, manifest: Manifest) -> None:
     for name, facts in manifest.files.items():
         source = backup / CONTENT / name
         if not kind.holds(name):
@@ -466,7 +493,7 @@ def _bring_keys(manifest: Manifest, partial: Path, place: Path | None) -> None:
         copy_new(source, partial / name)
 
 
-def _close_databases(partial: Path, kind: Kind) -> None:
+def _close_databases(partial: Path, kind: FolderKind) -> None:
     """What was written into them is in the files themselves and on the disk."""
     for name in kind.databases:
         for log in (partial / f"{name}-wal", partial / f"{name}-shm"):

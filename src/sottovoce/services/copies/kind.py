@@ -1,13 +1,52 @@
-"""What a folder holds that has to be in a copy of it. Each kind of folder describes itself."""
+"""What a folder holds that has to be in a copy of it. Each kind of folder describes itself.
+
+Databases may be in use: they are copied as of one moment, whatever is written meanwhile.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.services.copies.databases import copy_sqlite
+from sottovoce.errors import CorruptData, ServiceError
+
+_BUSY_SECONDS = 20.0
+
+
+def copy_sqlite(source: Path, target: Path) -> None:
+    """Everything in the database, its log included, to a file that is there and empty. Raises where
+    it is damaged."""
+    with in_words(source), connected(source) as link, connected(target) as copy:
+        link.backup(copy)
+        found = [text for (text,) in copy.execute("PRAGMA quick_check(1)")]
+    if found != ["ok"]:
+        raise CorruptData(f"the database {source} is damaged; no copy was made")
+
+
+@contextlib.contextmanager
+def connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a database that is there."""
+    link = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_SECONDS, isolation_level=None
+    )
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+@contextlib.contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        said = str(error)
+        why = "there is no space left; free some and try again" if "full" in said else said
+        raise ServiceError(f"{path} cannot be copied: {why}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +68,7 @@ class Whose:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Resumption:
     """What an old copy means, and how it goes on."""
 
     means: tuple[str, ...]
@@ -38,7 +77,7 @@ class Settled:
     """The first round in which it does anything; None where it has no say in that."""
 
 
-Settle = Callable[[Path, Path | None, int | None], Settled]
+Settle = Callable[[Path, Path | None, int | None], Resumption]
 """Makes a copy such that nothing that it has forgotten is done again. Gets the copy, before it is
 in its place; the folder that it replaces, if there is one, in which no process is at work; and the
 first round that nobody has seen yet, where somebody says so. Raises where the copy must not be used
@@ -46,7 +85,7 @@ like this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FolderKind:
     name: str
     words: str
     """What it is called in a sentence."""

@@ -1,4 +1,4 @@
-"""Copies of the proxy of a secure sum. An old one has forgotten which sums were told since, and
+"""Copies of the helper of a secure sum. An old one has forgotten which sums were told since, and
 from two sums over sets that differ in one device this device's update would follow: so it tells
 none of a round that may have been told already."""
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
-from sottovoce.services.copies.kind import Kind, Settled, Whose
+from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
 from sottovoce.stores.helper_folder import (
     ANSWERED,
     INTRODUCTION,
@@ -25,7 +25,7 @@ from sottovoce.stores.keys import read_private_key
 def _whose(path: Path) -> Whose:
     for name in (PUBLIC_KEY, ANSWERED):
         if not (path / name).is_file():
-            raise ServiceError(f"{path / name} is not there; this is no whole folder of a proxy")
+            raise ServiceError(f"{path / name} is not there; this is no whole folder of a helper")
     place = path / INTRODUCTION
     federation = read_masker_introduction(place).terms.federation if place.is_file() else ""
     public = (path / PUBLIC_KEY).read_bytes().strip()
@@ -36,13 +36,13 @@ def _whose(path: Path) -> Whose:
     return Whose.of(federation, public)
 
 
-def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     answers, newer = Answers(copy / ANSWERED), _answers(before)
     if newer is None and next_round is None:
         raise UsageError(
             f"the copy knows of sums up to round {answers.last[0]}, and of which were told since, "
             "nobody here can say; name a round of which none was told with --next-round, by what "
-            "the proxy's metrics or log, devices and their owners say, not by what the server "
+            "the helper's metrics or log, devices and their owners say, not by what the server "
             "says alone: too high costs rounds, too low a device's update"
         )
     if newer is not None:
@@ -55,7 +55,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
         "A server that is not there yet has to skip to it: `sottovoce serve server DIR "
         f"--skip-to-round {first}`.",
     ]
-    return Settled(
+    return Resumption(
         (
             f"The first round of which it tells a sum is {first}.",
             *(told if first else []),
@@ -76,9 +76,9 @@ def _answers(folder: Path | None) -> Answers | None:
         return None
 
 
-MASKER = Kind(
+HELPER = FolderKind(
     name="masker",
-    words="the proxy of a secure sum",
+    words="the helper of a secure sum",
     mark=PUBLIC_KEY,
     whose=_whose,
     settle=_settle,

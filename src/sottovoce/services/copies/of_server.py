@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from sottovoce.errors import RunError, ServiceError, UsageError
-from sottovoce.services.copies.kind import Kind, Settled, Whose
+from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.database import Database
@@ -46,7 +46,7 @@ def _notes(path: Path) -> tuple[str, ...]:
     )
 
 
-def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     folder = open_folder(copy)
     if folder.kept_in() == "postgresql":
         if next_round is not None:
@@ -54,14 +54,14 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
                 "the state of this server is in PostgreSQL and not in the backup; give the round "
                 "to `sottovoce serve server DIR --skip-to-round N` instead of --next-round"
             )
-        return Settled((_POSTGRES, *_means(folder)))
+        return Resumption((_POSTGRES, *_means(folder)))
     seen = _rounds(before)
     if next_round is None and seen:
         next_round = max(seen) + 1
     if next_round is not None:
         _go_on(copy, folder, next_round)
     at = max(_rounds(copy), default=0)
-    return Settled((_goes_on(at, next_round is not None), *_means(folder)), at)
+    return Resumption((_goes_on(at, next_round is not None), *_means(folder)), at)
 
 
 def _go_on(copy: Path, folder: ServerFolder, round: int) -> None:
@@ -120,7 +120,7 @@ def _means(folder: ServerFolder) -> tuple[str, ...]:
     ]
     if folder.plan.summed:
         found.append(
-            "The proxy of the secure sum remembers what it has told: for a round before its last "
+            "The helper of the secure sum remembers what it has told: for a round before its last "
             "one it refuses, and this server then gives the round up."
         )
     if folder.plan.proxied:
@@ -131,7 +131,7 @@ def _means(folder: ServerFolder) -> tuple[str, ...]:
     return tuple(found)
 
 
-SERVER = Kind(
+SERVER = FolderKind(
     name="server",
     words="the server of a federation",
     mark="catalogue.json",

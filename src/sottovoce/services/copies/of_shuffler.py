@@ -1,5 +1,5 @@
-"""Copies of a proxy that shuffles. They hold no report: of what a proxy holds for the open round,
-nothing may be handed over twice, and what it has forgotten must stay forgotten. Two batches of one
+"""Copies of a shuffler. They hold no report: of what a shuffler holds for the open round, nothing
+may be handed over twice, and what it has forgotten must stay forgotten. Two batches of one
 round would show the server, by what is in both, whose reports belong together."""
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ import contextlib
 from pathlib import Path
 
 from sottovoce.errors import ServiceError, UsageError
-from sottovoce.services.copies.databases import connected, in_words
-from sottovoce.services.copies.kind import Kind, Settled, Whose
+from sottovoce.services.copies.kind import FolderKind, Resumption, Whose, connected, in_words
 from sottovoce.stores.server_folder import read_introduction
 from sottovoce.stores.shuffler import ProxyStore, copy_accounts
 from sottovoce.stores.shuffler_folder import DATABASE, INTRODUCTION, SECRET, TERMS
@@ -18,7 +17,7 @@ from sottovoce.stores.shuffler_folder import DATABASE, INTRODUCTION, SECRET, TER
 def _whose(path: Path) -> Whose:
     for name in (SECRET, INTRODUCTION):
         if not (path / name).is_file():
-            raise ServiceError(f"{path / name} is not there; this is no whole folder of a proxy")
+            raise ServiceError(f"{path / name} is not there; this is no whole folder of a shuffler")
     federation = read_introduction(path / INTRODUCTION).federation
     return Whose.of(federation, (path / SECRET).read_bytes().strip())
 
@@ -28,10 +27,10 @@ def _copy(source: Path, target: Path) -> None:
         copy_accounts(link, target)
 
 
-def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     place = copy / DATABASE
     if not place.is_file():
-        raise ServiceError("the backup lacks the proxy's accounts; use another one")
+        raise ServiceError("the backup lacks the shuffler's accounts; use another one")
     seen = _round(before)
     if seen is None and next_round is None:
         raise UsageError(
@@ -43,7 +42,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Settled:
     with contextlib.closing(ProxyStore(place)) as store:
         first = max(first, store.position.round + 1)
         store.go_on_with(first)
-    return Settled(
+    return Resumption(
         (
             f"It takes nothing for rounds before round {first}. What devices had sent in the open "
             "one is not in a backup and counts for nobody; it stays in their ledgers as spent.",
@@ -66,9 +65,9 @@ def _round(folder: Path | None) -> int | None:
         return None
 
 
-PROXY = Kind(
+SHUFFLER = FolderKind(
     name="proxy",
-    words="a proxy",
+    words="a shuffler",
     mark=SECRET,
     whose=_whose,
     settle=_settle,
@@ -78,6 +77,6 @@ PROXY = Kind(
     copy=_copy,
     locks=("proxy.lock",),
     notes=lambda path: (
-        "The reports that the proxy holds now are not in it: they are handed over once, or never.",
+        "The reports that it holds now are not in it: they are handed over once, or never.",
     ),
 )

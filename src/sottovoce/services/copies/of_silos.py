@@ -6,13 +6,13 @@ import contextlib
 from pathlib import Path
 
 from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, UsageError
-from sottovoce.services.copies.kind import Kind, Settled, Whose
+from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
 from sottovoce.stores import orchestrator_folder as orchestrators
 from sottovoce.stores import owner_folder as owners
 from sottovoce.stores.keys import read_private_key
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_file import DATABASE
-from sottovoce.wire.interactions import Issuer
+from sottovoce.wire.passes import Issuer
 from sottovoce.wire.silo_files import FederationFile
 
 _MORE_USERS, _MORE_OWNERS, _MORE_VERSIONS = 1000, 100, 1_000_000
@@ -30,10 +30,10 @@ def _whose_owner(path: Path) -> Whose:
     return Whose.of(federation, federation.encode(), folder.application.public)
 
 
-def _settle_owner(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+def _settle_owner(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     if next_round is not None:
         raise UsageError("a data owner follows the orchestrator's rounds; leave --next-round out")
-    return Settled(
+    return Resumption(
         (
             "What users have sent since is lost: their stores do not send it again.",
             "Users who left since are back in it until the orchestrator's next round, in which the "
@@ -47,7 +47,7 @@ def _settle_owner(copy: Path, before: Path | None, next_round: int | None) -> Se
     )
 
 
-OWNER = Kind(
+OWNER = FolderKind(
     name="owner",
     words="a data owner",
     mark=owners.APPLICATION,
@@ -77,7 +77,7 @@ def _whose_orchestrator(path: Path) -> Whose:
     return Whose.of(found.federation, found.federation.encode(), found.issuer)
 
 
-def _settle_orchestrator(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+def _settle_orchestrator(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     newest, departed = _newest(before)
     known = newest is not None
     with OrchestratorStore.open(copy) as store:
@@ -97,7 +97,7 @@ def _settle_orchestrator(copy: Path, before: Path | None, next_round: int | None
     left = "Users who left since are back in it; they have to leave again."
     if known:
         left = "Users who left since have left the copy, too."
-    return Settled(
+    return Resumption(
         (
             f"It goes on with round {at}; data owners refuse rounds before their last one.",
             "Users and data owners that came since are not known to it: they need new invitations "
@@ -119,7 +119,7 @@ def _newest(folder: Path | None) -> tuple[dict[str, int] | None, list[int]]:
     return None, []
 
 
-ORCHESTRATOR = Kind(
+ORCHESTRATOR = FolderKind(
     name="orchestrator",
     words="the orchestrator of a federation",
     mark=orchestrators.ISSUER,

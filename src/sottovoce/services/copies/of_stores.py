@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from sottovoce.errors import ServiceError, StoreError, UsageError
-from sottovoce.services.copies.kind import Kind, Settled, Whose
+from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
 from sottovoce.stores import device as store_roots
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import DATABASE, KEY, LOCK, StoreFile
 from sottovoce.stores.user import UserStore, open_store, releases
 
 
-def store_kind(folder: Path) -> Kind:
+def store_kind(folder: Path) -> FolderKind:
     """Of a folder that holds a store."""
     with open_store(folder, readonly=True) as store:
         return USER if isinstance(store, UserStore) else DEVICE
@@ -34,7 +34,7 @@ def _copy(source: Path, target: Path) -> None:
     StoreFile.copy(source.parent, target)
 
 
-def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     _no_round(next_round)
     with CohortStore.open(copy) as store:
         _refuse_newer(before, store)
@@ -44,7 +44,7 @@ def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> S
                 limit = 0.0 if math.isfinite(choice.total_epsilon) else math.inf
                 store.set_choice(number, replace(choice, takes_part=False, total_epsilon=limit))
             store_roots.renew(store.file)
-    return Settled(
+    return Resumption(
         (
             "Nobody in it takes part until its owner says so again: the copy has forgotten what "
             "left since, and its ledger and budget are too low by that.",
@@ -55,7 +55,7 @@ def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> S
     )
 
 
-def _settle_user(copy: Path, before: Path | None, next_round: int | None) -> Settled:
+def _settle_user(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     _no_round(next_round)
     with UserStore.open(copy) as store:
         _refuse_newer(before, store)
@@ -63,7 +63,7 @@ def _settle_user(copy: Path, before: Path | None, next_round: int | None) -> Set
             for user in store.users:
                 choice = replace(store.choice(user), takes_part=False)
                 store.record_choice(user, choice, looked=False)
-    return Settled(
+    return Resumption(
         (
             "Nobody in it takes part until she says so again (`sottovoce device consent`): the "
             "copy has forgotten what left since, and its ledger is too short by that.",
@@ -95,7 +95,7 @@ def _no_round(next_round: int | None) -> None:
         raise UsageError("a store follows the server's rounds; leave --next-round out")
 
 
-DEVICE = Kind(
+DEVICE = FolderKind(
     name="device",
     words="a store",
     mark=DATABASE,

@@ -13,10 +13,11 @@ import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from sottovoce.errors import UsageError
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.wire.refusals import RefusalCounts, Refused
 
 # Room for the bodies of requests. It is taken by bytes that have arrived, never by what a head
 # promises, and shared out by sender: who sends most gives way first.
@@ -201,24 +202,32 @@ _LOOKS = 4
 """So often a connection is looked at before its first record is whole; then TLS may judge."""
 
 
-class DoorLimits(Protocol):
-    """What the limits of every service have in common."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a service takes on at once, and how long it waits. What is beyond is told to come
+    back later."""
 
-    @property
-    def connections(self) -> int:
-        """In all, from when they are accepted."""
-
-    @property
-    def per_address(self) -> int:
-        """Of one IPv4 address or one /64 of IPv6."""
-
-    @property
-    def behind(self) -> Sequence[str]:
-        """Addresses and networks of reverse proxies, for which there is no limit per address."""
-
-    @property
-    def handshake_seconds(self) -> float:
-        """Until TLS is begun, and as long again until it is done."""
+    connections: int = 4000
+    """In all, from when they are accepted. The idle ones give way to others."""
+    per_address: int = 1000
+    """Of these, of one IPv4 address or one /64 of IPv6. Many devices can be behind one."""
+    behind: tuple[str, ...] = ()
+    """Addresses and networks of reverse proxies: behind each are many visitors, so there is no
+    limit per address for them, and what they hold is not cut for others."""
+    body_seconds: float = 30.0
+    """A message must be here by then."""
+    retry_seconds: int = 2
+    """When whoever was turned away may come back."""
+    handshake_seconds: float = 10.0
+    """Until TLS is begun, and as long again until it is done."""
+    head_seconds: float = 15.0
+    """Until the head of a request is there."""
+    rest_seconds: float = 5.0
+    """Until the rest of a request is there that was answered already."""
+    idle_seconds: int = 20
+    """Until the next request begins."""
+    write_seconds: float = 30.0
+    """In which the other side takes nothing of an answer."""
 
 
 def networks(texts: Sequence[str]) -> tuple[Network, ...]:
@@ -236,7 +245,7 @@ def reverse_proxies(texts: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(texts or ())
 
 
-class Sender:
+class PeerAddress:
     """An address, or a /64, with what it has open, by what it does."""
 
     __slots__ = ("count", "name", "stages", "trusted")
@@ -253,7 +262,7 @@ class Visitor:
         *("extra", "looks", "protocol", "sender", "since", "sock", "stage", "task", "timer"),
     )
 
-    def __init__(self, sock: socket.socket, sender: Sender, extra: bool) -> None:
+    def __init__(self, sock: socket.socket, sender: PeerAddress, extra: bool) -> None:
         self.sock, self.sender, self.extra = sock, sender, extra
         self.stage, self.looks = SILENT, 0
         self.since = time.monotonic()
@@ -276,7 +285,7 @@ class Visitor:
             self.stage, self.since = stage, time.monotonic()
 
 
-class Door:
+class Acceptor:
     """Accepts the connections of one listening socket. It is what an event loop's server is to
     uvicorn."""
 
@@ -285,8 +294,8 @@ class Door:
         listener: socket.socket,
         make: Callable[[], Any],
         context: ssl.SSLContext | None,
-        limits: DoorLimits,
-        tally: Tally,
+        limits: Limits,
+        tally: RefusalCounts,
     ) -> None:
         """`make` makes the protocol of one connection, which has a `visitor`."""
         self._listener, self._make, self._context = listener, make, context
@@ -295,11 +304,11 @@ class Door:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = min(limits.connections, max(1, files - _OTHER_FILES))
         self._per_address = limits.per_address
-        self._senders: dict[str, Sender] = {}
-        self._sizes: list[dict[Sender, None]] = [{}]
+        self._senders: dict[str, PeerAddress] = {}
+        self._sizes: list[dict[PeerAddress, None]] = [{}]
         """Senders by the number of their connections."""
         self._count = 0
-        self._greeting: dict[Sender, deque[Visitor]] = {}
+        self._greeting: dict[PeerAddress, deque[Visitor]] = {}
         self._pumping = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(listener, self._accept)
@@ -340,7 +349,7 @@ class Door:
 
     def _admit(self, sock: socket.socket, host: str) -> None:
         name = neighbourhood(host)
-        sender = self._senders.get(name) or Sender(name, self._is_trusted(host))
+        sender = self._senders.get(name) or PeerAddress(name, self._is_trusted(host))
         extra = not self._has_room(sender)
         if extra and (self._is_full(sender) or self._count >= self._most + _SPARE):
             self._tally.count("overload")
@@ -352,13 +361,13 @@ class Door:
         visitor.timer = self._loop.call_later(self._seconds, self._drop, visitor)
         self._loop.add_reader(sock, self._hear, visitor)
 
-    def _has_room(self, sender: Sender) -> bool:
+    def _has_room(self, sender: PeerAddress) -> bool:
         """Whether there is room for another one of this sender, where need be after a cut."""
         if self._is_full(sender):
             return self._evict_idle(sender)
         return self._count < self._most or self._make_room(sender)
 
-    def _is_full(self, sender: Sender) -> bool:
+    def _is_full(self, sender: PeerAddress) -> bool:
         return not sender.trusted and sender.count >= self._per_address
 
     def _is_trusted(self, host: str) -> bool:
@@ -370,7 +379,7 @@ class Door:
 
     # --- who has to go ----------------------------------------------------------------------------
 
-    def _make_room(self, newcomer: Sender) -> bool:
+    def _make_room(self, newcomer: PeerAddress) -> bool:
         """Cut one connection: an idle one of who has most, or else one that waits for its line, of
         somebody who has more than the newcomer. Who has less loses none, or those who have much
         could cut everyone's first steps."""
@@ -380,7 +389,7 @@ class Door:
         more = (sender for sender in largest if sender.count > newcomer.count + 1)
         return any(self._evict_waiting(sender) for sender in more)
 
-    def _largest(self) -> Iterator[Sender]:
+    def _largest(self) -> Iterator[PeerAddress]:
         """Some of the senders, those with most connections first."""
         looked = 0
         for size in range(len(self._sizes) - 1, 0, -1):
@@ -391,7 +400,7 @@ class Door:
                 if looked == _SENDERS_LOOKED_AT:
                     return
 
-    def _evict_idle(self, sender: Sender) -> bool:
+    def _evict_idle(self, sender: PeerAddress) -> bool:
         """The one that has been so for longest: a newcomer shall have time to say what it
         wants."""
         idle = [next(iter(stage)) for stage in sender.stages[:BUSY] if stage]
@@ -399,7 +408,7 @@ class Door:
             self._drop(min(idle, key=lambda visitor: visitor.since))
         return bool(idle)
 
-    def _evict_waiting(self, sender: Sender) -> bool:
+    def _evict_waiting(self, sender: PeerAddress) -> bool:
         for visitor in sender.stages[BUSY]:
             if visitor.protocol.waits_for_line:
                 self._drop(visitor)
@@ -434,7 +443,7 @@ class Door:
             visitor.timer.cancel()
         self._resize(sender, -1)
 
-    def _resize(self, sender: Sender, by: int) -> None:
+    def _resize(self, sender: PeerAddress, by: int) -> None:
         """Senders are known as long as they have connections."""
         sizes = self._sizes
         sizes[sender.count].pop(sender, None)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sottovoce.core.messages import ModelView
-from sottovoce.errors import ServiceError
+from sottovoce.wire.refusals import Refused
 from sottovoce.wire.versions import delta_size, encode_delta, encode_model, full_size
 
 Coding = Literal["identity", "zstd", "gzip"]
@@ -96,11 +96,7 @@ class Version:
         return oldest
 
 
-class Busy(ServiceError):
-    """Too much is asked for at once."""
-
-
-class Shelf:
+class DocumentCache:
     """Documents that are made when first asked for, at most `limit` bytes of them, not counting
     those that stay. Whoever asks while one is being made waits for the same one; `waiting` of them
     are made or wait to be made at once."""
@@ -123,8 +119,8 @@ class Shelf:
     async def get(
         self, key: tuple[object, ...], make: Callable[[], Document], *, stays: bool = False
     ) -> Document:
-        """Raises `Busy` where too many others are waited for. One that `stays` is kept until it is
-        dropped, whatever else is asked for."""
+        """Refused if too many others are waited for. One that `stays` is kept until it is dropped,
+        whatever else is asked for."""
         staying = self._staying.get(key)
         if staying is not None:
             return staying
@@ -135,7 +131,10 @@ class Shelf:
         made = self._being_made.get(key)
         if made is None:
             if len(self._being_made) >= self._waiting:
-                raise Busy("too many different documents are asked for at once; come back later")
+                raise Refused(
+                    "overload",
+                    "too many different documents are asked for at once; come back later",
+                )
             made = asyncio.get_running_loop().run_in_executor(self._maker, make)
             self._being_made[key] = made
             made.add_done_callback(lambda done: self._keep(key, done, stays))

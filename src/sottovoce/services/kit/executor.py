@@ -13,17 +13,18 @@ from sottovoce.wire.refusals import Refused
 T = TypeVar("T")
 
 
-class Aside:
+class BoundedExecutor:
     """So many things at once; whoever brings more is told to come back."""
 
-    def __init__(self, limit: int, threads: int) -> None:
-        self._limit = limit
+    def __init__(self, name: str, limit: int, threads: int = 1) -> None:
+        """`name` is the service's."""
+        self._name, self._limit = name, limit
         self._waiting = 0
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="aside")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="executor")
 
     async def __call__(self, work: Callable[[], T]) -> T:
         if self._waiting >= self._limit:
-            raise Refused("overload", "the server has too much to do; come back later")
+            raise Refused("overload", f"{self._name} has too much to do; come back later")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)

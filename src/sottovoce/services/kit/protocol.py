@@ -5,13 +5,12 @@ what was answered is not waited for, and answers are taken."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sottovoce.errors import MessageError
-from sottovoce.services.kit.connections import BUSY, IDLE, Door, DoorLimits, Visitor
+from sottovoce.services.kit.connections import BUSY, IDLE, Acceptor, Limits, Visitor
 
 HEAD_BYTES = 32 << 10
 PIPELINED = 16
@@ -21,57 +20,17 @@ WRITE_BUFFER = 64 << 10
 _LAST_WORD = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds after which a connection is cut."""
-
-    head: float = 15.0
-    """Until the head of a request is there."""
-    rest: float = 5.0
-    """Until the rest of a request is there that was answered already."""
-    idle: int = 20
-    """Until the next request begins."""
-    write: float = 60.0
-    """In which the other side takes nothing of an answer."""
-
-    @classmethod
-    def of(cls, limits: PatientLimits) -> Patience:
-        return cls(
-            limits.head_seconds, limits.rest_seconds, limits.idle_seconds, limits.write_seconds
-        )
-
-
-class PatientLimits(DoorLimits, Protocol):
-    """What a service's limits say of its connections."""
-
-    @property
-    def head_seconds(self) -> float: ...
-
-    @property
-    def rest_seconds(self) -> float: ...
-
-    @property
-    def idle_seconds(self) -> int: ...
-
-    @property
-    def write_seconds(self) -> float: ...
-
-
-def bounded(patience: Patience) -> type[BoundedProtocol]:
-    """Connections with this much patience, as a server takes them."""
-
-    class Patient(BoundedProtocol):
-        _patience = patience
-
-    return Patient
+def bounded(limits: Limits) -> type[BoundedProtocol]:
+    """Connections with these limits, as uvicorn takes them."""
+    return type("Bounded", (BoundedProtocol,), {"_limits": limits})
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
-    _patience = Patience()
+    _limits = Limits()
     visitor: Visitor
-    door: Door
+    door: Acceptor
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -84,7 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER)
         self.visitor.now(IDLE)
-        self._expect(self._patience.head)
+        self._expect(self._limits.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.door.gone(self.visitor)
@@ -175,10 +134,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _expect_next(self) -> None:
         """Everything was answered. What comes now must become a request in time; single bytes do
         not put that off."""
-        patience = self._patience
+        limits = self._limits
         self.visitor.now(IDLE)
         unfinished = self.cycle.more_body
-        self._expect(patience.rest if unfinished else patience.idle + patience.head)
+        self._expect(
+            limits.rest_seconds if unfinished else limits.idle_seconds + limits.head_seconds
+        )
 
     def _expect(self, seconds: float) -> None:
         self._stop_waiting()
@@ -196,7 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _abort_unless_taken(self, seconds: float | None = None) -> None:
         if self._writing is None:
-            wait = self._patience.write if seconds is None else seconds
+            wait = self._limits.write_seconds if seconds is None else seconds
             self._writing = self.loop.call_later(wait, self.transport.abort)
 
     def _stop_writing(self) -> None:

@@ -1,4 +1,4 @@
-"""Questions that users prove to be theirs (`orchestrator_wire.ask`): believed, answered once."""
+"""Questions that users prove to be theirs (`wire.users.ask`): believed, answered once."""
 
 from __future__ import annotations
 
@@ -6,30 +6,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
 
-from sottovoce.errors import KeyTrouble, MessageError, VersionMismatch
+from sottovoce.errors import KeyTrouble
+from sottovoce.services.kit.connections import Limits
 from sottovoce.wire.interactions import Identity
-from sottovoce.wire.refusals import Refused
-from sottovoce.wire.silos import (
-    PROOF_SECONDS,
-    Purpose,
-    Question,
-    read_question,
-)
+from sottovoce.wire.refusals import Refused, read_or_refuse
+from sottovoce.wire.users import PROOF_SECONDS, Purpose, UserQuestion, read_question
 
-T = TypeVar("T")
 _MINUTE = 60.0
 
 
-class AskingLimits(Protocol):
-    @property
-    def per_minute(self) -> int:
-        """Questions of one user."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingLimits(Limits):
+    """Those of a service that users ask."""
 
-    @property
-    def nonces(self) -> int:
-        """Questions of all users within the time in which a proof is good."""
+    per_minute: int = 60
+    """Questions of one user."""
+    nonces: int = 200_000
+    """Questions of all users within the time in which a proof is good."""
 
 
 class Once:
@@ -49,7 +44,7 @@ class Once:
         self._asked: Counter[int] = Counter()
         self._minute = 0
 
-    def admit(self, question: Question) -> None:
+    def admit(self, question: UserQuestion) -> None:
         """Note the question, which is proven. Raises where it is not answered."""
         now = self._clock()
         if abs(now - question.time) > PROOF_SECONDS:
@@ -83,10 +78,10 @@ class Once:
 
 def proven(
     body: bytes, purpose: Purpose, federation: str, issuer: bytes, asked: Identity
-) -> Question:
+) -> UserQuestion:
     """A question to whoever has the key `asked`, by whoever has the pass and its key. Raises where
     it is none."""
-    question = read(lambda: read_question(body))
+    question = read_or_refuse(read_question, body)
     try:
         question.given.check(issuer, federation)
     except KeyTrouble:
@@ -94,13 +89,3 @@ def proven(
     if not question.is_proven(purpose, federation, asked):
         raise Refused("bad_mac", "the question was not asked with the key of the pass")
     return question
-
-
-def read(read: Callable[[], T]) -> T:
-    """What was sent, or a refusal of what cannot be read."""
-    try:
-        return read()
-    except VersionMismatch as error:
-        raise Refused("version", str(error)) from None
-    except MessageError as error:
-        raise Refused("malformed", str(error)) from None

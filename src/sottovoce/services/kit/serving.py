@@ -14,41 +14,52 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 import uvicorn
 import uvloop
 
-from sottovoce.errors import KeyTrouble, ServiceError
-from sottovoce.services.kit.answers import Routed
-from sottovoce.services.kit.connections import Door
-from sottovoce.services.kit.protocol import WRITE_BUFFER, Patience, PatientLimits, bounded
-from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, server_context
-from sottovoce.stores.ready import ServiceFolder, write_ready_file
-from sottovoce.wire.refusals import Tally, count_handshakes
+from sottovoce.errors import KeyTrouble, ServiceError, UsageError
+from sottovoce.services.kit.application import Hosting, HttpApplication
+from sottovoce.services.kit.connections import Acceptor, Limits, reverse_proxies
+from sottovoce.services.kit.protocol import WRITE_BUFFER, bounded
+from sottovoce.stores.keys import SERVER_CERTIFICATE, SERVER_KEY, operator_token, server_context
+from sottovoce.stores.ready import write_ready_file
+from sottovoce.wire.refusals import RefusalCounts, count_handshakes
 
 _BACKLOG = 4096
 """Connections that wait to be accepted; where it overflows, honest ones lose a second."""
 
 
-class Listener(uvicorn.Server):
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+class HasKeys(Protocol):
+    @property
+    def keys(self) -> Path:
+        """The folder with a certificate and the operator's token."""
+
+
+class HttpListener(uvicorn.Server):
     """Serves an application on bounded connections; calls `ready` when it does."""
 
     def __init__(
         self,
         application: Any,
-        limits: PatientLimits,
+        limits: Limits,
         context: ssl.SSLContext | None,
-        tally: Tally,
+        tally: RefusalCounts,
         ready: Callable[[], None],
     ) -> None:
-        patience = Patience.of(limits)
         config = uvicorn.Config(
             application,
-            http=bounded(patience),
+            http=bounded(limits),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -57,7 +68,7 @@ class Listener(uvicorn.Server):
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=patience.idle,
+            timeout_keep_alive=limits.idle_seconds,
             timeout_graceful_shutdown=1,
         )
         config.load()
@@ -71,7 +82,7 @@ class Listener(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
         self.servers = [
-            Door(listener, self._connection, self._context, self._limits, self._tally)  # type: ignore[misc]
+            Acceptor(listener, self._connection, self._context, self._limits, self._tally)  # type: ignore[misc]
             for listener in sockets or ()
         ]
         self.started = True
@@ -120,17 +131,6 @@ def address_of(listener: socket.socket, secure: bool) -> tuple[str, int]:
         host = "127.0.0.1"
     name = f"[{host}]" if ":" in host else host
     return f"{'https' if secure else 'http'}://{name}:{port}", port
-
-
-def renew_certificate(context: ssl.SSLContext, keys: Path, log: Any) -> None:
-    """Show the certificate that is in the folder now to whoever connects from now on."""
-    try:
-        server_context(keys)  # looks at everything, and leaves the one in use alone
-        context.load_cert_chain(keys / SERVER_CERTIFICATE, keys / SERVER_KEY)
-    except (KeyTrouble, OSError) as error:
-        log.error("certificate not renewed", detail=f"{error}; the old one stays in use")
-    else:
-        log.info("certificate renewed")
 
 
 def unforeseen(log: Any) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
@@ -205,17 +205,181 @@ def allow_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-# The processes of a proxy, a data owner and an orchestrator: what they do alike from when they
-# can listen until they are told to stop.
-
 _UNFORESEEN = "of an error that nobody has foreseen, which is in its log"
+_SWITCH = 0.0005
+F = TypeVar("F", bound=HasKeys)
+"""The folder of a service."""
+L = TypeVar("L", bound=Limits)
+C = TypeVar("C", bound=Closable)
 
 
-def tls_of(keys: Path, tally: Tally) -> ssl.SSLContext:
-    """How strangers are met; handshakes that fail are counted."""
-    context = server_context(keys)
-    count_handshakes(context, tally)
-    return context
+class Beside(NamedTuple):
+    """A thread that works beside a service."""
+
+    start: Callable[[Callable[..., None]], None]
+    """Is given `Start.fail`."""
+    stop: Callable[[], None]
+
+
+class Parts(NamedTuple):
+    """What a service consists of."""
+
+    application: Callable[[], HttpApplication[Any]]
+    """Is made in the event loop that it runs in."""
+    ready_file: Callable[[int], Path]
+    """Where it says that it listens, by its port."""
+    beside: Sequence[Beside] = ()
+    facts: Mapping[str, str] = {}
+    """What the ready file says besides."""
+
+
+class Service(ABC, Generic[F, L]):
+    """A party as a service: everything by which it differs from others. Options of one start are
+    its fields."""
+
+    name: ClassVar[str]
+    """In a sentence, as "the server"."""
+    port: ClassVar[int]
+    limits: type[L]
+
+    @abstractmethod
+    def open(self, path: Path) -> F:
+        """The folder. Raises with one sentence if it is none of this party."""
+
+    @abstractmethod
+    def prepare(self, start: Start[F, L]) -> Parts:
+        """Lock the folder, open what is in it, and say what is to run. Raises with one sentence if
+        it cannot start."""
+
+
+class Start(Generic[F, L]):
+    """A start of a service: what it is given, and what ends with it."""
+
+    def __init__(
+        self, service: Service[F, L], path: Path, host: str, port: int, secure: bool, limits: L
+    ) -> None:
+        self._service, self._where = service, (host, port)
+        self.folder: F = service.open(path)
+        self.limits: L = limits
+        self.tally = RefusalCounts()
+        self.context: ssl.SSLContext | None = None
+        if secure:
+            self.context = server_context(self.folder.keys)
+            count_handshakes(self.context, self.tally)  # those that fail
+        self.token = operator_token(self.folder.keys)
+        self.log: Any = logger()
+        self.stack = contextlib.ExitStack()
+        self._listener: socket.socket | None = None
+        self._why = ""
+        self._stop: Callable[[], object] = lambda: None
+
+    def keep(self, store: C) -> C:
+        """It is closed at the end."""
+        return self.stack.enter_context(contextlib.closing(store))
+
+    def listen(self) -> socket.socket:
+        """Now, if there is much to do before the service answers."""
+        if self._listener is None:
+            self._listener = self.stack.enter_context(listen(*self._where))
+        return self._listener
+
+    @property
+    def hosting(self) -> Hosting[L]:
+        """For the application."""
+        return Hosting(self.token, self.tally, self.limits, self._failed, self.fail)
+
+    def _failed(self, error: ServiceError) -> None:
+        self.log.error("not stored", detail=str(error))
+
+    def fail(self, why: object = _UNFORESEEN) -> None:
+        """From any thread: nothing goes on without what has failed."""
+        self._why = str(why)
+        self._stop()
+
+    def _renew(self) -> None:
+        """Show the certificate that is in the folder now to whoever connects from now on."""
+        if self.context is None:
+            return
+        keys = self.folder.keys
+        try:
+            server_context(keys)  # looks at everything, and leaves the one in use alone
+            self.context.load_cert_chain(keys / SERVER_CERTIFICATE, keys / SERVER_KEY)
+        except (KeyTrouble, OSError) as error:
+            self.log.error("certificate not renewed", detail=f"{error}; the old one stays in use")
+        else:
+            self.log.info("certificate renewed")
+
+    def run(self, ready: Callable[[str], None] | None) -> None:
+        with self.stack:
+            parts = self._service.prepare(self)
+            self.listen()
+            allow_connections()
+            # Requests must not wait long for the threads that write.
+            sys.setswitchinterval(_SWITCH)
+            # What is loaded by now stays: the collector need not look at it every few requests.
+            gc.collect()
+            gc.freeze()
+            uvloop.run(self._serve(parts, ready))
+        if self._why:
+            raise ServiceError(
+                f"{self._service.name} stopped because {self._why}; what was acknowledged is "
+                "stored: start it again"
+            )
+
+    async def _serve(self, parts: Parts, ready: Callable[[str], None] | None) -> None:
+        loop, log, context = asyncio.get_running_loop(), self.log, self.context
+        listener = self.listen()
+        url, port = address_of(listener, context is not None)
+        place = parts.ready_file(port)
+
+        def listening() -> None:
+            write_ready_file(place, url, port, **parts.facts)
+            log.info("listening", url=url)
+            if ready is not None:
+                ready(url)
+
+        application = parts.application()
+        application.failed = _once_in_a_while(log)
+        server = HttpListener(application, self.limits, context, self.tally, listening)
+        self._stop = lambda: loop.call_soon_threadsafe(server.stop)
+        loop.set_exception_handler(unforeseen(log))
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, server.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._renew)
+        for part in parts.beside:
+            part.start(self.fail)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            place.unlink(missing_ok=True)
+            application.close()
+            for part in parts.beside:
+                part.stop()
+            log.info("stopped")
+
+
+def serve(
+    service: Service[F, L],
+    path: Path,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    plaintext: bool = False,
+    behind: Sequence[str] = (),
+    limits: L | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the folder `path` until SIGTERM or SIGINT, or until something fails; SIGHUP takes up a
+    renewed certificate. Port 0 takes a free one; where the service listens is in the ready file,
+    and `ready` is told. `behind` are reverse proxies. Raises with one sentence if it cannot
+    start."""
+    if plaintext and not is_loopback(host):
+        raise UsageError(f"--plaintext is for a loopback address, not for {host}")
+    chosen = limits or service.limits()
+    if behind:
+        chosen = replace(chosen, behind=reverse_proxies(behind))
+    where = host, service.port if port is None else port
+    Start(service, path, *where, not plaintext, chosen).run(ready)
 
 
 def _once_in_a_while(log: Any, seconds: float = 10.0) -> Callable[[ServiceError], None]:
@@ -229,96 +393,3 @@ def _once_in_a_while(log: Any, seconds: float = 10.0) -> Callable[[ServiceError]
             log.error("the disk cannot be used", detail=said)
 
     return failed
-
-
-class Beside(NamedTuple):
-    """A thread that works beside a service."""
-
-    start: Callable[[Callable[..., None]], None]
-    """Is given `Process.fail`."""
-    stop: Callable[[], None]
-
-
-class Process:
-    """Serves until SIGTERM or SIGINT, or until something fails; SIGHUP takes up a renewed
-    certificate."""
-
-    def __init__(
-        self,
-        name: str,
-        folder: ServiceFolder,
-        listener: socket.socket,
-        context: ssl.SSLContext | None,
-        tally: Tally,
-        log: Any,
-    ) -> None:
-        self._name, self._folder, self._tally, self._log = name, folder, tally, log
-        self._listener, self._context = listener, context
-        self._why = ""
-        self._stop: Callable[[], object] = lambda: None
-
-    def fail(self, why: object = _UNFORESEEN) -> None:
-        """From any thread: nothing goes on without what has failed."""
-        self._why = str(why)
-        self._stop()
-
-    def run(
-        self,
-        make: Callable[[], Routed],
-        limits: PatientLimits,
-        beside: Sequence[Beside] = (),
-        ready: Callable[[str], None] | None = None,
-        **facts: str,
-    ) -> None:
-        """The service is made in the event loop that it runs in. When it listens, the ready file
-        says so, with these facts, and `ready` is told the address. Raises where it has failed."""
-        allow_connections()
-        # What is loaded by now stays: the collector need not look at it for every few requests.
-        gc.collect()
-        gc.freeze()
-        uvloop.run(self._serve(make, limits, beside, ready, facts))
-        if self._why:
-            raise ServiceError(
-                f"{self._name} stopped because {self._why}; what was acknowledged is stored: "
-                "start it again"
-            )
-
-    async def _serve(
-        self,
-        make: Callable[[], Routed],
-        limits: PatientLimits,
-        beside: Sequence[Beside],
-        ready: Callable[[str], None] | None,
-        facts: dict[str, str],
-    ) -> None:
-        loop, place = asyncio.get_running_loop(), self._folder.ready_file
-        context, log = self._context, self._log
-
-        def listening() -> None:
-            url, port = address_of(self._listener, context is not None)
-            write_ready_file(place, url, port, **facts)
-            log.info("listening", url=url)
-            if ready is not None:
-                ready(url)
-
-        service = make()
-        server = Listener(service, limits, context, self._tally, listening)
-        self._stop = lambda: loop.call_soon_threadsafe(server.stop)
-        loop.set_exception_handler(unforeseen(log))
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, server.stop)
-        if context is not None:
-            loop.add_signal_handler(
-                signal.SIGHUP, renew_certificate, context, self._folder.keys, log
-            )
-        service.failed = _once_in_a_while(log)
-        for part in beside:
-            part.start(self.fail)
-        try:
-            await server.serve(sockets=[self._listener])
-        finally:
-            place.unlink(missing_ok=True)
-            service.close()
-            for part in beside:
-                part.stop()
-            log.info("stopped")

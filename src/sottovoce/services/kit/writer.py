@@ -5,46 +5,37 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sottovoce.errors import ServiceError
-from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
-from sottovoce.stores.database import Database
-from sottovoce.stores.server import Decision, Submission
-from sottovoce.wire.refusals import Refused, Tally
+from sottovoce.services.kit.application import Hosting
+from sottovoce.wire.refusals import Refused
 
 _BATCH = 1000
 _COUNT_SECONDS = 0.5
 """Refusals are stored at least so often."""
 
-Failure = Callable[[ServiceError], None]
 S = TypeVar("S")
 """What is stored."""
 D = TypeVar("D")
 """What was decided about it; "accepted" where it was."""
 
 
-class GroupWriter(ABC, Generic[S, D]):
+class GroupWriter(Generic[S, D]):
     def __init__(
         self,
-        tally: Tally,
+        commit: Callable[[Sequence[S], Mapping[str, int], set[int]], list[D]],
+        hosting: Hosting[Any],
         *,
         limit: int,
-        accepted: Callable[[], None],
-        failed: Failure,
-        died: Callable[[], None],
+        accepted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keeps at most `limit` submissions waiting. Calls `accepted` after each transaction in
-        which some were, `failed` where the database cannot be written, and `died` where the thread
-        ends by an error that nobody has foreseen."""
-        self._tally = tally
+        """`commit` decides about submissions and stores them in one transaction, with new counts of
+        refusals and with devices that were seen; all is on the disk when it returns. At most
+        `limit` submissions wait; `accepted` is called after each transaction that took some."""
+        self._commit, self._hosting, self._accepted = commit, hosting, accepted
         self._limit = limit
-        self._accepted = accepted
-        self._failed = failed
-        self._died = died
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
         self._waiting: list[tuple[S, asyncio.Future[D]]] = []
@@ -53,16 +44,16 @@ class GroupWriter(ABC, Generic[S, D]):
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
-    @abstractmethod
-    def _commit(self, batch: Sequence[S], counts: Mapping[str, int], seen: set[int]) -> list[D]:
-        """Decide and store in one transaction, with new counts of refusals; it is on the disk on
-        return."""
+    @property
+    def full(self) -> bool:
+        """Whether what comes now would be refused."""
+        return len(self._waiting) >= self._limit
 
     def store(self, submission: S) -> asyncio.Future[D]:
         """Decided when it is on the disk. Raises where too many wait."""
         future: asyncio.Future[D] = self._loop.create_future()
         with self._ready:
-            if len(self._waiting) >= self._limit:
+            if self.full:
                 raise Refused("overload", "the server has too much to do; come back later")
             self._waiting.append((submission, future))
             if len(self._waiting) == 1:
@@ -86,7 +77,7 @@ class GroupWriter(ABC, Generic[S, D]):
             self._write_until_stopped()
         finally:
             if not self._stopping:
-                self._died()
+                self._hosting.died()
 
     def _write_until_stopped(self) -> None:
         while True:
@@ -103,44 +94,18 @@ class GroupWriter(ABC, Generic[S, D]):
     def _write(self, batch: list[tuple[S, asyncio.Future[D]]], seen: set[int]) -> None:
         decisions: list[D] | None = []
         try:
-            with self._tally.storing() as counts:
+            with self._hosting.tally.storing() as counts:
                 if not batch and not counts and not seen:
                     return
                 decisions = self._commit([submission for submission, _ in batch], counts, seen)
         except ServiceError as error:
             decisions = None
-            self._failed(error)
+            self._hosting.failed(error)
         futures = [future for _, future in batch]
         if futures and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_resolve, futures, decisions)
         if decisions and "accepted" in decisions:
             self._accepted()
-
-
-class Writer(GroupWriter[Submission, Decision]):
-    """Writes devices' reports to the server's database."""
-
-    def __init__(
-        self,
-        database: Database,
-        tally: Tally,
-        *,
-        limit: int,
-        accepted: Callable[[], None],
-        failed: Failure,
-        died: Callable[[], None],
-    ) -> None:
-        self._database = database
-        super().__init__(tally, limit=limit, accepted=accepted, failed=failed, died=died)
-
-    def _commit(
-        self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
-    ) -> list[Decision]:
-        with self._database.writing() as link:
-            decisions = records.accept(link, batch)
-            records.count_refusals(link, counts)
-            roster.seen(link, seen)
-        return decisions
 
 
 def _resolve(futures: list[asyncio.Future[D]], decisions: list[D] | None) -> None:

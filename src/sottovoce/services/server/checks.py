@@ -3,24 +3,24 @@ looked at before its signature is good."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sottovoce.core.messages import GRID, decode, message_limit, other_version
-from sottovoce.errors import MessageError
-from sottovoce.services.kit.answers import Receive, Scope, Send, answer, read_body, table_of
-from sottovoce.services.kit.executor import Aside, Tarpit
-from sottovoce.services.server.state import Board, Snapshot
+from sottovoce.core.messages import GRID
+from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json, read_body, table_of
+from sottovoce.services.kit.executor import BoundedExecutor, Tarpit
+from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
 from sottovoce.stores.server_folder import admit
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.masked import binding, decode_masked, is_signed, message_bytes, model_name
-from sottovoce.wire.refusals import Refused
+from sottovoce.wire.refusals import Refused, read_or_refuse
+from sottovoce.wire.reports import decode_report, longest_report
 from sottovoce.wire.signing import (
     OVERHEAD,
     SIGNATURE_BYTES,
@@ -30,17 +30,13 @@ from sottovoce.wire.signing import (
     is_weak,
     open_envelope,
 )
-from sottovoce.wire.terms import PROTOCOL, Terms
-
-_OTHER_RELEASE = (
-    f"this server speaks version {PROTOCOL} of the protocol; install the same release of Sottovoce"
-)
+from sottovoce.wire.terms import Terms
 
 
 class Checks:
-    def __init__(self, terms: Terms, board: Board, database: Database) -> None:
+    def __init__(self, terms: Terms, state: RoundState, database: Database) -> None:
         self._terms = terms
-        self._board = board
+        self._state = state
         self._database = database
         self._largest = int(terms.largest_value * GRID)
         self._keys: dict[int, Ed25519PublicKey] = {}
@@ -54,7 +50,7 @@ class Checks:
         """Bytes of the longest message that can be a report."""
         if self._terms.secure_sum is not None:
             return OVERHEAD + message_bytes(self._terms)
-        return OVERHEAD + message_limit(self._terms.max_rows, self._terms.width)
+        return OVERHEAD + longest_report(self._terms.max_rows, self._terms.width)
 
     def enrolled(self, number: int, public_key: bytes) -> None:
         """Believe this key from now on. Earlier releases enrolled some with which everybody can
@@ -70,7 +66,7 @@ class Checks:
         """The number of the device that signed a report with this digest, of which only the
         beginning is here; None where it is none that this process knows, or not asked now."""
         envelope = open_envelope(begun)
-        key, now = self._keys.get(envelope.number), self._board.now
+        key, now = self._keys.get(envelope.number), self._state.now
         if key is None or not now.open_for(envelope.round, envelope.attempt):
             return None
         if not now.asks(envelope.number):
@@ -78,31 +74,31 @@ class Checks:
         signed = envelope.signed_by(key, self._terms.federation, "report", digest)
         return envelope.number if signed else None
 
-    async def check_in(self, payload: bytes, aside: Aside) -> int:
+    async def check_in(self, payload: bytes, queries: BoundedExecutor) -> int:
         """The number of the device that signed this. It must have been signed just now, that is in
         the present attempt, or in the one before while the round moved on."""
-        envelope = await self._envelope(payload, "check-in", aside)
+        envelope = await self._envelope(payload, "check-in", queries)
         if envelope.body:
             raise Refused("malformed", "a check-in has no body")
-        sent, now = (envelope.round, envelope.attempt), self._board.now
+        sent, now = (envelope.round, envelope.attempt), self._state.now
         if sent > now.key:  # another process may have moved on, and told the device
-            now = await aside(self._board.refresh)
+            now = await queries(self._state.refresh)
         if sent > now.key:
             raise Refused("malformed", f"round {envelope.round} has not been opened")
         if sent not in (now.key, now.before):
             raise Refused("late", f"round {envelope.round} is closed; ask for the present one")
         return envelope.number
 
-    async def report(self, payload: bytes, aside: Aside) -> Submission:
+    async def report(self, payload: bytes, queries: BoundedExecutor) -> Submission:
         """A report that counts if it is the first of its device in the open round."""
-        envelope = await self._envelope(payload, "report", aside)
-        now = self._board.now
+        envelope = await self._envelope(payload, "report", queries)
+        now = self._state.now
         if not now.open_for(envelope.round, envelope.attempt):
             # Another process may have moved on, and told the device.
-            now = await aside(self._board.refresh)
+            now = await queries(self._state.refresh)
         mark = records.mark_of(envelope.nonce, envelope.body)
         if not now.open_for(envelope.round, envelope.attempt):
-            await self._refuse_closed(envelope, mark, now, aside)
+            await self._refuse_closed(envelope, mark, now, queries)
         if not now.asks(envelope.number):
             raise Refused("not_selected", "this device is not asked in this round")
         self._check_body(envelope)
@@ -111,17 +107,14 @@ class Checks:
             envelope.round, envelope.attempt, envelope.number, mark, envelope.body, joined
         )
 
-    async def _envelope(self, payload: bytes, purpose: Purpose, aside: Aside) -> Envelope:
-        if payload[:3] == b"SVE" and payload[3:4] != b"1":
-            raise Refused("version", _OTHER_RELEASE)
-        try:
-            envelope = open_envelope(payload)
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
+    async def _envelope(
+        self, payload: bytes, purpose: Purpose, queries: BoundedExecutor
+    ) -> Envelope:
+        envelope = read_or_refuse(open_envelope, payload)
         key = self._keys.get(envelope.number)
         if key is None and self._database.shared:
             # It may have enrolled with another process.
-            found = await aside(lambda: self._look_up_key(envelope.number))
+            found = await queries(lambda: self._look_up_key(envelope.number))
             if found is not None:
                 self.enrolled(envelope.number, found)
                 key = self._keys.get(envelope.number)
@@ -139,8 +132,8 @@ class Checks:
         self,
         envelope: Envelope,
         mark: bytes,
-        now: Snapshot,
-        aside: Aside,
+        now: RoundSnapshot,
+        queries: BoundedExecutor,
     ) -> None:
         """Raises what is to be said of a report for a round that is not open."""
         sent, current = (envelope.round, envelope.attempt), now.position
@@ -151,20 +144,15 @@ class Checks:
             with self._database.reading() as link:
                 return records.marks(link, *sent, [envelope.number])
 
-        if (await aside(find)).get(envelope.number) == mark:
+        if (await queries(find)).get(envelope.number) == mark:
             raise Refused("replay", "this report was accepted before")
         raise Refused("late", f"round {envelope.round} is closed; the report did not count")
 
     def _check_masked(self, envelope: Envelope) -> None:
         """Of a masked update all that can be seen is its size; and that its seed is sealed by the
-        same device, or the proxy would refuse the whole sum."""
+        same device, or the helper would refuse the whole sum."""
         terms, round, attempt = self._terms, envelope.round, envelope.attempt
-        if envelope.body[:3] == b"SVM" and envelope.body[3:4] != b"1":
-            raise Refused("version", _OTHER_RELEASE)
-        try:
-            record = decode_masked(envelope.body, terms, round, attempt).record
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
+        record = read_or_refuse(decode_masked, envelope.body, terms, round, attempt).record
         key = self._keys[envelope.number].public_bytes_raw()
         bound = binding(terms, round, attempt, self._model_name(round))
         if record.device != key or not is_signed(record, bound):
@@ -175,7 +163,7 @@ class Checks:
     def _model_name(self, round: int) -> bytes:
         """Of the open round's model, made once."""
         if self._named[0] != round:
-            version = self._board.now.versions.get(round)
+            version = self._state.now.versions.get(round)
             if version is None:
                 raise Refused("late", f"round {round} is closed; the report did not count")
             self._named = round, model_name(version.view.items)
@@ -185,20 +173,16 @@ class Checks:
         if self._terms.secure_sum is not None:
             self._check_masked(envelope)
             return
-        terms, body = self._terms, envelope.body
-        if other_version(body):
-            raise Refused("version", _OTHER_RELEASE)
-        try:
-            reports = decode(
-                body,
-                sender=envelope.number,
-                n_items=terms.n_rows,
-                width=terms.width,
-                round=envelope.round,
-                max_rows=terms.max_rows,
-            )
-        except MessageError as error:
-            raise Refused("malformed", str(error)) from None
+        terms = self._terms
+        reports = read_or_refuse(
+            decode_report,
+            envelope.body,
+            sender=envelope.number,
+            n_items=terms.n_rows,
+            width=terms.width,
+            round=envelope.round,
+            max_rows=terms.max_rows,
+        )
         values = reports.values
         if terms.counts_senders and np.any(values[:, -1] != int(GRID)):
             raise Refused("malformed", "a row does not count its sender once")
@@ -214,7 +198,6 @@ class Checks:
 LONGEST_ENROLMENT = 4096
 _WAITING = 64
 """Enrolments that wait for the database."""
-_JSON = (b"content-type", b"application/json")
 
 
 class Enrolments:
@@ -228,22 +211,25 @@ class Enrolments:
         guess_seconds: float,
         enrolled: Callable[[int, bytes], None],
     ) -> None:
-        """`admission_key` is there where reports come through a proxy; `enrolled` is called with
+        """`admission_key` is there if reports come through a shuffler; `enrolled` is called with
         the number and key of every device that comes, also again."""
         self._federation, self._database = federation, database
         self._admission_key, self._enrolled = admission_key, enrolled
         self._body_seconds = body_seconds
-        self._aside, self._tarpit = Aside(_WAITING, threads=1), Tarpit(guess_seconds)
+        self._executor, self._tarpit = (
+            BoundedExecutor("the server", _WAITING),
+            Tarpit(guess_seconds),
+        )
 
     def close(self) -> None:
-        self._aside.close()
+        self._executor.close()
 
     async def take(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer `POST /v1/enrol`."""
         body = await read_body(scope, receive, LONGEST_ENROLMENT, self._body_seconds)
         token, key, signature = _enrolment(body)
         try:
-            number = await self._aside(lambda: self._enrol(token, key, signature))
+            number = await self._executor(lambda: self._enrol(token, key, signature))
         except Refused as error:
             if error.reason in ("bad_token", "bad_signature"):
                 await self._tarpit()
@@ -252,7 +238,7 @@ class Enrolments:
         told: dict[str, int | str] = {"number": number}
         if self._admission_key is not None:
             told["admission"] = admit(self._admission_key, self._federation, key).hex()
-        await answer(send, 200, [_JSON], json.dumps(told).encode())
+        await answer_json(send, told)
 
     def _enrol(self, token: bytes, key: bytes, signature: bytes) -> int:
         """What costs least comes first, and nothing is locked for somebody without an

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
 
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import KeyTrouble, ServiceError, Unreachable, UsageError
 from sottovoce.services.agent.client import loopback
+from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
@@ -25,7 +23,7 @@ from sottovoce.stores import server as searches
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import CA_CERTIFICATE, OPERATOR_TOKEN, device_context
 from sottovoce.stores.server_folder import ServerFolder
-from sottovoce.wire.refusals import Tally
+from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.terms import Terms
 from sottovoce.wire.versions import decode_model
 
@@ -114,13 +112,11 @@ def _read(path: Path) -> str:
         raise KeyTrouble(f"{path} cannot be read: {error.strerror}") from None
 
 
-# What an operator sees.
-
 LAST_ROUNDS = 100
 
 
 def status(
-    database: Database, tally: Tally | None = None, last: int = LAST_ROUNDS
+    database: Database, tally: RefusalCounts | None = None, last: int = LAST_ROUNDS
 ) -> dict[str, Any]:
     """Where the federation stands, with its last rounds; `tally` has what a running server has
     counted and not stored yet."""
@@ -157,40 +153,21 @@ def status(
     }
 
 
-def metrics(database: Database, tally: Tally, in_flight: int) -> bytes:
+def figures(database: Database, tally: RefusalCounts, in_flight: int) -> Iterator[Figure]:
     """The same for Prometheus."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(status(database, tally, last=1), in_flight))
-    return generate_latest(registry)
-
-
-class _Figures(Collector):
-    def __init__(self, now: dict[str, Any], in_flight: int) -> None:
-        self._now, self._in_flight = now, in_flight
-
-    def collect(self) -> Iterator[Metric]:
-        for name, words in (
-            ("round", "Rounds folded so far."),
-            ("attempt", "Attempt of the current round."),
-            ("target", "Rounds to run."),
-            ("reported", "Reports accepted in the open round."),
-            ("goal", "Reports that the open round waits for."),
-            ("asked", "Devices asked in the open round."),
-            ("enrolled", "Devices that have enrolled and were not shut out."),
-            ("active", "Enrolled devices that are asked."),
-        ):
-            yield GaugeMetricFamily(f"sottovoce_{name}", words, self._now[name])
-        yield GaugeMetricFamily(
-            "sottovoce_searching",
-            "Whether the server looks for a device that spoils sums.",
-            int(self._now["search"]["on"]),
-        )
-        yield GaugeMetricFamily(
-            "sottovoce_in_flight_bytes", "Bytes of reports being received.", self._in_flight
-        )
-        refused = CounterMetricFamily(
-            "sottovoce_refused", "Messages refused, by reason.", labels=["reason"]
-        )
-        for reason, count in self._now["refused"].items():
-            refused.add_metric([reason], count)
-        yield refused
+    now = status(database, tally, last=1)
+    for name, words in (
+        ("round", "Rounds folded so far."),
+        ("attempt", "Attempt of the current round."),
+        ("target", "Rounds to run."),
+        ("reported", "Reports accepted in the open round."),
+        ("goal", "Reports that the open round waits for."),
+        ("asked", "Devices asked in the open round."),
+        ("enrolled", "Devices that have enrolled and were not shut out."),
+        ("active", "Enrolled devices that are asked."),
+    ):
+        yield Figure(name, words, now[name])
+    words = "Whether the server looks for a device that spoils sums."
+    yield Figure("searching", words, int(now["search"]["on"]))
+    yield Figure("in_flight_bytes", "Bytes of reports being received.", in_flight)
+    yield by("reason", "refused", "Messages refused, by reason.", now["refused"])

@@ -1,23 +1,15 @@
-"""Rounds of a federation with a proxy: the server asks nobody, knows nobody, and counts batches.
+"""Rounds of a federation with a shuffler: the server asks nobody, knows nobody, and counts batches.
 
 A round is over when every tier's batch is here, or at the deadline with at least one. It is never
-tried again: what a device has reported counts towards its owner's budget whatever becomes of it.
+tried again: what a device has reported counts towards its user's budget whatever becomes of it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
-import struct
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import sqlalchemy as sa
@@ -26,51 +18,43 @@ from numpy.typing import NDArray
 from sottovoce.core.messages import Batch, BitCounts
 from sottovoce.errors import ConfigError, Diverged, ServiceError
 from sottovoce.parties.server import Server
+from sottovoce.privacy.reports import KReports
+from sottovoce.services.kit.answers import (
+    Receive,
+    Scope,
+    Send,
+    answer,
+    bears,
+    content_length,
+    discard,
+    read_body,
+)
+from sottovoce.services.kit.executor import BoundedExecutor
+from sottovoce.services.server.openers import Openers
+from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
-from sottovoce.stores.database import Leader, batch_parts, batches, genuine, rounds, stamped
+from sottovoce.stores.database import (
+    Database,
+    Leader,
+    batch_parts,
+    batches,
+    genuine,
+    rounds,
+    stamped,
+)
 from sottovoce.stores.keys import KEPT_ROUNDS, ReportKey, ReportKeys
 from sottovoce.stores.server import RECEIPT_ROUNDS
 from sottovoce.stores.server_folder import proxy_token
-from sottovoce.wire.masked import sum_bytes
-from sottovoce.wire.refusals import Refused
-from sottovoce.wire.sealing import KEY_BYTES, KEY_ID_BYTES, SEALED_BYTES, key_id, open_reports
+from sottovoce.wire.masked import mask_sum_bytes
+from sottovoce.wire.refusals import Refused, read_or_refuse
+from sottovoce.wire.sealing import SEALED_BYTES, key_id
+from sottovoce.wire.shuffled import LONGEST_PART, BatchPart, decode_part
 
-# Batches of sealed reports, as the proxy hands them over and as the server keeps them until their
-# round is over. Every function works within a transaction of the caller's. On the wire a batch
-# comes in parts, so that neither side needs much memory. A part is stored once: what comes again,
-# also after a restart, is known by its place and by the batch's own mark.
-
-PART_BYTES = 8 << 20
-"""Most bytes of sealed reports in one part."""
-_HEAD = struct.Struct(f"<4sIB{KEY_ID_BYTES}sIIHII16s")
-_MAGIC = b"SVB1"
-LONGEST_PART = _HEAD.size + PART_BYTES
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Part:
-    """One part of a batch."""
-
-    round: int
-    tier: int
-    key: bytes
-    """Name of the key to which its reports are sealed."""
-    devices: int
-    """Of the whole batch."""
-    part: int
-    parts: int
-    mark: bytes
-    """The batch's own, drawn by the proxy."""
-    body: bytes
-
-    @property
-    def reports(self) -> int:
-        return len(self.body) // SEALED_BYTES
-
-    def __repr__(self) -> str:
-        return f"<Part {self.part} of {self.parts} round={self.round} tier={self.tier}, redacted>"
+# A batch comes in parts, so that neither side needs much memory. A part is stored once: what comes
+# again, also after a restart, is known by its place and by the batch's own mark. Every function
+# works within a transaction of the caller's.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,39 +75,7 @@ class Head:
         return self.stored == self.parts
 
 
-def encode_part(part: Part) -> bytes:
-    head = _HEAD.pack(
-        _MAGIC,
-        part.round,
-        part.tier,
-        part.key,
-        part.devices,
-        part.reports,
-        SEALED_BYTES,
-        part.part,
-        part.parts,
-        part.mark,
-    )
-    return head + part.body
-
-
-def decode_part(payload: bytes) -> Part:
-    """Raises where it is no part of a batch; whether it is wanted is not looked at."""
-    if payload[:3] == _MAGIC[:3] and payload[3:4] != _MAGIC[3:]:
-        raise Refused("version", "this is a batch of another release of Sottovoce")
-    if len(payload) < _HEAD.size or payload[:4] != _MAGIC:
-        raise Refused("malformed", "this is no part of a batch")
-    _, round, tier, key, devices, count, size, part, parts, mark = _HEAD.unpack_from(payload)
-    if size != SEALED_BYTES:
-        raise Refused("malformed", f"a sealed report has {SEALED_BYTES} bytes, not {size}")
-    if count * size != len(payload) - _HEAD.size:
-        raise Refused("malformed", "the part has another length than it says")
-    if not 0 <= part < parts or not count:
-        raise Refused("malformed", "a part is empty, or beyond the last one")
-    return Part(round, tier, key, devices, part, parts, mark, payload[_HEAD.size :])
-
-
-def accept(link: sa.Connection, part: Part, reports_per_device: int) -> bool:
+def accept(link: sa.Connection, part: BatchPart, reports_per_device: int) -> bool:
     """Store a part of an open round, once; whether its batch is complete now. Raises, and leaves
     everything as it was, where the part does not count. A batch that was begun and never completed
     gives way to another one."""
@@ -227,159 +179,82 @@ def _drop(link: sa.Connection, round: int, tier: int) -> None:
         link.execute(table.delete().where(table.c.round == round, table.c.tier == tier))
 
 
-def _is(table: sa.Table, part: Part) -> tuple[sa.ColumnElement[bool], ...]:
+def _is(table: sa.Table, part: BatchPart) -> tuple[sa.ColumnElement[bool], ...]:
     return table.c.round == part.round, table.c.tier == part.tier, table.c.part == part.part
 
 
-# Processes that open sealed reports side by side, because opening holds the interpreter and a
-# large batch would keep one core busy for minutes. A helper gets the private key through its
-# standard input, has it in memory alone, writes nothing anywhere, and ends when that input does:
-# also where this process is killed.
-
-WORTH_IT = 50_000
-"""Reports from which on helpers are started; fewer are opened here before those would be up."""
-MOST_HELPERS = 16
-_CHUNK = 4096 * SEALED_BYTES
-_SETTING = struct.Struct(f"<{KEY_BYTES}sIBI")
-_LENGTH, _OPENED = struct.Struct("<I"), struct.Struct("<II")
-_NICE = 5
-"""Requests come first."""
+_RECEIVED = 4
+"""Parts that are received or wait for the disk; more are told to come back."""
 
 
-class Openers:
-    """Opens the reports of one tier's batch."""
+class Collector:
+    """One server process's. Parts are stored one after the other."""
 
-    def __init__(self, private: bytes, *, federation: str, round: int, tier: int) -> None:
-        self._private, self._federation = private, federation
-        self._round, self._tier = round, tier
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
-        self._pool: ThreadPoolExecutor | None = None
+    def __init__(
+        self,
+        release: KReports,
+        token: str,
+        database: Database,
+        state: RoundState,
+        *,
+        body_seconds: float,
+        moved: Callable[[], None],
+    ) -> None:
+        """`token` is the shuffler's; `moved` is called when a batch is complete."""
+        self._release, self._token = release, token
+        self._database, self._state = database, state
+        self._body_seconds, self._moved = body_seconds, moved
+        self._executor = BoundedExecutor("the server", _RECEIVED)
+        self._receiving = 0
 
-    @contextlib.contextmanager
-    def helped(self, reports: int, helpers: int | None = None) -> Iterator[Openers]:
-        """Within, with helpers where so many reports are worth it; one for each core."""
-        cores = len(_cores()) if helpers is None else helpers
-        count = min(cores, MOST_HELPERS) if reports >= WORTH_IT or helpers is not None else 0
-        if count < 2 and helpers is None:
-            yield self
-            return
-        with contextlib.ExitStack() as stack:
-            for _ in range(count):
-                helper = self._start()
-                if helper is not None:
-                    stack.callback(_end, helper)
-                self._idle.put(helper)
-            self._pool = stack.enter_context(ThreadPoolExecutor(count, "opener"))
-            yield self
+    def close(self) -> None:
+        self._executor.close()
 
-    def open(self, sealed: bytes) -> tuple[NDArray[np.uint32], int]:
-        """As `open_reports`."""
-        if self._pool is None:
-            return self._here(sealed)
-        chunks = [sealed[at : at + _CHUNK] for at in range(0, len(sealed), _CHUNK)]
-        found = list(self._pool.map(self._by_helper, chunks))
-        values = [np.zeros(0, np.uint32), *(opened for opened, _ in found)]
-        return np.concatenate(values), sum(refused for _, refused in found)
-
-    def _here(self, sealed: bytes) -> tuple[NDArray[np.uint32], int]:
-        place = {"round": self._round, "tier": self._tier}
-        return open_reports(sealed, self._private, federation=self._federation, **place)
-
-    def _by_helper(self, sealed: bytes) -> tuple[NDArray[np.uint32], int]:
-        helper = self._idle.get()
+    async def take(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v1/batches: acknowledged when the part is on the disk."""
+        if not bears(scope, self._token):
+            if content_length(scope):
+                await discard(receive)
+            raise Refused("unknown_proxy", "this needs the token of the federation's shuffler")
+        if self._receiving >= _RECEIVED:
+            raise Refused("overload", "the server has too much to do; come back later")
+        self._receiving += 1
         try:
-            found = None if helper is None else _asked(helper, sealed)
-            if found is None:  # it could not be started, or was killed
-                helper = None
-                found = self._here(sealed)
-            return found
+            payload = await read_body(scope, receive, LONGEST_PART, self._body_seconds)
+            part = read_or_refuse(decode_part, payload)
+            del payload
+            await self._executor(lambda: self._store(part))
         finally:
-            self._idle.put(helper)
+            self._receiving -= 1
+        await answer(send, 204, [], b"")
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        name = self._federation.encode()
-        try:
-            helper = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError:
-            return None
-        head = _SETTING.pack(self._private, self._round, self._tier, len(name))
-        if helper.stdin is not None:
-            with contextlib.suppress(OSError):
-                helper.stdin.write(head + name)
-                helper.stdin.flush()
-        return helper
+    def _store(self, part: BatchPart) -> None:
+        self._check(part)
+        with self._database.writing() as link:
+            if part.devices > roster.count_keys(link):
+                raise Refused("malformed", "a batch of more devices than have enrolled")
+            complete = accept(link, part, self._release.max_reports)
+        if complete:
+            self._moved()
 
+    def _check(self, part: BatchPart) -> None:
+        """Raises where no honest shuffler of this federation would send the part now."""
+        tiers = self._release.tiers
+        if part.tier >= len(tiers):
+            raise Refused("malformed", f"the terms have {len(tiers)} tiers, numbered from 0")
+        if part.devices < tiers[part.tier].min_devices:
+            raise Refused("too_few", "a batch of fewer devices than the terms promise")
+        most = part.devices * self._release.max_reports
+        if part.parts > most:
+            raise Refused("malformed", "a batch has more parts than reports")
+        now = self._state.now.position
+        if part.round > now.round:  # another process may have moved on, and told the shuffler
+            now = self._state.refresh().position
+        if part.round > now.round:
+            raise Refused("malformed", f"round {part.round} has not been opened")
+        if part.round == now.round and now.report_key and part.key != key_id(now.report_key):
+            raise Refused("wrong_key", "the reports are sealed to another key than the round's")
 
-def _cores() -> Collection[int]:
-    """Those that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return range(os.cpu_count() or 1) if affinity is None else affinity(0)
-
-
-def _asked(helper: subprocess.Popen[bytes], sealed: bytes) -> tuple[NDArray[np.uint32], int] | None:
-    """What a helper made of a chunk; None where it is gone."""
-    if helper.stdin is None or helper.stdout is None:
-        return None
-    try:
-        helper.stdin.write(_LENGTH.pack(len(sealed)) + sealed)
-        helper.stdin.flush()
-        head = helper.stdout.read(_OPENED.size)
-        if len(head) < _OPENED.size:
-            return None
-        count, refused = _OPENED.unpack(head)
-        body = helper.stdout.read(4 * count)
-    except OSError:
-        return None
-    if len(body) < 4 * count or (count + refused) * SEALED_BYTES != len(sealed):
-        return None
-    return np.frombuffer(body, "<u4").astype(np.uint32), refused
-
-
-def _end(helper: subprocess.Popen[bytes]) -> None:
-    for pipe in (helper.stdin, helper.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-    try:
-        helper.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        helper.kill()
-        helper.wait()
-
-
-def _help(source: IO[bytes], sink: IO[bytes]) -> None:
-    """A helper's whole life."""
-    private, round, tier, length = _SETTING.unpack(source.read(_SETTING.size))
-    federation = source.read(length).decode()
-    while len(head := source.read(_LENGTH.size)) == _LENGTH.size:
-        (size,) = _LENGTH.unpack(head)
-        sealed = source.read(size)
-        if len(sealed) < size:
-            return
-        opened, refused = open_reports(
-            sealed, private, federation=federation, round=round, tier=tier
-        )
-        sink.write(_OPENED.pack(len(opened), refused) + opened.astype("<u4").tobytes())
-        sink.flush()
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-    with contextlib.suppress(OSError, struct.error):
-        _help(sys.stdin.buffer, sys.stdout.buffer)
-
-
-# From the sealed batches of a round to counts: every report is opened by itself, and what is not
-# a report of this round, or comes twice, is left out and counted. A part of a batch is in memory
-# at a time, and a few bytes of each report to find those that come twice, of so many reports at
-# once.
 
 AT_ONCE = 1 << 24
 """Reports among which duplicates are looked for at once."""
@@ -391,7 +266,12 @@ Bodies = Callable[[], Iterator[bytes]]
 def count_round(
     link: sa.Connection, server: Server, key: ReportKey, federation: str
 ) -> tuple[BitCounts, Counter[str]]:
-    """The counts of a round's complete batches, and how many reports were left out and why."""
+    """The counts of a round's complete batches, and how many reports were left out and why.
+
+    Every report is opened by itself, and what is not a report of this round, or comes twice, is
+    left out. A part of a batch is in memory at a time, and a few bytes of each report to find those
+    that come twice.
+    """
     round, refused = server.round, Counter[str]()
     counts = server.count([])
     devices, reports, sums = list(counts.devices), list(counts.reports), counts.sums
@@ -459,24 +339,24 @@ _LOOK_SECONDS = 1.0
 def coordinator_of(plan: Plan, clock: Clock, keys: Path) -> Coordinator:
     """The coordinator of a federation whose server has these keys."""
     if plan.proxied:
-        return ProxiedCoordinator(plan, clock, ReportKeys(keys))
+        return ShuffledCoordinator(plan, clock, ReportKeys(keys))
     if plan.terms.secure_sum is not None:
         # A client's libraries, without which other servers start sooner.
-        from sottovoce.services.server.summed_rounds import ProxyLine, SummedCoordinator
+        from sottovoce.services.server.summed_rounds import HelperClient, SummedCoordinator
 
-        line = ProxyLine(plan.terms.secure_sum, proxy_token(keys), sum_bytes(plan.terms))
-        return SummedCoordinator(plan, clock, line.ask)
+        helper = HelperClient(plan.terms.secure_sum, proxy_token(keys), mask_sum_bytes(plan.terms))
+        return SummedCoordinator(plan, clock, helper.ask)
     return Coordinator(plan, clock)
 
 
-class ProxiedCoordinator(Coordinator):
+class ShuffledCoordinator(Coordinator):
     """`Coordinator` where reports come in batches."""
 
     def __init__(self, plan: Plan, clock: Clock, keys: ReportKeys) -> None:
         super().__init__(plan, clock)
         release = plan.terms.reporting
         if release is None:
-            raise ConfigError("only randomised reports go through a proxy")
+            raise ConfigError("only randomised reports go through a shuffler")
         self._release, self._keys = release, keys
 
     def skip_to(self, link: sa.Connection, round: int) -> None:

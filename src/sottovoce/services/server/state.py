@@ -19,12 +19,12 @@ from sottovoce.stores import server as records
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Position
+from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import key_id
-from sottovoce.wire.terms import PROTOCOL
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Snapshot:
+class RoundSnapshot:
     position: Position
     selected: records.Numbers
     """Who was asked in the open round, ascending; nobody where none is open."""
@@ -55,7 +55,9 @@ class Snapshot:
         return self.position.round, self.position.attempt
 
 
-class Board:
+class RoundState:
+    """The newest snapshot. Any thread may read it."""
+
     def __init__(self, database: Database, plan: Plan) -> None:
         self._database = database
         self._plan = plan
@@ -65,7 +67,7 @@ class Board:
         nothing = Position(-1, 0, "waiting", 0)
         self.now = self._snapshot(nothing, None, {}, (-1, 0))
 
-    def refresh(self) -> Snapshot:
+    def refresh(self) -> RoundSnapshot:
         """Look into the database. Any thread may ask."""
         with self._turn:
             old = self.now
@@ -100,10 +102,10 @@ class Board:
         selected: records.Numbers | None,
         versions: Mapping[int, Version],
         before: tuple[int, int],
-    ) -> Snapshot:
+    ) -> RoundSnapshot:
         asked = np.zeros(0, np.uint32) if selected is None else selected
         told = self._describe(position)
-        return Snapshot(position, asked, self._everyone, versions, told, before)
+        return RoundSnapshot(position, asked, self._everyone, versions, told, before)
 
     def _describe(self, position: Position) -> Document:
         state = "waiting" if position.state == "closing" else position.state

@@ -1,8 +1,8 @@
 """Rounds of a federation whose server sees sums alone: it adds up what it cannot read, and asks the
-proxy for the sum of exactly these masks.
+helper for the sum of exactly these masks.
 
-A round that the proxy was asked about is never tried again, because the proxy answers for one set
-of devices in a round: it is folded, or given up for the next round. While the proxy is away, the
+A round that the helper was asked about is never tried again, because the helper answers for one set
+of devices in a round: it is folded, or given up for the next round. While the helper is away, the
 round stays closing; whoever asks again for the same submissions gets the same answer. After a
 spoiled sum rounds are summed in groups until it is found out whose fault that is
 (`parties/secure_sum.py`).
@@ -42,37 +42,37 @@ from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdic
 from sottovoce.stores.database import Leader
 from sottovoce.stores.server import Drawn
 from sottovoce.wire.masked import (
-    Record,
+    SealedSeed,
+    decode_mask_sum,
     decode_masked,
-    decode_sum,
     encode_group_question,
     encode_question,
     model_name,
 )
 
 Ask = Callable[[bytes], Answer]
-"""Puts a question to the proxy; raises `Unreachable` or `KeyTrouble` where it cannot."""
+"""Puts a question to the helper; raises `Unreachable` or `KeyTrouble` where it cannot."""
 
 _AT_ONCE = 16
 """Masked updates that are read together."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_PATIENCE = httpx2.Timeout(20.0, read=600.0)
-"""The proxy adds up before it answers."""
+_TIMEOUT = httpx2.Timeout(20.0, read=600.0)
+"""The helper adds up before it answers."""
 _LONGEST_REFUSAL = 1 << 22
 _SETTLED_ELSEWHERE = (401, 403, 404, 405, 426)
 """Answers that say nothing of the question: somebody has to put the services right."""
 
 
 class _Refused(MessageError):
-    """The proxy will not tell this sum."""
+    """The helper will not tell this sum."""
 
 
 class _Elsewise(MessageError):
-    """The proxy was asked for what it cannot tell, has told nothing, and may be asked otherwise:
+    """The helper was asked for what it cannot tell, has told nothing, and may be asked otherwise:
     without some devices, or without groups."""
 
     def __init__(self, without: Sequence[int] = ()) -> None:
-        super().__init__("the proxy is to be asked otherwise")
+        super().__init__("the helper is to be asked otherwise")
         self.without = without
 
 
@@ -86,23 +86,23 @@ class _Opened:
     total: SummedReports | None
     """Of the others; None where there are none."""
     left_out: tuple[int, ...]
-    """Whose seeds the proxy could not open."""
+    """Whose seeds the helper could not open."""
     why: str
     """What was wrong with a spoiled one."""
 
 
-class ProxyLine:
-    """The server's way to the proxy that the terms name."""
+class HelperClient:
+    """The server's way to the helper that the terms name."""
 
     def __init__(self, link: SecureSum, token: str, answer_bytes: int) -> None:
         if not link.url or not link.key:
-            raise ConfigError("the terms of the federation name no proxy for its secure sum")
+            raise ConfigError("the terms of the federation name no helper for its secure sum")
         self._link, self._token = link, token
         self._limit = max(answer_bytes, _LONGEST_REFUSAL)
         self._client()  # raises now where it cannot be one
 
     def __repr__(self) -> str:
-        return f"<ProxyLine {self._link.url}, redacted>"
+        return f"<HelperClient {self._link.url}, redacted>"
 
     def ask(self, question: bytes) -> Answer:
         return asyncio.run(self._ask(question))
@@ -117,7 +117,7 @@ class ProxyLine:
     def _client(self) -> ServiceClient:
         link = self._link
         plain = link.url.startswith("http://")
-        return ServiceClient(link.url, link.authority, plaintext=plain, timeout=_PATIENCE)
+        return ServiceClient(link.url, link.authority, plaintext=plain, timeout=_TIMEOUT)
 
 
 class SummedCoordinator(Coordinator):
@@ -127,7 +127,7 @@ class SummedCoordinator(Coordinator):
         super().__init__(plan, clock)
         link = plan.terms.secure_sum
         if link is None:
-            raise ConfigError("only a secure sum needs a proxy that knows masks")
+            raise ConfigError("only a secure sum needs a helper that knows masks")
         self._link, self._ask = link, ask
         self._opened: _Opened | None = None
         self._notices: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ class SummedCoordinator(Coordinator):
         except (Unreachable, KeyTrouble) as error:
             self._next_try = self._clock() + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-            raise ServiceError(f"round {now.round} waits for the proxy: {error}") from None
+            raise ServiceError(f"round {now.round} waits for the helper: {error}") from None
         except (WrongSum, _Refused) as error:
             what: What = "wrong_sum" if isinstance(error, WrongSum) else "sum_refused"
             with leader.writing() as link:
@@ -180,7 +180,7 @@ class SummedCoordinator(Coordinator):
         return [replace(over, notices=self._notices), *opened]
 
     def _open_sums(self, leader: Leader, now: records.Position) -> _Opened:
-        """The sums of the round's updates. Where the proxy cannot open some seeds, they are over
+        """The sums of the round's updates. Where the helper cannot open some seeds, they are over
         the others."""
         with leader.reading() as link:
             found = records.model(link, now.round, self._plan.terms.width)
@@ -197,7 +197,7 @@ class SummedCoordinator(Coordinator):
             if min(map(len, drawn.groups)) < self._link.min_devices:
                 raise _Refused(
                     f"{len(drawn.numbers):,} good submissions are left, and a sum needs "
-                    f"{self._link.min_devices:,}; the proxy was not asked"
+                    f"{self._link.min_devices:,}; the helper was not asked"
                 )
             try:
                 return self._open_groups(leader, now, model_name(found[0]), drawn, left_out)
@@ -258,14 +258,14 @@ class SummedCoordinator(Coordinator):
 
     def _add_up(
         self, link: sa.Connection, now: records.Position, groups: Sequence[Sequence[int]]
-    ) -> tuple[list[MaskedSum], list[list[Record]]]:
+    ) -> tuple[list[MaskedSum], list[list[SealedSeed]]]:
         """For every group the masked updates added up, and their seeds in the group's order."""
         terms = self._plan.terms
         shape = terms.n_rows, terms.width
         largest = terms.largest_value * GRID
         totals = [MaskedSum(now.round, *shape, self._link, largest) for _ in groups]
         place = {number: k for k, group in enumerate(groups) for number in group}
-        found: dict[int, Record] = {}
+        found: dict[int, SealedSeed] = {}
         for part in records.bodies(link, now.round, now.attempt, _AT_ONCE):
             for number, body in part:
                 if number not in place:
@@ -277,20 +277,20 @@ class SummedCoordinator(Coordinator):
         return totals, [[found[number] for number in group] for group in groups]
 
     def _read(self, total: MaskedSum, answer: Answer) -> SummedReports:
-        """The opened sum, from the proxy's answer."""
+        """The opened sum, from the helper's answer."""
         if answer.status in _SETTLED_ELSEWHERE or answer.reason == "other_terms":
             raise Unreachable(
                 f"it answered with status {answer.status}, {answer.reason or 'no reason'}: "
-                f"{answer.detail or 'nothing more'}; see whether it is the proxy of this "
+                f"{answer.detail or 'nothing more'}; see whether it is the helper of this "
                 "federation and has its introduction"
             )
         if answer.status != 200:
             raise _Refused(
-                f"the proxy refused with status {answer.status}, {answer.reason or 'no reason'}: "
+                f"the helper refused with status {answer.status}, {answer.reason or 'no reason'}: "
                 f"{answer.detail}"
             )
         try:
-            told = decode_sum(answer.body)
+            told = decode_mask_sum(answer.body)
         except MessageError as error:
             raise WrongSum(str(error)) from None
         lenient = leniency(secrets.SystemRandom().random())
@@ -323,7 +323,7 @@ class SummedCoordinator(Coordinator):
             searches.keep(link, search)
         if opened.left_out:
             named = ", ".join(map(str, opened.left_out))
-            notices.append(f"the proxy could not open the seeds of devices {named}; left out")
+            notices.append(f"the helper could not open the seeds of devices {named}; left out")
         if any(opened.spoiled):
             notices.append(
                 f"{sum(opened.spoiled)} of {len(drawn.groups)} sums were spoiled and left out; "
@@ -363,11 +363,11 @@ class SummedCoordinator(Coordinator):
 
 
 def _which(answer: Answer, devices: int) -> list[int]:
-    """The places that the proxy names; there is at least one."""
+    """The places that the helper names; there is at least one."""
     named = answer.table().get("which")
     good = isinstance(named, list) and all(
         isinstance(at, int) and not isinstance(at, bool) and 0 <= at < devices for at in named
     )
     if not good or not named:
-        raise _Refused("the proxy did not say which seeds it could not open")
+        raise _Refused("the helper did not say which seeds it could not open")
     return list(named)

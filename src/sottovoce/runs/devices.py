@@ -1,0 +1,255 @@
+"""Runs of devices and a server: in simulation, or by real processes on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.ledger import Ledger, Totals, totals_of
+from sottovoce.core.recommender import Scorer
+from sottovoce.data.dataset import Dataset
+from sottovoce.data.splitting import Split
+from sottovoce.engines.observers import AtRounds, Observer, Periodically
+from sottovoce.engines.transcripts import Transcript
+from sottovoce.engines.trial import Trial, TrialWorld, folder_of, trial_rules
+from sottovoce.errors import ConfigError, RunError
+from sottovoce.experiment import Experiment, PreparedExperiment
+from sottovoce.parties.server import NO_DEFENCE
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.folder import RunCheckpoint, RunFolder
+from sottovoce.runs.topology import ActiveRun, Engine, Measures, RunOptions, RunOutcome, Topology
+from sottovoce.wire.terms import Terms
+
+MOST_DEVICES = 512
+"""Users of a trial over HTTPS: each is a device with a store of its own."""
+_TRIALS = {"https": "sottovoce.services.trial", "flower": "sottovoce.engines.flower.trial"}
+_OPEN_TO_GATEWAYS = (
+    "in a secure sum every device masks its own update, and Flower's gateways see the updates of "
+    "the devices they host; use --engine https or --engine simulation"
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceOutcome(RunOutcome):
+    """What a run of a cross-device system gave."""
+
+    federation: Federation
+
+
+def federation_of(prepared: PreparedExperiment) -> Federation:
+    """The parties of an experiment, ready to run or to resume."""
+    experiment = prepared.experiment
+    settings = experiment.cross_device()
+    algorithm, labels = experiment.on(prepared.dataset, prepared.consent)
+    return Federation.build(
+        algorithm,
+        prepared.split.train,
+        prepared.consent,
+        settings.release,
+        experiment.party_streams(),
+        labels,
+        settings.link,
+        experiment.defence,
+    )
+
+
+@dataclass(slots=True, repr=False)
+class DeviceTopology(Topology):
+    experiment: Experiment
+    dataset: Dataset
+    split: Split
+    federation: Federation
+    reopened: Scorer | None = None
+    """Of a finished run. What devices that stay at home have learnt is in its saved vectors."""
+
+    @classmethod
+    def of(cls, prepared: PreparedExperiment, options: RunOptions) -> DeviceTopology:
+        federation = federation_of(prepared)
+        check_engine(options, federation, prepared.split.train.n_users)
+        federation.check_device(options.device)
+        if options.transcript and (options.device != "cpu" or options.engine != "simulation"):
+            raise ConfigError(
+                "a transcript needs every message written out in one place: leave it on "
+                "--engine simulation --device cpu"
+            )
+        return cls(prepared.experiment, prepared.dataset, prepared.split, federation)
+
+    @property
+    def rounds(self) -> int:
+        return self.federation.schedule.rounds
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.federation.devices.ledger
+
+    def manifest(self) -> dict[str, Any]:
+        return {"schedule": asdict(self.federation.schedule)}
+
+    def train(self, run: ActiveRun) -> None:
+        if run.options.engine == "simulation":
+            self._simulate(run)
+        else:
+            self._by_processes(run)
+
+    def _simulate(self, run: ActiveRun) -> None:
+        saved = None if run.folder is None else run.folder.load_checkpoint()
+        if saved is not None:
+            if self.experiment.defence.burst:
+                raise RunError(
+                    "what devices may still add to items (defence.burst) is not kept with a "
+                    "run that was stopped; start it anew with another --out"
+                )
+            self.federation.restore(saved)
+        if run.options.device != "cpu":
+            self.federation.accelerate(run.options.device)
+        plan = self.federation.schedule
+        step = max(1, min(plan.rounds_per_epoch, plan.rounds // 100))
+        checkpoints = run.checkpoints(step)
+        observers: list[Observer] = [
+            AtRounds(tuple(self._stops()), lambda m: run.note(m.round)),
+            Periodically(step, lambda m: run.trained(m.round)),
+            checkpoints,
+        ]
+        kept = []
+        if run.options.transcript and run.folder is not None:
+            identity = run.folder.manifest()["identity"]
+            kept.append(Transcript(run.folder.path / "transcript", identity))
+        with checkpoints.deferred():
+            self.federation.run(observers, kept, threads=run.options.threads)
+
+    def _by_processes(self, run: ActiveRun) -> None:
+        """The rounds are run by other processes, which keep their own state; Ctrl-C stops them
+        where they are, and `--resume` lets them go on from there."""
+        if run.folder is None:
+            raise ConfigError("a trial needs a run folder")
+        trial, rounds = self._trial(run.options, run.folder.path), self.rounds
+        noted = {line["round"] for line in run.folder.metrics()}
+        with trial.running():
+            begun = trial.round()
+            for stop in [s for s in self._stops() if s >= begun and s not in noted] + [rounds]:
+                trial.advance(stop, run.trained)
+                state = trial.gather()
+                self.federation.restore(
+                    RunCheckpoint(state.round, state.items, state.vectors, Totals())
+                )
+                if stop < rounds:
+                    run.note(state.round)
+        for entries in trial.ledger():
+            self.ledger.record(entries)
+        run.save(self.federation.server.round)
+        log, refused = trial.log()
+        run.folder.save_rounds(log)
+        run.folder.update_manifest(refused=dict(refused))
+
+    def _trial(self, options: RunOptions, run: Path) -> Trial:
+        """New in its run folder, or to be gone on with."""
+        world = world_of(self.experiment, self.dataset, self.federation)
+        if options.engine == "https":
+            from sottovoce.services.trial import HttpsTrial
+
+            return HttpsTrial(world, folder_of(run), options.processes or 8)
+        if self.federation.masker is not None:
+            raise ConfigError(_OPEN_TO_GATEWAYS)
+        from sottovoce.engines.flower.trial import FlowerTrial
+
+        return FlowerTrial(world, folder_of(run), options.processes or 3)
+
+    def _stops(self) -> range:
+        """Rounds after which it is evaluated on the way."""
+        plan = self.federation.schedule
+        step = self.experiment.evaluation.every_epochs * plan.rounds_per_epoch
+        return range(step, plan.rounds, step) if step else range(0)
+
+    def reopen(self, folder: RunFolder) -> None:
+        items, vectors = folder.model(), folder.vectors()
+        totals = totals_of(folder.ledger())
+        self.federation.restore(RunCheckpoint(self.rounds, items, vectors, totals))
+        self.reopened = self.federation.server.algorithm.device_scorer(vectors, items)
+
+    def save(self, folder: RunFolder, round: int) -> None:
+        server, cohort = self.federation.server, self.federation.devices.cohort
+        folder.save_checkpoint(
+            round, server.items, cohort.vectors, self.ledger, server.memory, cohort.spent,
+            cohort.sent,
+        )  # fmt: skip
+
+    def scorer(self) -> Scorer:
+        return self.reopened or self.federation.scorer()
+
+    def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self.federation.server.items, self.federation.vectors()
+
+    def line(self, round: int, *, final: bool = False) -> dict[str, Any]:
+        if final:
+            return {"round": round, "final": True}
+        return {"round": round, "epoch": round / self.federation.schedule.rounds_per_epoch}
+
+    def outcome(self, measures: Measures, **shared: Any) -> DeviceOutcome:
+        return DeviceOutcome(**shared, federation=self.federation)
+
+
+def check_engine(options: RunOptions, federation: Federation, users: int) -> None:
+    """Raises if an engine cannot run with what was asked for, before anything is written."""
+    engine: Engine = options.engine
+    if engine == "simulation":
+        return
+    if options.device != "cpu" or not options.kept:
+        raise ConfigError(f"the {engine} engine needs --device cpu and a run folder")
+    if engine == "flower":
+        if federation.proxy is not None:
+            raise ConfigError(
+                "randomised reports go through a proxy to a server that must not know whose they "
+                "are, and Flower's gateways say who sends; use --engine https or --engine "
+                "simulation"
+            )
+        if federation.masker is not None:
+            raise ConfigError(_OPEN_TO_GATEWAYS)
+        if federation.server.guard.defence != NO_DEFENCE:
+            raise ConfigError(
+                "[defence] is the server's, and Flower's gateways tell it sums over their "
+                "devices; use --engine https or --engine simulation"
+            )
+    elif users > MOST_DEVICES:
+        raise ConfigError(
+            f"{users:,} users would be {users:,} devices on this machine; a trial takes at most "
+            f"{MOST_DEVICES}: use fewer users, --engine flower, or --engine simulation"
+        )
+    import_module(_TRIALS[engine])  # now, if libraries are missing
+
+
+def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -> TrialWorld:
+    """What the parties of an experiment are given at the start."""
+    plan, devices = federation.schedule, federation.devices
+    settings = experiment.cross_device()
+    everything, train = dataset.interactions.items_vocabulary(), devices.cohort.history
+    content = json.dumps([experiment.table, dataset.fingerprint()], sort_keys=True)
+    digest = hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
+    n_items = train.n_items
+    named = experiment.table.get("service", {})
+    return TrialWorld(
+        terms=Terms.of(
+            f"{experiment.name}-{digest}",
+            n_items,
+            experiment.on(dataset, devices.cohort.consent)[0],
+            plan.triples,
+            settings.release,
+            settings.link,
+        ),
+        rules=trial_rules(experiment.service, list(named), plan.devices),
+        cohort_size=plan.cohort_size,
+        root_key=devices.rng.root,
+        cohort=devices.cohort,
+        names=train.users_vocabulary().names(),
+        catalogue=[
+            (name, dataset.title(everything.index(name)))
+            for name in train.items_vocabulary().names()
+        ],
+        defence=experiment.defence,
+    )

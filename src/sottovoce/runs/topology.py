@@ -1,0 +1,180 @@
+"""What every run shares, and what devices with a server and data owners answer for themselves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.ledger import COUNTS, Ledger
+from sottovoce.core.recommender import Scorer
+from sottovoce.data.splitting import Split
+from sottovoce.engines.observers import Checkpoints, Report
+from sottovoce.errors import said_of
+from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
+from sottovoce.experiment import Experiment, PreparedExperiment
+from sottovoce.runs.folder import RunFolder
+
+Engine = Literal["simulation", "https", "flower"]
+CHECKPOINT_SECONDS = 10.0
+"""Between two checkpoints, at least."""
+
+Measures = dict[str, dict[str, float]]
+"""By system, by measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How an experiment is to be run."""
+
+    engine: Engine = "simulation"
+    device: str = "cpu"
+    processes: int | None = None
+    """Of device agents, gateways or owners, if the engine starts real ones."""
+    threads: int = 1
+    transcript: bool = False
+    kept: bool = True
+    """Whether there is a run folder."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RunOutcome(PreparedExperiment):
+    """What a run gave, beside its folder."""
+
+    evaluations: Mapping[str, Evaluation]
+    """By system; the federated one comes last."""
+    system: str
+    """The name of the federated one."""
+    seconds: float
+    folder: RunFolder | None
+
+
+class Topology(ABC):
+    """Who learns with whom: what a round is, what a checkpoint holds, who scores."""
+
+    split: Split
+    """What is learnt from, and what is to be found."""
+
+    @property
+    @abstractmethod
+    def rounds(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def ledger(self) -> Ledger:
+        """Of everybody."""
+
+    @abstractmethod
+    def manifest(self) -> dict[str, Any]:
+        """What is known of it before it begins."""
+
+    @abstractmethod
+    def train(self, run: ActiveRun) -> None:
+        """Goes on from where the run's folder is, at the start or at a checkpoint, to the end."""
+
+    @abstractmethod
+    def reopen(self, folder: RunFolder) -> None:
+        """Takes up the state of a finished run."""
+
+    @abstractmethod
+    def save(self, folder: RunFolder, round: int) -> None:
+        """Writes a checkpoint."""
+
+    @abstractmethod
+    def scorer(self) -> Scorer:
+        """What would be recommended by now."""
+
+    @abstractmethod
+    def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The model's rows and the users' vectors, as they are kept at the end."""
+
+    @abstractmethod
+    def line(self, round: int, *, final: bool = False) -> dict[str, Any]:
+        """Of metrics.jsonl, without what an evaluation adds."""
+
+    def measures(self, scorer: Scorer, threads: int) -> dict[str, float]:
+        """How well a scorer does by measures beside those of the protocol."""
+        return {}
+
+    def protocol_line(self, evaluation: Evaluation) -> str:
+        return evaluation.describe()
+
+    @abstractmethod
+    def outcome(self, measures: Measures, **shared: Any) -> RunOutcome:
+        """With what this kind of system has beside what is `shared`."""
+
+
+@dataclass(slots=True, repr=False)
+class ActiveRun:
+    """An experiment under way."""
+
+    experiment: Experiment
+    options: RunOptions
+    topology: Topology
+    protocol: Protocol
+    progress: Report
+    folder: RunFolder | None = None
+
+    def checkpoints(self, step: int) -> Checkpoints:
+        return Checkpoints(step, self.save, CHECKPOINT_SECONDS)
+
+    def trained(self, round: int) -> None:
+        self.progress("training", round, self.topology.rounds)
+
+    def save(self, round: int) -> None:
+        if self.folder is not None:
+            self.topology.save(self.folder, round)
+
+    def note(self, round: int, *, judged: bool = True) -> None:
+        """A line of metrics.jsonl."""
+        if self.folder is None:
+            return
+        line = self.topology.line(round)
+        if judged:
+            line |= self._judge(self.topology.scorer()).summary()
+        self.folder.append_metrics(line)
+
+    def _judge(self, scorer: Scorer) -> Evaluation:
+        split, threads = self.topology.split, self.options.threads
+        return evaluate(scorer, split.train, split.test, self.protocol, threads=threads)
+
+    def judge_all(self) -> tuple[dict[str, Evaluation], Measures]:
+        """Baselines first, the federated system last. A baseline that knows positives alone learns
+        from those."""
+        evaluations: dict[str, Evaluation] = {}
+        measures: Measures = {}
+
+        def judge(label: str, scorer: Scorer) -> None:
+            evaluations[label] = self._judge(scorer)
+            measures[label] = self.topology.measures(scorer, self.options.threads)
+
+        baselines, train = self.experiment.baselines, self.topology.split.train
+        mask = self.experiment.liked(train)
+        liked = train if mask.all() else train.select(mask)
+        for number, (label, baseline) in enumerate(baselines):
+            self.progress("baselines", number, len(baselines))
+            rng = self.experiment.streams().child("baseline", label)
+            with said_of(f"the baseline {label}"):
+                judge(label, baseline.fit(train if baseline.learns_from_dislikes else liked, rng))
+        self.progress("evaluation", 0, 1)
+        judge(self.experiment.system, self.topology.scorer())
+        self.progress("evaluation", 1, 1)
+        return evaluations, measures
+
+    def finish(self, evaluations: Mapping[str, Evaluation], measures: Measures) -> None:
+        if self.folder is None:
+            return
+        topology, system = self.topology, self.experiment.system
+        results = {name: {**e.summary(), **measures[name]} for name, e in evaluations.items()}
+        line = topology.line(topology.rounds, final=True)
+        self.folder.append_metrics(line | results[system])
+        self.folder.finish(
+            *topology.state(),
+            results=results,
+            protocol=topology.protocol_line(evaluations[system]),
+            ledger={name: getattr(topology.ledger.totals, name) for name in COUNTS},
+        )

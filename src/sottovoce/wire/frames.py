@@ -1,0 +1,89 @@
+"""Every kind of binary message: its magic, its name, and the numbers at its head.
+
+A message begins with four bytes, `SV`, a letter of its kind and its version; fixed fields follow,
+little-endian, and then what the kind's own module says. Whoever changes a message counts its
+version up: then a program of another release refuses it with one sentence. What is kept on disk
+from one release to the next keeps its magic, or is still read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from typing import Any
+
+from sottovoce.errors import MessageError, VersionMismatch
+
+PROTOCOL = 2
+"""The version of everything that parties say to each other, in the documents that name it."""
+DRIFT_PROTOCOLS = (1, PROTOCOL)
+"""What DRIFT's files and documents may say, which the release before wrote with a 1: their content
+is the same."""
+SAME_RELEASE = "install the same release of Sottovoce on both sides"
+
+
+def check_protocol(
+    spoken: object, who: str, advice: str, known: Collection[int] = (PROTOCOL,)
+) -> None:
+    """Raises if `spoken` is no version of the protocol that is understood here."""
+    if type(spoken) is not int or spoken not in known:
+        raise VersionMismatch(
+            f"{who} version {str(spoken)[:40]} of the protocol, this program speaks version "
+            f"{PROTOCOL}; {advice}"
+        )
+
+
+class Frame:
+    """The beginning of one kind of message."""
+
+    __slots__ = ("_former", "head", "magic", "size", "what")
+
+    def __init__(self, magic: bytes, what: str, fields: str, former: Frame | None = None) -> None:
+        """`former` had this magic alone once, or has it still: its magic, met here, is that of
+        another release."""
+        self.magic, self.what = magic, what
+        self._former = b"" if former is None else former.magic[:3]
+        self.head = struct.Struct(f"<4s{fields}")
+        self.size = self.head.size
+
+    def __repr__(self) -> str:
+        return f"<Frame {self.magic.decode()}, {self.what}>"
+
+    def pack(self, *fields: Any) -> bytes:
+        return self.head.pack(self.magic, *fields)
+
+    def unpack(self, payload: bytes) -> tuple[Any, ...]:
+        """The fields. Raises if this is another message, or one of another release."""
+        letters, number = payload[:3], payload[3:4]
+        kin = letters in (self.magic[:3], self._former)
+        if kin and payload[:4] != self.magic and number.isdigit():
+            raise VersionMismatch(
+                f"this is {self.what} of another release of Sottovoce, version "
+                f"{payload[:4].decode()}, and this program reads {self.magic.decode()}; "
+                f"{SAME_RELEASE}"
+            )
+        if len(payload) < self.size or payload[:4] != self.magic:
+            raise MessageError(f"this is not {self.what}")
+        return self.head.unpack_from(payload)[1:]
+
+
+_REPORT = "BBHIII"
+"""Bytes per value, whether packed, columns, round, rows, bits of the grid."""
+REPORT = Frame(b"SVU3", "a device's report", _REPORT)
+SUM = Frame(b"SVS3", "a sum of reports", _REPORT)
+BITS = Frame(b"SVR1", "a message of randomised reports", "IBI")
+MASKED = Frame(b"SVM1", "a masked update", "III")
+MASK_SUM = Frame(b"SVK1", "a sum of masks", "III")
+_MASK_QUESTION = "III32s32s"
+MASK_QUESTION = Frame(b"SVQ1", "a question for a sum of masks", _MASK_QUESTION)
+MASK_GROUPS = Frame(b"SVQ2", "a question for a group's sum of masks", _MASK_QUESTION)
+_MODEL = "IIIII"
+"""Round, the round that changes are against, items, rows, columns."""
+MODEL = Frame(b"SVV1", "a model", _MODEL, former=MASKED)
+MODEL_CHANGES = Frame(b"SVD1", "changes of a model", _MODEL)
+ENVELOPE = Frame(b"SVE1", "an envelope", "III16s")
+PASS = Frame(b"SVP1", "a pass", "I")
+SUBMISSION = Frame(b"SVL1", "a submission", "16sIB32s32sHH32s", former=PASS)
+BATCH_PART = Frame(b"SVB1", "a part of a batch", "IB32sIIHII16s")
+USER_QUESTION = Frame(b"SVU1", "a question of a user", "Q16s")
+ITEM_ROWS = Frame(b"SVH1", "the rows of all items", "II", former=BITS)

@@ -1,0 +1,151 @@
+"""What all studies share: files, cells that last, claims and results."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sottovoce_papers as reproduce
+from sottovoce.algorithms.fcf.system import FCFConfig
+from sottovoce.evaluation.tables import Column, Table
+from sottovoce_papers.fpl_study import FCFBaseline, FPLSetting, FPLStudy, FPLStudyConfig
+from sottovoce_papers.poisoning import Case, Poisoning, PoisoningConfig, TargetDataConfig
+from sottovoce_papers.study import Study, claim, installed, laid_over, plus_minus, repr_as, shown
+
+
+def quiet(what, done, total):
+    pass
+
+
+class Plain(Study):
+    prefix = "plain-"
+
+    @classmethod
+    def read(cls, name, quick, cells, threads, report, device="cpu"):
+        return cls(cells, threads, report)
+
+    def describe(self):
+        return "by hand"
+
+    def describe_data(self):
+        return "nothing"
+
+
+@pytest.fixture
+def study(tmp_path):
+    return Plain(tmp_path / "cells", 2, quiet)
+
+
+# --- cells ---------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_trained_once_and_grows(study):
+    trained = []
+
+    def train(**found):
+        trained.append(found)
+        return {name: np.array(value) for name, value in found.items()}
+
+    first = study.kept(["a", 1], ["x"], lambda: train(x=1))
+    assert study.kept(["a", 1], ["x"], lambda: train(x=2))["x"] == first["x"] == 1
+    both = study.kept(["a", 1], ["x", "y"], lambda: train(y=3))
+    assert (int(both["x"]), int(both["y"]), len(trained)) == (1, 3, 2)
+    study.kept(["a", 2], ["x"], lambda: train(x=4))
+    names = sorted(path.name for path in study.folder.iterdir())
+    assert len(names) == 2
+    assert all(name.startswith("plain-") for name in names)
+
+
+def test_cells_of_the_release_before_are_found():
+    """A file's name comes from its key; classes have been renamed since, keys have not."""
+    setting = FPLSetting("pFPL", 0.05, 4, 0.5)
+    assert repr_as("Setting", setting) == (
+        "Setting(system='pFPL', learning_rate=0.05, embedding_size=4, share=0.5)"
+    )
+    fcf = FCFBaseline(FCFConfig())
+    assert repr_as("Federated", fcf) == f"Federated(settings={FCFConfig()!r})"
+    assert repr_as("WorldConfig", TargetDataConfig("town")).startswith(
+        "WorldConfig(source='town', min_user_items=0, embedding_size=10, "
+    )
+
+
+def test_keys_are_written_with_the_old_names(tmp_path, monkeypatch):
+    keys = []
+    monkeypatch.setattr(Study, "kept", lambda self, key, names, train: keys.append(key))
+    fpl = FPLStudy(FPLStudyConfig("town", 0), tmp_path, 1, quiet)
+    for call in (
+        lambda: fpl.train(FPLSetting("pFPL", 0.05, 4), [1], "test", 0),
+        lambda: fpl.fit("FCF", FCFBaseline(FCFConfig()), "test"),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    fingerprint, about = keys[0]
+    assert about["setting"].startswith("Setting(")
+    assert keys[1][1]["settings"].startswith("Federated(")
+    assert fingerprint == keys[1][0] == fpl.dataset.fingerprint()
+    poisoned = Poisoning(PoisoningConfig((TargetDataConfig("town"),)), tmp_path, 1, quiet)
+    with pytest.raises(TypeError):
+        poisoned.case(Case(0, "direct"))
+    assert keys[2][2].startswith("WorldConfig(")
+    assert keys[2][4].startswith("PoisoningConfig(worlds=(), ")
+
+
+def test_parts_are_worked_on_in_order_and_reported(tmp_path):
+    told = []
+    study = Plain(tmp_path, 3, lambda *done: told.append(done))
+    assert study.many("squares", lambda n: n * n, [1, 2, 3]) == [1, 4, 9]
+    assert told[0] == ("squares", 0, 3)
+    assert ("squares", 3, 3) in told
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_tables_are_laid_over_each_other():
+    below = {"study": {"seeds": [0, 1], "alpha": 0.3}, "reading": "x"}
+    assert laid_over(below, {"study": {"seeds": [5]}}) == {
+        "study": {"seeds": [5], "alpha": 0.3},
+        "reading": "x",
+    }
+    assert below["study"]["seeds"] == [0, 1]
+
+
+@pytest.mark.parametrize("name", reproduce.NAMES)
+def test_every_name_has_a_file_that_says_how_to_read_it_and_a_view(name):
+    assert len(installed(name)["reading"]) > 80
+    assert installed(name, quick=True)["reading"] == installed(name)["reading"]
+    places = reproduce.MODULES[name.split("-")[0]]
+    views = [__import__(f"sottovoce_papers.{place}", fromlist=["VIEWS"]) for place in places]
+    (module,) = [view for view in views if name in view.VIEWS]
+    assert issubclass(module.STUDY, Study)
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def test_a_result_has_the_shape_that_scripts_rely_on(study, tmp_path):
+    rows = [{"system": "ours", "P@10": 0.1, "P@10_paper": 0.2}]
+    table = Table("A table", [Column("system"), Column("P@10"), Column("P@10_paper")], rows)
+    claims = [claim("it is so", (True, "one"), (False, "two"))]
+    found = study.result("fpl-table3", tmp_path / "out", [table], claims, extra=[1])
+    assert list(found) == [
+        "name", "data", "protocol", "rows", "claims", "extra", "tables", "report",
+    ]  # fmt: skip
+    assert found["claims"] == [{"claim": "it is so", "holds": False, "detail": "one; two"}]
+    assert found["rows"] == rows
+    page = Path(found["report"]).read_text()
+    assert "A table" in page
+    assert "it is so" in page
+    assert "CCE counts item rows" in page
+    json.dumps({k: v for k, v in found.items() if k != "tables"})
+
+
+def test_a_table_shows_some_columns_of_rows():
+    table = shown("x", [Column("a"), Column("b")], [{"a": 1, "c": 2}])
+    assert table.rows == [{"a": 1, "b": None}]
+
+
+def test_one_seed_has_no_interval():
+    assert plus_minus([0.25]) == "0.2500"
+    assert plus_minus([0.2, 0.3]) == "0.2500 ± 0.6353"
