@@ -297,7 +297,7 @@ def test_only_a_door_books_rounds_and_contacts():
     """What `as_bytes` has made enters a store by the door's own way."""
     door = "stores/session.py"
     assert naming(r"\bas_bytes\b") == {door, "stores/prepared.py"}
-    assert naming(r"\bnote_contacts\b") == {door, "stores/device.py"}
+    assert naming(r"\bnote_contacts\b") == {door, "stores/user_door.py", "stores/person.py"}
     books = {"stores/prepared.py", "stores/device_limits.py", "stores/device_rounds.py"}
     assert naming(r"\bRoundBook\b") == books
 
@@ -311,6 +311,7 @@ def test_a_device_reaches_the_network_by_its_client_alone():
     at_home = (
         *("parties/", "services/agent/", "engines/flower/node.py"),
         *("stores/device", "stores/user", "stores/session", "stores/prepared", "stores/encrypted"),
+        "stores/person",
     )
     for path in MODULES:
         if str(path.relative_to(ROOT)).startswith(at_home):

@@ -1,4 +1,4 @@
-"""`sottovoce user ...`: what a user reads, permits, sends and gets, and what goes wrong."""
+"""`sottovoce device ...` with data owners: what a user reads, permits, sends and gets."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.cli import call
 from sottovoce.stores.user import UserStore
 
-COMMANDS = ["join", "consent", "send", "interact", "show", "recommend", "leave"]
+COMMANDS = ["join", "consent", "send", "interact", "status", "recommend", "leave"]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def user(capsys):
 
     def run(command, *arguments):
         capsys.readouterr()
-        code = call(["user", command, *map(str, arguments)])
+        code = call(["device", command, *map(str, arguments)])
         told = capsys.readouterr()
         return code, told.out, told.err
 
@@ -62,9 +62,9 @@ def table(path, *lines, header="item,rating,timestamp"):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_and_json(command, capsys):
-    assert call(["user", command, "--help"]) == 0
+    assert call(["device", command, "--help"]) == 0
     out = capsys.readouterr().out
-    assert f"sottovoce user {command} ~/films" in out
+    assert f"sottovoce device {command} ~/films" in out
     assert "--json" in out
 
 
@@ -103,7 +103,7 @@ def test_consent_says_in_words_what_each_owner_would_read(store, user):
     assert "alpha: which of its 6 items (such as film 0, film 1, film 2)" in out
     assert "whether you liked them" in out
     assert "orchestrator" in out
-    code, out, _ = user("consent", store, "--takes-part", "--refuse", "beta")
+    code, out, _ = user("consent", store, "--take-part", "--refuse", "beta")
     assert code == 0
     assert "You take part" in out
     assert "beta: refused, is told nothing" in out
@@ -111,7 +111,7 @@ def test_consent_says_in_words_what_each_owner_would_read(store, user):
 
 def test_consent_is_kept_and_changed_piece_by_piece(store, ask):
     assert ask("consent", store)["takes_part"] is False
-    ask("consent", store, "--takes-part", "--refuse", "beta")
+    ask("consent", store, "--take-part", "--refuse", "beta")
     found = ask("consent", store, "--refuse", "alpha")
     assert (found["takes_part"], found["refused_owners"]) == (True, ["beta", "alpha"])
     found = ask("consent", store, "--allow", "beta")
@@ -127,9 +127,9 @@ def test_consent_is_kept_and_changed_piece_by_piece(store, ask):
 def test_a_file_goes_to_its_owners_once(here, store, ask, tmp_path):
     file = table(tmp_path / "r.csv", "film 4,5,30", "film 0,3.9,10", "film 11,1,20")
     refused = ask("send", store, file, code=5)
-    assert "--takes-part" in refused["error"]
+    assert "--take-part" in refused["error"]
     assert not any(place.bodies for place in here.owners.values())
-    ask("consent", store, "--takes-part")
+    ask("consent", store, "--take-part")
     found = ask("send", store, file)
     assert found["said"] == {"messages": 3, "known": 0, "at_home": 1}
     assert (found["arrived"], found["waiting"], found["troubles"]) == (3, 0, {})
@@ -153,18 +153,18 @@ def test_a_file_goes_to_its_owners_once(here, store, ask, tmp_path):
     ],
 )
 def test_a_bad_line_is_named_and_nothing_is_taken(store, ask, tmp_path, header, line, words):
-    ask("consent", store, "--takes-part")
+    ask("consent", store, "--take-part")
     good = line.replace("film 99", "film 1").replace("good", "5").replace("soon", "1")
     file = table(tmp_path / "r.csv", good.replace("maybe", "1"), line, header=header)
     assert words in ask("send", store, file, code=3)["error"]
-    assert ask("show", store)["seen"] == 0
+    assert ask("status", store)["seen"] == 0
 
 
 def test_an_interaction_that_nobody_may_read_stays_at_home(here, store, user, ask):
     code, out, _ = user("interact", store, "film 1", "--liked")
     assert code == 0
     assert "nothing leaves" in out
-    ask("consent", store, "--takes-part", "--refuse", "alpha")
+    ask("consent", store, "--take-part", "--refuse", "alpha")
     ask("interact", store, "film 0", "--disliked")
     assert not any(place.bodies for place in here.owners.values())
     found = ask("interact", store, "film 4", "--liked", "--time", 5)
@@ -175,7 +175,7 @@ def test_an_interaction_that_nobody_may_read_stays_at_home(here, store, user, as
 
 
 def test_an_interaction_waits_for_the_process_that_sends(store, user, ask):
-    ask("consent", store, "--takes-part")
+    ask("consent", store, "--take-part")
     with UserStore.open(store, agent=True):
         code, out, _ = user("interact", store, "film 0", "--liked")
         assert code == 0
@@ -185,33 +185,33 @@ def test_an_interaction_waits_for_the_process_that_sends(store, user, ask):
 
 
 def test_show_tells_what_waits_and_what_left(here, store, user, ask, tmp_path):
-    ask("consent", store, "--takes-part")
+    ask("consent", store, "--take-part")
     here.owners["beta"].owner.close()
     here.owners["beta"].server.answer = lambda request: Reply(404)
     file = table(tmp_path / "r.csv", "film 0,5,1", "film 4,1,2", "film 0,1,0")
     found = ask("send", store, file)
     assert (found["arrived"], found["waiting"]) == (3, 1)
     assert "no data owner of Sottovoce" in found["troubles"]["beta"]
-    shown = ask("show", store)
+    shown = ask("status", store)
     alpha, beta = shown["owners"]
     assert (alpha["arrived"], alpha["interactions_left"], alpha["waiting"]) == (3, 3, 0)
     assert alpha["bytes"] == sum(len(body) for _, body in here.owners["alpha"].bodies)
     assert alpha["epsilon"] is None  # no bound
     assert (beta["waiting"] + beta["unanswered"], beta["interactions_left"]) == (1, 0)
     assert shown["number"] == 7
-    _, out, _ = user("show", store)
+    _, out, _ = user("status", store)
     assert "∞" in out
     assert "alpha" in out
     assert "In this federation you are number 7." in out
     # She changes her mind: what waits does not leave.
     assert ask("consent", store, "--refuse", "beta")["dropped"] == 1
-    assert ask("show", store)["owners"][1]["why"] == {"consent": 1}
-    assert "not permitted any more" in user("show", store)[1]
+    assert ask("status", store)["owners"][1]["why"] == {"consent": 1}
+    assert "not permitted any more" in user("status", store)[1]
 
 
 def test_recommendations_are_without_what_she_has_seen(here, store, user, ask):
     assert "take part" in ask("recommend", store, code=5)["error"]
-    ask("consent", store, "--takes-part")
+    ask("consent", store, "--take-part")
     ask("interact", store, "film 0", "--liked")
     found = ask("recommend", store, "-n", 2)["recommendations"]
     assert [row["item"] for row in found] == list(CATALOGUE[1:3])
@@ -226,7 +226,7 @@ def test_where_owners_send_sums_it_is_said_what_refusing_one_of_them_tells(tmp_p
     with world(tmp_path, secure=False, settings=sums) as here:
         here.invitation().write(tmp_path / "invitation.json")
         ask("join", tmp_path / "store", tmp_path / "invitation.json")
-        _, said, _ = user("consent", tmp_path / "store", "--takes-part")
+        _, said, _ = user("consent", tmp_path / "store", "--take-part")
         assert "The orchestrator: sums of what is learnt from 25 or more people" in said
         assert "difference" not in said
         assert "work out whether you liked them" not in said
@@ -239,7 +239,7 @@ def test_where_owners_send_sums_it_is_said_what_refusing_one_of_them_tells(tmp_p
 
 
 def test_leaving_asks_first_and_then_is_done(here, store, user, ask):
-    ask("consent", store, "--takes-part")
+    ask("consent", store, "--take-part")
     ask("interact", store, "film 4", "--liked")
     assert "--yes" in ask("leave", store, code=2)["error"]
     assert "there are: alpha, beta" in ask("leave", store, "--owner", "x", "--yes", code=3)["error"]
@@ -252,25 +252,101 @@ def test_leaving_asks_first_and_then_is_done(here, store, user, ask):
     assert "Asked to forget you: beta" in out
     assert "You have left the federation" in out
     assert here.left == [7]
-    assert "joins it anew" in ask("consent", store, "--takes-part", code=2)["error"]
+    assert "joins it anew" in ask("consent", store, "--take-part", code=2)["error"]
     assert "you have left this federation" in ask("recommend", store, code=5)["error"]
     assert "nobody has anything of you" in user("leave", store, "--yes")[1]
 
 
 def test_a_stream_that_has_just_begun_can_end_at_once(here, store, ask, tmp_path):
-    ask("consent", store, "--takes-part")
+    ask("consent", store, "--take-part")
     file = table(tmp_path / "r.csv", "film 0,1,1", "film 1,5,2")
     assert ask("send", store, file, "--end")["arrived"] == 3
     assert here.owners["alpha"].owner.counts()["waiting"] == 1
 
 
 def test_no_store_is_one_sentence(tmp_path, ask):
-    for command in ("consent", "send", "show", "recommend"):
-        assert "sottovoce user join" in ask(command, tmp_path / "none", code=7)["error"]
+    for command in ("consent", "send", "status", "recommend"):
+        assert "sottovoce device init" in ask(command, tmp_path / "none", code=7)["error"]
 
 
 def test_as_a_process_of_its_own(here, store):
-    command = [Path(sys.executable).with_name("sottovoce"), "user", "consent", store, "--json"]
+    command = [Path(sys.executable).with_name("sottovoce"), "device", "consent", store, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["takes_part"] is False
+
+
+@pytest.mark.parametrize("command", ["join", *COMMANDS[1:4], "show", *COMMANDS[5:]])
+def test_the_former_name_says_what_it_is_called_now(store, capsys, command, tmp_path):
+    more = {
+        "join": [tmp_path / "invitation.json"],
+        "consent": ["--takes-part"],
+        "interact": ["film 0", "--liked"],
+        "leave": ["--yes"],
+    }
+    now = "status" if command == "show" else command
+    assert call(["user", "consent", str(store), "--takes-part", "--json"]) == 0
+    capsys.readouterr()
+    arguments = [str(store), *map(str, more.get(command, [])), "--json"]
+    assert call(["user", command, *arguments]) == 0
+    former = capsys.readouterr()
+    assert former.err == f"`sottovoce user {command}` is called `sottovoce device {now}` now\n"
+    assert call(["device", now, *arguments]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert json.loads(former.out).keys() == json.loads(told.out).keys()
+
+
+def test_the_former_name_is_in_no_help(capsys):
+    call(["--help"])
+    assert "device" in (out := capsys.readouterr().out)
+    assert "\n  user " not in out
+
+
+def test_a_choice_that_means_nothing_to_data_owners_is_refused(store, ask):
+    assert "--refuse" in ask("consent", store, "--epsilon", "1", code=2)["error"]
+    assert "--refuse" in ask("consent", store, "--hide", "age", code=2)["error"]
+    assert ask("consent", store)["records"] == []
+
+
+@pytest.mark.parametrize("command", ["agree", "attributes"])
+def test_what_only_devices_have_is_one_sentence(store, ask, command):
+    assert "data owners" in ask(command, store, code=2)["error"]
+
+
+def test_a_devices_store_knows_no_data_owners(ask, tmp_path):
+    ask("init", tmp_path / "device")
+    for command, *more in (["send"], ["interact", "x", "--liked"], ["leave", "--yes"]):
+        assert "serve device" in ask(command, tmp_path / "device", *more, code=2)["error"]
+    assert "no data owners" in ask("consent", tmp_path / "device", "--refuse", "x", code=2)["error"]
+
+
+def test_what_is_imported_waits_until_it_is_sent(here, store, ask, user, tmp_path):
+    file = table(tmp_path / "r.csv", "film 0,5,1", "film 4,1,2")
+    assert ask("import", store, file)["said"] == {"messages": 0, "known": 0, "at_home": 2}
+    ask("consent", store, "--take-part")
+    assert ask("import", store, file)["said"]["messages"] == 3
+    assert not any(place.bodies for place in here.owners.values())
+    assert "3 were told before" in user("import", store, file)[1]
+    assert ask("send", store)["arrived"] == 3
+
+
+def test_the_ledger_and_the_export_have_all_that_left(here, store, ask, user, tmp_path):
+    assert ask("ledger", store)["lines"] == []
+    ask("consent", store, "--take-part", "--refuse", "beta")
+    ask("interact", store, "film 0", "--liked")
+    found = ask("ledger", store)
+    assert found["totals"]["interactions"] == 1
+    assert found["totals"]["epsilon"] is None
+    assert {line["party"] for line in found["lines"]} == {"orchestrator", "alpha"}
+    sent = sum(line["bytes"] for line in found["lines"] if line["party"] == "alpha")
+    assert sent == sum(len(body) for _, body in here.owners["alpha"].bodies)
+    assert user("ledger", store, "--csv")[1].count("\n") == 1 + len(found["lines"])
+    assert "1 interactions" in user("ledger", store)[1]
+    ask("export", store, tmp_path / "all.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    kinds = [line["kind"] for line in lines]
+    assert kinds.count("release") == len(found["lines"])
+    assert [line["item"] for line in lines if line["kind"] == "interaction"] == ["film 0"]
+    assert [line["refused_owners"] for line in lines if line["kind"] == "choice"] == [["beta"]]
+    assert [line["state"] for line in lines if line["kind"] == "message"] == ["arrived"]

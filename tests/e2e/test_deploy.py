@@ -73,7 +73,7 @@ def test_no_command_is_overlooked():
         ("serve", "superlink supernode cohort flower backup restore"),
         ("keys", "init show renew node rotate"),
         ("device", "init agree import consent recommend ledger export backup restore"),
-        ("user", "join consent send show interact recommend leave"),
+        ("device", "join send status interact leave"),
     ):
         for name in names.split():
             assert f"sottovoce {group} {name}" in found
@@ -176,7 +176,7 @@ class Machines:
         for machine, stays, block in tried(self.mark):
             self.before(machine, block)
             for one in self.who(machine, block):
-                if "device init" in block or "user join" in block:  # handed over in confidence
+                if "device init" in block or "device join" in block:  # handed over in confidence
                     invitations = self.root / self.names[0] / "invitations"
                     shutil.move(min(invitations.iterdir()), self.root / one / "invitation.json")
                 if stays:

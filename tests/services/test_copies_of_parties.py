@@ -35,14 +35,14 @@ from sottovoce.services.copies.copying import make_backup, restore_backup
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
 from sottovoce.stores.conductor import Checkpoint, OpenRound
-from sottovoce.stores.device import CohortStore, releases
+from sottovoce.stores.device import CohortStore
 from sottovoce.stores.helper_folder import Answers, init_masker, open_masker
 from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.orchestrator_folder import invite, open_orchestrator_folder
 from sottovoce.stores.owner_folder import open_owner_folder
 from sottovoce.stores.server_folder import create_folder, open_folder
 from sottovoce.stores.shuffler_folder import open_proxy_folder
-from sottovoce.stores.user import UserStore
+from sottovoce.stores.user import UserStore, releases
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.masked import decode_mask_sum
 from sottovoce.wire.shuffled import decode_part
@@ -472,7 +472,9 @@ def test_a_store_without_its_key_is_of_no_use(store, tmp_path):
 
 def test_a_users_store_takes_no_part_either_when_it_was_put_back(tmp_path):
     with UserStore.create(tmp_path / "her", "town", bytes(32), "https://x", "") as store:
-        store.file.write("INSERT INTO users (id, name, private) VALUES (0, 'me', ?)", [bytes(32)])
+        store.file.write(
+            "INSERT INTO users (number, name, private) VALUES (0, 'me', ?)", [bytes(32)]
+        )
         store.record_choice(0, Choice(), looked=False)
     assert make_backup(tmp_path / "her", tmp_path / "b").manifest.kind == "user"
     restore_backup(tmp_path / "b", tmp_path / "new")

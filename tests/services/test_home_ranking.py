@@ -200,8 +200,8 @@ def test_the_command_says_whose_vector_is_left_out(here, phone, capsys):
     here.owners["beta"].refuse_first = 1000
     place = str(phone.store.path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sottovoce.services.agent.user_agent.FIRST_WAIT", 0.0)
-        assert call(["user", "recommend", place]) == 0
+        patch.setattr("sottovoce.services.agent.loop.FIRST_WAIT", 0.0)
+        assert call(["device", "recommend", place]) == 0
         told = capsys.readouterr()
     assert "beta did not answer; its vector is left out" in told.err
 

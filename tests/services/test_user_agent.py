@@ -19,11 +19,20 @@ from user_world import CATALOGUE, world
 
 from sottovoce.algorithms.drift.system import DRIFTConfig
 from sottovoce.core.consent import Choice
-from sottovoce.errors import ConsentError, KeyTrouble, MessageError, StoreError, Unreachable
+from sottovoce.errors import (
+    ConsentError,
+    KeyTrouble,
+    MessageError,
+    StoreError,
+    Unreachable,
+    UsageError,
+)
+from sottovoce.services.agent.process import Options, serve_devices
 from sottovoce.services.agent.user_agent import UserAgent
 from sottovoce.stores.orchestrator_folder import admit, create_orchestrator_folder, invite
 from sottovoce.stores.owner_folder import create_owner_folder, keep_admission
 from sottovoce.stores.user import UserStore
+from sottovoce.stores.user_door import UserDoor
 from sottovoce.wire.interactions import SEALED_BYTES, Identity
 from sottovoce.wire.owners import OfferMade, OwnerReceipt
 from sottovoce.wire.passes import PASS_BYTES, Issuer, Pass
@@ -490,6 +499,7 @@ import sys
 from pathlib import Path
 from sottovoce.services.agent.user_agent import UserAgent
 from sottovoce.stores.user import UserStore
+from sottovoce.stores.user_door import UserDoor
 
 with UserStore.open(Path(sys.argv[1]), agent=True) as store, UserAgent(store) as agent:
     print("ready", flush=True)
@@ -499,7 +509,8 @@ with UserStore.open(Path(sys.argv[1]), agent=True) as store, UserAgent(store) as
 
 def test_kill_9_while_sending_loses_and_doubles_nothing(here, tmp_path):
     store, agent, messages = crowd(here, tmp_path / "s", 40, 6)
-    agent.close()
+    with agent:
+        pass  # another process sends
     store.close()
     slow = {name: place.server.answer for name, place in here.owners.items()}
     for name, place in here.owners.items():
@@ -650,3 +661,20 @@ def test_a_hundred_thousand_messages_of_a_thousand_users(tmp_path):
         assert taken(folders) == messages
         print(f"{messages:,} messages in {wall:.1f} s, {cpu:.1f} s of them the users' own work")
         assert cpu < 30
+
+
+def test_a_service_brings_what_waits_until_nothing_does(here, tmp_path, capsys):
+    """`serve device` with a store of data owners' users, which ends when all has arrived."""
+    with UserStore.join(tmp_path / "s", here.invitation()) as store, UserAgent(store) as agent:
+        agent.refresh_directory()
+        door = UserDoor(store)
+        door.choose(0, Choice())
+        door.interact(0, 4, True, 1)
+    found = serve_devices([tmp_path / "s"], Options(until_finished=True, poll=0.01))
+    assert [(one.visits, one.counted, one.failures) for one in found] == [(1, 2, 0)]
+    assert found[0].bytes_sent > 0
+    with UserStore.open(tmp_path / "s") as store:
+        assert UserDoor(store).waiting() == 0
+    assert "delivered" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="has no terms"):
+        serve_devices([tmp_path / "s"], Options(once=True, foreseen="0" * 32))

@@ -249,9 +249,9 @@ def test_a_file_of_a_device_is_no_users_store(tmp_path):
     from sottovoce.stores.device import CohortStore
 
     CohortStore.create(tmp_path / "device", [(0, "me")]).close()
-    with pytest.raises(StoreError, match="another program"):
+    with pytest.raises(StoreError, match="in no federation of data owners"):
         UserStore.open(tmp_path / "device")
-    with pytest.raises(StoreError, match="sottovoce user join"):
+    with pytest.raises(StoreError, match="sottovoce device"):
         UserStore.open(tmp_path / "nothing")
 
 
@@ -270,13 +270,15 @@ def test_the_database_itself_forgets_nothing_that_left(place):
     door.interact(0, 0, True, 1)
     door.depart(0, ALPHA, 10, 0)
     for sql in (
-        "DELETE FROM ledger",
-        "UPDATE ledger SET bytes = 0",
+        "DELETE FROM contacts",
+        "UPDATE contacts SET bytes = 0",
+        "UPDATE contacts SET interactions = 0",
         "DELETE FROM messages",
         "UPDATE messages SET state = 'waiting'",
         "UPDATE messages SET sends = 0",
         "DELETE FROM consent",
         "UPDATE consent SET choice = ''",
+        "UPDATE consent SET shown = 9",
         "UPDATE counters SET next = 0",
         "DELETE FROM counters",
         "UPDATE messages SET unanswered = -1",

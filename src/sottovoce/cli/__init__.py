@@ -24,6 +24,7 @@ from sottovoce.cli import (
     device,
     device_attributes,
     device_export,
+    device_owners,
     device_terms,
     keys,
     output,
@@ -36,10 +37,8 @@ from sottovoce.cli import (
     serve_server,
     serve_shuffler,
     training,
-    user,
     views,
 )
-from sottovoce.cli import device as device_status
 from sottovoce.cli.options import renamed
 from sottovoce.errors import RunError, SottovoceError, UsageError
 
@@ -219,25 +218,31 @@ keys_app.command("node")(keys.node)
 app.add_typer(keys_app, name="keys", help="Make and look at a federation's keys.")
 device_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 device_app.command("init")(device.init)
+device_app.command("join")(device.join)
 device_app.command("import")(device.bring)
 device_app.command("consent")(device.consent)
 device_app.command("attributes")(device_attributes.attributes)
 device_app.command("agree")(device_terms.agree)
+device_app.command("interact")(device_owners.interact)
+device_app.command("send")(device_owners.send)
 device_app.command("recommend")(device.recommend)
 device_app.command("ledger")(device.ledger)
-device_app.command("status")(device_status.status)
+device_app.command("status")(device.status)
 device_app.command("export")(device_export.export)
+device_app.command("leave")(device_owners.leave)
 device_app.command("backup")(copies.backup_store)
 device_app.command("restore")(copies.restore_store)
-app.add_typer(device_app, name="device", help="What a device owner does: her data and choices.")
+app.add_typer(device_app, name="device", help="What a person does: her data and her choices.")
+
 user_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-user_app.command("join")(user.join)
-user_app.command("consent")(user.consent)
-user_app.command("send")(user.send)
-user_app.command("interact")(user.interact)
-user_app.command("show")(user.show)
-user_app.command("recommend")(user.recommend)
-user_app.command("leave")(user.leave)
-app.add_typer(
-    user_app, name="user", help="What a user of a federation of data owners does and permits."
-)
+for command, old, new in (
+    (device.join, "join", "join"),
+    (device.consent, "consent", "consent"),
+    (device_owners.send, "send", "send"),
+    (device_owners.interact, "interact", "interact"),
+    (device.status, "show", "status"),
+    (device.recommend, "recommend", "recommend"),
+    (device_owners.leave, "leave", "leave"),
+):
+    user_app.command(old)(renamed(command, f"user {old}", f"device {new}"))
+app.add_typer(user_app, name="user", hidden=True)

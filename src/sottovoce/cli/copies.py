@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.options import Said, says
+from sottovoce.cli.options import Said, Store, says
 from sottovoce.errors import UsageError
 
 Target = Annotated[
     Path, typer.Argument(metavar="BACKUP", help="Folder to make; nothing may be there yet.")
 ]
 Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="Folder of a backup.")]
-Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store.")]
 WithoutKeys = Annotated[
     bool,
     typer.Option(
@@ -98,7 +97,7 @@ def backup_store(store: Store, target: Target, without_keys: WithoutKeys = False
 
     BACKUP is a new folder of mode 700 with the encrypted store.db, store.key (unless
     --without-keys: keep it elsewhere, nobody can read the copy without it) and backup.json. It is
-    there whole or not at all. Also for the stores of `sottovoce user` and `serve supernode`.
+    there whole or not at all. Also for the stores of `sottovoce serve supernode`.
 
     \b
     Example:

@@ -1,77 +1,25 @@
-"""`sottovoce device ...`: what an owner does with her store, also while the agent runs."""
+"""`sottovoce device ...`: what a person does with her store, also while the agent runs.
+
+A store knows its federation. These are the commands of all, and what they do in a federation of
+devices; what they do in one of data owners is in `device_owners`.
+"""
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli import output
-from sottovoce.cli.options import Json, with_choices
-from sottovoce.errors import DataError, DataNotFound, UsageError
-
-# The files that `sottovoce device` reads: invitations and CSV.
+from sottovoce.cli import device_owners, output
+from sottovoce.cli.device_files import for_owners, read_history, read_users
+from sottovoce.cli.options import Json, Store, User, with_choices
+from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.evaluation.tables import Table
-    from sottovoce.stores.device import CohortStore
-    from sottovoce.wire.invitations import Invitation
-
-History = tuple[list[str], list[int] | None]
-
-
-def read_users(path: Path) -> list[tuple[int, str]]:
-    """Numbers and names of a gateway's users."""
-    found = []
-    for line, row in csv_rows(path, "number"):
-        number = whole_number(path, line, "number", row["number"])
-        found.append((number, row.get("name") or str(number)))
-    numbers = {str(number): number for number, _ in found}
-    for number, name in found:
-        if numbers.get(name, number) != number:
-            raise DataError(
-                f"{path}: user {number} is called {name!r}, which is the number of another user; "
-                "nobody could tell them apart"
-            )
-    return found
-
-
-def join(store: CohortStore, card: Invitation) -> None:
-    """Keep an invitation; its device has the number that it names."""
-    from sottovoce.wire.invitations import keep_invitation, kept_invitation
-
-    with store.file.transaction():
-        kept, numbers = kept_invitation(store), store.users.tolist()
-        if kept is not None and (kept.federation, kept.number) != (card.federation, card.number):
-            raise UsageError(
-                f"the store {store.path} is invited to another federation, or as another device; "
-                f"make a new store"
-            )
-        if len(numbers) != 1:
-            raise UsageError(f"{store.path} is a gateway's store; an invitation is for one device")
-        if numbers[0] != card.number:
-            store.renumber(numbers[0], card.number)
-        keep_invitation(store, card)
-
-
-def read_history(path: Path, store: CohortStore, alone: int | None) -> dict[int, History]:
-    """Items and times by user: all of `alone`, or (None) of whom the column `user` names."""
-    items: dict[int, list[str]] = {}
-    times: dict[int, list[int]] = {}
-    for line, row in csv_rows(path, *(["item"] if alone is not None else ["user", "item"])):
-        if not row["item"]:
-            raise DataError(f"{path}, line {line}: the item is missing")
-        number = alone if alone is not None else _number(path, line, store, row["user"])
-        items.setdefault(number, []).append(row["item"])
-        if "timestamp" in row:
-            stamp = whole_number(path, line, "timestamp", row["timestamp"])
-            times.setdefault(number, []).append(stamp)
-    return {number: (own, times.get(number)) for number, own in items.items()}
 
 
 def device_ledger_table(
@@ -104,60 +52,6 @@ def device_ledger_table(
     return Table(title, columns, rows, notes=notes)
 
 
-def csv_rows(path: Path, *required: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and fields of each row of a CSV file with a header."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as source:
-            reader = csv.DictReader(source, strict=True, restkey="")
-            columns = [name.strip() for name in reader.fieldnames or ()]
-            missing = [name for name in required if name not in columns]
-            if missing:
-                raise DataError(
-                    f"{path} has no column {missing[0]!r}; its header must name "
-                    f"{' and '.join(required)}, and it names {', '.join(columns) or 'nothing'}"
-                )
-            reader.fieldnames = columns
-            for row in reader:
-                if len(row) != len(columns) or None in row.values():
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: {len(columns)} fields were expected"
-                    )
-                yield reader.line_num, {name: value.strip() for name, value in row.items()}
-    except FileNotFoundError:
-        raise DataNotFound(f"there is no file {path}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no CSV file in UTF-8: {error}") from None
-
-
-def whole_number(path: Path, line: int, what: str, text: str) -> int:
-    try:
-        value = int(text.removesuffix(".0"))
-    except ValueError:
-        value = 2**63
-    if not -(2**63) <= value < 2**63:
-        raise DataError(f"{path}, line {line}: the {what} {text!r} is no whole number")
-    return value
-
-
-def _number(path: Path, line: int, store: CohortStore, user: str) -> int:
-    try:
-        return store.find(user)
-    except DataError as error:
-        raise DataError(f"{path}, line {line}: {error}") from None
-
-
-if TYPE_CHECKING:
-    from sottovoce.stores.device import CohortStore
-
-Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store.")]
-User = Annotated[
-    str | None,
-    typer.Option(
-        "--user", metavar="ID", help="Name or number; needed where a store has several users."
-    ),
-]
-
-
 def init(
     path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
     invitation: Annotated[
@@ -177,7 +71,7 @@ def init(
 
     STORE is the folder to make. Whoever has the whole folder can read it: keep store.key apart
     from copies. A store without an invitation works on its own; call this again with --invitation
-    to join a federation.
+    to join a federation (`sottovoce device join` does both).
 
     \b
     Examples:
@@ -193,6 +87,9 @@ def init(
     if invitation is not None:
         from sottovoce.wire.invitations import Invitation
 
+        if for_owners(invitation):
+            device_owners.join(path, invitation, as_json)
+            return
         card = Invitation.read(invitation)
     if card is not None and (path / DATABASE).exists():
         store = CohortStore.open(path)
@@ -201,7 +98,7 @@ def init(
         store = CohortStore.create(path, people)
     with store:
         if card is not None:
-            join(store, card)
+            store.accept(card)
         numbers = store.users.tolist()
     if as_json:
         federation = card.federation if card else None
@@ -221,6 +118,29 @@ def init(
         )
 
 
+def join(
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to make.")],
+    invitation: Annotated[
+        Path, typer.Argument(metavar="INVITATION", help="File that the operator gave you.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Join a federation, of devices or of data owners: make a store, unless it is there.
+
+    INVITATION is a secret: whoever uses it first is let in, and nobody else. It is used once you
+    take part; until then nothing of yours leaves the store but the address that every connection
+    shows. In a federation of data owners this also reads the public directory of who holds what:
+    if the orchestrator did not answer, call this again; if it has moved, with another invitation.
+
+    \b
+    Examples:
+      sottovoce device join ~/films invitation.json
+      sottovoce device consent ~/films
+      sottovoce device consent ~/films --take-part
+    """
+    init(path, invitation, as_json=as_json)
+
+
 def bring(
     path: Store,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV file with a header.")],
@@ -232,14 +152,20 @@ def bring(
     FILE has a header and the columns item[,timestamp] (seconds since 1970), and for a store of
     several users also user (name or number). Everything is added, or nothing where a line is wrong.
 
+    In a federation of data owners the columns are those of `sottovoce device send`; what you permit
+    waits in the store until that, or `sottovoce serve device`, sends it.
+
     \b
     Example:
       sottovoce device import ~/sottovoce visits.csv
     """
-    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.user import UserStore, open_store, whose
 
-    with CohortStore.open(path) as store:
-        alone = None if user is None and len(store.users) > 1 else user_number(store, user)
+    with open_store(path) as store:
+        if isinstance(store, UserStore):
+            device_owners.bring(store, file, whose(store, user), as_json)
+            return
+        alone = None if user is None and len(store.users) > 1 else whose(store, user)
         histories = read_history(file, store, alone)
         added = already = 0
         with store.file.transaction():
@@ -273,15 +199,25 @@ def consent(
         list[str] | None,
         typer.Option(metavar="NAME", help="An attribute that is not hidden any more; repeatable."),
     ] = None,
+    refuse: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OWNER", help="A data owner that must see nothing; repeatable."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OWNER", help="A data owner that is not refused any more."),
+    ] = None,
     user: User = None,
     as_json: Json = False,
     **changes: Any,
 ) -> None:
-    """Show what may leave, or change it. A change holds from the next round on.
+    """Show what may leave and who reads it, or change that. Who has not chosen takes no part.
 
-    Who has not chosen takes no part. Works while the agent runs: it reads the choice before every
-    round, and again before the first byte leaves. Earlier choices stay on record. A choice is no
-    agreement to the federation's terms: nothing leaves before sottovoce device agree.
+    Works while the agent runs. Earlier choices stay on record.
+
+    In a federation of devices a change holds from the next round on: the agent reads the choice
+    before every round, and again before the first byte leaves. A choice is no agreement to the
+    federation's terms: nothing leaves before sottovoce device agree.
 
     A federation may ask for randomised reports instead of shares. A round of k reports costs k × ε.
     Once --total-epsilon has no room for another round, nothing leaves any more; what was spent
@@ -292,6 +228,15 @@ def consent(
     filter, and others' filters are used against its traces in what is learnt, by --strength; see
     sottovoce device attributes.
 
+    In a federation of data owners, what you do with an item is read in full by every data owner
+    that holds it and is not refused (--refuse). The orchestrator gets no interaction, but can work
+    out from data owners' requests and gradients which items you came across and which you liked. If
+    data owners send sums over people (release = "aggregated"), refuse all of those that hold an
+    item, or none: the sums of one that you refuse and of one that you do not differ by you. A
+    choice is about the data owners that there are when you make it: one that joins later is told
+    nothing until you choose again. A change holds at once, also for what waits to be sent. What a
+    data owner has been told already it keeps, unless you leave it (sottovoce device leave).
+
     \b
     Examples:
       sottovoce device consent ~/sottovoce
@@ -299,20 +244,33 @@ def consent(
       sottovoce device consent ~/sottovoce --take-part --share-positives 0.3
       sottovoce device consent ~/sottovoce --hide gender --hide age --strength 0.7
       sottovoce device consent ~/sottovoce --no-part
+      sottovoce device consent ~/films --take-part --refuse Horror
+      sottovoce device consent ~/films --allow Horror
     """
     from dataclasses import replace
 
     from sottovoce.cli import spent
     from sottovoce.cli.device_attributes import hiding
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
-    from sottovoce.stores.device import CohortStore
     from sottovoce.stores.session import Hosted
+    from sottovoce.stores.user import UserStore, open_store, whose
 
     if "epsilon" in changes:
         spent.require_sane(changes["epsilon"])
-    changing = bool(changes or hide or reveal)
-    with CohortStore.open(path, readonly=not changing) as store:
-        number, hosted, gateway = user_number(store, user), Hosted(store), is_gateway(store)
+    changing = bool(changes or hide or reveal or refuse or allow)
+    with open_store(path, readonly=not changing) as store:
+        if isinstance(store, UserStore):
+            if hide or reveal or changes.keys() - {"takes_part"}:
+                raise UsageError(
+                    "data owners read all that they get, so that here --take-part, --refuse and "
+                    "--allow are what there is to choose"
+                )
+            part, number = changes.get("takes_part"), whose(store, user)
+            device_owners.consent(store, number, part, refuse or [], allow or [], as_json)
+            return
+        if refuse or allow:
+            raise UsageError("this federation has no data owners that could be refused or allowed")
+        number, hosted, gateway = whose(store, user), Hosted(store), is_gateway(store)
         pending, known = hosted.pending, hosted.pending or hosted.terms
         choice = store.choice(number)
         hidden = hiding(choice, hide or [], reveal or [], known)
@@ -351,7 +309,7 @@ def consent(
         output.show("The share counts once --take-part is chosen, too.")
     output.show(*terms, *means)
     if not changing and records:
-        output.show(*(f"  {_day(r.changed_at)}  {r.choice.words()}" for r in records))
+        output.show(*(f"  {output.day(r.changed_at)}  {r.choice.words()}" for r in records))
 
 
 def recommend(
@@ -364,18 +322,28 @@ def recommend(
 
     Scores order one user's items; they mean nothing across users.
 
+    In a federation of data owners the orchestrator is asked. The question does not say what you
+    have seen: it asks for more than you want, and what you know is taken out here. From data
+    owners' updates the orchestrator can work much of it out all the same. If data owners keep your
+    vectors (release = "aggregated"), those that you have told anything are asked for them, and the
+    list is made here; the orchestrator is asked for the rows of all items.
+
     \b
-    Example:
-      sottovoce device recommend ~/sottovoce -n 5
+    Examples:
+      sottovoce device recommend ~/sottovoce
+      sottovoce device recommend ~/films -n 5
     """
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.stores.device import CohortStore
     from sottovoce.stores.session import Hosted
+    from sottovoce.stores.user import UserStore, open_store, whose
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, not {n}")
-    with CohortStore.open(path, readonly=True) as store:
-        number, hosted = user_number(store, user), Hosted(store)
+    with open_store(path, readonly=True) as store:
+        if isinstance(store, UserStore):
+            device_owners.recommend(path, whose(store, user), n, as_json)
+            return
+        number, hosted = whose(store, user), Hosted(store)
         found, name, view = hosted.recommend(number, n), store.name(number), hosted.model()
     rows: list[dict[str, Any]] = [
         {"rank": rank, "item": item, "title": title, "score": score}
@@ -396,7 +364,7 @@ def ledger(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, every line of it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What has left this device, or may have: every report, with its rows, bytes and cost.
+    """What has left this store, or may have: every report, with its rows, bytes and cost.
 
     Contacts are requests that only say that the device is there: its enrolments and check-ins. They
     are no releases, so that they are not in the totals, nor in --csv.
@@ -404,6 +372,8 @@ def ledger(
     The cost ε is the bound that the releases can vouch for: "none" (null in JSON) for every FPL or
     FCF release. For randomised reports there are two certificates: the plain sum, which assumes
     nothing, and the one with a proxy that does not collude with the server.
+
+    In a federation of data owners there is a line for every request with anything of yours in it.
 
     \b
     Examples:
@@ -413,13 +383,16 @@ def ledger(
     from sottovoce.cli import spent
     from sottovoce.core import ledger as ledgers
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.stores.device import CohortStore
     from sottovoce.stores.session import Hosted
+    from sottovoce.stores.user import UserStore, open_store, whose
 
     if csv and as_json:
         raise UsageError("choose one of --csv and --json")
-    with CohortStore.open(path, readonly=True) as store:
-        number = None if user is None else user_number(store, user)
+    with open_store(path, readonly=True) as store:
+        number = None if user is None else whose(store, user)
+        if isinstance(store, UserStore):
+            device_owners.ledger(store, number, csv, as_json)
+            return
         rows = store.ledger_rows(number)
         names = {int(n): store.name(int(n)) for n in store.users}
         totals = ledgers.totals_of(store.ledger(number))
@@ -427,11 +400,11 @@ def ledger(
         who = "the store" if number is None else f"the device of {store.name(number)}"
         one = int(store.users[0]) if number is None and len(names) == 1 else number
         budget = None if one is None else spent.of_store(store, one, Hosted(store).terms)
-    lines = [{"when": _day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
+    lines = [{"when": output.day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
     if as_json:
         head = {"store": path, "totals": output.totals_json(totals)}
         head |= {"budget": budget and budget.to_table(), "lines": lines}
-        told = [{"when": _day(c.at), **output.plain(c)} for c in contacts]
+        told = [{"when": output.day(c.at), **output.plain(c)} for c in contacts]
         output.emit({**head, "contacts": told})
         return
     if csv:
@@ -461,44 +434,35 @@ def ledger(
         output.show(f"Contacts, which only say that a device is there: {', '.join(parts)}.")
 
 
-def user_number(store: CohortStore, user: str | None) -> int:
-    """The number of the user that is meant."""
-    numbers = store.users.tolist()
-    if user is None:
-        if len(numbers) > 1:
-            raise UsageError(f"the store {store.path} has {len(numbers):,} users; choose by --user")
-        return int(numbers[0])
-    return store.find(user)
-
-
 def _people(count: int) -> str:
     return "one user" if count == 1 else f"{count:,} users"
 
 
-def _day(seconds: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-# `sottovoce device status`.
-
-
-def status(path: Store, as_json: Json = False) -> None:
+def status(path: Store, user: User = None, as_json: Json = False) -> None:
     """Where a store stands: federation, history, choice, who reads what, budget, round, agent.
 
+    In a federation of data owners: what waits, what has left and who reads it, by data owner, and
+    the number they know you by. Bytes are those of requests with anything of yours in them. What
+    data owners get they read in full, so that no ε bounds what it tells them.
+
     \b
-    Example:
+    Examples:
       sottovoce device status ~/sottovoce
+      sottovoce device status ~/films
     """
     from sottovoce.cli import spent
     from sottovoce.cli.device_attributes import standing, status_words, to_json
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
-    from sottovoce.stores.device import CohortStore
     from sottovoce.stores.session import Hosted
+    from sottovoce.stores.user import UserStore, open_store, whose
     from sottovoce.wire.invitations import kept_invitation
 
-    with CohortStore.open(path, readonly=True) as store:
+    with open_store(path, readonly=True) as store:
+        if isinstance(store, UserStore):
+            device_owners.status(store, whose(store, user), as_json)
+            return
+        if user is not None:
+            raise UsageError("in a federation of devices the status is that of the whole store")
         hosted, invitation = Hosted(store), kept_invitation(store)
         terms, view, latest = hosted.terms, hosted.model(), hosted.latest()
         pending, gateway = hosted.pending, is_gateway(store)

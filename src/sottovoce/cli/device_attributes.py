@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.device import Store, User, user_number
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, Store, User
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,12 +46,12 @@ def attributes(
       sottovoce device attributes ~/sottovoce gender=F age=25-34
       sottovoce device attributes ~/sottovoce --forget age
     """
-    from sottovoce.stores.device import CohortStore
     from sottovoce.stores.session import Hosted
+    from sottovoce.stores.user import open_cohort, whose
 
     changes = _read(values or [], forget or [])
-    with CohortStore.open(path, readonly=not changes) as store:
-        number, terms = user_number(store, user), Hosted(store).terms
+    with open_cohort(path, readonly=not changes) as store:
+        number, terms = whose(store, user), Hosted(store).terms
         for known in filters_of(terms):
             value = changes.get(known.name)
             if value is not None and known.code(value) < 0:

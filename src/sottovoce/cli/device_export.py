@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.device import Store, User, user_number
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, Store, User
 from sottovoce.cli.output import plain
 from sottovoce.errors import UsageError
 
 if TYPE_CHECKING:
     from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.user import UserStore
 
 
 def export(
@@ -35,7 +35,8 @@ def export(
     """Everything that a store holds about its users, as JSON lines in a file of mode 600.
 
     FILE must not be there yet. History, attributes, choices, ledger, contacts, budget, vectors and
-    terms; neither keys nor the published model. The file is not encrypted, and nothing can be put
+    terms, in a federation of data owners also what waits for whom; neither keys nor the published
+    model. The file is not encrypted, and nothing can be put
     back from it: for that there is sottovoce device backup.
 
     \b
@@ -43,7 +44,7 @@ def export(
       sottovoce device export ~/sottovoce everything.jsonl
       sottovoce device export ~/sottovoce - | gpg -e -r me > everything.gpg
     """
-    from sottovoce.stores.device import CohortStore
+    from sottovoce.stores.user import open_store, whose
 
     shown = str(file) == "-"
     if shown and as_json:
@@ -52,8 +53,8 @@ def export(
         raise UsageError(
             "this would show the whole history on the terminal; name a file, or say --to-terminal"
         )
-    with CohortStore.open(path, readonly=True) as store:
-        number = None if user is None else user_number(store, user)
+    with open_store(path, readonly=True) as store:
+        number = None if user is None else whose(store, user)
         with output.interruptible("nothing was exported"):
             if shown:
                 print_export(store, number)
@@ -65,7 +66,7 @@ def export(
         output.show(f"{file}: {lines:,} lines. It is not encrypted; keep it where only you read.")
 
 
-def write_export(path: Path, store: CohortStore, number: int | None) -> int:
+def write_export(path: Path, store: CohortStore | UserStore, number: int | None) -> int:
     """Write what the store holds about one user, or all; how many lines. Whole or not at all."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -82,7 +83,7 @@ def write_export(path: Path, store: CohortStore, number: int | None) -> int:
     return lines
 
 
-def print_export(store: CohortStore, number: int | None) -> None:
+def print_export(store: CohortStore | UserStore, number: int | None) -> None:
     """The same on standard output."""
     with (
         open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as out,
@@ -91,7 +92,7 @@ def print_export(store: CohortStore, number: int | None) -> None:
         _write(out, store, number)
 
 
-def _write(out: TextIO, store: CohortStore, number: int | None) -> int:
+def _write(out: TextIO, store: CohortStore | UserStore, number: int | None) -> int:
     lines = 0
     for entry in _everything(store, number):
         out.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
@@ -99,9 +100,13 @@ def _write(out: TextIO, store: CohortStore, number: int | None) -> int:
     return lines
 
 
-def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, Any]]:
+def _everything(store: CohortStore | UserStore, number: int | None) -> Iterator[dict[str, Any]]:
     from sottovoce.stores.session import Hosted
+    from sottovoce.stores.user import UserStore
 
+    if isinstance(store, UserStore):
+        yield from _with_owners(store, number)
+        return
     hosted, users = Hosted(store), store.users.tolist()
     terms = hosted.terms
     vectors = hosted.vectors() if terms is not None else None
@@ -128,6 +133,24 @@ def _everything(store: CohortStore, number: int | None) -> Iterator[dict[str, An
             yield {"kind": "vector", "number": user, "vector": vectors[row].tolist()}
     for line in store.ledger_rows(number).to_pylist():
         yield {"kind": "report", **_renamed(plain(line), "kind", "release")}
+
+
+def _with_owners(store: UserStore, number: int | None) -> Iterator[dict[str, Any]]:
+    """What there is in a federation of data owners."""
+    for user in store.users if number is None else [number]:
+        person = store.person(user)
+        known = None if person.given is None else person.given.user
+        yield {"kind": "user", "number": user, "name": person.name, "known_as": known}
+        for item in sorted(store.seen(user)):
+            name = store.world.directory.catalogue[item]
+            yield {"kind": "interaction", "number": user, "item": name}
+        for record in store.records(user):
+            choice = plain(record.choice)
+            yield {"kind": "choice", "number": user, "time": record.changed_at, **choice}
+        for message in store.messages(user):
+            yield {"kind": "message", "number": user, **_renamed(message, "kind", "says")}
+    for release in store.ledger(number):
+        yield {"kind": "release", **plain(release)}
 
 
 def _renamed(entry: dict[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sottovoce.cli import output
-from sottovoce.cli.device import Store
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, Store
 from sottovoce.cli.output import listed, one_line
 from sottovoce.errors import UsageError
 from sottovoce.privacy.statements import bound_text, count_of
@@ -48,12 +47,12 @@ def agree(
       sottovoce device agree ~/sottovoce
       sottovoce device agree ~/sottovoce --terms 0123456789abcdef0123456789abcdef
     """
-    from sottovoce.stores.device import CohortStore
     from sottovoce.stores.session import Hosted
+    from sottovoce.stores.user import open_cohort
 
     if look and digest is not None:
         raise UsageError("choose one of --look and --terms")
-    with CohortStore.open(path, readonly=digest is None) as store:
+    with open_cohort(path, readonly=digest is None) as store:
         hosted, gateway = Hosted(store), is_gateway(store)
         before, pending = hosted.terms, hosted.pending
         shown = pending or before

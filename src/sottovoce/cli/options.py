@@ -20,6 +20,13 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Threads to use; all processors by default. Results are the same."),
 ]
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store.")]
+User = Annotated[
+    str | None,
+    typer.Option(
+        "--user", metavar="ID", help="Name or number; needed if a store has several users."
+    ),
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 ExperimentFile = Annotated[
     str | None,
@@ -156,6 +163,10 @@ def renamed(command: Callable[..., None], old: str, new: str) -> Callable[..., N
     return alias
 
 
+_SPELLINGS = {"takes_part": ("--takes-part/--no-takes-part",)}
+"""Other names of options, by which users of data owners knew them."""
+
+
 def with_choices(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each field of a choice that has one, behind its first
     parameter. It gets those that were given, as keywords."""
@@ -163,7 +174,8 @@ def with_choices(command: Callable[..., None]) -> Callable[..., None]:
     for field in fields(Choice):
         kind = FIELDS[field.name]
         if kind.option:
-            option = typer.Option(kind.option, help=kind.help, metavar=kind.metavar)
+            spellings = (kind.option, *_SPELLINGS.get(field.name, ()))
+            option = typer.Option(*spellings, help=kind.help, metavar=kind.metavar)
             hint: Any = Annotated[types[field.name] | None, option]
             options.append(
                 inspect.Parameter(

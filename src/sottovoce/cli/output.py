@@ -95,6 +95,12 @@ def _printable_table(table: Table) -> Table:
     return replace(table, title=title, rows=rows, notes=notes)
 
 
+def day(seconds: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
 def emit(content: Mapping[str, Any]) -> None:
     """The one JSON object of a command. What is not a finite number becomes null."""
     print(json.dumps(plain(content), allow_nan=False), flush=True)

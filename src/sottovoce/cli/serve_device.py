@@ -45,9 +45,11 @@ def device(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Take part in a federation: the agent of one device, or of several.
+    """Take part in a federation: the agent of one store, or of several.
 
-    STORE is a folder of `sottovoce device init`. The agent asks the server whether there is a
+    STORE is a folder of `sottovoce device init`. In a federation of data owners the agent brings
+    them what waits in the store; --until-finished ends when nothing waits any more. In one of
+    devices the agent asks the server whether there is a
     round, learns at home and sends what the owner permits, which is read before every round. Where
     she takes no part, or has not agreed to the terms that the server shows (`sottovoce device
     agree`), it only reads what is published: the first contact fetches the terms and stops. Where

@@ -76,8 +76,8 @@ def owner(
             metavar="USER",
             min=0,
             max=2**32 - 1,
-            help="Erase all of this user, by the number that `sottovoce user show` tells her; no "
-            "more.",
+            help="Erase all of this user, by the number that `sottovoce device status` tells her; "
+            "no more.",
         ),
     ] = None,
     only_status: Annotated[

@@ -8,15 +8,13 @@ of them may be the agent.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +27,16 @@ from sottovoce.errors import DataError, UsageError
 from sottovoce.rng import SECRET_BYTES, SecretStreams, Streams, streams_of
 from sottovoce.stores.device_rounds import ledger_rows
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.stores.user import UserStore
+from sottovoce.stores.person import (
+    AT_HOME,
+    ChoiceRecord,
+    PersonalStore,
+    choice_of,
+    choice_text,
+    entries,
+    write_entry,
+)
+from sottovoce.wire.invitations import Invitation, keep_invitation, kept_invitation
 
 # The two keys from which a store's users draw: what others may see, and private coins. A draw
 # depends on its key, the user and the round. Under other terms a round's number comes again, with
@@ -65,7 +72,7 @@ def coins(file: StoreFile, era: int) -> bytes:
     if not root:  # a store of a former release
         with file.transaction():
             root = _read(file, _COINS) or secrets.token_bytes(NOISE_BYTES)
-            _write(file, _COINS, root)
+            write_entry(file, _COINS, root)
     if era == 0:
         return root
     place = b"terms" + era.to_bytes(8, "little")
@@ -77,7 +84,7 @@ def renew(file: StoreFile) -> None:
     first one: a second choice would let more leave than its owner permits."""
     with file.transaction():
         _renew_draws(file)
-        _write(file, _COINS, secrets.token_bytes(NOISE_BYTES))
+        write_entry(file, _COINS, secrets.token_bytes(NOISE_BYTES))
 
 
 def renew_weak(file: StoreFile) -> None:
@@ -96,8 +103,8 @@ def _is_weak(file: StoreFile) -> bool:
 
 def _renew_draws(file: StoreFile) -> None:
     if not _read(file, _FORMER):
-        _write(file, _FORMER, _read(file, _DRAWS))
-    _write(file, _DRAWS, secrets.token_bytes(SECRET_BYTES))
+        write_entry(file, _FORMER, _read(file, _DRAWS))
+    write_entry(file, _DRAWS, secrets.token_bytes(SECRET_BYTES))
 
 
 def _streams(key: bytes) -> Streams:
@@ -109,17 +116,7 @@ def _number(key: bytes) -> int:
 
 
 def _read(file: StoreFile, name: str) -> bytes:
-    return _meta(file).get(name, b"")
-
-
-def _meta(file: StoreFile) -> dict[str, bytes]:
-    return file.held("meta", ("meta",), lambda: dict(file.rows("SELECT name, value FROM meta")))
-
-
-def _write(file: StoreFile, name: str, key: bytes) -> None:
-    held = _meta(file)
-    file.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", [name, key])
-    file.hold("meta", ("meta",), held | {name: key})
+    return entries(file).get(name, b"")
 
 
 # What a store knows of its users: an attribute's value by its name. Values are used at home, and
@@ -229,16 +226,6 @@ def _of(number: int | None) -> tuple[str, list[int]]:
     return ("", []) if number is None else ("WHERE number = ?", [int(number)])
 
 
-# What becomes of stores that were set back to an older copy.
-
-
-def releases(store: CohortStore | UserStore) -> int:
-    """What has left the store, or may have; of all users, ever."""
-    if isinstance(store, UserStore):
-        return len(store.ledger())
-    return sum(spent.releases for spent in store.budget())
-
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -246,20 +233,10 @@ if TYPE_CHECKING:
 
 MAX_NUMBER = 2**32 - 1
 _NO_TIME = -(2**63)
-_AT_HOME = Choice(takes_part=False)
-"""What holds for a user until she chooses."""
 _ADD_HISTORY = """
 INSERT INTO history (number, item, time) VALUES (?, ?, ?) ON CONFLICT (number, item)
 DO UPDATE SET time = excluded.time WHERE excluded.time > ifnull(time, excluded.time - 1)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A choice as it was made."""
-
-    choice: Choice
-    changed_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +254,11 @@ class Contact:
     at: int
 
 
-class CohortStore:
+class CohortStore(PersonalStore):
     """Users with their histories, choices, ledger and budget. A phone has one user."""
 
     def __init__(self, file: StoreFile, clock: Callable[[], float] = time.time) -> None:
-        self.file = file
-        self._clock = clock
+        super().__init__(file, clock)
         self._history: tuple[int, Interactions] | None = None
 
     @classmethod
@@ -297,43 +273,17 @@ class CohortStore:
         def fill(file: StoreFile) -> None:
             with file.transaction():
                 file.write_many("INSERT INTO meta VALUES (?, ?)", roots.items())
-                file.write_many("INSERT INTO users VALUES (?, ?)", sorted(users))
+                file.write_many("INSERT INTO users (number, name) VALUES (?, ?)", sorted(users))
 
         StoreFile.create(path, fill)
         return cls.open(path)
 
     @classmethod
-    def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> CohortStore:
-        """`agent=True` is for the one process that serves the store's users; a second one is
-        refused. Others, readers and writers, may come and go meanwhile."""
-        store = cls(StoreFile(Path(path), readonly=readonly, agent=agent))
+    def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> Self:
+        store = super().open(path, readonly=readonly, agent=agent)
         if not readonly:
             renew_weak(store.file)
         return store
-
-    def close(self) -> None:
-        self.file.close()
-
-    def __enter__(self) -> CohortStore:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<CohortStore {self.file.folder}, redacted>"
-
-    @property
-    def path(self) -> Path:
-        return self.file.folder
-
-    def now(self) -> int:
-        return int(self._clock())
 
     # --- users and secrets -----------------------------------------------------------------------
 
@@ -341,40 +291,6 @@ class CohortStore:
     def users(self) -> NDArray[np.int64]:
         """The users' numbers in the federation, ascending."""
         return self.choices().users
-
-    def name(self, number: int) -> str:
-        row = self.file.row("SELECT name FROM users WHERE number = ?", [int(number)])
-        if row is None:
-            raise DataError(f"user {number} is not in the store {self.path}")
-        return str(row[0])
-
-    def find(self, user: str) -> int:
-        """The number of the user of this name, or of this number (which may be written #5, for
-        names that are numbers, too)."""
-        rows = self.file.rows("SELECT number FROM users WHERE name = ? LIMIT 2", [user])
-        named = [int(number) for (number,) in rows]
-        numbered = self._numbered(user)
-        found = sorted({*named, *numbered})
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            raise DataError(f"there is no user {user!r} in the store {self.path}")
-        if numbered:
-            raise DataError(
-                f"{user!r} is the name of one user and the number of another in the store "
-                f"{self.path}; say which number is meant: " + " or ".join(f"#{n}" for n in found)
-            )
-        raise DataError(
-            f"there are several users {user!r} in the store {self.path}; say the number, as in "
-            f"#{found[0]}"
-        )
-
-    def _numbered(self, user: str) -> list[int]:
-        digits = user.removeprefix("#")
-        if not (digits.isdecimal() and digits.isascii() and len(digits) <= 10):
-            return []
-        sql = "SELECT number FROM users WHERE number = ?"
-        return [int(number) for (number,) in self.file.rows(sql, [int(digits)])]
 
     def renumber(self, old: int, new: int) -> None:
         """Give a user another number, as an invitation says; only before her first round."""
@@ -392,6 +308,23 @@ class CohortStore:
             self.file.forget_held()  # other tables have followed
             self._touch_history()
 
+    def accept(self, card: Invitation) -> None:
+        """Keep an invitation; its device has the number that it names."""
+        with self.file.transaction():
+            kept, numbers = kept_invitation(self), self.numbers
+            if kept and (kept.federation, kept.number) != (card.federation, card.number):
+                raise UsageError(
+                    f"the store {self.path} is invited to another federation, or as another "
+                    "device; make a new store"
+                )
+            if len(numbers) != 1:
+                raise UsageError(
+                    f"{self.path} is a gateway's store; an invitation is for one device"
+                )
+            if numbers[0] != card.number:
+                self.renumber(numbers[0], card.number)
+            keep_invitation(self, card)
+
     def streams(self, era: int = 0) -> Streams:
         """All draws of these users under the `era`-th terms, by which no other party can link what
         they send."""
@@ -400,13 +333,6 @@ class CohortStore:
     def noise(self, era: int) -> bytes:
         """The root of the private coins under the `era`-th terms, 32 bytes."""
         return coins(self.file, era)
-
-    def secret(self, name: str) -> bytes | None:
-        """An entry that other parts keep here: keys, addresses."""
-        return self._meta(f"secret:{name}")
-
-    def set_secret(self, name: str, value: bytes) -> None:
-        self._set_meta(f"secret:{name}", value)
 
     # --- catalogue and history -------------------------------------------------------------------
 
@@ -525,12 +451,12 @@ class CohortStore:
         """In force from the next round on; the earlier choices stay on record."""
         with self.file.transaction():
             self.name(number)
-            self._set_choices([(int(number), _to_text(choice))])
+            self._set_choices([(int(number), choice_text(choice))])
 
     def set_choices(self, consent: Consent) -> None:
         """`set_choice` for every user of these records."""
         rows = [
-            (number, _to_text(consent.row(row)))
+            (number, choice_text(consent.row(row)))
             for row, number in enumerate(consent.users.tolist())
         ]
         with self.file.transaction():
@@ -538,12 +464,6 @@ class CohortStore:
             if strangers:
                 raise DataError(f"user {min(strangers)} is not in the store {self.path}")
             self._set_choices(rows)
-
-    def choice(self, number: int) -> Choice:
-        """The choice in force for one user."""
-        self.name(number)
-        records = self.records(number)
-        return records[-1].choice if records else _AT_HOME
 
     def choices(self) -> Consent:
         """The choice in force for each of `users`. Who has not chosen takes no part."""
@@ -563,7 +483,7 @@ class CohortStore:
             "ORDER BY u.number"
         )
         texts = sorted({text for _, text, _ in rows if text is not None})
-        known = [_AT_HOME, *map(_from_text, texts)]
+        known = [AT_HOME, *map(choice_of, texts)]
         place = {None: 0} | {text: row for row, text in enumerate(texts, start=1)}
         consent = Consent.of(
             np.array([number for number, _, _ in rows], dtype=np.int64),
@@ -574,13 +494,11 @@ class CohortStore:
         )
         return consent, max(version for *_, version in rows)
 
-    def records(self, number: int) -> list[Record]:
+    def records(self, number: int) -> list[ChoiceRecord]:
         """Every choice that a user has made, oldest first."""
-        sql = "SELECT choice, changed_at FROM consent WHERE number = ? ORDER BY version"
-        rows = self.file.rows(sql, [int(number)])
+        found = super().records(number)
         # One that repeats the former stands for a changed attribute.
-        new = [row for k, row in enumerate(rows) if not k or row[0] != rows[k - 1][0]]
-        return [Record(_from_text(text), at) for text, at in new]
+        return [one for k, one in enumerate(found) if not k or one.choice != found[k - 1].choice]
 
     def _set_choices(self, rows: Iterable[tuple[int, str]]) -> None:
         # Who makes the same choice again has not changed her mind: a round under way goes on.
@@ -633,27 +551,12 @@ class CohortStore:
 
     def contacts(self, number: int | None = None) -> list[Contact]:
         """What told others that these devices are there, or may have, oldest first."""
-        where, values = ("", []) if number is None else ("WHERE number = ?", [int(number)])
-        sql = f"SELECT number, party, what, bytes, epsilon, at FROM contacts {where} ORDER BY id"
-        return [Contact(*row) for row in self.file.rows(sql, values)]
-
-    def note_contacts(self, contacts: Iterable[Contact]) -> None:
-        """On record from here on, for good."""
-        with self.file.transaction():
-            self.file.write_many(
-                "INSERT INTO contacts (number, party, what, bytes, epsilon, at) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                (astuple(contact) for contact in contacts),
-            )
+        return [
+            Contact(r.user, r.party, r.what, r.bytes, r.epsilon, r.at)
+            for r in self.requests(number)
+        ]
 
     # --- helpers ---------------------------------------------------------------------------------
-
-    def _meta(self, name: str) -> bytes | None:
-        return _meta(self.file).get(name)
-
-    def _set_meta(self, name: str, value: bytes) -> None:
-        with self.file.transaction():
-            _write(self.file, name, bytes(value))
 
     def _count(self, sql: str, values: list[int]) -> int:
         row = self.file.row(sql, values)
@@ -666,11 +569,3 @@ def _check_users(users: Sequence[tuple[int, str]]) -> None:
         raise UsageError("a store needs at least one user, and a number of its own for each")
     if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise UsageError(f"a user's number must lie in [0, {MAX_NUMBER}]")
-
-
-def _to_text(choice: Choice) -> str:
-    return json.dumps(choice.table(), sort_keys=True)
-
-
-def _from_text(text: str) -> Choice:
-    return Choice(**json.loads(text))

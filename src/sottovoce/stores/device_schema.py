@@ -2,7 +2,8 @@
 entries are never changed once they were released, only added.
 
 Promises that the database itself keeps, whatever a program does: choices and agreed terms are only
-ever added, a budget never falls, and what left stays on record.
+ever added, a budget never falls, and what left stays on record, message by message and request by
+request.
 """
 
 from __future__ import annotations
@@ -196,4 +197,111 @@ BEFORE UPDATE OF id, party, what, bytes, epsilon, at ON contacts
 BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS)
+_OWNERS = """
+-- A user of a federation of data owners has a key, and a pass once she is enrolled.
+ALTER TABLE users ADD COLUMN private BLOB;
+ALTER TABLE users ADD COLUMN pass BLOB;
+ALTER TABLE users ADD COLUMN departure TEXT NOT NULL DEFAULT ''
+    CHECK (departure IN ('', 'asked', 'done'));
+
+-- A choice was made in sight of the data owners up to this number: later ones are told nothing.
+ALTER TABLE consent ADD COLUMN shown INTEGER NOT NULL DEFAULT -1;
+DROP TRIGGER consent_is_new;
+CREATE TRIGGER consent_is_new BEFORE UPDATE OF version, choice, shown, changed_at ON consent
+BEGIN SELECT RAISE(ABORT, 'a change of mind is a new record'); END;
+
+-- From here on, all requests with anything of a user's in them that are no reports of a round.
+ALTER TABLE contacts ADD COLUMN owner INTEGER;
+ALTER TABLE contacts ADD COLUMN interactions INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE contacts ADD COLUMN messages INTEGER NOT NULL DEFAULT 0;
+DROP TRIGGER contacts_are_fixed;
+CREATE TRIGGER contacts_are_fixed
+BEFORE UPDATE OF id, party, what, bytes, epsilon, at, owner, interactions, messages ON contacts
+BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+
+CREATE TABLE seen (
+    user INTEGER NOT NULL REFERENCES users,
+    item INTEGER NOT NULL,
+    PRIMARY KEY (user, item)
+) STRICT, WITHOUT ROWID;
+
+-- Every data owner that a directory has named: a number is given once, to one name and key.
+CREATE TABLE owners (
+    number INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    public BLOB NOT NULL
+) STRICT;
+
+-- The number of the next message to each owner.
+CREATE TABLE counters (
+    user INTEGER NOT NULL REFERENCES users,
+    owner INTEGER NOT NULL,
+    next INTEGER NOT NULL,
+    PRIMARY KEY (user, owner)
+) STRICT, WITHOUT ROWID;
+
+-- The outbox, and what became of what was in it. waiting: has never left; left: has left, not yet
+-- answered; arrived; refused: by the owner; dropped: never left and never will; given_up: has left,
+-- was never answered, and is not sent again. sends counts how often it has left; unanswered, after
+-- how many of these nobody knows whether it arrived.
+CREATE TABLE messages (
+    user INTEGER NOT NULL REFERENCES users,
+    owner INTEGER NOT NULL,
+    sequence INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('negative', 'positive', 'end', 'leave')),
+    item INTEGER NOT NULL,
+    time INTEGER NOT NULL,
+    state TEXT NOT NULL DEFAULT 'waiting'
+        CHECK (state IN ('waiting', 'left', 'arrived', 'refused', 'dropped', 'given_up')),
+    sends INTEGER NOT NULL DEFAULT 0,
+    unanswered INTEGER NOT NULL DEFAULT 0 CHECK (unanswered BETWEEN 0 AND sends),
+    reason TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (user, owner, sequence)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX messages_open ON messages (owner, user, sequence) WHERE state IN ('waiting', 'left');
+CREATE INDEX messages_by_item ON messages (user, owner, item, time);
+
+CREATE TRIGGER messages_stay BEFORE DELETE ON messages WHEN old.sends > 0
+BEGIN SELECT RAISE(ABORT, 'what left stays on record'); END;
+CREATE TRIGGER messages_have_left BEFORE UPDATE OF state, sends ON messages
+WHEN new.sends < old.sends OR (new.sends > 0 AND new.state IN ('waiting', 'dropped'))
+BEGIN SELECT RAISE(ABORT, 'what left cannot be taken back'); END;
+CREATE TRIGGER owners_stay BEFORE DELETE ON owners
+BEGIN SELECT RAISE(ABORT, 'who was a data owner stays on record'); END;
+CREATE TRIGGER owners_are_fixed BEFORE UPDATE ON owners
+BEGIN SELECT RAISE(ABORT, 'a number belongs to one data owner'); END;
+CREATE TRIGGER counters_stay BEFORE DELETE ON counters
+BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
+CREATE TRIGGER counters_never_fall BEFORE UPDATE ON counters WHEN new.next < old.next
+BEGIN SELECT RAISE(ABORT, 'a number is given out once'); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _REPORTS, _ATTRIBUTES, _CONTACTS, _OWNERS)
+WITH_OWNERS = len(MIGRATIONS)
+"""The first version that knows federations of data owners."""
+
+# Users of data owners had a file of their own kind before: what was in it, and where it is now.
+
+USERS_ID = 0x53565553
+"""Marked such a file ("SVUS")."""
+_TABLES = ("ledger", "messages", "counters", "owners", "seen", "consent", "users", "meta")
+USERS_OUT = "".join(
+    f"CREATE TEMP TABLE former_{name} AS SELECT * FROM main.{name}; DROP TABLE main.{name};\n"
+    for name in _TABLES
+)
+USERS_IN = """
+INSERT INTO meta SELECT name, value FROM former_meta;
+INSERT INTO users (number, name, private, pass, departure)
+    SELECT id, name, private, pass, departure FROM former_users;
+INSERT INTO consent (version, number, choice, shown, changed_at)
+    SELECT version, user, choice, shown, changed_at FROM former_consent;
+INSERT INTO seen SELECT user, item FROM former_seen;
+INSERT INTO owners SELECT number, name, public FROM former_owners;
+INSERT INTO counters SELECT user, owner, next FROM former_counters;
+INSERT INTO messages SELECT
+    user, owner, sequence, kind, item, time, state, sends, unanswered, reason FROM former_messages;
+INSERT INTO contacts
+    (id, number, party, what, bytes, epsilon, at, owner, interactions, messages)
+    SELECT id, user, party, what, bytes, epsilon, at, owner, interactions, messages
+    FROM former_ledger;
+""" + "".join(f"DROP TABLE temp.former_{name};\n" for name in _TABLES)

@@ -14,11 +14,22 @@ from typing import Any, ClassVar
 import apsw
 
 from sottovoce.errors import StoreError
-from sottovoce.stores.device_schema import APPLICATION_ID, MIGRATIONS
-from sottovoce.stores.file import SQLiteFile
+from sottovoce.stores.device_schema import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    USERS_ID,
+    USERS_IN,
+    USERS_OUT,
+    WITH_OWNERS,
+)
+from sottovoce.stores.file import SQLiteFile, statements
 from sottovoce.stores.private import is_locked, sync_folder, write_new
 
 DATABASE, KEY, LOCK = "store.db", "store.key", "agent.lock"
+
+
+class FormerFile(StoreError):
+    """A file of users of data owners, of the release before; opening it for writing is enough."""
 
 
 class StoreFile(SQLiteFile):
@@ -95,6 +106,33 @@ class StoreFile(SQLiteFile):
                 copy.close()
         if damaged:
             raise StoreError(f"the store {folder / DATABASE} is damaged; no copy was made")
+
+    def _migrate(self, fill: Callable[[Any], None] | None) -> None:
+        if self.readonly and self._known_version() == WITH_OWNERS - 1:
+            self.version = WITH_OWNERS - 1  # nothing that it lacks is read
+            return
+        super()._migrate(fill)
+
+    def _known_version(self) -> int:
+        if self.pragma("application_id") == USERS_ID:
+            if self.readonly:
+                raise FormerFile(
+                    f"{self.name} {self.path} was written by an older release of Sottovoce; open "
+                    "it once for writing, for example with `sottovoce device send`"
+                )
+            self._adopt()
+        return super()._known_version()
+
+    def _adopt(self) -> None:
+        """Bring a file of users of data owners to the form of all stores, in one transaction."""
+        with self.transaction():
+            if self.pragma("application_id") != USERS_ID:
+                return  # another process was faster
+            for script in (USERS_OUT, *self.migrations, USERS_IN):
+                for statement in statements(script):
+                    self._open.execute(statement)
+            self.pragma("user_version", len(self.migrations))
+            self.pragma("application_id", self.application_id)
 
     def served(self) -> bool:
         """Whether some process serves this store as its agent."""

@@ -31,7 +31,7 @@ from sottovoce.errors import (
 )
 from sottovoce.parties.device import Devices
 from sottovoce.parties.leaving import Booked, Leaving, let_go
-from sottovoce.stores.device import CohortStore, Contact
+from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import (
     has_room,
     plain_releases,
@@ -40,6 +40,7 @@ from sottovoce.stores.device_limits import (
     sum_noise,
 )
 from sottovoce.stores.device_rounds import Round
+from sottovoce.stores.person import RequestSent
 from sottovoce.stores.prepared import (
     Agreeing,
     Pack,
@@ -358,7 +359,9 @@ class Hosted(Agreeing):
     ) -> Leaving:
         """Book that these devices, with so many bytes each, say that they are there."""
         who, now = tuple(numbers.tolist()), self.store.now()
-        self.store.note_contacts(Contact(n, party, what, size, 0.0, now) for n in who)
+        self.store.note_contacts(
+            RequestSent(n, None, party, what, 0, 0, size, 0.0, now) for n in who
+        )
         return let_go(body, Booked(who, what, len(body), 0.0))
 
     def _cohort(self, terms: Terms, vectors: NDArray[np.float32]) -> Cohort:

@@ -1,26 +1,29 @@
 """The store of a user of a DRIFT federation, or of many users: keys, choices, what waits to be sent
 and what has left.
 
-A folder with an encrypted database and its key, for the owner's eyes alone. Every change is durable
-when the method returns. Several processes may have a store open, so that a user can change her mind
-while another process sends; only one of them may be the one that sends. What is to leave goes
-through `user.UserDoor`.
+What is to leave goes through `user_door.UserDoor`.
 """
 
 from __future__ import annotations
 
-import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from sottovoce.core.consent import Choice
 from sottovoce.errors import DataError, MessageError, StoreError, UsageError
-from sottovoce.stores import user_schema
+from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import DATABASE, StoreFile
+from sottovoce.stores.person import (
+    AT_HOME,
+    PersonalStore,
+    RequestSent,
+    choice_of,
+    choice_text,
+)
 from sottovoce.wire.directory import Directory, OwnerEntry
 from sottovoce.wire.interactions import Identity, Kind
 from sottovoce.wire.passes import Pass
@@ -28,17 +31,8 @@ from sottovoce.wire.silo_files import UserInvitation
 
 ALONE = 0
 """The user of a store that was made with an invitation."""
-AT_HOME = Choice(takes_part=False)
-"""What holds for a user until she chooses."""
 _SIGNED, _VERSION, _TAG = "directory", "directory-version", "directory-tag"
-_TOKEN, _ORCHESTRATOR = "token", "orchestrator"
-
-
-class UserFile(StoreFile):
-    migrations = user_schema.MIGRATIONS
-    application_id = user_schema.APPLICATION_ID
-    made_by = "sottovoce user join {folder} INVITATION"
-    written_by = "sottovoce user send"
+_TOKEN, _ORCHESTRATOR, _ISSUER = "token", "orchestrator", "issuer"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,37 +52,7 @@ class Person:
         return "<Person, redacted>"
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A choice as it was made."""
-
-    choice: Choice
-    changed_at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """A request that left with something of a user's in it: a row of the ledger."""
-
-    user: int
-    owner: int | None
-    """None for the orchestrator."""
-    party: str
-    """Its name then."""
-    what: str
-    """enrolment, introduction, interactions, recommendation or departure."""
-    interactions: int
-    """Those that left for the first time."""
-    messages: int
-    """All sealed messages in it."""
-    bytes: int
-    """Of the request's body."""
-    epsilon: float
-    """Infinite where whoever gets it reads it."""
-    at: int
-
-
-class World:
+class DirectoryIndex:
     """A directory, in the form in which the door asks it."""
 
     def __init__(self, directory: Directory) -> None:
@@ -101,15 +65,16 @@ class World:
         return item in self._items.get(owner, ())
 
 
-class UserStore:
+class UserStore(PersonalStore):
     """Users with their keys, choices, outbox and ledger. A phone has one user."""
 
     def __init__(self, file: StoreFile, clock: Callable[[], float] = time.time) -> None:
-        self.file = file
-        self._clock = clock
-        self._world: tuple[int, World] | None = None
+        super().__init__(file, clock)
+        self._world: tuple[int, DirectoryIndex] | None = None
+        if self._meta(_ISSUER) is None:
+            raise StoreError(f"the store in {file.folder} is in no federation of data owners")
         self.federation = self._text("federation")
-        self.issuer = self._meta("issuer") or b""
+        self.issuer = self._meta(_ISSUER) or b""
         self.url = self._text("url")
         """Of the orchestrator's service for users."""
         self.authority = self._text("authority")
@@ -120,7 +85,7 @@ class UserStore:
         cls, path: Path, federation: str, issuer: bytes, url: str, authority: str
     ) -> UserStore:
         """A store without users yet, for `add_users`."""
-        UserFile.create(path, lambda file: _found(file, federation, issuer, url, authority))
+        StoreFile.create(path, lambda file: _found(file, federation, issuer, url, authority))
         return cls.open(path)
 
     @classmethod
@@ -145,46 +110,11 @@ class UserStore:
                 file.write("INSERT INTO meta VALUES (?, ?)", [_TOKEN, invitation.token])
                 key = Identity().private_bytes()
                 file.write(
-                    "INSERT INTO users (id, name, private) VALUES (?, 'me', ?)", [ALONE, key]
+                    "INSERT INTO users (number, name, private) VALUES (?, 'me', ?)", [ALONE, key]
                 )
 
-        UserFile.create(path, fill)
+        StoreFile.create(path, fill)
         return cls.open(path)
-
-    @classmethod
-    def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> UserStore:
-        """`agent=True` is for the one process that sends; a second one is refused. Others, readers
-        and writers, may come and go meanwhile."""
-        file = UserFile(Path(path), readonly=readonly, agent=agent)
-        try:
-            return cls(file)
-        except BaseException:
-            file.close()
-            raise
-
-    def close(self) -> None:
-        self.file.close()
-
-    def __enter__(self) -> UserStore:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<UserStore {self.file.folder}, redacted>"
-
-    @property
-    def path(self) -> Path:
-        return self.file.folder
-
-    def now(self) -> int:
-        return int(self._clock())
 
     # --- users -----------------------------------------------------------------------------------
 
@@ -197,16 +127,18 @@ class UserStore:
         with self.file.transaction():
             self._set_meta(_ORCHESTRATOR, orchestrator)
             self.file.write_many(
-                "INSERT INTO users (id, name, private, pass) VALUES (?, ?, ?, ?)", rows
+                "INSERT INTO users (number, name, private, pass) VALUES (?, ?, ?, ?)", rows
             )
 
     @property
     def users(self) -> list[int]:
         """Their numbers in this store, ascending."""
-        return [user for (user,) in self.file.rows("SELECT id FROM users ORDER BY id")]
+        return self.numbers
 
     def person(self, user: int) -> Person:
-        row = self.file.row("SELECT * FROM users WHERE id = ?", [user])
+        row = self.file.row(
+            "SELECT number, name, private, pass, departure FROM users WHERE number = ?", [int(user)]
+        )
         if row is None:
             raise DataError(f"there is no user {user} in the store {self.path}")
         number, name, private, given, departure = row
@@ -229,36 +161,36 @@ class UserStore:
         with self.file.transaction():
             if given.public != self.person(user).identity.public:
                 raise MessageError("the pass is for another key than this user's")
-            self.file.write("UPDATE users SET pass = ? WHERE id = ?", [given.encode(), user])
+            self.file.write("UPDATE users SET pass = ? WHERE number = ?", [given.encode(), user])
             self._set_meta(_ORCHESTRATOR, orchestrator)
             self.file.write("DELETE FROM meta WHERE name = ?", [_TOKEN])
 
     def set_departure(self, user: int, state: str) -> None:
-        self.file.write("UPDATE users SET departure = ? WHERE id = ?", [state, user])
+        self.file.write("UPDATE users SET departure = ? WHERE number = ?", [state, user])
 
     def strangers(self) -> list[int]:
         """Users who are not enrolled yet."""
-        return [user for (user,) in self.file.rows("SELECT id FROM users WHERE pass IS NULL")]
+        return [user for (user,) in self.file.rows("SELECT number FROM users WHERE pass IS NULL")]
 
     def departing(self) -> list[int]:
         """Users who leave the federation and have not been told yet that it is done."""
-        rows = self.file.rows("SELECT id FROM users WHERE departure = 'asked' ORDER BY id")
+        rows = self.file.rows("SELECT number FROM users WHERE departure = 'asked' ORDER BY number")
         return [user for (user,) in rows]
 
     # --- the directory ---------------------------------------------------------------------------
 
     @property
-    def world(self) -> World:
+    def world(self) -> DirectoryIndex:
         """The directory that was kept last."""
         version = int(self._meta(_VERSION) or b"-1")
         if version < 0:
             raise StoreError(
                 f"the store in {self.path} has no directory of the federation yet; let it fetch "
-                f"one with `sottovoce user send {self.path}`"
+                f"one with `sottovoce device send {self.path}`"
             )
         if self._world is None or self._world[0] != version:
             signed = self._meta(_SIGNED) or b""
-            found = World(Directory.read(signed, self.federation, self.issuer))
+            found = DirectoryIndex(Directory.read(signed, self.federation, self.issuer))
             self._world = version, found
         return self._world[1]
 
@@ -299,7 +231,7 @@ class UserStore:
             self._set_meta(_SIGNED, signed)
             self._set_meta(_VERSION, str(new.version).encode())
             self._set_meta(_TAG, tag.encode())
-        self._world = new.version, World(new)
+        self._world = new.version, DirectoryIndex(new)
         return True
 
     def _pin(self, owners: Iterable[OwnerEntry]) -> None:
@@ -343,26 +275,58 @@ class UserStore:
     def record_choice(self, user: int, choice: Choice, *, looked: bool) -> None:
         """Put it on record; the door makes it hold (`UserDoor.choose`). Where she has looked at the
         owners of the directory, it is about all of them, else about those it was about before."""
-        text, shown = json.dumps(asdict(choice), sort_keys=True), self._last_choice(user)[1]
+        before = self._last_choice(user)
+        shown = before[1]
         if looked and self.has_directory:
             shown = max([shown, *(owner.number for owner in self.world.directory.owners)])
-        self.file.write(
-            "INSERT INTO consent (user, choice, shown, changed_at) SELECT ?1, ?2, ?3, ?4 "
-            "WHERE (?2, ?3) IS NOT (SELECT choice, shown FROM consent WHERE user = ?1 "
-            "ORDER BY version DESC LIMIT 1)",
-            [user, text, shown, self.now()],
-        )
+        if (choice, shown) != before or not self.records(user):
+            self.file.write(
+                "INSERT INTO consent (number, choice, shown, changed_at) VALUES (?, ?, ?, ?)",
+                [user, choice_text(choice), shown, self.now()],
+            )
 
     def _last_choice(self, user: int) -> tuple[Choice, int]:
         row = self.file.row(
-            "SELECT choice, shown FROM consent WHERE user = ? ORDER BY version DESC LIMIT 1", [user]
+            "SELECT choice, shown FROM consent WHERE number = ? ORDER BY version DESC LIMIT 1",
+            [user],
         )
-        return (AT_HOME, -1) if row is None else (_choice(row[0]), int(row[1]))
+        return (AT_HOME, -1) if row is None else (choice_of(row[0]), int(row[1]))
 
-    def records(self, user: int) -> list[Record]:
-        """Every choice that a user has made, oldest first."""
-        sql = "SELECT choice, changed_at FROM consent WHERE user = ? ORDER BY version"
-        return [Record(_choice(text), at) for text, at in self.file.rows(sql, [user])]
+    def changed(
+        self, choice: Choice, takes_part: bool | None, refuse: list[str], allow: list[str]
+    ) -> Choice:
+        """The choice with these changes; raises if an owner is unknown or named twice."""
+        both = sorted(set(refuse) & set(allow))
+        if both:
+            raise UsageError(f"{both[0]} is to be refused and allowed at once; choose one")
+        names = dict.fromkeys(choice.refused_owners)
+        for name in refuse:
+            names[self.world.directory.owner(name).name] = None
+        for name in allow:
+            if name not in names:
+                self.world.directory.owner(name)
+            names.pop(name, None)
+        part = choice.takes_part if takes_part is None else takes_part
+        return replace(choice, takes_part=part, refused_owners=tuple(names))
+
+    def readers(self, user: int) -> list[dict[str, Any]]:
+        """What each data owner would read under her choice."""
+        directory, choice = self.world.directory, self.choice(user)
+        # Who takes no part chooses when she does.
+        unseen = self.unseen_owners(user) if choice.takes_part else ()
+        holders = Counter(item for owner in directory.owners for item in owner.items)
+        return [
+            {
+                "number": owner.number,
+                "name": owner.name,
+                "items": len(owner.items),
+                "shared": sum(holders[item] > 1 for item in owner.items),
+                "such_as": [directory.catalogue[item] for item in owner.items[:3]],
+                "reads": choice.takes_part and owner.name not in (*choice.refused_owners, *unseen),
+                "new": owner.name in unseen,
+            }
+            for owner in directory.owners
+        ]
 
     # --- what she has seen, what waits, what has left ------------------------------------------
 
@@ -383,6 +347,12 @@ class UserStore:
             found.setdefault(owner, {})[state] = count
         return found
 
+    def messages(self, user: int) -> list[dict[str, Any]]:
+        """What she ever had to tell data owners, and what became of it."""
+        names = ("owner", "sequence", "kind", "item", "time", "state", "sends", "reason")
+        sql = f"SELECT {', '.join(names)} FROM messages WHERE user = ? ORDER BY owner, sequence"
+        return [dict(zip(names, row, strict=True)) for row in self.file.rows(sql, [user])]
+
     def reasons(self, user: int) -> dict[int, dict[str, int]]:
         """By owner, how many messages were refused or dropped, and why."""
         found: dict[int, dict[str, int]] = {}
@@ -394,22 +364,54 @@ class UserStore:
             found.setdefault(owner, {})[reason] = count
         return found
 
-    def ledger(self, user: int | None = None) -> list[Release]:
+    def ledger(self, user: int | None = None) -> list[RequestSent]:
         """What has left, oldest first; of one user or of all."""
-        where, values = ("", []) if user is None else ("WHERE user = ?", [user])
-        sql = (
-            "SELECT user, owner, party, what, interactions, messages, bytes, epsilon, at "
-            f"FROM ledger {where} ORDER BY id"
-        )
-        return [Release(*row) for row in self.file.rows(sql, values)]
+        return self.requests(user)
 
-    def note_release(self, release: Release) -> None:
-        """A row of the ledger. To be written before the request leaves."""
-        self.file.write(
-            "INSERT INTO ledger (user, owner, party, what, interactions, messages, bytes, "
-            "epsilon, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [getattr(release, name) for name in Release.__slots__],
-        )
+    def standing(self, user: int) -> dict[str, Any]:
+        """Where a user stands, for JSON."""
+        person, choice = self.person(user), self.choice(user)
+        requests = [r for r in self.ledger(user) if r.owner is None]
+        return {
+            "federation": self.federation,
+            "directory": self.world.directory.version if self.has_directory else None,
+            "enrolled": person.given is not None,
+            "number": None if person.given is None else person.given.user,
+            "left_federation": person.departure or None,
+            "takes_part": choice.takes_part,
+            "refused_owners": choice.refused_owners,
+            "seen": len(self.seen(user)),
+            "owners": self._owner_states(user),
+            "orchestrator": {"requests": len(requests), "bytes": sum(r.bytes for r in requests)},
+        }
+
+    def _owner_states(self, user: int) -> list[dict[str, Any]]:
+        """What waits for each data owner and what has left for it, also those that are gone."""
+        counts, reasons, releases = self.counts(user), self.reasons(user), self.ledger(user)
+        names = {r.owner: r.party for r in releases if r.owner is not None}
+        if self.has_directory:
+            names |= {owner.number: owner.name for owner in self.world.directory.owners}
+        views = []
+        for number in sorted({*names, *counts}):
+            states = counts.get(number, {})
+            own = [r for r in releases if r.owner == number]
+            views.append(
+                {
+                    "owner": names.get(number, str(number)),
+                    "waiting": states.get("waiting", 0),
+                    "unanswered": states.get("left", 0),
+                    "arrived": states.get("arrived", 0),
+                    "refused": states.get("refused", 0),
+                    "dropped": states.get("dropped", 0),
+                    "given_up": states.get("given_up", 0),
+                    "why": reasons.get(number, {}),
+                    "interactions_left": sum(r.interactions for r in own),
+                    "requests": len(own),
+                    "bytes": sum(r.bytes for r in own),
+                    "epsilon": max((r.epsilon for r in own), default=0.0),
+                }
+            )
+        return views
 
     # --- helpers ---------------------------------------------------------------------------------
 
@@ -418,7 +420,7 @@ class UserStore:
         with self.file.transaction():
             self._set_meta("url", invitation.url.encode())
             self._set_meta("authority", invitation.ca.encode())
-            row = self.file.row("SELECT 1 FROM users WHERE id = ? AND pass IS NULL", [ALONE])
+            row = self.file.row("SELECT 1 FROM users WHERE number = ? AND pass IS NULL", [ALONE])
             if row is not None:
                 self._set_meta(_TOKEN, invitation.token)
         self.url, self.authority = invitation.url, invitation.ca
@@ -426,28 +428,16 @@ class UserStore:
     def _text(self, name: str) -> str:
         return (self._meta(name) or b"").decode()
 
-    def _meta(self, name: str) -> bytes | None:
-        row = self.file.row("SELECT value FROM meta WHERE name = ?", [name])
-        return None if row is None else bytes(row[0])
-
-    def _set_meta(self, name: str, value: bytes) -> None:
-        self.file.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", [name, value])
-
 
 def _found(file: StoreFile, federation: str, issuer: bytes, url: str, authority: str) -> None:
     rows = {
         "federation": federation.encode(),
-        "issuer": issuer,
+        _ISSUER: issuer,
         "url": url.encode(),
         "authority": authority.encode(),
     }
     with file.transaction():
         file.write_many("INSERT INTO meta VALUES (?, ?)", list(rows.items()))
-
-
-@lru_cache(maxsize=256)
-def _choice(text: str) -> Choice:
-    return Choice(**json.loads(text))
 
 
 # The way into the outbox of a user's store.
@@ -512,3 +502,45 @@ class Outbox:
                 self._before.add((user, owner))
             self._next[user, owner] = 0 if row is None else int(row[0])
         return self._next[user, owner]
+
+
+# Stores of either kind.
+
+
+def open_store(
+    path: Path, *, readonly: bool = False, agent: bool = False
+) -> CohortStore | UserStore:
+    """The store of a person, in whichever federation she is."""
+    with PersonalStore.open(path, readonly=True) as store:
+        owners = store.file.value("SELECT 1 FROM meta WHERE name = ?", [_ISSUER])
+    kind: type[CohortStore] | type[UserStore] = UserStore if owners else CohortStore
+    return kind.open(path, readonly=readonly, agent=agent)
+
+
+def open_cohort(path: Path, *, readonly: bool = False) -> CohortStore:
+    """A store that is not in a federation of data owners; raises if it is."""
+    store = open_store(path, readonly=readonly)
+    if isinstance(store, CohortStore):
+        return store
+    store.close()
+    raise UsageError(
+        f"{path} is in a federation of data owners, which has neither terms nor filters; see who "
+        f"reads what with `sottovoce device consent {path}`"
+    )
+
+
+def whose(store: CohortStore | UserStore, user: str | None) -> int:
+    """The number of the user that is meant; (None) the only one that there is."""
+    if user is not None:
+        return store.find(user)
+    numbers = [int(number) for number in store.users]
+    if len(numbers) != 1:
+        raise UsageError(f"the store {store.path} has {len(numbers):,} users; choose by --user")
+    return numbers[0]
+
+
+def releases(store: CohortStore | UserStore) -> int:
+    """What has left the store, or may have; of all users, ever."""
+    if isinstance(store, UserStore):
+        return len(store.ledger())
+    return sum(spent.releases for spent in store.budget())

@@ -22,7 +22,8 @@ from typing import Protocol
 from sottovoce.core.consent import Choice
 from sottovoce.errors import ConsentError, DataError, KeyTrouble, MessageError, UsageError
 from sottovoce.parties.leaving import Booked, Leaving, let_go
-from sottovoce.stores.user import Outbox, Person, Release, UserStore, World
+from sottovoce.stores.person import RequestSent
+from sottovoce.stores.user import DirectoryIndex, Outbox, Person, UserStore
 from sottovoce.wire.interactions import SEALED_BYTES, Kind, SessionSender, begin
 from sottovoce.wire.passes import PASS_BYTES, Pass
 
@@ -30,7 +31,7 @@ from sottovoce.wire.passes import PASS_BYTES, Pass
 
 
 class Receipt(Protocol):
-    """What an owner says of a request (`owner_wire.Receipt`)."""
+    """What an owner says of a request (`wire.owners.OwnerReceipt`)."""
 
     @property
     def sequence(self) -> int: ...
@@ -97,7 +98,7 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Settlement:
     """What an owner's receipt meant."""
 
     arrived: int = 0
@@ -192,7 +193,7 @@ class UserDoor:
             if choice.takes_part and not self.store.has_directory:
                 raise ConsentError(
                     "who would read what is not known yet, so that nobody can agree to it; fetch "
-                    f"the directory with `sottovoce user join {self.store.path} INVITATION`"
+                    f"the directory with `sottovoce device join {self.store.path} INVITATION`"
                 )
             self.store.record_choice(user, choice, looked=True)
             return self._prune(user, choice)
@@ -231,7 +232,7 @@ class UserDoor:
         """Enrolled users and owners between whom something waits."""
         sql = (
             f"SELECT DISTINCT user, owner FROM messages WHERE {_OPEN} AND user IN "
-            "(SELECT id FROM users WHERE pass IS NOT NULL) ORDER BY owner, user"
+            "(SELECT number FROM users WHERE pass IS NOT NULL) ORDER BY owner, user"
         )
         return [(user, owner) for user, owner in self.store.file.rows(sql)]
 
@@ -277,7 +278,7 @@ class UserDoor:
             )
             return Departure(user, owner, tuple(messages), let_go(b"", booked))
 
-    def settle(self, departure: Departure, receipt: Receipt) -> Settled:
+    def settle(self, departure: Departure, receipt: Receipt) -> Settlement:
         """Write down what became of messages. Where the owner took a new message for an old one, or
         knows numbers that this store has never used (it may be an old copy), all that is still to
         be told gets numbers behind the owner's."""
@@ -303,7 +304,7 @@ class UserDoor:
             again = [messages[n].sequence for n in mistaken]
             self._renumber(departure, receipt.sequence, again)
         bad = sum(state == "refused" for state, _, _ in rows)
-        return Settled(len(rows) - bad, bad, len(mistaken) + len(late), bool(late))
+        return Settlement(len(rows) - bad, bad, len(mistaken) + len(late), bool(late))
 
     def turned_away(self, departure: Departure) -> None:
         """The owner has said that it took nothing of this, as the session was over."""
@@ -327,14 +328,14 @@ class UserDoor:
             raise ConsentError("you have left this federation, so it is not asked any more")
         if not self.store.choice(user).takes_part:
             raise ConsentError(
-                "nothing leaves before you take part: `sottovoce user consent "
-                f"{self.store.path} --takes-part`"
+                "nothing leaves before you take part: `sottovoce device consent "
+                f"{self.store.path} --take-part`"
             )
         unseen = self.store.unseen_owners(user)
         if unseen and len(unseen) == len(self.store.world.owners):
             raise ConsentError(
-                "nothing leaves before you have seen who reads what: `sottovoce user consent "
-                f"{self.store.path}`, and then with --takes-part"
+                "nothing leaves before you have seen who reads what: `sottovoce device consent "
+                f"{self.store.path}`, and then with --take-part"
             )
 
     def enrolling(self, user: int, body: bytes) -> Leaving:
@@ -492,13 +493,12 @@ class UserDoor:
     ) -> Booked:
         party = ORCHESTRATOR if owner is None else self.store.world.owners[owner].name
         at = self.store.now()
-        self.store.note_release(
-            Release(user, owner, party, what, interactions, messages, bytes, epsilon, at)
-        )
+        sent = RequestSent(user, owner, party, what, interactions, messages, bytes, epsilon, at)
+        self.store.note_contacts([sent])
         return Booked((user,), what, bytes, epsilon)
 
 
-def _refused(world: World, choice: Choice) -> frozenset[int] | None:
+def _refused(world: DirectoryIndex, choice: Choice) -> frozenset[int] | None:
     """The owners that must see nothing; None where nobody may see anything."""
     if not choice.takes_part:
         return None
@@ -506,7 +506,7 @@ def _refused(world: World, choice: Choice) -> frozenset[int] | None:
     return frozenset(owner.number for owner in world.directory.owners if owner.name in shut)
 
 
-def _forbidden(world: World, choice: Choice, owner: int, kind: str, item: int) -> str:
+def _forbidden(world: DirectoryIndex, choice: Choice, owner: int, kind: str, item: int) -> str:
     """Why a message may not leave, in a word; empty where it may. That she leaves may always be
     said, as she asked for it herself."""
     entry = world.owners.get(owner)
@@ -521,7 +521,7 @@ def _forbidden(world: World, choice: Choice, owner: int, kind: str, item: int) -
     return ""
 
 
-def _check(world: World, item: int, time: int) -> None:
+def _check(world: DirectoryIndex, item: int, time: int) -> None:
     if not 0 <= item < len(world.directory.catalogue):
         raise DataError("the item is not in the federation's catalogue")
     if not -_LARGEST_TIME < time < _LARGEST_TIME:

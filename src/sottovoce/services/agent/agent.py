@@ -13,10 +13,8 @@ import asyncio
 import json
 import secrets
 import time
-import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,16 +26,14 @@ from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
     MessageError,
-    ServiceError,
-    SottovoceError,
     Unreachable,
     UsageError,
-    VersionMismatch,
 )
 from sottovoce.parties.leaving import Leaving, body_of
-from sottovoce.services.agent.client import SMALL, Answer, Busy, Client, Traffic, loopback
+from sottovoce.services.agent.client import SMALL, Answer, Busy, Client, Traffic, good
+from sottovoce.services.agent.loop import Log, Loop, Sleep
 from sottovoce.services.agent.shuffled import ProxyLink, admission_in, may_report
-from sottovoce.services.kit.pacing import Draw, Pace, from_system
+from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared
 from sottovoce.stores.session import Hosted
@@ -118,7 +114,7 @@ _REFRESH_SECONDS = 86400
 _REFRESHED = "refreshed"
 
 
-class Reader:
+class Reader(Loop):
     """One device: one store, one server."""
 
     def __init__(
@@ -127,14 +123,14 @@ class Reader:
         server: str | None,
         *,
         plaintext: bool,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
+        **pacing: Any,
     ) -> None:
         self.store = store
         self.hosted = Hosted(store)
         self.number, self._invitation = identity(store)
-        self.client = Client(
-            server or self._invitation.server, self._invitation.ca, plaintext=plaintext
-        )
+        address, authority = server or self._invitation.server, self._invitation.ca
+        super().__init__(store.path, Client(address, authority, plaintext=plaintext), **pacing)
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, "store")
         self._known: tuple[str, Descriptor] | None = None
@@ -218,20 +214,7 @@ class Reader:
             await self._model(now, terms)
 
     def _good(self, answer: Answer) -> Answer:
-        """The answer, where it is one of success."""
-        if 200 <= answer.status < 300:
-            return answer
-        if answer.status == 426:
-            raise VersionMismatch(
-                "the server speaks another version of the protocol; install the same release of "
-                "Sottovoce on both sides"
-            )
-        if answer.status == 404:
-            raise Unreachable(f"what answers at {self.client.url} is no server of Sottovoce")
-        said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
-        raise Unreachable(
-            f"the server at {self.client.url} refused with status {answer.status}{said}"
-        )
+        return good(answer, "server", self.client.url)
 
     def _older(self, name: str, seconds: int) -> bool:
         """Whether what was stamped lies so far back; a clock that jumped counts as far."""
@@ -246,28 +229,10 @@ class Reader:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
 
-Log = Callable[..., None]
-"""Takes an event and its details, none of them private."""
-
-_KEPT_OPEN = 2.0
-"""A connection outlives waits up to so many seconds."""
 _CHECK_IN_SECONDS = 3600
 _LARGEST_LIST = 1 << 26
 _KEY, _ENROLLED, _ADMISSION = "signing-key", "enrolled", "proxy-admission"
 _CHECKED_IN, _WAITED = "checked-in", "checked-in-while-waiting"
-_FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
-"""What may be raised by an answer that nobody thought of."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What an agent has done since it was started."""
-
-    visits: int = 0
-    counted: int = 0
-    """Reports that were acknowledged."""
-    refused: int = 0
-    failures: int = 0
 
 
 class Agent(Reader):
@@ -283,14 +248,12 @@ class Agent(Reader):
         foreseen: str = "",
         log: Log = lambda event, **details: None,
         draw: Draw = from_system,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(store, server, plaintext=plaintext, clock=clock)
+        pacing: dict[str, Any] = {"poll": poll, "log": log, "draw": draw, "sleep": sleep}
+        super().__init__(store, server, plaintext=plaintext, clock=clock, **pacing)
         self.hosted = Hosted(store, pack=self._pack, foreseen=foreseen)
-        self.tally = Tally()
-        self._pace = Pace(poll, draw, near=loopback(self.client.url))
-        self._log, self._sleep = log, sleep
         self._asked: tuple[tuple[int, int], bool] | None = None
         self._said: tuple[object, ...] = ()
         self._returned = False
@@ -299,45 +262,23 @@ class Agent(Reader):
 
     @property
     def traffic(self) -> Traffic:
-        """With the server and with the proxy, where there is one."""
+        """With the server and with the proxy, if there is one."""
         if self._proxy is None:
             return self.client.traffic
         return self.client.traffic + self._proxy.client.traffic
 
     async def run(self, *, once: bool = False, until_finished: bool = False) -> None:
-        """Visit the server until cancelled, or as long as told. Whatever may pass is waited for;
-        raises what the owner must settle where the caller waits for an end."""
         self._returned = not once
-        while True:
-            try:
-                now = await self._guarded_visit()
-            except SottovoceError as error:
-                self.tally.failures += 1
-                lasting = isinstance(error, VersionMismatch | ConsentError)
-                if once or (until_finished and lasting):
-                    await self._rest()
-                    raise
-                wait = self._pace.after_failure(error.retry_after if isinstance(error, Busy) else 0)
-                self._log("failed", why=str(error), retry_seconds=round(wait, 1))
-                await self._rest()
-            else:
-                if once or (until_finished and now.state == "finished"):
-                    await self._rest()
-                    return
-                wait = self._pace.after_success(now.poll_seconds)
-                if wait > _KEPT_OPEN:
-                    await self._rest()
-            await self._sleep(wait)
+        await super().run(once=once, until_finished=until_finished)
 
-    async def _rest(self) -> None:
-        """Close all connections."""
+    async def rest(self) -> None:
         await self.client.rest()
         if self._proxy is not None:
             await self._proxy.client.rest()
 
     async def close(self) -> None:
         """Leave the server and wait for what is being written."""
-        await self._rest()
+        await self.rest()
         await asyncio.to_thread(self._worker.shutdown)
 
     async def visit(self) -> Descriptor:
@@ -386,20 +327,6 @@ class Agent(Reader):
             elif await self._aside(self._takes_part):
                 why = "the owner's choice or limit permits no report; see `sottovoce device status`"
                 self._say_once("nothing sent", now.key, why=why)
-
-    async def _guarded_visit(self) -> Descriptor:
-        """Visit; a fault of ours is this store's trouble, like any other, and not its
-        neighbours'."""
-        try:
-            return await self.visit()
-        except _FAULTS as error:
-            # Neither its words nor its values: they may be private.
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{type(error).__name__} in {place.name}, line {place.lineno}"
-            raise ServiceError(
-                f"the store in {self.store.path} could not go on ({where}); if it lasts, tell the "
-                "authors of Sottovoce"
-            ) from error
 
     # --- what leaves -----------------------------------------------------------------------------
 

@@ -21,7 +21,13 @@ from typing import Any
 import httpx2
 import pyarrow as pa
 
-from sottovoce.errors import KeyTrouble, Unreachable, UsageError
+from sottovoce.errors import (
+    KeyTrouble,
+    SottovoceError,
+    Unreachable,
+    UsageError,
+    VersionMismatch,
+)
 from sottovoce.parties.leaving import Leaving, body_of
 from sottovoce.stores.keys import device_context
 
@@ -94,6 +100,25 @@ class Answer:
             return ""
         words = "".join(c if c.isprintable() else " " for c in str(told))
         return " ".join(words.split())[:limit]
+
+
+def good(
+    answer: Answer, what: str, url: str, name: str = "", refusal: type[SottovoceError] = Unreachable
+) -> Answer:
+    """The answer of a party, if it is one of success; raises what else it means. `what` says which
+    kind of party it is, `name` which one if there are several."""
+    who = f"{what} {name}" if name else f"the {what}"
+    if 200 <= answer.status < 300:
+        return answer
+    if answer.status == 426:
+        raise VersionMismatch(
+            f"{who} speaks another version of the protocol; install the same release of Sottovoce "
+            "on all sides"
+        )
+    if answer.status in (404, 405):
+        raise Unreachable(f"what answers at {url} is no {what} of Sottovoce")
+    said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
+    raise refusal(f"{who} refused with status {answer.status}{said}")
 
 
 @dataclass(slots=True)

@@ -17,8 +17,11 @@ from typing import Any
 import structlog
 
 from sottovoce.errors import SottovoceError, UsageError
-from sottovoce.services.agent.agent import Agent, Log
+from sottovoce.services.agent.agent import Agent
+from sottovoce.services.agent.loop import Log, Loop
+from sottovoce.services.agent.user_agent import UserAgent
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.user import UserStore, open_store
 
 _GRACE_SECONDS = 4.0
 
@@ -55,7 +58,10 @@ def serve_devices(paths: Sequence[Path], options: Options) -> list[Served]:
     if len(set(folders)) != len(folders):
         raise UsageError("a store is named twice")
     with contextlib.ExitStack() as opened:
-        stores = [opened.enter_context(CohortStore.open(path, agent=True)) for path in paths]
+        stores: list[CohortStore | UserStore] = []
+        for path in paths:
+            stores.append(store := open_store(path, agent=True))
+            opened.callback(store.close)
         return asyncio.run(_serve(stores, options))
 
 
@@ -87,21 +93,27 @@ class _Quiet(io.StringIO):
         return len(text)
 
 
-async def _serve(stores: Sequence[CohortStore], options: Options) -> list[Served]:
-    log = logger()
-    agents = [
-        Agent(
+def _agent(store: CohortStore | UserStore, options: Options, log: Log) -> Loop:
+    """As the store's federation asks for."""
+    if isinstance(store, CohortStore):
+        return Agent(
             store,
             server=options.server,
             plaintext=options.plaintext,
             poll=options.poll,
             foreseen=options.foreseen,
-            log=_named(log, store.path.name),
+            log=log,
         )
-        for store in stores
-    ]
+    if options.foreseen:
+        raise UsageError(f"{store.path} is in a federation of data owners, which has no terms")
+    return UserAgent(store, server=options.server, poll=options.poll, log=log)
+
+
+async def _serve(stores: Sequence[CohortStore | UserStore], options: Options) -> list[Served]:
+    log = logger()
+    agents = [_agent(store, options, _named(log, store.path.name)) for store in stores]
     for agent in agents:
-        log.info("serving", store=agent.store.path.name, server=agent.client.url)
+        log.info("serving", store=agent.path.name, server=agent.client.url)
     tasks = [asyncio.create_task(_until_over(agent, options)) for agent in agents]
     with _stopping(tasks):
         # A fault of ours ends the process; trouble of one store leaves the others alone.
@@ -120,7 +132,7 @@ async def _serve(stores: Sequence[CohortStore], options: Options) -> list[Served
     return served
 
 
-async def _until_over(agent: Agent, options: Options) -> SottovoceError | None:
+async def _until_over(agent: Loop, options: Options) -> SottovoceError | None:
     """Run an agent; the trouble that it ended with."""
     try:
         await agent.run(once=options.once, until_finished=options.until_finished)
@@ -169,10 +181,10 @@ def _printable(value: Any) -> Any:
     return "".join(c if c.isprintable() else " " for c in value)
 
 
-def _served(agent: Agent) -> Served:
+def _served(agent: Loop) -> Served:
     traffic, tally = agent.traffic, agent.tally
     return Served(
-        store=agent.store.path,
+        store=agent.path,
         visits=tally.visits,
         counted=tally.counted,
         refused=tally.refused,

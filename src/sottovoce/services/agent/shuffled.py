@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sottovoce.core.consent import affords
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
 from sottovoce.parties.leaving import Leaving
-from sottovoce.services.agent.client import Answer, Busy, Client
+from sottovoce.services.agent.client import Answer, Busy, Client, good
 from sottovoce.services.shuffler import CHALLENGE_BYTES
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import spent_before
@@ -106,7 +106,7 @@ class ProxyLink:
     async def ready(self, key: Ed25519PrivateKey, admission: bytes) -> None:
         """The proxy answers, follows the terms that this device agreed to, and has an account for
         it. Raises where not; nothing of a report has left then."""
-        told = _good(await self.client.get("/v1/terms"), self.client.url).table()
+        told = self._good(await self.client.get("/v1/terms")).table()
         if Terms.from_table(told) != self._terms:
             raise MessageError(
                 "the proxy was told other terms by the server than this device, so that nothing is "
@@ -134,7 +134,7 @@ class ProxyLink:
             await self._aside(lambda: self._store.set_secret(_ACCOUNT, b""))
             raise Busy("the proxy does not know this device any more", 0.0)
         if answer.status in (404, 405, 426):
-            _good(answer, self.client.url)
+            self._good(answer)
         reason = answer.reason or f"status {answer.status}"
         return Fate("refused", len(payload), reason, answer.detail)
 
@@ -180,7 +180,7 @@ class ProxyLink:
             raise KeyTrouble(
                 "the proxy did not accept what the server said of this device; tell the operator"
             )
-        table = _good(answer, self.client.url).table()
+        table = self._good(answer).table()
         try:
             account, secret = bytes.fromhex(table["account"]), bytes.fromhex(table["key"])
         except (KeyError, TypeError, ValueError):
@@ -199,12 +199,15 @@ class ProxyLink:
                 " install the same release of Sottovoce on all sides"
             )
         try:
-            found = bytes.fromhex(_good(answer, self.client.url).table()["challenge"])
+            found = bytes.fromhex(self._good(answer).table()["challenge"])
         except (KeyError, TypeError, ValueError):
             found = b""
         if len(found) != CHALLENGE_BYTES:
             raise Unreachable(f"the proxy at {self.client.url} gave no challenge")
         return found
+
+    def _good(self, answer: Answer) -> Answer:
+        return good(answer, "proxy", self.client.url)
 
     def _account(self) -> _Account | None:
         """The account with the proxy and federation of these terms."""
@@ -215,17 +218,3 @@ class ProxyLink:
         if (url, federation) != (self.link.url, self._terms.federation):
             return None
         return _Account(url, federation, bytes.fromhex(account), bytes.fromhex(key))
-
-
-def _good(answer: Answer, url: str) -> Answer:
-    if 200 <= answer.status < 300:
-        return answer
-    if answer.status == 426:
-        raise VersionMismatch(
-            "the proxy speaks another version of the protocol; install the same release of "
-            "Sottovoce on all sides"
-        )
-    if answer.status == 404:
-        raise Unreachable(f"what answers at {url} is no proxy of Sottovoce")
-    said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
-    raise Unreachable(f"the proxy at {url} refused with status {answer.status}{said}")

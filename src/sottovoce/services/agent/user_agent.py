@@ -31,16 +31,11 @@ from sottovoce.errors import (
     UsageError,
     VersionMismatch,
 )
-from sottovoce.services.agent.client import Answer, Busy, Client
-from sottovoce.services.agent.user_delivery import (
-    FIRST_WAIT,
-    LONGEST_WAIT,
-    Books,
-    OwnerLine,
-    Sleep,
-)
+from sottovoce.services.agent.client import Answer, Client, Traffic, good
+from sottovoce.services.agent.loop import Log, Loop, Retries, Sleep
+from sottovoce.services.agent.user_delivery import Books, OwnerLine
 from sottovoce.services.kit.pacing import Draw, from_system
-from sottovoce.stores.user import UserStore, World
+from sottovoce.stores.user import DirectoryIndex, UserStore
 from sottovoce.stores.user_door import ORCHESTRATOR, UserDoor
 from sottovoce.wire.directory import OwnerEntry
 from sottovoce.wire.users import (
@@ -92,31 +87,41 @@ class Suggestion:
     score: float
 
 
-class UserAgent:
-    """Of all users of a store. Its calls wait until they are done; it is for one thread."""
+@dataclass(frozen=True, slots=True)
+class OwnersVisit:
+    """What a visit has shown: how long to wait, and whether anything waits still."""
+
+    state: str
+    poll_seconds: float = 60.0
+
+
+class UserAgent(Loop):
+    """Of all users of a store. An app's calls wait until they are done; it is for one thread. A
+    process that serves stores visits instead (`run`)."""
 
     def __init__(
         self,
         store: UserStore,
         *,
+        server: str | None = None,
+        poll: float | None = None,
+        log: Log = lambda event, **details: None,
         connections: int = CONNECTIONS,
         tries: int = 4,
         sleep: Sleep = asyncio.sleep,
         draw: Draw = from_system,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Who does not answer is asked `tries` times in all, with growing waits."""
+        """Who does not answer is asked `tries` times in all, with growing waits. `server` is
+        another address of the orchestrator than the invitation's."""
         if connections < 1 or tries < 1:
             raise UsageError("an agent needs at least one connection and one try")
+        url = server or store.url
+        client = Client(url, store.authority, plaintext=url.startswith("http://"))
+        super().__init__(store.path, client, poll=poll, log=log, draw=draw, sleep=sleep)
         self.store, self.door = store, UserDoor(store)
-        self._options: dict[str, Any] = {
-            "connections": connections,
-            "tries": tries,
-            "sleep": sleep,
-            "draw": draw,
-        }
-        self._tries, self._sleep, self._draw, self._clock = tries, sleep, draw, clock
-        self._client = _client(store)
+        self._connections, self._clock = connections, clock
+        self._patiently = Retries(tries, sleep, draw)
         self._books = Books(store)
         self._lines: dict[int, OwnerLine] = {}
         self.left_out: tuple[str, ...] = ()
@@ -132,15 +137,42 @@ class UserAgent:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._stop()
 
     def __repr__(self) -> str:
         return "<UserAgent, redacted>"
 
-    def close(self) -> None:
-        """The store stays open."""
+    def _stop(self) -> None:
         self._runner.close()
         self._books.close()
+
+    # --- as a service ----------------------------------------------------------------------------
+
+    async def visit(self) -> OwnersVisit:
+        """Bring what waits to its owners, as far as they answer."""
+        self.tally.visits += 1
+        found = await self._send_all()
+        self.tally.counted += found.arrived
+        self.tally.refused += found.refused
+        if found.arrived or found.refused:
+            self._log("delivered", arrived=found.arrived, refused=found.refused)
+        for party, why in found.troubles.items():
+            self._log("failed", party=party, why=why)
+        return OwnersVisit("open" if found.waiting else "finished")
+
+    @property
+    def traffic(self) -> Traffic:
+        """With the orchestrator and with data owners, but for vectors that were asked for."""
+        return sum((line.traffic for line in self._lines.values()), self.client.traffic)
+
+    async def rest(self) -> None:
+        await self.client.rest()
+        for line in self._lines.values():
+            await line.rest()
+
+    async def close(self) -> None:
+        await self.rest()
+        await asyncio.to_thread(self._stop)
 
     # --- what an app asks for --------------------------------------------------------------------
 
@@ -188,13 +220,11 @@ class UserAgent:
         try:
             return await work
         finally:
-            await self._client.rest()
-            for line in self._lines.values():
-                await line.rest()
+            await self.rest()
 
     async def _refresh(self) -> bool:
         tag = await self._books(lambda: self.store.directory_tag)
-        answer = await self._client.get(DIRECTORY, etag=tag, limit=_LARGEST_DIRECTORY, packed=True)
+        answer = await self.client.get(DIRECTORY, etag=tag, limit=_LARGEST_DIRECTORY, packed=True)
         if answer.status == 304 and tag:
             return False
         signed, tag = self._good(answer).body, answer.etag
@@ -212,7 +242,7 @@ class UserAgent:
         key, public = await self._orchestrator_key(), person.identity.public
         body = Enrolment.of(token, person.identity, self.store.federation, key).encode()
         leaving = await self._books(lambda: self.door.enrolling(user, body))
-        answer = await self._client.post(ENROL, leaving, once=True)
+        answer = await self.client.post(ENROL, leaving, once=True)
         if answer.status == 403:
             raise KeyTrouble(
                 "the orchestrator did not accept the invitation, which may have been used before; "
@@ -225,7 +255,7 @@ class UserAgent:
         await self._books(lambda: self.store.enrolled(user, known.given, known.orchestrator))
 
     async def _orchestrator_key(self) -> bytes:
-        answer = await self._client.get(KEY)
+        answer = await self.client.get(KEY)
         if answer.status == 404:
             raise VersionMismatch(
                 "the orchestrator is of an earlier release, which gives passes for keys that "
@@ -269,7 +299,13 @@ class UserAgent:
             return 0, 0
         line = self._lines.get(owner)
         if line is None or _way(line) != (entry.url, entry.authority, entry.public):
-            line = OwnerLine(entry, self.door, self._books, **self._options)
+            line = OwnerLine(
+                entry,
+                self.door,
+                self._books,
+                connections=self._connections,
+                retries=self._patiently,
+            )
             self._lines[owner] = line
         outcome = await line.deliver(users)
         if outcome.trouble:
@@ -302,7 +338,7 @@ class UserAgent:
     async def _depart(self, user: int) -> None:
         body = await self._question(user, "leave", b"")
         leaving = await self._books(lambda: self.door.departing(user, body))
-        answer = await self._client.post(LEAVE, leaving, once=True)
+        answer = await self.client.post(LEAVE, leaving, once=True)
         if (answer.status, answer.reason) != (401, "unknown_account"):
             self._good(answer)
         await self._books(lambda: self.store.set_departure(user, "done"))
@@ -322,7 +358,7 @@ class UserAgent:
             # Anew for each attempt: a question is good once.
             body = await self._question(user, "recommend", encode_count(wanted))
             leaving = await self._books(lambda: self.door.asking(user, body))
-            return await self._client.post(RECOMMEND, leaving, limit=_LARGEST_ANSWER, once=True)
+            return await self.client.post(RECOMMEND, leaving, limit=_LARGEST_ANSWER, once=True)
 
         answer = self._good(await self._patiently(once))
         told = Recommended.decode(answer.body)
@@ -361,14 +397,14 @@ class UserAgent:
         found = zip(items.tolist(), scores.tolist(), strict=True)
         return [Suggestion(item, catalogue[item], score) for item, score in found]
 
-    async def _rows(self) -> tuple[World, NDArray[np.float32]]:
+    async def _rows(self) -> tuple[DirectoryIndex, NDArray[np.float32]]:
         """Those of all items, and the directory that names them: fetched anew where the one that is
         known names too few."""
 
-        async def fetch() -> tuple[World, NDArray[np.float32]]:
+        async def fetch() -> tuple[DirectoryIndex, NDArray[np.float32]]:
             world = await self._books(lambda: self.store.world)
             shape = len(world.directory.catalogue), world.directory.settings.embedding_size
-            answer = await self._client.get(ROWS, limit=longest_rows(*shape), packed=True)
+            answer = await self.client.get(ROWS, limit=longest_rows(*shape), packed=True)
             return world, decode_item_rows(self._good(answer).body, *shape)
 
         try:
@@ -387,10 +423,8 @@ class UserAgent:
             answer = await client.post(VECTOR, leaving, once=True)
         finally:
             await client.rest()
-        if answer.status != 200:
-            said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
-            raise MessageError(f"{entry.name} refused with status {answer.status}{said}")
-        return decode_vector(answer.body, size)
+        told = good(answer, "data owner", entry.url, entry.name, MessageError)
+        return decode_vector(told.body, size)
 
     async def _question(
         self, user: int, purpose: Purpose, content: bytes, asked: bytes | None = None
@@ -404,38 +438,10 @@ class UserAgent:
         public = asked or orchestrator
         return ask(purpose, content, person.given, person.identity, federation, public, now)
 
-    async def _patiently(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Once more, and again, where the orchestrator does not answer."""
-        for attempt in range(self._tries - 1):
-            try:
-                return await work()
-            except Unreachable as error:
-                wait = FIRST_WAIT * 2.0**attempt * (0.5 + self._draw())
-                if isinstance(error, Busy):
-                    wait = max(wait, error.retry_after)
-                if wait > LONGEST_WAIT:
-                    raise
-                await self._sleep(wait)
-        return await work()
-
     def _good(self, answer: Answer) -> Answer:
-        if answer.status in (200, 204):
-            return answer
-        if answer.status == 426:
-            raise VersionMismatch(
-                "the orchestrator speaks another version of the protocol; install the same release "
-                "of Sottovoce on all sides"
-            )
-        if answer.status in (404, 405):
-            raise Unreachable(f"what answers at {self.store.url} is no orchestrator of Sottovoce")
         if answer.reason == "unknown_account":
             raise KeyTrouble("the orchestrator does not know this user any more")
-        said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
-        raise MessageError(f"the orchestrator refused with status {answer.status}{said}")
-
-
-def _client(store: UserStore) -> Client:
-    return Client(store.url, store.authority, plaintext=store.url.startswith("http://"))
+        return good(answer, "orchestrator", self.client.url, refusal=MessageError)
 
 
 def _way(line: OwnerLine) -> tuple[str, str, bytes]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,13 +23,12 @@ from sottovoce.errors import (
     StoreError,
     Unreachable,
     UsageError,
-    VersionMismatch,
 )
 from sottovoce.parties.leaving import Leaving
-from sottovoce.services.agent.client import Answer, Busy, Client
-from sottovoce.services.kit.pacing import Draw
+from sottovoce.services.agent.client import Answer, Client, Traffic, good
+from sottovoce.services.agent.loop import Retries
 from sottovoce.stores.user import UserStore
-from sottovoce.stores.user_door import Departure, Settled, UserDoor
+from sottovoce.stores.user_door import Departure, Settlement, UserDoor
 from sottovoce.wire.directory import OwnerEntry
 from sottovoce.wire.interactions import SessionSender
 from sottovoce.wire.owners import (
@@ -47,11 +46,6 @@ from sottovoce.wire.owners import (
 )
 
 T = TypeVar("T")
-Sleep = Callable[[float], Awaitable[None]]
-
-FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
-"""Seconds before a second attempt, doubled each time; who is asked to wait longer than the second
-leaves it for the next time."""
 _MOST_RENEWALS = 4
 
 
@@ -103,7 +97,7 @@ class Books:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Delivered:
     """What became of a delivery to one owner."""
 
     arrived: int = 0
@@ -138,23 +132,20 @@ class OwnerLine:
         books: Books,
         *,
         connections: int,
-        tries: int,
-        sleep: Sleep,
-        draw: Draw,
+        retries: Retries,
     ) -> None:
         self.entry = entry
         self._door, self._books = door, books
-        self._connections, self._tries = connections, tries
-        self._sleep, self._draw = sleep, draw
+        self._connections, self._retries = connections, retries
         self._clients: list[Client] = []
         self._sessions: dict[int, _Session] = {}
 
     def __repr__(self) -> str:
         return f"<OwnerLine to {self.entry.name}, redacted>"
 
-    async def deliver(self, users: Sequence[int]) -> Outcome:
+    async def deliver(self, users: Sequence[int]) -> Delivered:
         """Everything that these users have for the owner, as far as it answers."""
-        queue, outcome = deque(users), Outcome()
+        queue, outcome = deque(users), Delivered()
         wanted = min(self._connections, len(queue))
         try:
             while len(self._clients) < wanted:
@@ -170,12 +161,16 @@ class OwnerLine:
             raise outcome.broken
         return outcome
 
+    @property
+    def traffic(self) -> Traffic:
+        return sum((client.traffic for client in self._clients), Traffic())
+
     async def rest(self) -> None:
         """Close the connections; sessions stay good."""
         for client in self._clients:
             await client.rest()
 
-    async def _work(self, client: Client, queue: deque[int], outcome: Outcome) -> None:
+    async def _work(self, client: Client, queue: deque[int], outcome: Delivered) -> None:
         while queue and not outcome.away and outcome.broken is None:
             user = queue.popleft()
             try:
@@ -188,23 +183,20 @@ class OwnerLine:
                 self._sessions.pop(user, None)
                 outcome.trouble = str(error)
 
-    async def _patiently(self, client: Client, user: int, outcome: Outcome) -> None:
-        """Talk to the owner, and try again where it does not answer."""
-        for attempt in range(self._tries):
+    async def _patiently(self, client: Client, user: int, outcome: Delivered) -> None:
+        """Talk to the owner, and try again if it does not answer."""
+
+        async def talk() -> None:
             try:
                 await self._talk(client, user, outcome)
-                return
-            except Unreachable as error:
+            except Unreachable:
                 # Whether the last messages arrived is not known; their nonces are used up.
                 self._sessions.pop(user, None)
-                wait = FIRST_WAIT * 2.0**attempt * (0.5 + self._draw())
-                if isinstance(error, Busy):
-                    wait = max(wait, error.retry_after)
-                if attempt + 1 == self._tries or wait > LONGEST_WAIT or outcome.away:
-                    raise
-                await self._sleep(wait)
+                raise
 
-    async def _talk(self, client: Client, user: int, outcome: Outcome) -> None:
+        await self._retries(talk, given_up=lambda: outcome.away)
+
+    async def _talk(self, client: Client, user: int, outcome: Delivered) -> None:
         """Send until nothing waits."""
         renewals = 0
         while True:
@@ -225,7 +217,7 @@ class OwnerLine:
             if not goes_on:
                 return
 
-    async def _begin(self, client: Client, user: int, outcome: Outcome) -> bool:
+    async def _begin(self, client: Client, user: int, outcome: Delivered) -> bool:
         """A session, with the first message alone: its receipt shows whether this store and the
         owner agree about her numbers. Whether there may be more to send."""
         number = self.entry.number
@@ -253,7 +245,7 @@ class OwnerLine:
         await self._settle(user, departure, receipt, outcome)
         return True
 
-    async def _send(self, client: Client, user: int, outcome: Outcome) -> bool:
+    async def _send(self, client: Client, user: int, outcome: Delivered) -> bool:
         """One request of a session. Whether there may be more to send."""
         session, number = self._sessions[user], self.entry.number
         departure = await self._books(
@@ -268,8 +260,8 @@ class OwnerLine:
         return full or settled.open > 0 or departure.last_words
 
     async def _settle(
-        self, user: int, departure: Departure, receipt: OwnerReceipt, outcome: Outcome
-    ) -> Settled:
+        self, user: int, departure: Departure, receipt: OwnerReceipt, outcome: Delivered
+    ) -> Settlement:
         settled = await self._books(lambda: self._door.settle(departure, receipt))
         outcome.arrived += settled.arrived
         outcome.refused += settled.refused
@@ -289,20 +281,10 @@ class OwnerLine:
         return OwnerReceipt.decode(self._good(answer).body, len(departure.messages))
 
     def _good(self, answer: Answer) -> Answer:
-        if answer.status == 200:
-            return answer
         name = self.entry.name
-        if answer.status == 426:
-            raise VersionMismatch(
-                f"data owner {name} speaks another version of the protocol; install the same "
-                "release of Sottovoce on all sides"
-            )
         if answer.status == 403:
             raise KeyTrouble(
                 f"data owner {name} does not accept the pass; it may serve another federation, or "
                 "know somebody else by this user's number"
             )
-        if answer.status in (404, 405):
-            raise Unreachable(f"what answers at {self.entry.url} is no data owner of Sottovoce")
-        said = f" ({answer.reason}: {answer.detail})" if answer.reason else ""
-        raise MessageError(f"data owner {name} refused with status {answer.status}{said}")
+        return good(answer, "data owner", self.entry.url, name, MessageError)

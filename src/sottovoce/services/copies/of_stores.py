@@ -10,19 +10,15 @@ from pathlib import Path
 from sottovoce.errors import ServiceError, StoreError, UsageError
 from sottovoce.services.copies.kind import FolderKind, Resumption, Whose
 from sottovoce.stores import device as store_roots
-from sottovoce.stores.device import CohortStore, releases
+from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import DATABASE, KEY, LOCK, StoreFile
-from sottovoce.stores.user import UserFile, UserStore
+from sottovoce.stores.user import UserStore, open_store, releases
 
 
 def store_kind(folder: Path) -> FolderKind:
     """Of a folder that holds a store."""
-    try:
-        StoreFile(folder, readonly=True).close()
-    except StoreError:
-        UserFile(folder, readonly=True).close()  # says what is wrong, if anything is
-        return USER
-    return DEVICE
+    with open_store(folder, readonly=True) as store:
+        return USER if isinstance(store, UserStore) else DEVICE
 
 
 def _whose(path: Path) -> Whose:
@@ -34,14 +30,14 @@ def _whose(path: Path) -> Whose:
 
 def _copy(source: Path, target: Path) -> None:
     """Encrypted with the same key."""
-    kind = UserFile if store_kind(source.parent) is USER else StoreFile
-    kind.copy(source.parent, target)
+    open_store(source.parent, readonly=True).close()  # says what is wrong, if anything is
+    StoreFile.copy(source.parent, target)
 
 
 def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     _no_round(next_round)
     with CohortStore.open(copy) as store:
-        _refuse_newer(before, CohortStore, store)
+        _refuse_newer(before, store)
         with store.file.transaction():
             for number in store.users.tolist():
                 choice = store.choice(number)
@@ -62,31 +58,27 @@ def _settle_device(copy: Path, before: Path | None, next_round: int | None) -> R
 def _settle_user(copy: Path, before: Path | None, next_round: int | None) -> Resumption:
     _no_round(next_round)
     with UserStore.open(copy) as store:
-        _refuse_newer(before, UserStore, store)
+        _refuse_newer(before, store)
         with store.file.transaction():
             for user in store.users:
                 choice = replace(store.choice(user), takes_part=False)
                 store.record_choice(user, choice, looked=False)
     return Resumption(
         (
-            "Nobody in it takes part until she says so again (`sottovoce user consent`): the copy "
-            "has forgotten what left since, and its ledger is too short by that.",
+            "Nobody in it takes part until she says so again (`sottovoce device consent`): the "
+            "copy has forgotten what left since, and its ledger is too short by that.",
             "Messages that data owners have had already are refused there as repeated.",
         )
     )
 
 
-def _refuse_newer(
-    before: Path | None,
-    kind: type[CohortStore] | type[UserStore],
-    copy: CohortStore | UserStore,
-) -> None:
+def _refuse_newer(before: Path | None, copy: CohortStore | UserStore) -> None:
     """A store that can be read and knows of more that left is not replaced by one that has
     forgotten it."""
     if before is None:
         return
     try:
-        with kind.open(before, readonly=True) as store:
+        with open_store(before, readonly=True) as store:
             more = releases(store) - releases(copy)
     except StoreError:
         return

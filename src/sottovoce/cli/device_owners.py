@@ -1,0 +1,502 @@
+"""`sottovoce device ...` in a federation of data owners: what a person permits, what she sends and
+what she gets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli import output
+from sottovoce.cli.device_files import read_events
+from sottovoce.cli.options import Json, Store, User
+from sottovoce.errors import ConsentError, MessageError, ServiceError, UsageError
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms.drift.system import DRIFTConfig
+    from sottovoce.core.consent import Choice
+    from sottovoce.evaluation.tables import Table
+    from sottovoce.services.agent.user_agent import Delivery
+    from sottovoce.stores.user import UserStore
+    from sottovoce.stores.user_door import Said
+
+_WHY = {
+    "consent": "not permitted any more",
+    "owner": "the data owner has left",
+    "item": "the data owner does not hold the item",
+    "time": "older than what was told before",
+    "departed": "you have left the federation",
+}
+"""Of what was not told, in words."""
+
+
+# --- what commands of all federations do here ----------------------------------------------------
+
+
+def join(path: Path, invitation: Path, as_json: bool) -> None:
+    """Make a store, and read who holds what."""
+    from sottovoce.services.agent.user_agent import UserAgent
+    from sottovoce.stores.user import UserStore
+    from sottovoce.wire.silo_files import UserInvitation
+
+    card = UserInvitation.read(invitation)
+    with UserStore.join(path, card) as store:
+        try:
+            with UserAgent(store) as agent:
+                agent.refresh_directory()
+        except (MessageError, ServiceError) as error:
+            raise ServiceError(
+                f"the store {path} is made, but has no directory of the federation yet, so call "
+                f"this again: {error}"
+            ) from None
+        directory = store.world.directory
+    if as_json:
+        output.emit(
+            {
+                "store": path,
+                "federation": directory.federation,
+                "owners": [owner.name for owner in directory.owners],
+                "items": len(directory.catalogue),
+            }
+        )
+        return
+    names = ", ".join(owner.name for owner in directory.owners) or "none yet"
+    output.show(
+        f"{path}: a store for the federation {directory.federation}, with "
+        f"{len(directory.catalogue):,} items.",
+        f"Its data owners: {names}.",
+        "Nothing leaves the store until you take part. See what each of them would read: "
+        f"sottovoce device consent {path}",
+    )
+
+
+def bring(store: UserStore, file: Path, number: int, as_json: bool) -> None:
+    """Put interactions into the outbox, as far as she permits them."""
+    from sottovoce.stores.user_door import UserDoor
+
+    said = UserDoor(store).interact_many(read_events(file, store.world.directory, number))
+    if as_json:
+        output.emit({"store": store.path, "said": said})
+    else:
+        output.show(_said_words(said))
+
+
+def consent(
+    store: UserStore,
+    number: int,
+    takes_part: bool | None,
+    refuse: list[str],
+    allow: list[str],
+    as_json: bool,
+) -> None:
+    """Show who reads what, or change that."""
+    from sottovoce.stores.user_door import UserDoor
+
+    changing = takes_part is not None or bool(refuse) or bool(allow)
+    choice, dropped = store.choice(number), 0
+    if changing:
+        choice = store.changed(choice, takes_part, refuse, allow)
+        dropped = UserDoor(store).choose(number, choice)
+    owners, records = store.readers(number), store.records(number)
+    settings = store.world.directory.settings
+    told = {k for k, states in store.counts(number).items() if set(states) - {"dropped"}}
+    if as_json:
+        output.emit(
+            {
+                "store": store.path,
+                "changed": changing,
+                "takes_part": choice.takes_part,
+                "refused_owners": choice.refused_owners,
+                "dropped": dropped,
+                "owners": owners,
+                "records": [
+                    {
+                        "time": r.changed_at,
+                        "takes_part": r.choice.takes_part,
+                        "refused_owners": r.choice.refused_owners,
+                    }
+                    for r in records
+                ],
+            }
+        )
+        return
+    output.show(*_choice_words(choice, owners, settings, store.path))
+    if dropped:
+        output.show(f"{_messages(dropped)} that waited will not be sent.")
+    kept = [o["name"] for o in owners if not o["reads"] and o["number"] in told]
+    if changing and kept:
+        output.show(
+            f"What was told before is still with {', '.join(kept)}; to have it deleted there, use "
+            "sottovoce device leave."
+        )
+
+
+def status(store: UserStore, number: int, as_json: bool) -> None:
+    """What waits, what has left and who reads it."""
+    choice, found = store.choice(number), store.standing(number)
+    if as_json:
+        output.emit({"store": store.path, **found})
+        return
+    requests, size = found["orchestrator"]["requests"], found["orchestrator"]["bytes"]
+    output.show(
+        f"{store.federation}: {choice.owner_words()}. {found['seen']:,} items seen.",
+        _owner_table(found["owners"]),
+        f"To the orchestrator: {requests:,} request{'' if requests == 1 else 's'}, {size:,} bytes.",
+    )
+    if found["enrolled"]:
+        output.show(f"In this federation you are number {found['number']}.")
+    if found["left_federation"]:
+        done = "You have left" if found["left_federation"] == "done" else "You are leaving"
+        output.show(f"{done} this federation.")
+
+
+def recommend(path: Path, number: int, n: int, as_json: bool) -> None:
+    """Ask the orchestrator, or the keepers of her vectors."""
+    from sottovoce.evaluation.tables import Column, Table
+    from sottovoce.services.agent.user_agent import UserAgent
+    from sottovoce.stores.user import UserStore
+
+    with (
+        UserStore.open(path) as store,
+        UserAgent(store) as agent,
+        output.interruptible("nothing was changed"),
+    ):
+        found = agent.recommend(number, n)
+    for name in agent.left_out:
+        output.note(f"note: {name} did not answer; its vector is left out")
+    rows: list[dict[str, Any]] = [
+        {"rank": rank, "item": one.name, "score": one.score}
+        for rank, one in enumerate(found, start=1)
+    ]
+    if as_json:
+        output.emit({"store": path, "recommendations": rows, "left_out": agent.left_out})
+        return
+    columns = [Column("rank", "#"), Column("item"), Column("score", format=".3f")]
+    shown = [row | {"item": output.one_line(row["item"])} for row in rows]
+    output.show(Table("Recommended to you", columns, shown))
+
+
+def ledger(store: UserStore, number: int | None, csv: bool, as_json: bool) -> None:
+    """Every request with anything of hers in it, oldest first."""
+    from sottovoce.evaluation.tables import Column, Table
+
+    releases = store.ledger(number)
+    lines = [{"when": output.day(r.at), **output.plain(r)} for r in releases]
+    told = sum(r.interactions for r in releases)
+    size = sum(r.bytes for r in releases)
+    if as_json:
+        epsilon = max((r.epsilon for r in releases), default=0.0)
+        totals = {"releases": len(lines), "interactions": told, "bytes": size, "epsilon": epsilon}
+        output.emit({"store": store.path, "totals": totals, "lines": lines})
+        return
+    names = ("when", "user", "party", "what", "interactions", "messages", "bytes", "epsilon")
+    rows = [{name: line[name] for name in names} for line in lines]
+    if csv:
+        print(Table("", [Column(name) for name in names], rows).to_csv(), end="", flush=True)
+        return
+    requests = f"{len(lines):,} request{'' if len(lines) == 1 else 's'}"
+    output.show(f"What left the store: {told:,} interactions in {requests}, {size:,} bytes.")
+    if rows:
+        title = "Requests" if len(rows) <= 20 else f"The last 20 of {len(rows):,} requests"
+        columns = [Column(name) for name in names if name not in ("user", "epsilon")]
+        shown = [{column.key: row[column.key] for column in columns} for row in rows[-20:]]
+        output.show(Table(title, columns, shown))
+
+
+# --- commands for federations of data owners alone -----------------------------------------------
+
+
+def send(
+    path: Store,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="A CSV file; without it, only what waits is sent."),
+    ] = None,
+    end: Annotated[
+        bool,
+        typer.Option(
+            "--end",
+            help="Also say that nothing more comes for now, so that owners need not wait for your "
+            "next dislike to learn from the last likes.",
+        ),
+    ] = False,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Tell the data owners what you liked and what not, as far as you permit it.
+
+    FILE has a header and the columns item, timestamp (seconds since 1970), and rating or positive
+    (1 or 0); ratings count as liked from the federation's own limit on. Each line goes, sealed, to
+    the data owners that hold the item and that you do not refuse. Everything is taken, or nothing
+    where a line is wrong. The same line is told once, however often you send it. Who does not
+    answer is told later: call this again without FILE.
+
+    \b
+    Examples:
+      sottovoce device send ~/films ratings.csv
+      sottovoce device send ~/films
+    """
+    from sottovoce.stores.user import whose
+    from sottovoce.stores.user_door import UserDoor
+
+    said = None
+    with _open(path, agent=True) as store:
+        number, door = whose(store, user), UserDoor(store)
+        if file is not None:
+            if not store.choice(number).takes_part:
+                raise ConsentError(
+                    f"you do not take part, so nothing of {file} was read; to take part: "
+                    f"sottovoce device consent {path} --take-part"
+                )
+            said = door.interact_many(read_events(file, store.world.directory, number))
+        if end:
+            door.end_stream(number)
+        with output.interruptible("what was not sent yet waits; run `sottovoce device send` again"):
+            delivery = _deliver(store)
+        unseen = store.unseen_owners(number) if store.choice(number).takes_part else ()
+    for name in unseen:
+        output.note(
+            f"note: the data owner {name} is new since you chose and is told nothing; see "
+            f"sottovoce device consent {path}"
+        )
+    if as_json:
+        output.emit({"store": path, "said": said, **output.plain(delivery)})
+        return
+    if said is not None:
+        output.show(_said_words(said))
+    output.show(*_delivery_words(delivery))
+
+
+def interact(
+    path: Store,
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="Its name in the catalogue.")],
+    liked: Annotated[
+        bool | None, typer.Option("--liked/--disliked", help="Whether you liked it.")
+    ] = None,
+    time: Annotated[
+        int | None, typer.Option(metavar="SECONDS", help="When, in seconds since 1970; now.")
+    ] = None,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """You liked one item, or did not. Sent at once where somebody may read it and answers.
+
+    Where you take no part, or refuse every data owner that holds the item, it is noted at home as
+    seen, and nothing leaves.
+
+    \b
+    Examples:
+      sottovoce device interact ~/films "Alien (1979)" --liked
+      sottovoce device interact ~/films "Alien (1979)" --disliked
+    """
+    from sottovoce.stores.user import whose
+    from sottovoce.stores.user_door import UserDoor
+
+    if liked is None:
+        raise UsageError("say whether you liked it: --liked or --disliked")
+    delivery = None
+    with _open(path) as store:
+        number = whose(store, user)
+        place = store.world.directory.item(item)
+        when = store.now() if time is None else time
+        said = UserDoor(store).interact(number, place, liked, when)
+        busy = store.file.served()
+    if said.messages and not busy:
+        with (
+            _open(path, agent=True) as store,
+            output.interruptible("it waits; run `sottovoce device send` to send it"),
+        ):
+            delivery = _deliver(store)
+    if as_json:
+        output.emit({"store": path, "item": item, "said": said, "delivery": delivery})
+    elif said.at_home:
+        output.show(f"{item}: noted here, and nothing leaves.")
+    elif said.known:
+        output.show(f"{item}: the data owners know already.")
+    elif delivery is None:
+        output.show(f"{item}: waits for the process that is sending from this store now.")
+    else:
+        output.show(*_delivery_words(delivery))
+
+
+def leave(
+    path: Store,
+    owner: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Leave only this data owner, and stay with others."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether you are sure.")] = False,
+    user: User = None,
+    as_json: Json = False,
+) -> None:
+    """Leave a data owner, or all of them and the federation: they delete what they hold of you.
+
+    Nothing more goes there; what waits is dropped. Who does not answer is told later, by
+    `sottovoce device send`. Your store stays with you. Your own row of the model is deleted when
+    you leave the federation; what items' rows have learnt from you cannot be taken out of them.
+    That nobody kept a copy, or a backup, cannot be shown.
+
+    \b
+    Examples:
+      sottovoce device leave ~/films --owner Horror
+      sottovoce device leave ~/films --yes
+    """
+    from sottovoce.stores.user import whose
+    from sottovoce.stores.user_door import UserDoor
+
+    with _open(path, agent=True) as store:
+        number, door = whose(store, user), UserDoor(store)
+        if owner is not None:
+            store.world.directory.owner(owner)
+        whom = f"data owner {owner}" if owner else f"the federation {store.federation}"
+        _require_sure(yes, f"Leave {whom} for good?", as_json)
+        asked = door.leave(number, owner)
+        with output.interruptible("who was not told yet is told by `sottovoce device send`"):
+            delivery = _deliver(store)
+        departure = store.person(number).departure
+    if as_json:
+        output.emit(
+            {
+                "store": path,
+                "asked_to_forget": asked,
+                "left_federation": departure or None,
+                **output.plain(delivery),
+            }
+        )
+        return
+    told = ", ".join(asked) or "nobody, as nobody has anything of you"
+    output.show(f"Asked to forget you: {told}.", *_delivery_words(delivery))
+    if departure == "done":
+        output.show("You have left the federation; the store stays with you.")
+
+
+# --- helpers -------------------------------------------------------------------------------------
+
+
+def _open(path: Path, *, agent: bool = False) -> UserStore:
+    """Raises if it is the store of a federation of devices."""
+    from sottovoce.stores.user import UserStore, open_store
+
+    store = open_store(path, agent=agent)
+    if isinstance(store, UserStore):
+        return store
+    store.close()
+    raise UsageError(
+        f"{path} is in no federation of data owners, and nobody there is told single interactions; "
+        f"`sottovoce serve device {path}` takes part in a federation of devices, and `sottovoce "
+        f"device consent {path} --no-part` ends that"
+    )
+
+
+def _deliver(store: UserStore) -> Delivery:
+    from sottovoce.services.agent.user_agent import UserAgent
+
+    with UserAgent(store) as agent:
+        return agent.send_all()
+
+
+def _said_words(said: Said) -> str:
+    return (
+        f"{_messages(said.messages)} for data owners; {said.known:,} were told before, and of "
+        f"{said.at_home:,} interactions nothing leaves."
+    )
+
+
+def _owner_table(views: list[dict[str, Any]]) -> Table:
+    from sottovoce.evaluation.tables import Column, Table
+
+    columns = [
+        Column("owner", "data owner"),
+        Column("waiting", "waits", format=","),
+        Column("unanswered", format=","),
+        Column("arrived", format=","),
+        Column("refused", format=","),
+        Column("interactions_left", "interactions left", format=","),
+        Column("bytes", format=","),
+        Column("cost", "ε"),
+    ]
+    rows = [
+        {column.key: view.get(column.key) for column in columns}
+        | {"cost": "∞" if view["bytes"] else "0"}
+        for view in views
+    ]
+    notes = [
+        f"{view['owner']}: {count:,} not taken or not sent, {_WHY.get(word, word)}"
+        for view in views
+        for word, count in view["why"].items()
+    ]
+    return Table("What each data owner gets", columns, rows, notes=notes)
+
+
+def _choice_words(
+    choice: Choice, owners: list[dict[str, Any]], settings: DRIFTConfig, path: Path
+) -> list[str]:
+    if not choice.takes_part:
+        lines = ["You do not take part: nothing leaves. If you did, who would read what:"]
+    else:
+        lines = ["You take part. Who reads what:"]
+    for owner in owners:
+        items = f"{owner['items']:,} items" if owner["items"] != 1 else "1 item"
+        such = ", ".join(output.one_line(name) for name in owner["such_as"])
+        if owner["name"] in choice.refused_owners:
+            lines.append(f"  {owner['name']}: refused, is told nothing ({items})")
+        elif owner["new"]:
+            lines.append(f"  {owner['name']}: new since you chose, is told nothing yet ({items})")
+        else:
+            lines.append(
+                f"  {owner['name']}: which of its {items} (such as {such}) you came across, "
+                "when, and whether you liked them"
+            )
+    read = any(owner["name"] not in choice.refused_owners for owner in owners)
+    if read and settings.release == "aggregated":
+        lines.append(
+            f"  The orchestrator: sums of what is learnt from {settings.min_users:,} or more people"
+        )
+        told_to_others = [
+            owner["name"]
+            for owner in owners
+            if owner["shared"] and owner["name"] in choice.refused_owners
+        ]
+        if told_to_others:
+            lines.append(
+                f"  Others hold items of {', '.join(told_to_others)}, too. You are in their sums "
+                "and not in its: from the difference the orchestrator can tell much of what you "
+                "did with these items. Refuse all who hold an item, or none, and you are in no "
+                "such difference"
+            )
+    elif read:
+        lines.append(
+            "  The orchestrator: which of these items go into an update of the model for you, and "
+            "it can work out whether you liked them"
+        )
+    if any(owner["new"] for owner in owners):
+        lines.append(
+            f"To let the new ones read: sottovoce device consent {path} --take-part; to refuse one "
+            "of them, add --refuse OWNER"
+        )
+    if not choice.takes_part:
+        lines.append(f"To take part: sottovoce device consent {path} --take-part [--refuse OWNER]")
+    return lines
+
+
+def _delivery_words(delivery: Delivery) -> list[str]:
+    lines = [f"{_messages(delivery.arrived)} arrived, {delivery.waiting:,} wait."]
+    if delivery.refused:
+        lines.append(f"{_messages(delivery.refused)} were refused by data owners; see the store.")
+    lines += [f"{name}: {why}" for name, why in delivery.troubles.items()]
+    return lines
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
+
+
+def _require_sure(yes: bool, question: str, as_json: bool) -> None:
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise UsageError("leaving cannot be undone; say --yes to leave without being asked")
+    if not typer.confirm(question):
+        raise UsageError("nothing was changed")
