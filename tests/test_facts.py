@@ -9,7 +9,7 @@ import pytest
 import facts
 import report_trace
 
-MEASURED = {"selects", "device_selects", "server_selects", "decodings"}
+MEASURED = {"selects", "device_selects", "server_selects", "decodings", "report_modules"}
 
 
 @pytest.fixture(scope="module")
