@@ -23,7 +23,6 @@ from server_world import ITEMS, SEED, USERS, enrolment, quick_rules, terms
 
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.uc.settings import UCConfig
-from sottovoce.core import messages
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.core.messages import GRID, DeviceReports
@@ -219,7 +218,7 @@ class ServerTarget(ServiceTarget):
             nonce=secrets.token_bytes(16),
             body=body,
         )
-        content = choices.refielded(signing._HEADER, content, one_in=24)
+        content = choices.refielded(frames.ENVELOPE.head, content, one_in=24)
         return choices.perhaps_damaged(content, 16)
 
     def body(self, choices, number, round, attempt):
@@ -237,7 +236,7 @@ class ServerTarget(ServiceTarget):
             if choices.chance(12):
                 items = list(range(rows))
             body = self._update(choices, round, max(1, choices.other(width, 4)), items)
-        body = choices.refielded(messages._HEADER, body)
+        body = choices.refielded(frames.REPORT.head, body)
         if choices.chance(12):
             body = self._repacked(choices, body)
         return choices.perhaps_damaged(body, 10)
@@ -257,12 +256,12 @@ class ServerTarget(ServiceTarget):
 
     def _repacked(self, choices, body):
         """Compressed, whatever is in it, and perhaps longer than it says."""
-        size = messages._HEADER.size
+        size = frames.REPORT.head.size
         content = choices.perhaps_damaged(body[size:], 2) * choices.pick((1, 2, 500))
         head = bytearray(body[:size])
         if len(head) == size:
             head[5] = 1
-        return bytes(head) + messages._codec().compress(content or b"\0", asbytes=True)
+        return bytes(head) + report_wire._codec().compress(content or b"\0", asbytes=True)
 
     # --- what must hold ---------------------------------------------------------------------------
 

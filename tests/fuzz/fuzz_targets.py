@@ -17,11 +17,15 @@ _REASONS = ("has just started", "has not heard from the server yet")
 _ERROR = re.compile(rb'\{"error": "(\w+)"')
 
 
+_BELOW = {"/v1/rounds/": "*/selected"}
+"""What is asked for below an address, if it is more than a number."""
+
+
 def addresses(service):
     """Method and path of everything at which the service answers, from its own tables. A star
     stands for what the path leaves open."""
     return [
-        (method, f"{path}*" if path.endswith("/") else path)
+        (method, path + _BELOW.get(path, "*") if path.endswith("/") else path)
         for path, (method, _) in service._routes.items()
     ]
 
