@@ -47,7 +47,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services.shuffler import Accounts
 from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import Introduction
-from sottovoce.stores.shuffler_folder import ProxyFolder, create_proxy_folder
+from sottovoce.stores.shuffler_folder import ShufflerFolder, create_shuffler_folder
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
 from sottovoce.wire.shuffled import encode_submission, terms_name
@@ -161,7 +161,7 @@ class Round:
         verifying = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
         url = f"http://127.0.0.1:{self._server.server_port}"
         introduction = Introduction(url, "", "bench", verifying, secrets.token_hex(32))
-        self.folder = create_proxy_folder(path, introduction)
+        self.folder = create_shuffler_folder(path, introduction)
 
     def __enter__(self) -> Round:
         self._thread.start()
@@ -314,7 +314,7 @@ def shuffling_nanoseconds(n: int) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def serving(folder: ProxyFolder, bare: bool) -> Iterator[tuple[int, int]]:
+def serving(folder: ShufflerFolder, bare: bool) -> Iterator[tuple[int, int]]:
     """A process that listens: its port and its number."""
     command = sottovoce_command("serve", "proxy", folder.path, "--port=0", "--hold-seconds=0")
     ready = folder.ready_file

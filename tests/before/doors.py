@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from sottovoce.cli import call
 from sottovoce.stores.conductor import Checkpoint
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.shuffler_folder import open_proxy_folder
+from sottovoce.stores.shuffler_folder import open_shuffler_folder
 from sottovoce.stores.user import UserStore
 
 
@@ -53,7 +53,7 @@ def open_device(store):
 
 def open_proxy(folder):
     """What a shuffling proxy holds, as its service does."""
-    open_proxy_folder(folder).store().close()
+    open_shuffler_folder(folder).store().close()
 
 
 def open_checkpoint(folder):

@@ -20,7 +20,7 @@ from sottovoce.privacy.reports import KReports
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.terms import Terms
 
 ITEMS = [(f"venue-{i}", f"Venue number {i}") for i in range(12)]
@@ -70,7 +70,7 @@ def joined(path, terms, choice=SHARING):
         store.set_catalogue(ITEMS)
         store.add_history(7, ["venue-1", "venue-2", "venue-3"])
         store.set_choice(7, choice)
-        Hosted(store).agree(terms)
+        DeviceSession(store).agree(terms)
     return path
 
 
@@ -232,7 +232,7 @@ def test_hiding_before_the_terms_are_known_holds_and_may_stop_everything(tmp_pat
     with CohortStore.open(path) as store:
         store.set_catalogue(ITEMS)
         store.add_history(int(store.users[0]), ["venue-1"])
-        hosted, terms = Hosted(store), terms_of()
+        hosted, terms = DeviceSession(store), terms_of()
         hosted.agree(terms)
         model = ModelView(0, terms.build().server_init(len(ITEMS), Streams.from_seed(1)))
         with pytest.raises(ConsentError, match="income"):
@@ -355,7 +355,10 @@ def test_the_means_are_what_the_door_does(tmp_path, ask):
             with CohortStore.open(path) as store:
                 store.set_choice(7, choice)
                 try:
-                    leaves = Hosted(store).prepare(ModelView(0, model), 0, summed=False) is not None
+                    leaves = (
+                        DeviceSession(store).prepare(ModelView(0, model), 0, summed=False)
+                        is not None
+                    )
                 except ConsentError:
                     leaves = False
             means = " ".join(ask("consent", path)["means"])
@@ -365,7 +368,7 @@ def test_the_means_are_what_the_door_does(tmp_path, ask):
 def test_a_budget_of_noisy_updates(tmp_path, ask, say):
     path = joined(tmp_path / "noisy", terms_of(NOISY), Choice(epsilon=2.0, total_epsilon=6.0))
     with CohortStore.open(path) as store:
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         algorithm = hosted.terms.build()
         for round in range(2):
             model = algorithm.server_init(len(ITEMS), Streams.from_seed(round))

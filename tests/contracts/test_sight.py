@@ -22,7 +22,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.testing import random_world, small_run
 from sottovoce.wire.cohort_rounds import CohortAnswer, CohortTask
 from sottovoce.wire.reports import decode_sum
@@ -89,9 +89,9 @@ def test_a_gateway_tells_the_sum_over_its_cohort_and_no_more(tmp_path):
         store.set_catalogue([(name, name) for name in names])
         store.add_histories(replace(TRAIN, item_ids=Vocabulary(names)))
         store.set_choices(consent)
-        Hosted(store).agree(terms)
+        DeviceSession(store).agree(terms)
         task = CohortTask(terms, 0, 0, None, encode_model(view), numbers=USERS)
-        answer = CohortAnswer.from_content(answer_task(Hosted(store), task).to_content())
+        answer = CohortAnswer.from_content(answer_task(DeviceSession(store), task).to_content())
     assert not answer.problem
     assert {field.name for field in fields(answer)} == Gateway.sees["server"]["CohortAnswer"]
     told = decode_sum(answer.sum, n_items=TRAIN.n_items, width=6, round=0)

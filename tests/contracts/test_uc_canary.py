@@ -16,7 +16,7 @@ from sottovoce.errors import ServiceError, SottovoceError
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.reports import decode_report
 from sottovoce.wire.terms import Terms
 
@@ -77,7 +77,7 @@ def prepared(path, terms, value, choice):
         if value is not None:
             store.set_attribute(ME, "secret", value)
         store.set_choice(ME, choice)
-        hosted, sent = Hosted(store), []
+        hosted, sent = DeviceSession(store), []
         hosted.agree(terms)
         for view in views(terms):
             ready = hosted.prepare(view, 0, summed=False)
@@ -118,7 +118,7 @@ def test_nor_does_it_change_what_a_gateway_sends_for_her(tmp_path, norm):
                     store.add_history(number, [ITEMS[i][0] for i in (1, 4 + number, 9)])
                     store.set_choice(number, SHARING if number else choice)
                     store.set_attribute(number, "secret", "plain" if number else value)
-                hosted = Hosted(store)
+                hosted = DeviceSession(store)
                 hosted.agree(terms)
                 sent[choice, value] = hosted.prepare(views(terms)[0], 0, summed=True).message
     assert sent[HIDING, CANARY] == sent[HIDING, "other"]
@@ -160,7 +160,7 @@ class Town:
         store.set_secret("signing-key", bytes(range(32)))
         for name, known in (("gender", "female"), ("secret", value), ("diary", diary)):
             store.set_attribute(ME, name, known)
-        Hosted(store).agree(terms)
+        DeviceSession(store).agree(terms)
         return store
 
     def visits(self, store, times):

@@ -427,13 +427,13 @@ def told_by(fleet, values, devices=2):
     """A gateway's sum of two devices, with other values, as a conductor looks at it."""
     pytest.importorskip("flwr")
     from sottovoce.engines.flower.conductor import check_sum
-    from sottovoce.stores.conductor import OpenRound
+    from sottovoce.stores.conductor import ConductedRound
     from sottovoce.wire.cohort_rounds import CohortAnswer
 
     part = fleet.made.devices.report_summed(fleet.view, np.arange(2))
     body = encode_sum(replace(part, sums=values(part.sums.copy())))
     answer = CohortAnswer(np.arange(2), 0, round=0, attempt=0, sum=body, devices=devices)
-    return check_sum(answer, OpenRound(0, 0, 2, np.arange(2)), 2, TERMS)
+    return check_sum(answer, ConductedRound(0, 0, 2, np.arange(2)), 2, TERMS)
 
 
 @pytest.mark.parametrize("claim", [-5, 0, 0.5, 3, 100])

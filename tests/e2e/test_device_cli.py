@@ -23,7 +23,7 @@ from sottovoce.privacy.accountant import certify
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.invitations import Invitation, kept_invitation
 from sottovoce.wire.terms import Terms
 
@@ -83,7 +83,7 @@ def joined(path, choice=None):
         store.set_catalogue(ITEMS)
         store.add_history(7, ["venue-1", "venue-2", "venue-3"], [1, 2, 3])
         store.set_choice(7, choice or Choice(share_positives=1.0))
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         hosted.agree(TERMS)
         hosted.keep_model(model())
         prepared = hosted.prepare(model(), 0, summed=False)
@@ -212,7 +212,7 @@ def test_recommendations_ledger_and_status_of_a_device_that_took_part(tmp_path, 
     assert "Contacts" not in say("ledger", tmp_path / "phone")
     with CohortStore.open(tmp_path / "phone") as store:
         for what in ("enrolment", "check-in", "check-in"):
-            Hosted(store).contact(what, "server", bytes(100))
+            DeviceSession(store).contact(what, "server", bytes(100))
     again = ask("ledger", tmp_path / "phone")
     assert [c["what"] for c in again["contacts"]] == ["enrolment", "check-in", "check-in"]
     assert (again["totals"], again["lines"]) == (sent["totals"], sent["lines"])
@@ -239,7 +239,7 @@ def test_the_ledger_fits_a_terminal_of_80_columns(tmp_path, say, monkeypatch):
         for number in store.users.tolist():
             store.add_history(number, ["venue-1", "venue-2"], [1, 2])
             store.set_choice(number, Choice(share_positives=1.0))
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         hosted.agree(TERMS)
         hosted.leaving(hosted.prepare(model(99_999), 3, summed=True))
     told = say("ledger", tmp_path / "gate")
@@ -268,7 +268,7 @@ def test_changed_terms_are_shown_and_agreed_to(tmp_path, ask, say):
     assert "embedding_size = 3" in say("agree", tmp_path / "phone")
     other = Terms.of("town", len(ITEMS), FPLConfig(embedding_size=3), 9, ShareFraction("draw"))
     with CohortStore.open(tmp_path / "phone") as store, pytest.raises(ConsentError, match="agree"):
-        Hosted(store).meet(other)
+        DeviceSession(store).meet(other)
     standing = ask("status", tmp_path / "phone")
     assert standing["other_terms_offered"]
     assert not standing["agreed"]
@@ -285,7 +285,7 @@ def test_changed_terms_are_shown_and_agreed_to(tmp_path, ask, say):
     standing = ask("status", tmp_path / "phone")
     assert (standing["other_terms_offered"], standing["nothing_leaves"]) == (False, None)
     with CohortStore.open(tmp_path / "phone") as store:
-        Hosted(store).meet(other)
+        DeviceSession(store).meet(other)
 
 
 def test_whoever_takes_part_sees_the_terms(tmp_path, say, ask):
@@ -298,7 +298,7 @@ def test_whoever_takes_part_sees_the_terms(tmp_path, say, ask):
     assert "terms" not in say("consent", tmp_path / "phone", "--no-part")
     terms = Terms.of("town", len(ITEMS), FPLConfig(embedding_size=3), 12, ShareFraction())
     with CohortStore.open(tmp_path / "phone") as store:
-        Hosted(store).meet(terms)
+        DeviceSession(store).meet(terms)
         told = say("consent", tmp_path / "phone", "--take-part")
         assert f"--terms {terms.digest()}" in told
         assert "algorithm.triples = 12" in told
@@ -306,9 +306,9 @@ def test_whoever_takes_part_sees_the_terms(tmp_path, say, ask):
         assert not ask("agree", tmp_path / "phone", "--look")["agreed"]
         assert f"--terms {terms.digest()}" in say("agree", tmp_path / "phone")
         with pytest.raises(ConsentError):
-            Hosted(store).require_agreed()
+            DeviceSession(store).require_agreed()
         assert "Agreed to." in say("agree", tmp_path / "phone", "--terms", terms.digest())
-        assert Hosted(store).require_agreed() == terms
+        assert DeviceSession(store).require_agreed() == terms
         assert "Nothing leaves yet" not in say("consent", tmp_path / "phone")
 
 
@@ -415,13 +415,13 @@ def reporting(path, rounds=0):
         store.set_catalogue(ITEMS)
         store.add_history(7, ["venue-1", "venue-2", "venue-3"], [1, 2, 3])
         store.set_choice(7, Choice(epsilon=2.5, max_reports=10, total_epsilon=100.0))
-        Hosted(store).agree(REPORTING)
+        DeviceSession(store).agree(REPORTING)
     more_rounds(path, rounds)
 
 
 def more_rounds(path, rounds):
     with CohortStore.open(path) as store:
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         latest = hosted.latest()
         first = 0 if latest is None else latest.round + 1
         for round in range(first, first + rounds):
@@ -439,7 +439,7 @@ def test_a_choice_says_what_it_costs_and_how_long_it_lasts(tmp_path, ask, say):
     assert "A round costs at most 10 × ε 2.5 = 25" in told  # the terms may ask for less
     assert "lasts for 4 rounds" in told
     with CohortStore.open(path) as store:
-        Hosted(store).agree(REPORTING)
+        DeviceSession(store).agree(REPORTING)
         assert store.choice(0) == Choice(epsilon=2.5, max_reports=10, total_epsilon=100.0)
     told = ask("consent", path)
     assert (told["round_cost"], told["spent"]) == (25.0, 0)
@@ -517,7 +517,7 @@ def test_other_releases_are_not_hidden_by_a_budget(tmp_path, ask, say):
     joined(path)
     assert ask("status", path)["budget"] is None  # item rows have no ε to count
     with CohortStore.open(path) as store:
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         hosted.agree(REPORTING)
         store.set_choice(7, Choice(epsilon=2.5, max_reports=10))
         hosted.leaving(hosted.prepare(model(0), 0, summed=False))
@@ -555,7 +555,7 @@ def test_a_choice_that_the_terms_cannot_keep_to_is_told_and_nothing_leaves(tmp_p
     assert ask("consent", path)["round_cost"] is None
     assert "rounds left" not in say("status", path)
     with CohortStore.open(path) as store, pytest.raises(ConsentError, match="share_positives"):
-        Hosted(store).prepare(model(0), 0, summed=False)
+        DeviceSession(store).prepare(model(0), 0, summed=False)
     assert "lasts for 4 rounds" in say("consent", path, "--share-positives", "0")
 
 
@@ -572,13 +572,15 @@ def test_fcf_needs_every_positive(tmp_path, say):
     with CohortStore.create(path, [(7, "anna")]) as store:
         store.set_catalogue(ITEMS)
         store.set_choice(7, Choice(share_positives=0.5))
-        Hosted(store).agree(Terms("village", len(ITEMS), FCFConfig(), Everything(), Direct()))
+        DeviceSession(store).agree(
+            Terms("village", len(ITEMS), FCFConfig(), Everything(), Direct())
+        )
     assert "Only --share-positives 1 permits it" in say("consent", path)
     assert "a single report tells the history" in say("agree", path, "--look")
     with CohortStore.create(tmp_path / "other", [(7, "anna")]) as store:
         store.set_catalogue(ITEMS)
         worse = FCFConfig(variant="fpl")
-        Hosted(store).agree(Terms("village", len(ITEMS), worse, Everything(), Direct()))
+        DeviceSession(store).agree(Terms("village", len(ITEMS), worse, Everything(), Direct()))
     assert "a report is the history" in say("agree", tmp_path / "other", "--look")
     assert "Only --share-positives" not in say("consent", path, "--share-positives", "1")
 
@@ -597,7 +599,7 @@ def test_a_crowd_that_hides_nobody_is_said_to(tmp_path, say):
     with CohortStore.create(path, [(7, "anna")]) as store:
         store.set_catalogue(ITEMS)
         store.set_choice(7, Choice(epsilon=2.5, max_reports=10))
-        Hosted(store).agree(terms)
+        DeviceSession(store).agree(terms)
     more_rounds(path, 1)
     assert "So few users hide nobody at this ε" in say("status", path)
 

@@ -14,7 +14,7 @@ from sottovoce.runs.federation import Federation
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import open_folder
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 
 ROUNDS = 10
 
@@ -175,4 +175,4 @@ def test_killed_devices_lose_nothing(tmp_path):
             assert np.array_equal(store.history().items, federation.devices.cohort.history.row(row))
             assert store.choice(row).share_positives == 0.5
             assert store.budget()[0].releases == ROUNDS
-            assert Hosted(store).unresolved() is None
+            assert DeviceSession(store).unresolved() is None

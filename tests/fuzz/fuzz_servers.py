@@ -38,9 +38,9 @@ from sottovoce.services.server.state import RoundState
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as roster
 from sottovoce.stores.database import rounds
-from sottovoce.stores.helper_folder import MaskerIntroduction, create_masker, init_masker
+from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
 from sottovoce.stores.keys import operator_token
-from sottovoce.stores.server_folder import ProxySecrets, create_folder, invite, proxy_token
+from sottovoce.stores.server_folder import ShufflerSecrets, create_folder, invite, proxy_token
 from sottovoce.wire import frames, signing
 from sottovoce.wire import masked as masked_wire
 from sottovoce.wire import reports as report_wire
@@ -94,7 +94,7 @@ class App(Here):
             failed=lambda error: self.log.error("not stored", detail=str(error)),
             died=lambda: self.died.append("writer"),
         )  # fmt: skip
-        proxy = ProxySecrets.of(self.folder.keys) if plan.proxied else None
+        proxy = ShufflerSecrets.of(self.folder.keys) if plan.proxied else None
         return ServerApplication(
             hosting, plan, self.folder.catalogue(), self.store, self.board,
             moved=self.rounds.wake, proxy=proxy,
@@ -333,11 +333,11 @@ class Postgres(ServerTarget):
 
 def wide_masker(path):
     """The proxy of a model so large that devices say beforehand what they send."""
-    key = init_masker(path, noise_key=bytes(range(32)))
+    key = init_helper(path, noise_key=bytes(range(32)))
     link = SecureSum(min_devices=LEAST, url="https://127.0.0.1:1", key=key)
     settings = FPLConfig(embedding_size=16, triples=10)
     federation = Terms.of("little-town", ITEMS, settings, 10, ShareFraction(), link)
-    return create_masker(path, MaskerIntroduction(federation, TOKEN))
+    return create_helper(path, HelperIntroduction(federation, TOKEN))
 
 
 class Summed(ServerTarget):

@@ -19,7 +19,7 @@ from sottovoce.parties.server import Server
 from sottovoce.privacy.updates import MOST_OWN, Clipped
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.testing import random_world
 from sottovoce.wire.reports import decode_report, decode_sum
 from sottovoce.wire.terms import Terms
@@ -88,7 +88,7 @@ def host(path, terms, choices, users):
         store.set_choice(user, choice)
         for attribute, code in zip(SETTINGS.attributes, LABELS[user], strict=True):
             store.set_attribute(user, attribute.name, attribute.classes[code])
-    hosted = Hosted(store)
+    hosted = DeviceSession(store)
     hosted.agree(terms)
     return hosted
 

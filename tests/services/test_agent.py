@@ -29,7 +29,7 @@ from sottovoce.services.agent.agent import Agent
 from sottovoce.services.kit.pacing import LONGEST_BACK_OFF, Pace
 from sottovoce.stores import keys
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.descriptor import Descriptor
 
 pytestmark = pytest.mark.usefixtures("quick_stores")
@@ -78,7 +78,7 @@ class Devices:
             await agent.close()
 
     def hosted(self, number=0):
-        return Hosted(self.store(number))
+        return DeviceSession(self.store(number))
 
     def posts(self):
         return [r for r in self.server.requests if r.method == "POST"]
@@ -834,7 +834,7 @@ def test_a_fault_is_one_sentence_without_its_words(one, monkeypatch, error):
         raise error("venue-7")
 
     one.visit()
-    monkeypatch.setattr(Hosted, "prepare", broken)
+    monkeypatch.setattr(DeviceSession, "prepare", broken)
     waits, agent = run(one, 2)
     assert (len(waits), agent.tally.failures) == (2, 2)
     told = [details["why"] for event, details in one.events if event == "failed"]

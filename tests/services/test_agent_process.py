@@ -23,9 +23,9 @@ from fake_federation import (
     simulated,
 )
 from fake_server import Reply
+from forked import COMMAND, ForkedProcess
 from forwarder import Forwarder
 
-from forked import COMMAND, ForkedProcess
 from sottovoce.core.consent import Choice
 from sottovoce.parties.server import RoundRules
 from sottovoce.rng import Streams
@@ -33,7 +33,7 @@ from sottovoce.services.agent.client import Client
 from sottovoce.stores import keys
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import create_folder, invite
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.invitations import keep_invitation
 
 
@@ -151,7 +151,7 @@ def test_against_the_real_server(processes, tmp_path):
     expected = simulated(3, users=3)
     for number, path in enumerate(stores):
         with CohortStore.open(path) as store:
-            hosted = Hosted(store)
+            hosted = DeviceSession(store)
             assert np.array_equal(hosted.model().items, expected.items)
             assert np.array_equal(hosted.vectors()[0], expected.vectors[number])
             assert store.ledger().num_rows == 3
@@ -209,13 +209,13 @@ def test_all_devices_fall_silent_twice_and_the_rounds_go_on(processes, tmp_path)
 
 FAULT = """
 import pathlib
-from sottovoce.stores.session import Hosted
-original = Hosted.prepare
+from sottovoce.stores.session import DeviceSession
+original = DeviceSession.prepare
 def prepare(self, *arguments, **named):
     if self.store.path.name == "broken":
         raise ValueError("nobody thought of this")
     return original(self, *arguments, **named)
-Hosted.prepare = prepare
+DeviceSession.prepare = prepare
 from sottovoce.cli import main
 main()
 """
@@ -253,7 +253,7 @@ def test_an_agent_whose_log_cannot_be_written_goes_on(serve, folder, tmp_path):
 CRASH = """
 import os, sys
 from sottovoce.services.agent.client import Client
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.stores.device import CohortStore
 point, kind, name = {point!r}, {kind}, {name!r}
 original = getattr(kind, name)
@@ -279,14 +279,14 @@ main()
     ("point", "kind", "name", "path"),
     [
         ("after", "Client", "post", "/v1/enrol"),
-        ("after", "Hosted", "meet", ""),
-        ("after", "Hosted", "agree", ""),
-        ("after", "Hosted", "keep_model", ""),
-        ("after", "Hosted", "prepare", ""),
-        ("after", "Hosted", "leaving", ""),
+        ("after", "DeviceSession", "meet", ""),
+        ("after", "DeviceSession", "agree", ""),
+        ("after", "DeviceSession", "keep_model", ""),
+        ("after", "DeviceSession", "prepare", ""),
+        ("after", "DeviceSession", "leaving", ""),
         ("after", "Client", "post", "/v1/reports"),
-        ("before", "Hosted", "arrived", ""),
-        ("after", "Hosted", "arrived", ""),
+        ("before", "DeviceSession", "arrived", ""),
+        ("after", "DeviceSession", "arrived", ""),
     ],
 )
 def test_a_crash_between_any_two_steps_loses_and_doubles_nothing(
@@ -313,7 +313,7 @@ def check_whole(federation, stores):
     assert len({e["public_key"] for e in federation.enrolments}) == len(stores)
     for number, path in stores.items():
         with CohortStore.open(path) as store:
-            assert np.array_equal(Hosted(store).vectors()[0], expected.vectors[number])
+            assert np.array_equal(DeviceSession(store).vectors()[0], expected.vectors[number])
             ledger = store.ledger_rows().to_pydict()
             assert ledger["round"] == list(range(federation.target))
             assert set(ledger["state"]) == {"arrived"}
@@ -392,17 +392,17 @@ def test_a_signal_ends_an_agent_whose_server_hangs(serve, processes, folder, tmp
     assert finish(agent, 10)[0] == 0
     assert time.monotonic() - started < 5
     with CohortStore.open(store) as opened:
-        assert Hosted(opened).unresolved() is not None
+        assert DeviceSession(opened).unresolved() is not None
 
 
 SLOW = """
 import time
-from sottovoce.stores.session import Hosted
-original = Hosted.prepare
+from sottovoce.stores.session import DeviceSession
+original = DeviceSession.prepare
 def slow(self, *arguments, **named):
     print("learning", flush=True)
     time.sleep(60)
-Hosted.prepare = slow
+DeviceSession.prepare = slow
 from sottovoce.cli import main
 main()
 """

@@ -22,7 +22,7 @@ from sottovoce.stores import keys
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import ReportKey
 from sottovoce.stores.server_folder import admit, is_admitted
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.reports import decode_bits
 from sottovoce.wire.sealing import open_reports
 from sottovoce.wire.shuffled import decode_submission, is_authentic, terms_name
@@ -180,7 +180,7 @@ class Town:
             await agent.close()
 
     def hosted(self, number=0):
-        return Hosted(self.store(number))
+        return DeviceSession(self.store(number))
 
     def state(self, number=0):
         latest = self.hosted(number).latest()

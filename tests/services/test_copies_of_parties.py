@@ -34,14 +34,14 @@ from sottovoce.parties.helper import Answered
 from sottovoce.services.copies.copying import make_backup, restore_backup
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
-from sottovoce.stores.conductor import Checkpoint, OpenRound
+from sottovoce.stores.conductor import Checkpoint, ConductedRound
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.helper_folder import Answers, init_masker, open_masker
+from sottovoce.stores.helper_folder import Answers, init_helper, open_helper
 from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.orchestrator_folder import invite, open_orchestrator_folder
 from sottovoce.stores.owner_folder import open_owner_folder
 from sottovoce.stores.server_folder import create_folder, open_folder
-from sottovoce.stores.shuffler_folder import open_proxy_folder
+from sottovoce.stores.shuffler_folder import open_shuffler_folder
 from sottovoce.stores.user import UserStore, releases
 from sottovoce.wire.interactions import Identity
 from sottovoce.wire.masked import decode_mask_sum
@@ -75,7 +75,7 @@ def masks(tmp_path):
 
 
 def ask_again(folder, round, devices):
-    with MaskerApp(open_masker(folder.path)) as app:
+    with MaskerApp(open_helper(folder.path)) as app:
         return app.sums(question(folder.introduction.terms, round, devices))
 
 
@@ -97,7 +97,7 @@ def test_a_restored_proxy_goes_on_from_what_the_former_folder_has_told(masks, tm
     done = restore_backup(tmp_path / "b", folder.path)
     assert done.settled.next_round == 4
     assert ask_again(folder, 3, devices[1:]).error == "second_submission"
-    with MaskerApp(open_masker(folder.path)) as app:  # the same set, the same answer
+    with MaskerApp(open_helper(folder.path)) as app:  # the same set, the same answer
         assert app.sums(devices[0].asked).body == devices[0].told
     assert ask_again(folder, 2, devices[1:]).error == "late"
     assert ask_again(folder, 4, devices[1:]).status == 200
@@ -124,7 +124,7 @@ def test_a_restored_proxy_that_cannot_know_needs_to_be_told(masks, tmp_path, gon
     assert done.settled.next_round == 20
     for round in (2, 3, 4, 18):
         assert ask_again(folder, round, devices[1:]).error == "late"
-    with MaskerApp(open_masker(folder.path)) as app:
+    with MaskerApp(open_helper(folder.path)) as app:
         assert app.sums(devices[0].asked).error == "late"
     assert ask_again(folder, 19, devices).error == "second_submission"
     assert ask_again(folder, 20, devices).status == 200
@@ -144,13 +144,13 @@ def test_copies_that_disagree_tell_nothing_of_that_round(masks, tmp_path):
     answers = Answers(folder.path / "answered.json")
     answers.keep(Answered(answers.last.round, b"\xab" * 32))
     restore_backup(tmp_path / "c", folder.path)
-    with MaskerApp(open_masker(folder.path)) as app:
+    with MaskerApp(open_helper(folder.path)) as app:
         assert app.sums(devices[0].asked).error == "second_submission"
     assert ask_again(folder, 4, devices).status == 200
 
 
 def test_a_proxy_that_has_keys_and_no_federation_yet_can_be_copied(tmp_path):
-    init_masker(tmp_path / "masks")
+    init_helper(tmp_path / "masks")
     assert make_backup(tmp_path / "masks", tmp_path / "b").manifest.federation == ""
     done = restore_backup(tmp_path / "b", tmp_path / "masks")
     assert done.settled.next_round == 0
@@ -223,7 +223,7 @@ def test_a_restored_proxy_hands_nothing_over_twice_and_holds_no_report(tmp_path)
             assert done.settled.next_round == 5
             server.move(4)
             server.seen.clear()
-            with App(open_proxy_folder(folder.path), goal={None: 3}) as app:
+            with App(open_shuffler_folder(folder.path), goal={None: 3}) as app:
                 assert (app.store.accounts(), app.store.held()) == (5, [])
                 wait_for(lambda: app.forwarder.terms is not None and app.log.lines)
                 for device in devices:
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_flower_goes_on_with_a_round_that_nobody_has_seen(tmp_pa
     items = np.arange(160, dtype=np.float32).reshape(40, 4)
     with Checkpoint(town) as checkpoint:
         checkpoint.begin(items, "terms")
-        checkpoint.open(OpenRound(0, 0, 2, np.arange(2)))
+        checkpoint.open(ConductedRound(0, 0, 2, np.arange(2)))
     (town / "superlink").mkdir()
     (town / "superlink" / "superlink.db").write_bytes(b"sums of nodes")
     made = make_backup(town, tmp_path / "b")

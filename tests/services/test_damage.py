@@ -19,9 +19,9 @@ from sottovoce.rng import Streams
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
-from sottovoce.stores.conductor import Checkpoint, OpenRound, RoundRecord
+from sottovoce.stores.conductor import Checkpoint, ConductedRound, RoundRecord
 from sottovoce.stores.database import Database
-from sottovoce.stores.helper_folder import Answers, init_masker
+from sottovoce.stores.helper_folder import Answers, init_helper
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.owner_store import OwnerFacts, OwnerStore
 from sottovoce.stores.server_folder import open_folder
@@ -221,7 +221,7 @@ def checkpoint_in(folder: Path) -> Path:
         checkpoint.begin(items, "terms")
         record = RoundRecord(0, 0, "goal", 1, 1, (), 1.0)
         checkpoint.close_round(record, np.array([1]), items + 1, np.ones(4, np.int64), items)
-        checkpoint.open(OpenRound(1, 0, 2, np.array([3, 4])))
+        checkpoint.open(ConductedRound(1, 0, 2, np.array([3, 4])))
     return folder / "flower.db"
 
 
@@ -319,7 +319,7 @@ def test_an_owners_damaged_store_is_not_learnt_from(tmp_path, release):
 
 
 def test_a_masker_whose_memory_is_damaged_does_not_start(tmp_path):
-    init_masker(tmp_path)
+    init_helper(tmp_path)
     place = tmp_path / "answered.json"
     answers = Answers(place)
     answers.keep(Answered(5, bytes(32)))

@@ -4,14 +4,14 @@ follows what the commands print has been shown who reads what before the first b
 import contextlib
 import re
 
+import forked
 import pytest
 from forwarder import Forwarder
 from server_world import ServerProcess, new_folder, terms
 
-import forked
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import invite
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 
 COMMAND = re.compile(r"sottovoce ((?:device|serve) [^;,`\n]*[^;,.`\s])")
 KNOWN_HEADERS = {b"host", b"if-none-match", b"accept-encoding", b"range", b"if-range"}
@@ -105,7 +105,7 @@ def test_whoever_follows_the_commands_is_shown_who_reads_what_before_a_byte_leav
     first = owner.shown.index("Who reads what, and what they can compute from it:")
     assert first < owner.shown.index("algorithm.embedding_size"), "it is not the first thing shown"
     with CohortStore.open(owner.store) as store:
-        assert Hosted(store).pending == terms()
+        assert DeviceSession(store).pending == terms()
         assert store.secret("signing-key") is None
     agree = [words for words in told if "--terms" in words]
     if not hasty:

@@ -92,7 +92,7 @@ def test_the_same_set_gets_the_same_bytes_also_after_a_restart(tmp_path, devices
         assert app.sums(ask).body == first.body
         shuffled = encode_question(terms, 4, 0, MODEL, records[::-1])
         assert app.sums(shuffled).body == first.body
-    with MaskerApp(folders.open_masker(folder.path)) as again:
+    with MaskerApp(folders.open_helper(folder.path)) as again:
         assert again.sums(ask).body == first.body
     exact = sum_masks([device.seed(4) for device in devices], NUMBERS)
     assert np.array_equal(decode_mask_sum(first.body).masks, exact) == (not link)
@@ -112,7 +112,7 @@ def test_another_set_of_a_round_is_refused_also_after_a_restart(folder, terms, d
         told(app.sums(question(terms, 2, devices)))
         for others in (devices[1:], [*devices, SeedKeeper()], [*devices[1:], SeedKeeper()]):
             refused(app.sums(question(terms, 2, others)), 409, "second_submission")
-    with MaskerApp(folders.open_masker(folder.path)) as app:
+    with MaskerApp(folders.open_helper(folder.path)) as app:
         refused(app.sums(question(terms, 2, devices[1:])), 409, "second_submission")
         refused(app.sums(question(terms, 1, devices)), 409, "late")
         told(app.sums(question(terms, 3, devices[1:])))
@@ -268,28 +268,28 @@ def test_what_cannot_be_kept_is_not_told(app, terms, devices, monkeypatch):
 
 def test_a_folder_is_made_once_and_for_its_own_key(tmp_path, folder):
     with pytest.raises(UsageError, match="already"):
-        folders.init_masker(folder.path)
+        folders.init_helper(folder.path)
     with pytest.raises(UsageError, match="without --introduction"):
-        folders.create_masker(folder.path, folder.introduction)
+        folders.create_helper(folder.path, folder.introduction)
     with pytest.raises(UsageError, match="--init"):
-        folders.create_masker(tmp_path / "empty", folder.introduction)
-    folders.init_masker(tmp_path / "other")
+        folders.create_helper(tmp_path / "empty", folder.introduction)
+    folders.init_helper(tmp_path / "other")
     with pytest.raises(KeyTrouble, match="another key"):
-        folders.create_masker(tmp_path / "other", folder.introduction)
+        folders.create_helper(tmp_path / "other", folder.introduction)
     with pytest.raises(ServiceError, match="--init"):
-        folders.open_masker(tmp_path / "other")
+        folders.open_helper(tmp_path / "other")
     plain = replace(folder.introduction.terms, link=Direct())
     with pytest.raises(UsageError, match="no secure sum"):
-        folders.create_masker(tmp_path / "other", folders.MaskerIntroduction(plain, TOKEN))
+        folders.create_helper(tmp_path / "other", folders.HelperIntroduction(plain, TOKEN))
 
 
 def test_a_proxy_that_forgot_what_it_told_does_not_start(folder):
     (folder.path / "answered.json").unlink()
     with pytest.raises(ServiceError, match="second one"):
-        folders.open_masker(folder.path).answers()
+        folders.open_helper(folder.path).answers()
     (folder.path / "answered.json").write_text("{}")
     with pytest.raises(ServiceError, match="put the right file back"):
-        folders.open_masker(folder.path).answers()
+        folders.open_helper(folder.path).answers()
 
 
 def test_introductions_of_other_kinds_are_refused(tmp_path, folder):
@@ -297,13 +297,13 @@ def test_introductions_of_other_kinds_are_refused(tmp_path, folder):
     for content in (b"", b"[]", b'{"protocol": 2}', b'{"protocol":2,"terms":{},"token":"ab"}'):
         place.write_bytes(content)
         with pytest.raises(UsageError):
-            folders.read_masker_introduction(place)
+            folders.read_helper_introduction(place)
     with pytest.raises(UsageError, match="cannot be read"):
-        folders.read_masker_introduction(tmp_path / "none")
+        folders.read_helper_introduction(tmp_path / "none")
     place.unlink()
-    folders.write_masker_introduction(place, folder.introduction)
+    folders.write_helper_introduction(place, folder.introduction)
     assert place.stat().st_mode & 0o077 == 0
-    assert folders.read_masker_introduction(place) == folder.introduction
+    assert folders.read_helper_introduction(place) == folder.introduction
     assert TOKEN not in repr(folder.introduction) + repr(folder)
 
 
@@ -328,7 +328,7 @@ def test_it_tells_one_sum_for_every_group_also_after_a_restart(tmp_path, many, l
     with MaskerApp(folder) as app:
         first = [app.sums(ask) for ask in asked]
         assert [told(got).devices for got in first] == [3, 4, 5]
-    with MaskerApp(folders.open_masker(folder.path)) as again:
+    with MaskerApp(folders.open_helper(folder.path)) as again:
         assert [again.sums(ask).body for ask in asked[::-1]] == [got.body for got in first[::-1]]
     noise = []
     for group, got in zip(groups, first, strict=True):
@@ -357,7 +357,7 @@ def test_no_other_groups_of_a_round_also_after_a_restart(folder, terms, many):
     with MaskerApp(folder) as app:
         told(app.sums(encode_group_question(terms, 2, 0, MODEL, records, 1)))
     for _ in range(2):
-        with MaskerApp(folders.open_masker(folder.path)) as app:
+        with MaskerApp(folders.open_helper(folder.path)) as app:
             for other in others:
                 if len(other) == 1:
                     ask = encode_question(terms, 2, 0, MODEL, other[0])
@@ -416,7 +416,7 @@ def test_rounds_in_groups_are_few_also_after_a_restart(folder, terms, many):
         for round in range(1, 3):
             refused(app.sums(group_question(terms, round, two)), 429, "too_often")
             told(app.sums(question(terms, round, many)))
-    with MaskerApp(folders.open_masker(folder.path)) as app:
+    with MaskerApp(folders.open_helper(folder.path)) as app:
         told(app.sums(group_question(terms, 3, two)))
         refused(app.sums(group_question(terms, 4, two)), 429, "too_often")
     assert json.loads((folder.path / "answered.json").read_text())["spent"] == 256
@@ -456,7 +456,7 @@ def test_what_was_written_before_there_were_groups_still_opens(folder, terms, ma
     del introduction["terms"]["link"]["groups"]
     (folder.path / "introduction.json").write_text(json.dumps(introduction))
     (folder.path / "answered.json").write_text(json.dumps({"round": 6, "set": "ab" * 32}))
-    older = folders.open_masker(folder.path)
+    older = folders.open_helper(folder.path)
     assert older.introduction.terms == before
     assert older.answers().last == Answered(6, bytes.fromhex("ab" * 32), 0)
     with MaskerApp(older) as app:

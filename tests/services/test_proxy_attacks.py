@@ -15,8 +15,8 @@ from proxy_world import App, Device, proxied, proxy_terms
 from test_proxy_service import count, devices, kept, opened, wait_for
 
 from sottovoce.errors import MessageError
-from sottovoce.stores.shuffler import Position, ProxyStore
-from sottovoce.stores.shuffler_folder import ProxyFolder
+from sottovoce.stores.shuffler import ShufflerPosition, ShufflerStore
+from sottovoce.stores.shuffler_folder import ShufflerFolder
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import SealedSubmission, decode_part
 from sottovoce.wire.terms import Terms
@@ -63,17 +63,17 @@ def test_a_batch_has_one_key_whatever_the_server_shows_meanwhile(world, between)
 
 def test_the_key_of_a_round_outlives_a_crash(tmp_path):
     one, other = bytes([1]) * 32, bytes([2]) * 32
-    with contextlib.closing(ProxyStore(tmp_path / "proxy.db")) as store:
-        store.move(Position(3, True, one))
-        store.move(Position(3, False, b""))
-    with contextlib.closing(ProxyStore(tmp_path / "proxy.db")) as store:
+    with contextlib.closing(ShufflerStore(tmp_path / "proxy.db")) as store:
+        store.move(ShufflerPosition(3, True, one))
+        store.move(ShufflerPosition(3, False, b""))
+    with contextlib.closing(ShufflerStore(tmp_path / "proxy.db")) as store:
         with pytest.raises(MessageError, match="another key"):
-            store.move(Position(3, True, other))
-        assert store.position == Position(3, False, one)
+            store.move(ShufflerPosition(3, True, other))
+        assert store.position == ShufflerPosition(3, False, one)
         sealed = memoryview(secrets.token_bytes(SEALED_BYTES))
         made = SealedSubmission(bytes(16), 3, 0, other, bytes(16), sealed)
         assert store.accept([made], {}) == ["late"]
-        store.move(Position(4, True, other))
+        store.move(ShufflerPosition(4, True, other))
         assert store.position.key == other
 
 
@@ -163,17 +163,17 @@ def test_what_a_crash_left_in_the_log_is_wiped_at_the_next_start(world, tmp_path
     server, folder = world
     with App(folder, hold_seconds=0.0, forwarder=False) as app:
         store = app.store
-        store.move(Position(0, True, server.key))
+        store.move(ShufflerPosition(0, True, server.key))
         body = secrets.token_bytes(4 * SEALED_BYTES)
         store.accept(
             [SealedSubmission(bytes(16), 0, 0, server.key, bytes(16), memoryview(body))], {}
         )
-        store.move(Position(1, False, b""))
+        store.move(ShufflerPosition(1, False, b""))
         while store.forget():
             pass
         shutil.copytree(folder.path, tmp_path / "copy")
     server.move(1)
-    copy = ProxyFolder(tmp_path / "copy", folder.introduction)
+    copy = ShufflerFolder(tmp_path / "copy", folder.introduction)
     assert leftovers(copy, [body]) == 1
     with App(copy) as app:
         wait_for(lambda: not leftovers(copy, [body]), 5.0)

@@ -303,7 +303,7 @@ from sottovoce.errors import ServiceError
 def broken(*_):
     raise KeyError("a mistake of ours")
 
-proxy_store.ProxyStore._accept = broken
+proxy_store.ShufflerStore._accept = broken
 try:
     serve(ShufflerService(), Path(sys.argv[1]), port=0)
 except ServiceError as error:

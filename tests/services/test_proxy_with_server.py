@@ -16,7 +16,7 @@ from sottovoce.core.links import Proxied
 from sottovoce.engines.processes import free_port
 from sottovoce.stores.keys import authority_pem, init_keys
 from sottovoce.stores.server_folder import enrolment_statement, introduction, invite
-from sottovoce.stores.shuffler_folder import create_proxy_folder
+from sottovoce.stores.shuffler_folder import create_shuffler_folder
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.sealing import key_id, seal_reports
 from sottovoce.wire.shuffled import encode_submission, terms_name
@@ -71,7 +71,7 @@ def test_rounds_through_both(tmp_path, kills):
     folder = proxied_folder(tmp_path / "server", rounds=ROUNDS, terms=terms)
     server_port = free_port()
     introduced = introduction(folder, f"https://127.0.0.1:{server_port}")
-    proxy_folder = create_proxy_folder(tmp_path / "proxy", introduced)
+    proxy_folder = create_shuffler_folder(tmp_path / "proxy", introduced)
     options = {"port": port, "goal": {"0": 3, "1": 5}, "hold_seconds": 60.0}
     sent = []
     server = ServerProcess(folder.path, port=server_port)

@@ -17,7 +17,7 @@ from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.rng import Streams
 from sottovoce.services.trial import prepare_helper
-from sottovoce.stores.helper_folder import create_masker, masker_introduction
+from sottovoce.stores.helper_folder import create_helper, helper_introduction
 from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed
 from sottovoce.wire.signing import seal
@@ -50,7 +50,7 @@ class Town:
             root_key=root,
             rules=quick_rules(min_devices=USERS),
         )
-        create_masker(self.masker, masker_introduction(self.folder))
+        create_helper(self.masker, helper_introduction(self.folder))
         self.keys = [Ed25519PrivateKey.generate() for _ in range(USERS)]
 
     def enrol(self, client):

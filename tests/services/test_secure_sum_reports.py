@@ -19,7 +19,7 @@ from sottovoce.rng import Streams
 from sottovoce.services.server.checks import Checks
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.testing import random_world
 from sottovoce.wire.masked import (
     SEALED_SEED_BYTES,
@@ -194,7 +194,7 @@ def phone(path, terms, pack, users=(2,)):
     store.set_catalogue([(str(i), f"Venue {i}") for i in range(ITEMS)])
     store.add_histories(train.take_users(numbers))
     store.set_choices(Consent.uniform(np.arange(5), Choice(share_positives=0.5)).take(numbers))
-    hosted = Hosted(store, pack=pack)
+    hosted = DeviceSession(store, pack=pack)
     hosted.agree(terms)
     return hosted
 
@@ -220,7 +220,7 @@ def test_a_prepared_message_is_the_same_bytes_until_it_arrives(tmp_path, federat
     hosted.leaving(first)
     hosted.store.close()
     with contextlib.closing(CohortStore.open(tmp_path / "phone", agent=True)) as store:
-        again = Hosted(store, pack=pack)
+        again = DeviceSession(store, pack=pack)
         assert again.unresolved().message == first.message
         assert again.prepare(view(), 0, summed=False).message == first.message
         assert pack.calls == 1

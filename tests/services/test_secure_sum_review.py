@@ -28,7 +28,7 @@ from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Coordinator, Plan
 from sottovoce.stores.database import Database
-from sottovoce.stores.helper_folder import MaskerIntroduction, create_masker
+from sottovoce.stores.helper_folder import HelperIntroduction, create_helper
 from sottovoce.wire.masked import encode_question
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.reports import encode_report
@@ -46,7 +46,7 @@ def test_a_second_introduction_does_not_make_a_proxy_forget_what_it_told(tmp_pat
 
 
 def _asked_again(path, kept, fewer):
-    again = create_masker(path, MaskerIntroduction(kept, TOKEN))
+    again = create_helper(path, HelperIntroduction(kept, TOKEN))
     Answering(again).answer(encode_question(kept, 0, 0, MODEL, fewer))
 
 

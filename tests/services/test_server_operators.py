@@ -25,7 +25,7 @@ from sottovoce.services.server.operator import Operator
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import SERVER_CERTIFICATE, renew_keys
 from sottovoce.stores.server_folder import invite
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.invitations import keep_invitation
 
 
@@ -218,7 +218,7 @@ def owner(path, folder):
     keep_invitation(store, invitation)
     store.add_history(0, [f"v{n}" for n in range(10)], list(range(10)))
     store.set_choice(0, Choice(share_positives=0.5))
-    Hosted(store).agree(folder.plan.terms)
+    DeviceSession(store).agree(folder.plan.terms)
     return store
 
 
@@ -268,7 +268,7 @@ def test_after_an_older_backup_devices_say_so_and_a_skip_goes_on(tmp_path):
             client.wait(round=20, state="open")
             assert np.array_equal(client.model(20).items, old)
             take_part(store, server, folder, [20, 21])
-            kept = Hosted(store).model()
+            kept = DeviceSession(store).model()
             assert np.array_equal(kept.items, client.model(kept.round).items)
             assert not np.array_equal(client.model(22).items, old)
             assert server.stop() == 0

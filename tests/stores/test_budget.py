@@ -30,7 +30,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.testing import random_world
 from sottovoce.wire import reports as report_wire
 from sottovoce.wire.terms import Terms
@@ -61,7 +61,7 @@ def phone(path, limit, tiers=(0.5,), reports=3, root_key=ROOT):
     store.set_catalogue(ITEMS)
     store.add_history(ME, ["1", "4", "7"])
     store.set_choice(ME, limited(limit))
-    hosted = Hosted(store)
+    hosted = DeviceSession(store)
     hosted.agree(terms(*tiers, reports=reports))
     return hosted
 
@@ -75,7 +75,7 @@ def send(hosted, round=0, attempt=0, seed=0):
 def reopened(hosted):
     path = hosted.store.path
     hosted.store.close()
-    return Hosted(CohortStore.open(path, agent=True))
+    return DeviceSession(CohortStore.open(path, agent=True))
 
 
 def spent(hosted):
@@ -103,7 +103,7 @@ def test_stores_report_what_simulation_reports(tmp_path):
             store.set_catalogue(ITEMS)
             store.add_histories(train.take_users(users[[number]]))
             store.set_choices(consent.take(users[[number]]))
-            hosted = Hosted(store)
+            hosted = DeviceSession(store)
             hosted.agree(agreed)
             for round, expected in enumerate(rounds):
                 if number not in expected.sender:
@@ -190,12 +190,12 @@ def test_past_her_limit_a_device_sends_nothing_whatever_is_done(tmp_path):
         path = hosted.store.path
         hosted.store.close()
         file = CohortStore.open(path).file
-        moved = Hosted(CohortStore(file, clock=lambda now=now: now))
+        moved = DeviceSession(CohortStore(file, clock=lambda now=now: now))
         assert moved.store.now() == now
         with pytest.raises(ConsentError, match="limit"):
             moved.prepare(view(9), 0, summed=False)
         moved.store.close()
-        hosted = Hosted(CohortStore.open(path))
+        hosted = DeviceSession(CohortStore.open(path))
     assert spent(hosted) == 3.0
     hosted.store.close()
 
@@ -338,7 +338,7 @@ def test_reports_are_not_summed_and_not_anothers(tmp_path):
         for number, limit in ((1, 1.5), (2, math.inf)):
             store.add_history(number, ["1", "4"])
             store.set_choice(number, limited(limit))
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         hosted.agree(terms(0.5))
         with pytest.raises(UsageError, match="not as a sum"):
             hosted.prepare(view(), 0, summed=True)
@@ -393,11 +393,11 @@ def test_a_store_of_the_former_release_opens_and_goes_on(tmp_path, monkeypatch):
                       " 5, 6, '')")  # fmt: skip
                 write("INSERT INTO ledger VALUES (0, 3, 0, ?, 'share-item', 2, 4, 99, 9e999)", [ME])
                 write("INSERT INTO budget VALUES (?, 'share-item', 1, 2, 4, 99, 9e999)", [ME])
-            Hosted(store).store.set_secret("terms-seen", _digest(content).encode())
+            DeviceSession(store).store.set_secret("terms-seen", _digest(content).encode())
     with pytest.raises(StoreError, match="older release"):
         CohortStore.open(path, readonly=True)
     with CohortStore.open(path) as store:
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         assert hosted.terms == agreed
         hosted.meet(agreed)  # nothing has changed for her
         assert hosted.require_agreed() == agreed
@@ -438,7 +438,7 @@ import numpy as np
 from sottovoce.errors import ConsentError
 from sottovoce.core.messages import ModelView
 from sottovoce.stores import file as store_file
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.stores.device import CohortStore
 
 base, work, wire, step = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
@@ -461,7 +461,7 @@ def live(dying):
 
     store_file._connect = watched
     with CohortStore.open(work, agent=True) as store:
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         gone = hosted.unresolved()
         if gone is not None:
             hosted.leaving(gone)
@@ -624,7 +624,7 @@ class Purse(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([-1e9, -60.0, 60.0, 1e9]))
     def move_the_clock(self, seconds):
         self.time += seconds
-        self.hosted = Hosted(CohortStore(self.hosted.store.file, clock=lambda: self.time))
+        self.hosted = DeviceSession(CohortStore(self.hosted.store.file, clock=lambda: self.time))
 
     @rule()
     def crash(self):
@@ -633,7 +633,7 @@ class Purse(RuleBasedStateMachine):
         path = self.folder / str(self.lives)
         shutil.copytree(self.hosted.store.path, path, ignore=shutil.ignore_patterns("*-shm"))
         self.hosted.store.close()
-        self.hosted = Hosted(CohortStore.open(path, agent=True))
+        self.hosted = DeviceSession(CohortStore.open(path, agent=True))
 
     @invariant()
     def what_left_is_spent_and_nothing_else(self):

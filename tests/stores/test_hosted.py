@@ -37,7 +37,7 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.stores.session import Hosted, Prepared
+from sottovoce.stores.session import DeviceSession, Prepared
 from sottovoce.testing import random_world
 from sottovoce.wire import reports as report_wire
 from sottovoce.wire.terms import Terms
@@ -57,7 +57,7 @@ def host(path, train, numbers, consent, terms=TERMS):
     store.set_catalogue(ITEMS)
     store.add_histories(train.take_users(numbers))
     store.set_choices(consent.take(numbers))
-    hosted = Hosted(store)
+    hosted = DeviceSession(store)
     hosted.agree(terms)
     return hosted
 
@@ -177,14 +177,14 @@ def test_a_store_from_before_contacts_opens_and_nothing_is_lost(tmp_path, monkey
     with monkeypatch.context() as former:
         former.setattr(StoreFile, "migrations", StoreFile.migrations[:3])
         with host(tmp_path / "s", train, np.array([2]), everyone).store as store:
-            send(Hosted(store))
+            send(DeviceSession(store))
             kept = store.ledger().to_pylist(), store.budget(), store.records(2)
     with CohortStore.open(tmp_path / "s") as store:
         assert (store.ledger().to_pylist(), store.budget(), store.records(2)) == kept
         assert store.contacts() == []
-        Hosted(store).contact("check-in", "server", b"")
+        DeviceSession(store).contact("check-in", "server", b"")
         assert len(store.contacts()) == 1
-        assert Hosted(store).unresolved() is not None
+        assert DeviceSession(store).unresolved() is not None
 
 
 # --- the same numbers as in simulation ------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_users_with_nothing_to_learn_from_send_nothing(tmp_path):
     with CohortStore.create(tmp_path / "s", [(0, "me")]) as store:
         store.set_catalogue(ITEMS)
         store.set_choice(0, SHARING)
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         hosted.agree(TERMS)
         assert hosted.prepare(view(), 0, summed=False) is None
         store.add_history(0, [item for item, _ in ITEMS])
@@ -285,7 +285,7 @@ def test_the_same_bytes_whenever_asked_again(phone):
     path = phone.store.path
     for _ in range(2):
         with CohortStore.open(path) as again:
-            same = Hosted(again).prepare(view(), 0, summed=False)
+            same = DeviceSession(again).prepare(view(), 0, summed=False)
             assert (same.message, same.nonce) == (first.message, first.nonce)
     phone.leaving(first)
     assert phone.unresolved().message == first.message
@@ -504,7 +504,7 @@ def test_a_change_of_mind_of_others_does_not_matter(tmp_path):
 def test_no_consent_no_message(tmp_path):
     train, _ = world()
     with CohortStore.create(tmp_path / "s", [(0, "me")]) as store:
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         with pytest.raises(ConsentError, match="terms"):
             hosted.prepare(view(), 0, summed=True)
         hosted.agree(TERMS)
@@ -550,7 +550,7 @@ def test_all_terms_want_the_owners_own_word(tmp_path, triples):
     first = Terms.of("town", N_ITEMS, TERMS.algorithm, triples, ShareFraction())
     why = "nobody has agreed" if triples == 6 else "single report may tell the history"
     with CohortStore.create(tmp_path / "s", [(0, "me")]) as store:
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         with pytest.raises(ConsentError, match="not seen"):
             hosted.require_agreed()
         store.set_choice(0, SHARING)  # before she could know the terms
@@ -588,18 +588,18 @@ def test_what_is_ready_does_not_leave_once_other_terms_are_shown(phone):
 def test_terms_that_were_seen_elsewhere_are_agreed_to_when_they_come(tmp_path):
     other = Terms.of("town", N_ITEMS, TERMS.algorithm, 9, ShareFraction("draw"))
     with CohortStore.create(tmp_path / "s", [(0, "me")]) as store:
-        hosted = Hosted(store, foreseen=TERMS.digest())
+        hosted = DeviceSession(store, foreseen=TERMS.digest())
         hosted.meet(TERMS)
         assert hosted.require_agreed() == TERMS
         with pytest.raises(ConsentError, match="changed the terms"):
             hosted.meet(other)  # which nobody has foreseen
         assert hosted.pending == other
-        Hosted(store, foreseen=other.digest()).meet(other)
-        assert Hosted(store).require_agreed() == other
+        DeviceSession(store, foreseen=other.digest()).meet(other)
+        assert DeviceSession(store).require_agreed() == other
     with CohortStore.create(tmp_path / "t", [(0, "me")]) as store:
-        Hosted(store).meet(TERMS)
-        Hosted(store, foreseen=TERMS.digest()).meet(TERMS)
-        assert Hosted(store).pending is None
+        DeviceSession(store).meet(TERMS)
+        DeviceSession(store, foreseen=TERMS.digest()).meet(TERMS)
+        assert DeviceSession(store).pending is None
 
 
 def test_another_federation_starts_anew_and_the_ledger_goes_on(phone):
@@ -625,7 +625,7 @@ def test_recommendations_need_a_model_and_a_user(phone):
     assert len(phone.recommend(2, 5)) == 5
     assert len(phone.recommend(2, 1000)) == N_ITEMS - phone.store.history().n_interactions
     with CohortStore.open(phone.store.path, readonly=True) as reader:
-        assert Hosted(reader).recommend(2, 5) == phone.recommend(2, 5)
+        assert DeviceSession(reader).recommend(2, 5) == phone.recommend(2, 5)
 
 
 def test_a_catalogue_that_does_not_fit_is_told(phone):
@@ -666,7 +666,7 @@ import numpy as np
 from sottovoce.errors import SottovoceError
 from sottovoce.core.messages import ModelView
 from sottovoce.stores import file as store_file
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.stores.device import CohortStore
 
 base, work = Path(sys.argv[1]), Path(sys.argv[2])
@@ -690,7 +690,7 @@ def live(dying):
 
     store_file._connect = watched
     with CohortStore.open(work, agent=True) as store:
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         latest = hosted.unresolved()
         if latest is not None:
             hosted.leaving(latest)
@@ -940,7 +940,7 @@ class Life(RuleBasedStateMachine):
         path = self.folder / str(self.lives)
         shutil.copytree(self.hosted.store.path, path, ignore=shutil.ignore_patterns("*-shm"))
         self.hosted.store.close()
-        self.hosted = Hosted(CohortStore.open(path, agent=True))
+        self.hosted = DeviceSession(CohortStore.open(path, agent=True))
 
     @invariant()
     def vectors_follow(self):

@@ -23,7 +23,7 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.privacy.updates import Clipped
 from sottovoce.services.agent.shuffled import may_report
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.terms import Terms
 
 N_ITEMS, ME, NOISE = 20, 5, 4.0
@@ -61,7 +61,7 @@ def phone(path, limit, terms):
     store.set_catalogue(ITEMS)
     store.add_history(ME, ["1", "4", "7"])
     store.set_choice(ME, Choice(share_positives=1.0, total_epsilon=limit))
-    hosted = Hosted(store, pack=pack)
+    hosted = DeviceSession(store, pack=pack)
     hosted.agree(terms)
     return hosted
 
@@ -82,7 +82,7 @@ def send(hosted, round, attempt=0):
 def reopened(hosted):
     path = hosted.store.path
     hosted.store.close()
-    return Hosted(CohortStore.open(path, agent=True), pack=pack)
+    return DeviceSession(CohortStore.open(path, agent=True), pack=pack)
 
 
 def move(hosted, terms):

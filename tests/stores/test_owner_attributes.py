@@ -21,7 +21,7 @@ from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire import reports as report_wire
 from sottovoce.wire.terms import Terms
 
@@ -57,7 +57,7 @@ def phone(path, known=None, choice=SHARING, release=None, root_key=RNG.key):
     for name, value in (known or {}).items():
         store.set_attribute(ME, name, value)
     store.set_choice(ME, choice)
-    hosted = Hosted(store)
+    hosted = DeviceSession(store)
     hosted.agree(terms_of(release))
     return hosted
 
@@ -226,7 +226,7 @@ def test_what_is_forgotten_is_gone_also_beneath_the_encryption(store):
 
 def test_values_are_in_no_repr_and_no_error(store):
     store.set_attribute(4, "gender", "canary")
-    hosted = Hosted(store)
+    hosted = DeviceSession(store)
     hosted.agree(terms_of())
     store.set_catalogue(ITEMS)
     cohort = hosted._cohort(hosted.terms, np.zeros((2, 6), np.float32))

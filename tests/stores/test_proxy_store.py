@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sottovoce.errors import ServiceError
 from sottovoce.parties.shuffler import ShufflerRules, in_parts
-from sottovoce.stores.shuffler import KEPT_ROUNDS, Position, ProxyStore
+from sottovoce.stores.shuffler import KEPT_ROUNDS, ShufflerPosition, ShufflerStore
 from sottovoce.wire.sealing import SEALED_BYTES
 from sottovoce.wire.shuffled import SealedSubmission
 
@@ -33,9 +33,9 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.store = ProxyStore(self.folder / "proxy.db")
+        self.store = ShufflerStore(self.folder / "proxy.db")
         self.round = 0
-        self.store.move(Position(0, True, key_of(0)))
+        self.store.move(ShufflerPosition(0, True, key_of(0)))
         self.sent = {}
         """What each account has sent, by round and account: tier, mark, body."""
         self.sealed, self.over = {}, {}
@@ -106,7 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def move_on(self):
-        dropped = self.store.move(Position(self.round + 1, True, key_of(self.round + 1)))
+        dropped = self.store.move(ShufflerPosition(self.round + 1, True, key_of(self.round + 1)))
         self.round += 1
         for held in dropped:
             self.over[held.round, held.tier] = held
@@ -125,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.copy(path, copy / path.name)
         self.store.close()
         shutil.rmtree(self.folder)
-        self.folder, self.store = copy, ProxyStore(copy / "proxy.db")
+        self.folder, self.store = copy, ShufflerStore(copy / "proxy.db")
 
     @precondition(lambda self: self.store.held())
     @rule()
@@ -185,8 +185,8 @@ def test_of_a_tier_that_is_gone_no_byte_remains_while_another_still_holds_report
 ):
     """Now and then SQLite leaves a copy of a row in a page that it rearranged; so no page may hold
     rows of two batches, and the table of a batch that is over is dropped."""
-    with contextlib.closing(ProxyStore(tmp_path / "proxy.db")) as store:
-        store.move(Position(0, True, key_of(0)))
+    with contextlib.closing(ShufflerStore(tmp_path / "proxy.db")) as store:
+        store.move(ShufflerPosition(0, True, key_of(0)))
         bodies = [secrets.token_bytes(reports * SEALED_BYTES) for _ in range(200)]
         for n in range(0, len(bodies), 10):
             made = [
@@ -213,21 +213,21 @@ def test_of_a_tier_that_is_gone_no_byte_remains_while_another_still_holds_report
 
 
 def test_a_store_of_another_release_is_left_alone(tmp_path):
-    ProxyStore(tmp_path / "proxy.db").close()
+    ShufflerStore(tmp_path / "proxy.db").close()
     with contextlib.closing(sqlite3.connect(tmp_path / "proxy.db")) as link, link:
         link.execute("UPDATE meta SET value = 99 WHERE name = 'schema'")
     with pytest.raises(ServiceError, match="another release"):
-        ProxyStore(tmp_path / "proxy.db")
+        ShufflerStore(tmp_path / "proxy.db")
 
 
 def test_a_file_that_is_no_store_is_told(tmp_path):
     (tmp_path / "proxy.db").write_bytes(b"nonsense" * 1000)
     with pytest.raises(ServiceError, match="cannot be used"):
-        ProxyStore(tmp_path / "proxy.db")
+        ShufflerStore(tmp_path / "proxy.db")
 
 
 def test_an_account_has_one_generation_after_the_other(tmp_path):
-    with contextlib.closing(ProxyStore(tmp_path / "proxy.db")) as store:
+    with contextlib.closing(ShufflerStore(tmp_path / "proxy.db")) as store:
         assert store.generation(ACCOUNTS[0]) is None
         assert [store.enrol(ACCOUNTS[0]) for _ in range(3)] == [0, 1, 2]
         assert store.generation(ACCOUNTS[0]) == 2

@@ -22,7 +22,7 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.encrypted import StoreFile
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.terms import Terms
 
 ITEMS = [(f"venue-{i}", f"Venue number {i}") for i in range(30)]
@@ -46,7 +46,7 @@ def reported(store):
     for number in store.users.tolist():
         store.add_history(number, ["venue-1", "venue-2", "venue-3"], [10, 20, 30])
         store.set_choice(number, Choice(share_positives=0.625))
-    hosted = Hosted(store)
+    hosted = DeviceSession(store)
     hosted.agree(TERMS)
     view = ModelView(0, np.zeros((30, 5), np.float32))
     hosted.keep_model(view)
@@ -314,7 +314,9 @@ def test_its_files_are_the_owners_alone(path, store):
 
 
 def test_nothing_private_is_in_its_repr(store):
-    assert "anna" not in repr(store) + repr(reported(store)) + repr(Hosted(store).unresolved())
+    assert "anna" not in repr(store) + repr(reported(store)) + repr(
+        DeviceSession(store).unresolved()
+    )
 
 
 # --- keys and files that are not right ------------------------------------------------------------
@@ -522,7 +524,7 @@ def test_what_was_there_stays_when_the_disk_is_full(path, store):
     for _ in range(2):
         with pytest.raises(StoreError, match=r"no space left.*still there"):
             store.add_history(4, many)
-    hosted = Hosted(store)
+    hosted = DeviceSession(store)
     hosted.arrived(0, 0)
     assert (store.interactions(4), store.records(4), store.budget()) == before[:3]
     assert store.ledger().num_rows == 2

@@ -22,7 +22,7 @@ from sottovoce.services.kit.application import Hosting
 from sottovoce.services.shuffler import ShufflerApplication, ShufflerLimits
 from sottovoce.stores.keys import authority_pem, device_context, operator_token
 from sottovoce.stores.server_folder import Introduction, admit, enrolment_statement
-from sottovoce.stores.shuffler_folder import create_proxy_folder
+from sottovoce.stores.shuffler_folder import create_shuffler_folder
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.refusals import RefusalCounts
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
@@ -296,4 +296,4 @@ class Link:
 def proxied(path, **options):
     """A server, the folder of its proxy and some devices that are not enrolled yet."""
     with Server(**options) as server:
-        yield server, create_proxy_folder(path / "proxy", server.introduction())
+        yield server, create_shuffler_folder(path / "proxy", server.introduction())

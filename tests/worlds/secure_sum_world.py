@@ -29,7 +29,7 @@ from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
-from sottovoce.stores.helper_folder import MaskerIntroduction, create_masker, init_masker
+from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
 from sottovoce.stores.keys import operator_token
 from sottovoce.testing import random_world
 from sottovoce.wire.masked import (
@@ -57,8 +57,8 @@ def summed_terms(key="", **changes):
 
 def masker_folder(path, **changes):
     """A proxy with keys of its own and the terms that name them."""
-    terms = summed_terms(init_masker(path, noise_key=bytes(range(32))), **changes)
-    return create_masker(path, MaskerIntroduction(terms, TOKEN))
+    terms = summed_terms(init_helper(path, noise_key=bytes(range(32))), **changes)
+    return create_helper(path, HelperIntroduction(terms, TOKEN))
 
 
 MODEL = bytes(range(32))

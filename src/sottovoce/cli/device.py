@@ -252,7 +252,7 @@ def consent(
     from sottovoce.cli import spent
     from sottovoce.cli.device_attributes import hiding
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
-    from sottovoce.stores.session import Hosted
+    from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
 
     if "epsilon" in changes:
@@ -270,7 +270,7 @@ def consent(
             return
         if refuse or allow:
             raise UsageError("this federation has no data owners that could be refused or allowed")
-        number, hosted, gateway = whose(store, user), Hosted(store), is_gateway(store)
+        number, hosted, gateway = whose(store, user), DeviceSession(store), is_gateway(store)
         pending, known = hosted.pending, hosted.pending or hosted.terms
         choice = store.choice(number)
         hidden = hiding(choice, hide or [], reveal or [], known)
@@ -334,7 +334,7 @@ def recommend(
       sottovoce device recommend ~/films -n 5
     """
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.stores.session import Hosted
+    from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
 
     if n < 1:
@@ -343,7 +343,7 @@ def recommend(
         if isinstance(store, UserStore):
             device_owners.recommend(path, whose(store, user), n, as_json)
             return
-        number, hosted = whose(store, user), Hosted(store)
+        number, hosted = whose(store, user), DeviceSession(store)
         found, name, view = hosted.recommend(number, n), store.name(number), hosted.model()
     rows: list[dict[str, Any]] = [
         {"rank": rank, "item": item, "title": title, "score": score}
@@ -383,7 +383,7 @@ def ledger(
     from sottovoce.cli import spent
     from sottovoce.core import ledger as ledgers
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.stores.session import Hosted
+    from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
 
     if csv and as_json:
@@ -399,7 +399,7 @@ def ledger(
         contacts = store.contacts(number)
         who = "the store" if number is None else f"the device of {store.name(number)}"
         one = int(store.users[0]) if number is None and len(names) == 1 else number
-        budget = None if one is None else spent.of_store(store, one, Hosted(store).terms)
+        budget = None if one is None else spent.of_store(store, one, DeviceSession(store).terms)
     lines = [{"when": output.day(line["time"]), **output.plain(line)} for line in rows.to_pylist()]
     if as_json:
         head = {"store": path, "totals": output.totals_json(totals)}
@@ -453,7 +453,7 @@ def status(path: Store, user: User = None, as_json: Json = False) -> None:
     from sottovoce.cli import spent
     from sottovoce.cli.device_attributes import standing, status_words, to_json
     from sottovoce.cli.device_terms import is_gateway, terms_in_words, waiting, who_reads
-    from sottovoce.stores.session import Hosted
+    from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore, open_store, whose
     from sottovoce.wire.invitations import kept_invitation
 
@@ -463,7 +463,7 @@ def status(path: Store, user: User = None, as_json: Json = False) -> None:
             return
         if user is not None:
             raise UsageError("in a federation of devices the status is that of the whole store")
-        hosted, invitation = Hosted(store), kept_invitation(store)
+        hosted, invitation = DeviceSession(store), kept_invitation(store)
         terms, view, latest = hosted.terms, hosted.model(), hosted.latest()
         pending, gateway = hosted.pending, is_gateway(store)
         history, records = store.count_history(), store.choices()

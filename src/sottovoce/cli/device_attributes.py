@@ -46,12 +46,12 @@ def attributes(
       sottovoce device attributes ~/sottovoce gender=F age=25-34
       sottovoce device attributes ~/sottovoce --forget age
     """
-    from sottovoce.stores.session import Hosted
+    from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import open_cohort, whose
 
     changes = _read(values or [], forget or [])
     with open_cohort(path, readonly=not changes) as store:
-        number, terms = whose(store, user), Hosted(store).terms
+        number, terms = whose(store, user), DeviceSession(store).terms
         for known in filters_of(terms):
             value = changes.get(known.name)
             if value is not None and known.code(value) < 0:

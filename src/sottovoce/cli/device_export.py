@@ -101,13 +101,13 @@ def _write(out: TextIO, store: CohortStore | UserStore, number: int | None) -> i
 
 
 def _everything(store: CohortStore | UserStore, number: int | None) -> Iterator[dict[str, Any]]:
-    from sottovoce.stores.session import Hosted
+    from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import UserStore
 
     if isinstance(store, UserStore):
         yield from _with_owners(store, number)
         return
-    hosted, users = Hosted(store), store.users.tolist()
+    hosted, users = DeviceSession(store), store.users.tolist()
     terms = hosted.terms
     vectors = hosted.vectors() if terms is not None else None
     if terms is not None:

@@ -17,7 +17,7 @@ from sottovoce.privacy.statements import bound_text, count_of
 
 if TYPE_CHECKING:
     from sottovoce.stores.device import CohortStore
-    from sottovoce.stores.session import Hosted
+    from sottovoce.stores.session import DeviceSession
     from sottovoce.wire.terms import Terms
 
 _MOST_CLASSES = 8
@@ -47,13 +47,13 @@ def agree(
       sottovoce device agree ~/sottovoce
       sottovoce device agree ~/sottovoce --terms 0123456789abcdef0123456789abcdef
     """
-    from sottovoce.stores.session import Hosted
+    from sottovoce.stores.session import DeviceSession
     from sottovoce.stores.user import open_cohort
 
     if look and digest is not None:
         raise UsageError("choose one of --look and --terms")
     with open_cohort(path, readonly=digest is None) as store:
-        hosted, gateway = Hosted(store), is_gateway(store)
+        hosted, gateway = DeviceSession(store), is_gateway(store)
         before, pending = hosted.terms, hosted.pending
         shown = pending or before
         if digest is not None:
@@ -83,7 +83,7 @@ def agree(
     output.show(*(waiting(shown, path) if waits else ["Agreed to."]))
 
 
-def _agree_to(hosted: Hosted, shown: Terms | None, digest: str, path: Path) -> None:
+def _agree_to(hosted: DeviceSession, shown: Terms | None, digest: str, path: Path) -> None:
     if shown is None:
         raise UsageError(terms_in_words(None, path)[0])
     if digest != shown.digest():

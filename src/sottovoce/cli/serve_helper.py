@@ -55,9 +55,9 @@ def helper(
     from sottovoce.services.helper import HelperService
     from sottovoce.stores.helper_folder import (
         PUBLIC_KEY,
-        create_masker,
-        init_masker,
-        read_masker_introduction,
+        create_helper,
+        init_helper,
+        read_helper_introduction,
     )
 
     if init and introduction is not None:
@@ -65,13 +65,13 @@ def helper(
     if names and not init:
         raise UsageError("--name goes with --init, when the keys are made")
     if init:
-        key, ca = init_masker(folder, names or []), folder / "keys" / "ca.crt"
+        key, ca = init_helper(folder, names or []), folder / "keys" / "ca.crt"
         return {"key": key, "key_file": folder / PUBLIC_KEY, "ca": ca}, [
             f"{folder} has the keys of a helper; the server's operator needs {ca} and "
             f"{folder / PUBLIC_KEY}, which are no secrets"
         ]
     if introduction is not None:
-        made = create_masker(folder, read_masker_introduction(introduction))
+        made = create_helper(folder, read_helper_introduction(introduction))
         link, terms = made.introduction.link, made.introduction.terms
         output.note(
             f"{folder} holds the helper of the federation {terms.federation}; it tells sums over "

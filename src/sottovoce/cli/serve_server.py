@@ -187,9 +187,9 @@ def introduce(
 
     found = folders.open_folder(folder)
     if found.plan.summed:  # the helper is asked by the server and need not know where that is
-        from sottovoce.stores.helper_folder import masker_introduction, write_masker_introduction
+        from sottovoce.stores.helper_folder import helper_introduction, write_helper_introduction
 
-        write_masker_introduction(out, masker_introduction(found))
+        write_helper_introduction(out, helper_introduction(found))
         told = f"The introduction of the helper is {out}; it is a secret"
         return {"server": None, "file": out}, [told]
     address = _address(found, server)

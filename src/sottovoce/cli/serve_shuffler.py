@@ -62,10 +62,10 @@ def shuffler(
     goals = _goals(goal or [])
     from sottovoce.services.shuffler import ShufflerService
     from sottovoce.stores.server_folder import read_introduction
-    from sottovoce.stores.shuffler_folder import create_proxy_folder
+    from sottovoce.stores.shuffler_folder import create_shuffler_folder
 
     if introduction is not None:
-        made = create_proxy_folder(folder, read_introduction(introduction), names or [])
+        made = create_shuffler_folder(folder, read_introduction(introduction), names or [])
         output.note(f"{folder} holds a shuffler of the federation {made.introduction.federation}")
     elif names:
         raise UsageError("--name goes with --introduction, at the first start")

@@ -122,7 +122,7 @@ def make_store(path: Path, world: TrialWorld, rows: NDArray[np.int64]) -> Cohort
     know of them, hidden or not. Whoever starts a trial speaks for them, so the terms are agreed
     to."""
     from sottovoce.stores.device import CohortStore
-    from sottovoce.stores.session import Hosted  # simulation does without their library
+    from sottovoce.stores.session import DeviceSession  # simulation does without their library
 
     part = world.cohort.take(rows)
     numbers = part.users.tolist()
@@ -134,7 +134,7 @@ def make_store(path: Path, world: TrialWorld, rows: NDArray[np.int64]) -> Cohort
     if world.terms.algorithm.attributes:
         _keep_attributes(store, world.terms.algorithm, part)
     store.set_choices(part.consent)
-    Hosted(store).agree(world.terms)
+    DeviceSession(store).agree(world.terms)
     return store
 
 

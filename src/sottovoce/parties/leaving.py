@@ -80,6 +80,6 @@ def body_of(leaving: Leaving) -> bytes:
     if type(leaving) is not Leaving or getattr(leaving, "_key", None) is not _KEY:
         raise ConfigError(
             f"a device sends what its door has let go, not {type(leaving).__name__}; ask the door "
-            "(Hosted, UserDoor) for it"
+            "(DeviceSession, UserDoor) for it"
         )
     return leaving._body

@@ -21,7 +21,7 @@ from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.kit.serving import Parts, Service, Start
-from sottovoce.stores.helper_folder import MaskerFolder, open_masker
+from sottovoce.stores.helper_folder import HelperFolder, open_helper
 from sottovoce.wire.masked import (
     LONGEST_QUESTION,
     MaskSumQuestion,
@@ -56,7 +56,7 @@ class Unopened(MessageError):
 class Answering:
     """The rules of the helper over what is in its folder."""
 
-    def __init__(self, folder: MaskerFolder, threads: int = 1) -> None:
+    def __init__(self, folder: HelperFolder, threads: int = 1) -> None:
         self._terms, self._link = folder.introduction.terms, folder.introduction.link
         self._name = terms_name(self._terms)
         self._key, self._noise = folder.seal_key(), folder.noise_key()
@@ -163,7 +163,7 @@ class HelperApplication(HttpApplication[HelperLimits]):
 
 
 @dataclass(frozen=True, slots=True)
-class HelperService(Service[MaskerFolder, HelperLimits]):
+class HelperService(Service[HelperFolder, HelperLimits]):
     """The aggregation helper of a secure sum."""
 
     threads: int | None = None
@@ -172,10 +172,10 @@ class HelperService(Service[MaskerFolder, HelperLimits]):
     port = 8447
     limits = HelperLimits
 
-    def open(self, path: Path) -> MaskerFolder:
-        return open_masker(path)
+    def open(self, path: Path) -> HelperFolder:
+        return open_helper(path)
 
-    def prepare(self, start: Start[MaskerFolder, HelperLimits]) -> Parts:
+    def prepare(self, start: Start[HelperFolder, HelperLimits]) -> Parts:
         folder = start.folder
         start.stack.enter_context(folder.locked())
         answering = Answering(folder, self.threads or default_threads())

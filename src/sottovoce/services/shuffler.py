@@ -31,8 +31,8 @@ from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.services.kit.writer import GroupWriter
 from sottovoce.services.shuffler_handover import Forwarder, Goal
 from sottovoce.stores.server_folder import is_admitted
-from sottovoce.stores.shuffler import Decision, ProxyStore
-from sottovoce.stores.shuffler_folder import ProxyFolder, open_proxy_folder
+from sottovoce.stores.shuffler import Decision, ShufflerStore
+from sottovoce.stores.shuffler_folder import ShufflerFolder, open_shuffler_folder
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.refusals import Reason, Refused, read_or_refuse
 from sottovoce.wire.shuffled import (
@@ -126,7 +126,7 @@ class Accounts:
     """Accounts and their keys, made from one secret: the same device has the same account, and each
     enrolment gives it another key."""
 
-    def __init__(self, store: ProxyStore, secret: bytes) -> None:
+    def __init__(self, store: ShufflerStore, secret: bytes) -> None:
         self._store, self._secret = store, secret
         self._known: dict[bytes, bytes] = {}
         self._turn = threading.Lock()
@@ -168,8 +168,8 @@ class ShufflerApplication(HttpApplication[ShufflerLimits]):
     def __init__(
         self,
         hosting: Hosting[ShufflerLimits],
-        folder: ProxyFolder,
-        store: ProxyStore,
+        folder: ShufflerFolder,
+        store: ShufflerStore,
         forwarder: Forwarder,
     ) -> None:
         super().__init__(hosting)
@@ -341,7 +341,7 @@ def _enrolment(body: bytes, federation: str) -> _Enrolment:
 
 
 @dataclass(frozen=True, slots=True)
-class ShufflerService(Service[ProxyFolder, ShufflerLimits]):
+class ShufflerService(Service[ShufflerFolder, ShufflerLimits]):
     """The shuffler of a federation's reports."""
 
     goal: Goal = field(default_factory=dict)
@@ -351,10 +351,10 @@ class ShufflerService(Service[ProxyFolder, ShufflerLimits]):
     port = 8444
     limits = ShufflerLimits
 
-    def open(self, path: Path) -> ProxyFolder:
-        return open_proxy_folder(path)
+    def open(self, path: Path) -> ShufflerFolder:
+        return open_shuffler_folder(path)
 
-    def prepare(self, start: Start[ProxyFolder, ShufflerLimits]) -> Parts:
+    def prepare(self, start: Start[ShufflerFolder, ShufflerLimits]) -> Parts:
         folder = start.folder
         start.stack.enter_context(folder.locked())
         store = start.keep(folder.store())

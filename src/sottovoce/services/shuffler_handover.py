@@ -21,8 +21,8 @@ from sottovoce.errors import (
 from sottovoce.parties.shuffler import ShufflerRules, in_parts
 from sottovoce.services.agent.client import Busy, ServiceClient, loopback
 from sottovoce.services.kit.pacing import Pace
-from sottovoce.stores.shuffler import Held, Position, ProxyStore
-from sottovoce.stores.shuffler_folder import ProxyFolder
+from sottovoce.stores.shuffler import Held, ShufflerPosition, ShufflerStore
+from sottovoce.stores.shuffler_folder import ShufflerFolder
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.sealing import SEALED_BYTES, key_id
 from sottovoce.wire.shuffled import PART_BYTES, BatchPart, encode_part, terms_name
@@ -49,8 +49,8 @@ Goal = Mapping[int | None, int]
 class Forwarder:
     def __init__(
         self,
-        folder: ProxyFolder,
-        store: ProxyStore,
+        folder: ShufflerFolder,
+        store: ShufflerStore,
         log: Any,
         *,
         goal: Goal,
@@ -190,7 +190,7 @@ class Forwarder:
             raise MessageError(f"the server went back to round {now.round}; nothing is taken there")
         key = key_id(now.report_key) if now.report_key else b""
         self._told = now.poll_seconds
-        position = Position(now.round, now.state == "open" and bool(key), key)
+        position = ShufflerPosition(now.round, now.state == "open" and bool(key), key)
         if position != self._store.position:
             dropped = self._store.move(position)
             self._reached = {h.number: self._reached[h.number] for h in self._store.held()

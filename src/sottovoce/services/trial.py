@@ -35,10 +35,10 @@ from sottovoce.stores import server as records
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.helper_folder import (
     PUBLIC_KEY,
-    create_masker,
-    init_masker,
-    masker_introduction,
-    open_masker,
+    create_helper,
+    helper_introduction,
+    init_helper,
+    open_helper,
 )
 from sottovoce.stores.keys import (
     CA_CERTIFICATE,
@@ -53,8 +53,8 @@ from sottovoce.stores.server_folder import (
     invite,
     open_folder,
 )
-from sottovoce.stores.session import Hosted
-from sottovoce.stores.shuffler_folder import create_proxy_folder
+from sottovoce.stores.session import DeviceSession
+from sottovoce.stores.shuffler_folder import create_shuffler_folder
 from sottovoce.wire.invitations import keep_invitation
 
 _LOOK_SECONDS = 0.1
@@ -155,7 +155,7 @@ class HttpsTrial:
         """At the address that the terms name; the server may listen elsewhere than before."""
         place = self.folder / _PROXY
         (place / _INTRODUCTION).unlink(missing_ok=True)
-        folder = create_proxy_folder(place, introduced)
+        folder = create_shuffler_folder(place, introduced)
         goals = [
             f"--goal={tier}={devices}" for tier, devices in enumerate(self._tiers()) if devices
         ]
@@ -170,8 +170,8 @@ class HttpsTrial:
         """Who knows the masks, at the address that the terms name; also after it was stopped."""
         place = self.folder / _PROXY
         if not (place / _INTRODUCTION).exists():
-            create_masker(place, masker_introduction(open_folder(self.folder / "server")))
-        folder = open_masker(place)
+            create_helper(place, helper_introduction(open_folder(self.folder / "server")))
+        folder = open_helper(place)
         port = str(_kept_port(place))
         self.proxy = self._start("proxy", "serve", "helper", place, "--port", port)
         wait_for(self.proxy, lambda: folder.running() is not None)
@@ -237,7 +237,7 @@ class HttpsTrial:
         until = time.monotonic() + _SETTLING_SECONDS
         agent = self.agents[row % len(self.agents)] if self.agents else None
         with CohortStore.open(self.store(row), readonly=True) as store:
-            hosted = Hosted(store)
+            hosted = DeviceSession(store)
             while agent and agent.alive and not _settled(hosted, round):
                 if time.monotonic() > until:
                     break
@@ -287,7 +287,7 @@ def prepare_helper(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
     """The same for the helper of a secure sum, with the noise of the simulation."""
     place = folder / _PROXY
     if not (place / PUBLIC_KEY).exists():
-        init_masker(place, noise_key=noise_root(streams_of(root_key).child("masker").root))
+        init_helper(place, noise_key=noise_root(streams_of(root_key).child("masker").root))
     told = prepare_proxy(folder)
     key = (place / PUBLIC_KEY).read_text().strip()
     return replace(link, url=told.url, authority=told.authority, key=key)
@@ -297,6 +297,6 @@ def _kept_port(place: Path) -> int:
     return int((place / _PORT).read_text())
 
 
-def _settled(hosted: Hosted, round: int) -> bool:
+def _settled(hosted: DeviceSession, round: int) -> bool:
     model = hosted.model()
     return hosted.unresolved() is None and model is not None and model.round >= round

@@ -69,7 +69,7 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenRound:
+class ConductedRound:
     """The devices that the open round asks. Kept, so that a new run asks the same."""
 
     round: int
@@ -137,14 +137,16 @@ class Checkpoint(SQLiteFile):
         with self.transaction():
             self.write("INSERT INTO target VALUES (?)", (rounds,))
 
-    def open_round(self) -> OpenRound | None:
+    def open_round(self) -> ConductedRound | None:
         row = self.row("SELECT round, attempt, goal, numbers FROM open_round")
         if row is None:
             return None
         numbers = self._genuine(row[3], "numbers", row[0], row[1])
-        return OpenRound(row[0], row[1], row[2], np.frombuffer(numbers, "<i8").astype(np.int64))
+        return ConductedRound(
+            row[0], row[1], row[2], np.frombuffer(numbers, "<i8").astype(np.int64)
+        )
 
-    def open(self, opened: OpenRound) -> None:
+    def open(self, opened: ConductedRound) -> None:
         """Durable before the first device is asked."""
         with self.transaction():
             self.write("DELETE FROM open_round")

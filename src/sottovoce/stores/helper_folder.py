@@ -45,7 +45,7 @@ _NOBODY = b""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MaskerIntroduction:
+class HelperIntroduction:
     """All that the proxy of a secure sum needs to know of the federation."""
 
     terms: Terms
@@ -53,7 +53,7 @@ class MaskerIntroduction:
     """By which it knows the server; hexadecimal. A secret."""
 
     def __repr__(self) -> str:
-        return f"<MaskerIntroduction to {self.terms.federation}, redacted>"
+        return f"<HelperIntroduction to {self.terms.federation}, redacted>"
 
     @property
     def link(self) -> SecureSum:
@@ -67,8 +67,8 @@ class MaskerIntroduction:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MaskerFolder(ServiceFolder):
-    introduction: MaskerIntroduction
+class HelperFolder(ServiceFolder):
+    introduction: HelperIntroduction
 
     party: ClassVar[str] = "masker"
 
@@ -136,7 +136,7 @@ class Answers:
             self.keep(Answered(round - 1, _NOBODY, GROUPED_ROUNDS * REGAINED_AFTER))
 
 
-def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None) -> str:
+def init_helper(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | None = None) -> str:
     """Make the keys of a proxy, for its owner alone; its public key, which goes into the terms. The
     noise is the operating system's unless a trial sets its key."""
     if (path / SEAL_KEY).exists():
@@ -157,7 +157,7 @@ def init_masker(path: Path, hosts: Sequence[str] = (), *, noise_key: bytes | Non
     return public
 
 
-def create_masker(path: Path, introduction: MaskerIntroduction) -> MaskerFolder:
+def create_helper(path: Path, introduction: HelperIntroduction) -> HelperFolder:
     """A folder with keys becomes that of a federation, once and for all."""
     if (path / INTRODUCTION).exists():
         raise UsageError(f"{path} holds a proxy already; start it without --introduction")
@@ -166,7 +166,7 @@ def create_masker(path: Path, introduction: MaskerIntroduction) -> MaskerFolder:
             f"{path} has no keys, which the terms of the federation name; make them first, with "
             f"`sottovoce serve masker {path} --init`"
         )
-    folder = MaskerFolder(path, introduction)
+    folder = HelperFolder(path, introduction)
     public = folder.seal_key().public_key().public_bytes_raw().hex()
     if introduction.link.key != public:
         raise KeyTrouble(
@@ -178,12 +178,12 @@ def create_masker(path: Path, introduction: MaskerIntroduction) -> MaskerFolder:
             f"{path} has told sums already, and with another introduction it could tell others of "
             "the same devices; make a new proxy in another folder"
         )
-    write_masker_introduction(path / INTRODUCTION, introduction)
+    write_helper_introduction(path / INTRODUCTION, introduction)
     return folder
 
 
-def open_masker(path: Path) -> MaskerFolder:
-    """A folder that `create_masker` made. Raises with one sentence where it is none."""
+def open_helper(path: Path) -> HelperFolder:
+    """A folder that `create_helper` made. Raises with one sentence where it is none."""
     place = path / INTRODUCTION
     if not place.exists():
         raise ServiceError(
@@ -191,15 +191,15 @@ def open_masker(path: Path) -> MaskerFolder:
             f"{path} --init`, and then start it with --introduction FILE"
         )
     read_secret(place)
-    return MaskerFolder(path, read_masker_introduction(place))
+    return HelperFolder(path, read_helper_introduction(place))
 
 
-def masker_introduction(folder: ServerFolder) -> MaskerIntroduction:
+def helper_introduction(folder: ServerFolder) -> HelperIntroduction:
     """What the operator of the proxy is given, from the server's folder."""
-    return MaskerIntroduction(folder.plan.terms, proxy_token(folder.keys))
+    return HelperIntroduction(folder.plan.terms, proxy_token(folder.keys))
 
 
-def write_masker_introduction(path: Path, introduction: MaskerIntroduction) -> None:
+def write_helper_introduction(path: Path, introduction: HelperIntroduction) -> None:
     """As a file of mode 600. Never over an existing one."""
     if path.exists():
         raise UsageError(f"{path} is there already and is not overwritten")
@@ -211,7 +211,7 @@ def write_masker_introduction(path: Path, introduction: MaskerIntroduction) -> N
     write_new_files(path.parent, {path.name: json.dumps(table, indent=1).encode() + b"\n"})
 
 
-def read_masker_introduction(path: Path) -> MaskerIntroduction:
+def read_helper_introduction(path: Path) -> HelperIntroduction:
     """Raises with one sentence where the file is missing, of another version or none."""
     wrong = UsageError(f"{path} is no introduction to a secure sum; ask the server's operator")
     try:
@@ -224,7 +224,7 @@ def read_masker_introduction(path: Path) -> MaskerIntroduction:
     if not isinstance(table, dict) or set(table) != {"protocol", "terms", "token"}:
         raise wrong
     try:
-        found = MaskerIntroduction(Terms.from_table(table["terms"]), str(table["token"]))
+        found = HelperIntroduction(Terms.from_table(table["terms"]), str(table["token"]))
         good = len(bytes.fromhex(found.token)) > 0
     except MessageError as error:
         raise UsageError(f"{path}: {error}") from None

@@ -76,14 +76,14 @@ class Introduction:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ProxySecrets:
+class ShufflerSecrets:
     """What a server process needs where reports come through a proxy."""
 
     admission_key: Ed25519PrivateKey
     token: str
 
     @classmethod
-    def of(cls, folder: Path) -> ProxySecrets:
+    def of(cls, folder: Path) -> ShufflerSecrets:
         """From the server's key folder."""
         return cls(admission_key(folder), proxy_token(folder))
 

@@ -54,7 +54,7 @@ from sottovoce.stores.prepared import (
 )
 from sottovoce.wire.terms import Terms
 
-__all__ = ["Hosted", "Prepared"]
+__all__ = ["DeviceSession", "Prepared"]
 
 _NONCE_BYTES = 16
 _COUNTER_LIMIT = 2**32
@@ -65,7 +65,7 @@ _LARGEST_CONTACT = 2048
 _NAMED = "named-willing:"
 
 
-class Hosted(Agreeing):
+class DeviceSession(Agreeing):
     """The users of a store as the devices they are."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Hosted(Agreeing):
         self._pack = pack
 
     def __repr__(self) -> str:
-        return f"<Hosted {self.store.path}, redacted>"
+        return f"<DeviceSession {self.store.path}, redacted>"
 
     # --- the model -------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS outcomes (
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ShufflerPosition:
     """Where the federation is, as the server said last."""
 
     round: int = -1
@@ -100,20 +100,20 @@ class Held:
         return f"reports_{self.number:d}"
 
 
-class _ProxyFile(SQLiteFile):
+class _ShufflerFile(SQLiteFile):
     name = "the database"
     kind = "proxy's store"
     pragmas = (*SQLiteFile.pragmas, "wal_autocheckpoint=4000", "cache_size=-16000")
     busy_seconds = 10.0
 
 
-class ProxyStore:
+class ShufflerStore:
     """Any thread may use it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._writer = _ProxyFile(path, make=True)
+        self._writer = _ShufflerFile(path, make=True)
         try:
             with self._writer.transaction():
                 self._prepare()
@@ -121,11 +121,11 @@ class ProxyStore:
             held = self._writer.rows(
                 "SELECT number, round, tier, key, devices, state, mark, seed, sent FROM batches"
             )
-            self._reader = _ProxyFile(path)  # need not wait until the other has written
+            self._reader = _ShufflerFile(path)  # need not wait until the other has written
         except BaseException:
             self._writer.close()
             raise
-        self.position = Position(
+        self.position = ShufflerPosition(
             meta.get("round", -1), bool(meta.get("open", False)), meta.get("key", b"")
         )
         self._held = {
@@ -229,7 +229,7 @@ class ProxyStore:
         held = self._held.get((round, tier))
         return held is not None and held.state != "open"
 
-    def move(self, position: Position) -> list[Held]:
+    def move(self, position: ShufflerPosition) -> list[Held]:
         """Follow the server. What is held for an earlier round and was not sealed is dropped;
         returns it. Who has sent is forgotten after a few rounds. Raises, and stays, where a round
         would get another key: reports sealed to different keys could be told apart."""
@@ -255,9 +255,9 @@ class ProxyStore:
         with self._writing():
             if self._held or round <= self.position.round:
                 raise ServiceError(f"{self._path} is no copy that could go on with round {round}")
-            self._put_position(Position(round))
+            self._put_position(ShufflerPosition(round))
 
-    def _put_position(self, position: Position) -> None:
+    def _put_position(self, position: ShufflerPosition) -> None:
         self._writer.write_many(
             "INSERT INTO meta VALUES (?, ?) "
             "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
@@ -329,13 +329,13 @@ class ProxyStore:
     def wipe_log(self) -> bool:
         """Take what was deleted out of SQLite's log as well; False where somebody reads or writes
         just now, and it is still there."""
-        with _ProxyFile(self._path) as file:
+        with _ShufflerFile(self._path) as file:
             file.pragma("busy_timeout", 200)
             return file.cut_log()
 
     def rows(self, held: Held) -> Iterator[NDArray[np.uint8]]:
         """All sealed reports of a batch, some at a time, by place: a random order of devices."""
-        with _ProxyFile(self._path) as file, file.snapshot():
+        with _ShufflerFile(self._path) as file, file.snapshot():
             place = -1
             sql = f"SELECT place, body FROM {held.table} WHERE place > ? ORDER BY place LIMIT ?"
             while some := file.rows(sql, [place, _ROWS]):

@@ -31,7 +31,7 @@ from sottovoce.stores.server_folder import (
     read_introduction,
     write_introduction,
 )
-from sottovoce.stores.shuffler import ProxyStore
+from sottovoce.stores.shuffler import ShufflerStore
 from sottovoce.wire.terms import Terms
 
 INTRODUCTION, SECRET, TERMS = "introduction.json", "accounts.secret", "terms.json"
@@ -39,12 +39,12 @@ DATABASE = "proxy.db"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ProxyFolder(ServiceFolder):
+class ShufflerFolder(ServiceFolder):
     introduction: Introduction
 
     party: ClassVar[str] = "proxy"
 
-    def store(self) -> ProxyStore:
+    def store(self) -> ShufflerStore:
         """What the proxy holds. A new one would take reports twice: where it was lost, none is
         made."""
         place = self.path / DATABASE
@@ -53,7 +53,7 @@ class ProxyFolder(ServiceFolder):
                 f"{place} is not there, but what the proxy holds was in it; put it back, or make a "
                 "new proxy in another folder"
             )
-        return ProxyStore(place)
+        return ShufflerStore(place)
 
     def account_secret(self) -> bytes:
         try:
@@ -82,9 +82,9 @@ class ProxyFolder(ServiceFolder):
         replace_file(self.path / TERMS, content.encode())
 
 
-def create_proxy_folder(
+def create_shuffler_folder(
     path: Path, introduction: Introduction, hosts: Sequence[str] = ()
-) -> ProxyFolder:
+) -> ShufflerFolder:
     """The folder of a new proxy, for its owner alone. Keys that are there already are used, since
     the terms of the federation may name them."""
     if (path / INTRODUCTION).exists():
@@ -94,13 +94,13 @@ def create_proxy_folder(
         init_keys(path / "keys", hosts)
     if not (path / SECRET).exists():
         write_new_files(path, {SECRET: secrets.token_hex(32).encode() + b"\n"})
-    ProxyStore(path / DATABASE).close()
+    ShufflerStore(path / DATABASE).close()
     write_introduction(path / INTRODUCTION, introduction)
-    return ProxyFolder(path, introduction)
+    return ShufflerFolder(path, introduction)
 
 
-def open_proxy_folder(path: Path) -> ProxyFolder:
-    """A folder that `create_proxy_folder` made. Raises with one sentence where it is none."""
+def open_shuffler_folder(path: Path) -> ShufflerFolder:
+    """A folder that `create_shuffler_folder` made. Raises with one sentence where it is none."""
     place = path / INTRODUCTION
     if not place.exists():
         raise ServiceError(
@@ -108,4 +108,4 @@ def open_proxy_folder(path: Path) -> ProxyFolder:
             "--introduction FILE`"
         )
     read_secret(place)
-    return ProxyFolder(path, read_introduction(place))
+    return ShufflerFolder(path, read_introduction(place))

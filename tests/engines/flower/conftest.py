@@ -18,7 +18,7 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import create_folder
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.testing import random_world
 from sottovoce.wire.terms import Terms
 
@@ -60,14 +60,16 @@ class Town:
         ).plan
 
     def hosted(self, name):
-        return Hosted(CohortStore.open(self.stores[name]))
+        return DeviceSession(CohortStore.open(self.stores[name]))
 
     def vectors(self):
         """Everybody's vector, by number."""
         found = {}
         for path in self.stores.values():
             with CohortStore.open(path) as store:
-                found |= dict(zip(store.users.tolist(), Hosted(store).vectors(), strict=True))
+                found |= dict(
+                    zip(store.users.tolist(), DeviceSession(store).vectors(), strict=True)
+                )
         return np.array([found[number] for number in sorted(found)])
 
     def ledger(self):
@@ -118,5 +120,5 @@ def town(tmp_path):
             for number in numbers:
                 store.add_history(number, [ITEMS[i] for i in TRAIN.row(number)], None)
                 store.set_choice(number, Choice(share_positives=SHARES[number]))
-            Hosted(store).agree(terms)
+            DeviceSession(store).agree(terms)
     return Town(tmp_path / "server", stores, terms)

@@ -17,13 +17,13 @@ from sottovoce.rng import Streams
 from sottovoce.stores.allotment import parse_ranges, ranges_of, show_ranges, within
 from sottovoce.stores.conductor import (
     Checkpoint,
-    OpenRound,
+    ConductedRound,
     conducted,
     only_one,
     read_status,
 )
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask
 from sottovoce.wire.reports import encode_sum
 from sottovoce.wire.versions import encode_model
@@ -65,7 +65,7 @@ class Office:
             asked = (CohortTask if kind == "train" else CohortQuestion).from_content(letter)
             with CohortStore.open(self.nodes[node]) as store:
                 do = answer_task if kind == "train" else answer_question
-                answer = told(do(Hosted(store), asked))
+                answer = told(do(DeviceSession(store), asked))
             answer = self.twist(node, kind, asked, answer)
             if isinstance(answer, Crash):
                 raise answer
@@ -508,7 +508,7 @@ def test_a_sum_that_could_not_be_added_up_is_refused(town):
 
     part = SummedReports(0, np.array([1], np.int32), np.full((1, WIDTH), 2**62), 2**29)
     answer = CohortAnswer(np.zeros(0, np.int64), 0, 0, 0, encode_sum(part), 2**29)
-    opened = OpenRound(0, 0, 1, Many())
+    opened = ConductedRound(0, 0, 1, Many())
     with pytest.raises(MessageError, match="than can be added up"):
         check_sum(answer, opened, 2**30, town.terms)
 
@@ -619,7 +619,7 @@ def test_a_gateway_tells_nothing_before_its_operator_has_agreed(town, tmp_path):
         for number in (3, 4):
             store.add_history(number, ["item 1", "item 2"], None)
             store.set_choice(number, Choice(share_positives=1.0))
-        hosted = Hosted(store)
+        hosted = DeviceSession(store)
         view = Server.start(town.terms.build(), town.terms.n_items, Streams(1)).publish()
         letter = town.terms, 0, 0, None, encode_model(view)
         question, task = CohortQuestion(*letter), CohortTask(*letter, numbers=np.array([3, 4]))

@@ -36,7 +36,7 @@ from sottovoce.errors import (
 )
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import init_keys, node_keys
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ("superlink", "supernode", "cohort", "flower", "nginx")
@@ -436,7 +436,7 @@ def test_an_operator_and_three_gateways_by_the_commands(town, tmp_path, nginx):
             assert child.process.wait(30) == 0, child
         assert time.monotonic() - begin < 30
         with CohortStore.open(town.stores["corso"]) as store:
-            assert len(Hosted(store).recommend(3, 5)) == 5
+            assert len(DeviceSession(store).recommend(3, 5)) == 5
     finally:
         for child in reversed(children):
             child.stop()

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from sottovoce.engines.flower.node import Outgoing, answer_question, answer_task
 from sottovoce.errors import MessageError, StoreError
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.cohort_rounds import CohortQuestion, CohortTask
 
 RECORD = "sottovoce"
@@ -52,7 +52,7 @@ def build_client_app(open_hosted: Callable[[Context], Any]) -> ClientApp:
 
 
 @contextmanager
-def store_of_node(context: Context) -> Iterator[Hosted]:
+def store_of_node(context: Context) -> Iterator[DeviceSession]:
     """The devices in the store that the node's configuration names."""
     path = context.node_config.get("store")
     if not isinstance(path, str):
@@ -61,7 +61,7 @@ def store_of_node(context: Context) -> Iterator[Hosted]:
             "`sottovoce serve supernode STORE`"
         )
     with CohortStore.open(Path(path)) as store:
-        yield Hosted(store)
+        yield DeviceSession(store)
 
 
 def _reply(message: Message, answer: Outgoing) -> Message:

@@ -32,7 +32,7 @@ from sottovoce.rng import streams_of
 from sottovoce.stores.allotment import within
 from sottovoce.stores.conductor import (
     Checkpoint,
-    OpenRound,
+    ConductedRound,
     Outcome,
     RoundRecord,
 )
@@ -231,19 +231,19 @@ class Conductor(RoundLoop):
     def _pool(self) -> NDArray[np.int64]:
         return np.array(sorted(self._owners()), dtype=np.int64)
 
-    def _open(self) -> OpenRound:
+    def _open(self) -> ConductedRound:
         pool = self._pool()
         size = self.plan.cohort_size
         goal = len(pool) if size == "all" else size
         asked = self.plan.rules.asked(goal, len(pool))
         chosen = pool[self.server.select(len(pool), asked, self.attempt)]
-        opened = OpenRound(self.server.round, self.attempt, goal, np.sort(chosen))
+        opened = ConductedRound(self.server.round, self.attempt, goal, np.sort(chosen))
         self.checkpoint.open(opened)
         return opened
 
     # A round
 
-    def _round(self, opened: OpenRound) -> None:
+    def _round(self, opened: ConductedRound) -> None:
         start = self.transport.clock()
         owners, asked = self._owners(), dict[int, _AskedNode]()
         for node in sorted(set(owners.values())):
@@ -329,7 +329,7 @@ class Conductor(RoundLoop):
         if due:
             self._send(asked, due, start)
 
-    def _judge(self, node: int, entry: _AskedNode, reply: Reply, opened: OpenRound) -> None:
+    def _judge(self, node: int, entry: _AskedNode, reply: Reply, opened: ConductedRound) -> None:
         """Count a reply, or refuse it and go on without it."""
         answer = self._read(reply)
         if answer is None:
@@ -389,7 +389,9 @@ class Conductor(RoundLoop):
         }
 
 
-def check_sum(answer: CohortAnswer, opened: OpenRound, asked: int, terms: Terms) -> SummedReports:
+def check_sum(
+    answer: CohortAnswer, opened: ConductedRound, asked: int, terms: Terms
+) -> SummedReports:
     """A node's sum as far as it can be true; raises `MessageError` where it cannot."""
     if (answer.round, answer.attempt) != (opened.round, opened.attempt):
         raise MessageError("the report is for another round")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import ConsentError, MessageError, SottovoceError
 from sottovoce.parties.leaving import Leaving, body_of
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.cohort_rounds import NOTHING, CohortAnswer, CohortQuestion, CohortTask, Content
 from sottovoce.wire.fields import unpack_numbers
 from sottovoce.wire.versions import decode_model
@@ -40,7 +40,7 @@ class Outgoing:
         return CohortAnswer(numbers, self.kept, *when, message, devices, self.problem).to_content()
 
 
-def answer_question(hosted: Hosted, question: CohortQuestion) -> Outgoing:
+def answer_question(hosted: DeviceSession, question: CohortQuestion) -> Outgoing:
     """Who is willing now, if whoever runs the gateway has agreed to the terms. Learns how the last
     round went, and keeps the model if one came along."""
     try:
@@ -55,7 +55,7 @@ def answer_question(hosted: Hosted, question: CohortQuestion) -> Outgoing:
     return Outgoing(_kept(hosted), question.round, question.attempt, willing)
 
 
-def answer_task(hosted: Hosted, task: CohortTask) -> Outgoing:
+def answer_task(hosted: DeviceSession, task: CohortTask) -> Outgoing:
     """One round of the asked devices. The sum is on disk before it is in the answer; the same task
     again gives the same bytes, also after a crash. No sum where none of them takes part."""
     try:
@@ -71,7 +71,7 @@ def answer_task(hosted: Hosted, task: CohortTask) -> Outgoing:
     return Outgoing(_kept(hosted), task.round, task.attempt, willing, report)
 
 
-def _report(hosted: Hosted, view: ModelView, task: CohortTask) -> Leaving | None:
+def _report(hosted: DeviceSession, view: ModelView, task: CohortTask) -> Leaving | None:
     try:
         prepared = hosted.prepare(view, task.attempt, task.numbers, summed=True)
         return None if prepared is None else hosted.leaving(prepared)
@@ -79,7 +79,7 @@ def _report(hosted: Hosted, view: ModelView, task: CohortTask) -> Leaving | None
         return None  # a choice changed since: nothing more of this round leaves
 
 
-def _model(hosted: Hosted, question: CohortQuestion) -> ModelView:
+def _model(hosted: DeviceSession, question: CohortQuestion) -> ModelView:
     terms = question.terms
     view = decode_model(
         question.model, n_items=terms.n_rows, width=terms.width, have=hosted.model()
@@ -89,7 +89,7 @@ def _model(hosted: Hosted, question: CohortQuestion) -> ModelView:
     return view
 
 
-def _settle(hosted: Hosted, question: CohortQuestion) -> None:
+def _settle(hosted: DeviceSession, question: CohortQuestion) -> None:
     """What became of the last round. One that is open still is left alone."""
     last = hosted.unresolved()
     if last is None:
@@ -101,11 +101,11 @@ def _settle(hosted: Hosted, question: CohortQuestion) -> None:
         hosted.refused(*when, "the round closed without it")
 
 
-def _kept(hosted: Hosted) -> int:
+def _kept(hosted: DeviceSession) -> int:
     view = hosted.model()
     return NOTHING if view is None else view.round
 
 
-def _trouble(hosted: Hosted, question: CohortQuestion, error: SottovoceError) -> Outgoing:
+def _trouble(hosted: DeviceSession, question: CohortQuestion, error: SottovoceError) -> Outgoing:
     """The sentence goes back; nothing else does."""
     return Outgoing(_kept(hosted), question.round, question.attempt, problem=str(error))

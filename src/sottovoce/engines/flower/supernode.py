@@ -24,7 +24,7 @@ from sottovoce.engines.flower.quiet import flower_environment, supernode_command
 from sottovoce.engines.processes import Child
 from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, Unreachable, UsageError
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 
 _NODE = "flower-node"
 _KEPT_LINES = 60
@@ -77,10 +77,10 @@ def serve_node(
     with CohortStore.open(store.absolute(), agent=True) as opened:
         from sottovoce.engines.flower.client_app import build_client_app
 
-        hosted = Hosted(opened, foreseen=foreseen)
+        hosted = DeviceSession(opened, foreseen=foreseen)
 
         @contextmanager
-        def devices(context: Any) -> Iterator[Hosted]:
+        def devices(context: Any) -> Iterator[DeviceSession]:
             yield hosted
 
         serve_app(

@@ -27,7 +27,7 @@ from sottovoce.stores.conductor import Checkpoint
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import node_keys
 from sottovoce.stores.private import private_folder
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 
 
 @dataclass(slots=True, repr=False)
@@ -79,7 +79,7 @@ class FlowerTrial:
         vectors = self.world.cohort.vectors.copy()
         for path in self._cohorts():
             with CohortStore.open(path, readonly=True) as store:
-                hosted = Hosted(store)
+                hosted = DeviceSession(store)
                 if hosted.terms is not None:
                     vectors[store.users] = hosted.vectors()
         return Gathered(saved.round, saved.items, vectors)

@@ -32,11 +32,11 @@ from sottovoce.errors import (
 from sottovoce.parties.leaving import Leaving, body_of
 from sottovoce.services.agent.client import SMALL, Answer, Busy, Client, Traffic, good
 from sottovoce.services.agent.loop import Log, Loop, Sleep
-from sottovoce.services.agent.shuffled import ProxyLink, admission_in, may_report
+from sottovoce.services.agent.shuffled import ShufflerLink, admission_in, may_report
 from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
@@ -127,7 +127,7 @@ class Reader(Loop):
         **pacing: Any,
     ) -> None:
         self.store = store
-        self.hosted = Hosted(store)
+        self.hosted = DeviceSession(store)
         self.number, self._invitation = identity(store)
         address, authority = server or self._invitation.server, self._invitation.ca
         super().__init__(store.path, Client(address, authority, plaintext=plaintext), **pacing)
@@ -253,12 +253,12 @@ class Agent(Reader):
     ) -> None:
         pacing: dict[str, Any] = {"poll": poll, "log": log, "draw": draw, "sleep": sleep}
         super().__init__(store, server, plaintext=plaintext, clock=clock, **pacing)
-        self.hosted = Hosted(store, pack=self._pack, foreseen=foreseen)
+        self.hosted = DeviceSession(store, pack=self._pack, foreseen=foreseen)
         self._asked: tuple[tuple[int, int], bool] | None = None
         self._said: tuple[object, ...] = ()
         self._returned = False
         self._plaintext = plaintext
-        self._proxy: ProxyLink | None = None
+        self._proxy: ShufflerLink | None = None
 
     @property
     def traffic(self) -> Traffic:
@@ -460,9 +460,9 @@ class Agent(Reader):
         self.tally.refused += 1
         self._log("refused", **details, reason=fate.reason, why=fate.detail)
 
-    def _proxy_of(self, terms: Terms) -> ProxyLink:
+    def _proxy_of(self, terms: Terms) -> ShufflerLink:
         if self._proxy is None or self._proxy.link != terms.link:
-            self._proxy = ProxyLink(self.hosted, terms, self._aside, plaintext=self._plaintext)
+            self._proxy = ShufflerLink(self.hosted, terms, self._aside, plaintext=self._plaintext)
         return self._proxy
 
     async def _is_asked(self, now: Descriptor) -> bool:

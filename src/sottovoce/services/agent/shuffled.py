@@ -20,7 +20,7 @@ from sottovoce.services.shuffler import CHALLENGE_BYTES
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import spent_before
 from sottovoce.stores.server_folder import enrolment_statement
-from sottovoce.stores.session import Hosted
+from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.reports import decode_bits
 from sottovoce.wire.sealing import key_id, seal_reports
@@ -81,12 +81,12 @@ def admission_in(told: Mapping[str, Any]) -> bytes:
     return word
 
 
-class ProxyLink:
+class ShufflerLink:
     """One device's, to the proxy that the terms name."""
 
     def __init__(
         self,
-        hosted: Hosted,
+        hosted: DeviceSession,
         terms: Terms,
         aside: Callable[[Callable[[], Any]], Awaitable[Any]],
         *,

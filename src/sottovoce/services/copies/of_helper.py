@@ -17,7 +17,7 @@ from sottovoce.stores.helper_folder import (
     PUBLIC_KEY,
     SEAL_KEY,
     Answers,
-    read_masker_introduction,
+    read_helper_introduction,
 )
 from sottovoce.stores.keys import read_private_key
 
@@ -27,7 +27,7 @@ def _whose(path: Path) -> Whose:
         if not (path / name).is_file():
             raise ServiceError(f"{path / name} is not there; this is no whole folder of a helper")
     place = path / INTRODUCTION
-    federation = read_masker_introduction(place).terms.federation if place.is_file() else ""
+    federation = read_helper_introduction(place).terms.federation if place.is_file() else ""
     public = (path / PUBLIC_KEY).read_bytes().strip()
     if (path / SEAL_KEY).is_file():
         key = X25519PrivateKey.from_private_bytes(read_private_key(path / SEAL_KEY))

@@ -10,7 +10,7 @@ from pathlib import Path
 from sottovoce.errors import ServiceError, UsageError
 from sottovoce.services.copies.kind import FolderKind, Resumption, Whose, connected, in_words
 from sottovoce.stores.server_folder import read_introduction
-from sottovoce.stores.shuffler import ProxyStore, copy_accounts
+from sottovoce.stores.shuffler import ShufflerStore, copy_accounts
 from sottovoce.stores.shuffler_folder import DATABASE, INTRODUCTION, SECRET, TERMS
 
 
@@ -39,7 +39,7 @@ def _settle(copy: Path, before: Path | None, next_round: int | None) -> Resumpti
             "operator say"
         )
     first = max([0 if seen is None else seen + 1, next_round or 0])
-    with contextlib.closing(ProxyStore(place)) as store:
+    with contextlib.closing(ShufflerStore(place)) as store:
         first = max(first, store.position.round + 1)
         store.go_on_with(first)
     return Resumption(
@@ -59,7 +59,7 @@ def _round(folder: Path | None) -> int | None:
     if folder is None or not (folder / DATABASE).is_file():
         return None
     try:
-        with contextlib.closing(ProxyStore(folder / DATABASE)) as store:
+        with contextlib.closing(ShufflerStore(folder / DATABASE)) as store:
             return store.position.round
     except ServiceError:
         return None

@@ -52,7 +52,7 @@ from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Decision, Submission
-from sottovoce.stores.server_folder import ProxySecrets
+from sottovoce.stores.server_folder import ShufflerSecrets
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.signing import DIGEST_HEADER
 
@@ -106,7 +106,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
         state: RoundState,
         *,
         moved: Callable[[], None],
-        proxy: ProxySecrets | None = None,
+        proxy: ShufflerSecrets | None = None,
     ) -> None:
         """`moved` is called when something happened that may end or open a round; `proxy` is there
         if reports come through a shuffler."""

@@ -18,7 +18,7 @@ from sottovoce.stores.coordinator import Coordinator
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys
 from sottovoce.stores.server import raise_target, require_catalogue
-from sottovoce.stores.server_folder import ProxySecrets, ServerFolder, open_folder
+from sottovoce.stores.server_folder import ServerFolder, ShufflerSecrets, open_folder
 
 _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0
 """Seconds after which a process looks into the database even if it heard nothing."""
@@ -46,7 +46,7 @@ class ServerService(Service[ServerFolder, ServerLimits]):
         folder, plan = start.folder, start.folder.plan
         proxy = None
         if plan.proxied:
-            proxy = ProxySecrets.of(folder.keys)
+            proxy = ShufflerSecrets.of(folder.keys)
             ReportKeys(folder.keys).newest()
         store = start.keep(folder.database(self.database))
         if not store.shared:
