@@ -146,9 +146,13 @@ def listen(note: Note) -> None:
 
 
 def into(path: Path) -> Note:
-    """Writes each on a line of its own, at once."""
-    file = path.open("a", encoding="utf-8", buffering=1)
-    return lambda kind, what: print(json.dumps([kind, what]), file=file)
+    """Writes each on a line of its own, at once; modules beside the rest, since some always run."""
+    files = [place.open("a", encoding="utf-8", buffering=1) for place in (path, _beside(path))]
+    return lambda kind, what: print(json.dumps([kind, what]), file=files[kind == "module"])
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(".modules")
 
 
 def heard(path: Path) -> list[tuple[str, str]]:
@@ -236,7 +240,8 @@ def measure() -> Trace:
             listen(into(traces["device"]))
             full = 0
             for _ in range(3 * ROUNDS):
-                before = {party: len(heard(path)) for party, path in traces.items()}
+                files = [(who, f) for who, path in traces.items() for f in (path, _beside(path))]
+                before = {file: len(heard(file)) for _, file in files}
                 told = sottovoce("serve", "device", *stores, "--once")
                 settle(traces["server"])
                 if any(store["counted"] != 1 for store in told["stores"]):
@@ -245,8 +250,8 @@ def measure() -> Trace:
                 if full == 1:
                     continue
                 reports += len(stores)
-                for party, path in traces.items():
-                    for kind, what in heard(path)[before[party] :]:
+                for party, file in files:
+                    for kind, what in heard(file)[before[file] :]:
                         kinds[kind][party][what] += 1
                 if full > ROUNDS:
                     return Trace(reports, selects, decoded, modules)

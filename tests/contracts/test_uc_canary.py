@@ -173,7 +173,7 @@ class Town:
             try:
                 for _ in range(times):
                     try:
-                        await agent._guarded_visit()
+                        await agent._guarded()
                     except SottovoceError as error:
                         logged.append(("raised", {"why": str(error)}))
             finally:

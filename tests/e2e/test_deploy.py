@@ -840,8 +840,8 @@ def read_unit(path: Path) -> dict[str, list[str]]:
 
 
 def test_there_is_a_unit_for_every_service():
-    first = [f"sottovoce-{name}" for name in ("device", "masker", "orchestrator", "owner", "proxy")]
-    second = [f"sottovoce-{name}" for name in ("server", "superlink", "supernode")]
+    first = [f"sottovoce-{name}" for name in ("device", "helper", "orchestrator", "owner")]
+    second = [f"sottovoce-{name}" for name in ("server", "shuffler", "superlink", "supernode")]
     assert [path.stem for path in UNITS] == [*first, *second]
     told = (DEPLOY / "README.md").read_text()
     assert all(f"`systemd/{path.name}`" in told for path in UNITS)
@@ -1032,7 +1032,7 @@ def test_compose_starts_a_proxy_apart_from_any_server():
     [proxy] = compose("compose-proxy.yaml")["services"].values()
     program, *words = proxy["command"]
     assert program == "sottovoce"
-    assert words[:2] == ["serve", "proxy"]
+    assert words[:2] == ["serve", "shuffler"]
     parse(words)
     assert proxy["ports"] == ["8444:8444"]
     compile(proxy["healthcheck"]["test"][-1], "healthcheck", "exec")

@@ -99,7 +99,7 @@ def test_offers_do_not_wait_for_a_vector_while_sums_are_made(tmp_path):
     with App(world.folder) as app, ThreadPoolExecutor(2) as pool:
         with app.owner._turn:  # as while sums are made
             vector = pool.submit(app.ask, "POST", VECTOR, asks(world.user(7)))
-            while not app.service._vectors_aside._waiting:
+            while not app.service._vectors._waiting:
                 time.sleep(0.01)
             offer = pool.submit(app.ask, "POST", OFFERS_PATH, world.user(8).given.encode())
             assert offer.result(timeout=10).status == 200

@@ -255,7 +255,7 @@ def test_the_operator_is_told_whom_the_server_suspects(world, tmp_path, monkeypa
         run_round(here, (5,))
     content = status(here.database)
     monkeypatch.setattr(serve_server, "_status_in", lambda folder, database: content)
-    serve_server.status(str(tmp_path))
+    serve_server.status(where=str(tmp_path), as_json=False)
     said = capsys.readouterr().out
     assert "A device spoils sums; the server looks for it by sums over groups." in said
     assert "5 (in 3 of 3)" in said

@@ -222,6 +222,6 @@ def test_strange_requests_are_answered_with_4xx(running):
     assert client.get("/nothing").status == 404
     assert client.ask("PUT", "/v1/round").status == 405
     assert client.get("/v1/reports").status == 405
-    assert client.ask("DELETE", "/v1/model/2").status == 404
+    assert client.ask("DELETE", "/v1/model/2").status == 405
     assert client.get("/v1/model/2?since=%00&since=4").status == 200
     assert client.ask("HEAD", "/v1/model/2").body == b""
