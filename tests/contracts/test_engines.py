@@ -148,7 +148,7 @@ def run_once(place, engine, world):
     [
         ("fpl", "https"),
         ("fpl", "flower"),
-        ("fcf", "https"),
+        pytest.param("fcf", "https", marks=pytest.mark.slow),
         ("fmf", "https"),
         pytest.param("rotated", "https", marks=pytest.mark.slow),
         pytest.param("uc", "flower", marks=pytest.mark.slow),

@@ -107,6 +107,7 @@ def test_64_agents_of_which_a_tenth_is_killed(tmp_path):
     assert np.array_equal(vectors[survivors], state.vectors[survivors])
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_where_it_was(tmp_path):
     """kill -9 in mid-round, again and again: no acknowledged report is lost, no round is applied
     twice, and the model is that of an uninterrupted run."""
