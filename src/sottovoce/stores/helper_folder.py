@@ -61,7 +61,7 @@ class HelperIntroduction:
         if link is None:
             raise UsageError(
                 f"the federation {self.terms.federation} has no secure sum; its proxy, if it has "
-                "one, is served with `sottovoce serve proxy`"
+                "one, is served with `sottovoce serve shuffler`"
             )
         return link
 
@@ -164,7 +164,7 @@ def create_helper(path: Path, introduction: HelperIntroduction) -> HelperFolder:
     if not (path / SEAL_KEY).exists():
         raise UsageError(
             f"{path} has no keys, which the terms of the federation name; make them first, with "
-            f"`sottovoce serve masker {path} --init`"
+            f"`sottovoce serve helper {path} --init`"
         )
     folder = HelperFolder(path, introduction)
     public = folder.seal_key().public_key().public_bytes_raw().hex()
@@ -187,7 +187,7 @@ def open_helper(path: Path) -> HelperFolder:
     place = path / INTRODUCTION
     if not place.exists():
         raise ServiceError(
-            f"{path} holds no proxy of a secure sum; make its keys with `sottovoce serve masker "
+            f"{path} holds no proxy of a secure sum; make its keys with `sottovoce serve helper "
             f"{path} --init`, and then start it with --introduction FILE"
         )
     read_secret(place)

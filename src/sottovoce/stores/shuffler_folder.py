@@ -104,7 +104,7 @@ def open_shuffler_folder(path: Path) -> ShufflerFolder:
     place = path / INTRODUCTION
     if not place.exists():
         raise ServiceError(
-            f"{path} holds no proxy; make one with `sottovoce serve proxy {path} "
+            f"{path} holds no proxy; make one with `sottovoce serve shuffler {path} "
             "--introduction FILE`"
         )
     read_secret(place)

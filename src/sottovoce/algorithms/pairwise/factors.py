@@ -9,7 +9,7 @@ of a row being the item's bias, so that p is extended by a constant 1):
 
 Three functions do this step in three settings: `learn_rows` writes every Δ out, `learn_summed` adds
 them up over a whole cohort, `learn_rounds` runs many rounds of one client each and applies Δ after
-each round. They share every arithmetic line (pair_kernels.py), so their results are equal bit for
+each round. They share every arithmetic line (kernels.py), so their results are equal bit for
 bit, whatever the number of threads and however a cohort is split.
 
 Draws are a pure function of a device's key (rng.py) and the number of the draw, so a device can be

@@ -2,7 +2,7 @@
 
 How the loops are made fast, and why that changes no result:
 
-- Rows are values in vector registers (lanes.py).
+- Rows are values in vector registers (simd_rows.py).
 - `learn_summed` takes GROUP devices in lockstep, draw by draw. One device's draws form a chain (the
   next score needs the vector just moved), so a single chain would leave the processor waiting.
 - Sums are kept in 32 bits, half the memory traffic. Where one overflows, which the addition
