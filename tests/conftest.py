@@ -11,11 +11,11 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import apsw
+import compiled
+import forked
 import pytest
 from hypothesis import settings
 
-import compiled
-import forked
 import leftovers
 from sottovoce.engines.processes import descendants
 

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
-import forked
 from sottovoce.experiment import Experiment
 from sottovoce.runs.folder import RunFolder
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from forked import ForkedProcess
+
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.consent import Choice, Consent
