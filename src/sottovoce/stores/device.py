@@ -280,10 +280,14 @@ class CohortStore(PersonalStore):
 
     @classmethod
     def open(cls, path: Path, *, readonly: bool = False, agent: bool = False) -> Self:
-        store = super().open(path, readonly=readonly, agent=agent)
+        return cls.over(super().open(path, readonly=readonly, agent=agent).file, readonly)
+
+    @classmethod
+    def over(cls, file: StoreFile, readonly: bool) -> Self:
+        """The store in a file that was opened so."""
         if not readonly:
-            renew_weak(store.file)
-        return store
+            renew_weak(file)
+        return cls(file)
 
     # --- users and secrets -----------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from sottovoce.stores.person import (
     RequestSent,
     choice_of,
     choice_text,
+    entries,
 )
 from sottovoce.wire.directory import Directory, OwnerEntry
 from sottovoce.wire.interactions import Identity, Kind
@@ -511,10 +512,12 @@ def open_store(
     path: Path, *, readonly: bool = False, agent: bool = False
 ) -> CohortStore | UserStore:
     """The store of a person, in whichever federation she is."""
-    with PersonalStore.open(path, readonly=True) as store:
-        owners = store.file.value("SELECT 1 FROM meta WHERE name = ?", [_ISSUER])
-    kind: type[CohortStore] | type[UserStore] = UserStore if owners else CohortStore
-    return kind.open(path, readonly=readonly, agent=agent)
+    file = PersonalStore.open(path, readonly=readonly, agent=agent).file
+    try:
+        return UserStore(file) if _ISSUER in entries(file) else CohortStore.over(file, readonly)
+    except BaseException:
+        file.close()
+        raise
 
 
 def open_cohort(path: Path, *, readonly: bool = False) -> CohortStore:
