@@ -10,7 +10,6 @@ import warnings
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-import apsw
 import compiled
 import forked
 import pytest
@@ -81,19 +80,20 @@ def signals_as_they_were():
     assert after == before, "the test left a signal handler behind"
 
 
-class _QuickConnection(apsw.Connection):
-    def pragma(self, name, *value, **options):
-        if name == "hexkey":
-            super().pragma("kdf_iter", 1)
-        return super().pragma(name, *value, **options)
-
-
 @pytest.fixture(scope="module")
 def quick_stores():
     """Stores' keys are taken as they are: to stretch one, as if it were a password, takes 26 ms of
     each time that a store is opened. No other process can open such a store."""
+    import apsw
+
+    class QuickConnection(apsw.Connection):
+        def pragma(self, name, *value, **options):
+            if name == "hexkey":
+                super().pragma("kdf_iter", 1)
+            return super().pragma(name, *value, **options)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apsw, "Connection", _QuickConnection)
+        patch.setattr(apsw, "Connection", QuickConnection)
         yield
 
 
