@@ -298,7 +298,7 @@ def test_the_orchestrators_store_has_no_vector_and_says_so(folder):  # noqa: F81
     with pytest.raises(UsageError, match="data owners keep them"):
         town.store.recommend(0, 3)
     town.store._file.write("UPDATE users SET row = zeroblob(16) WHERE number = 0")
-    town.store.close()
+    town.close()
     with pytest.raises(StoreError, match="make a new federation"):
         OrchestratorStore.open(folder / "server")
 
