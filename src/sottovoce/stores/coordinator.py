@@ -21,7 +21,6 @@ from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules, Server
 from sottovoce.rng import streams_of
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
 from sottovoce.stores.database import Leader
 from sottovoce.wire.reports import decode_report
 from sottovoce.wire.terms import Terms
@@ -221,9 +220,9 @@ class Coordinator:
         """How many reports a round wants and who is asked; None where there are too few devices
         for the round to be able to count."""
         plan = self._plan
-        if round == 0 and attempt == 0 and roster.count_devices(link)[0] < plan.rules.min_devices:
+        if round == 0 and attempt == 0 and records.count_devices(link)[0] < plan.rules.min_devices:
             return None
-        pool = roster.pool(link)
+        pool = records.pool(link)
         goal = len(pool) if plan.cohort_size == "all" else plan.cohort_size
         if len(pool) < plan.rules.least(goal):
             return None
@@ -344,6 +343,6 @@ class Coordinator:
             seconds=seconds,
         ):
             raise ServiceError(f"round {now.round} was ended by another process")
-        roster.missed(link, missing.tolist(), self._plan.rules.dormant_after)
-        roster.seen(link, there.tolist())
+        records.missed(link, missing.tolist(), self._plan.rules.dormant_after)
+        records.seen(link, there.tolist())
         return Event(what, now.round, now.attempt, now.asked, len(there), seconds)

@@ -34,8 +34,6 @@ from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
 from sottovoce.rng import SECRET_BYTES
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
-from sottovoce.stores import server as searches
 from sottovoce.stores.coordinator import CohortSize, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys, authority_pem, init_keys, read_secret, write_new_files
@@ -389,15 +387,15 @@ def invite(
     authority = "" if plaintext else authority_pem(folder.keys)
     with database.writing() as link:
         if numbers is None:
-            first = roster.next_number(link)
+            first = records.next_number(link)
             numbers = range(first, first + count)
         if any(not 0 <= number <= MAX_NUMBER for number in numbers):
             raise UsageError(f"a device's number lies between 0 and {MAX_NUMBER}")
-        taken = roster.known_numbers(link, numbers)
+        taken = records.known_numbers(link, numbers)
         if taken:
             raise UsageError(f"device {min(taken)} was invited before; choose other numbers")
         tokens = [secrets.token_bytes(32) for _ in numbers]
-        roster.invite(link, numbers, tokens)
+        records.invite(link, numbers, tokens)
     federation = folder.plan.terms.federation
     return [
         Invitation(server, authority, token.hex(), int(number), federation)
@@ -433,15 +431,15 @@ def require_address(server: str, option: str = "--server") -> None:
 def shut_out(database: Database, numbers: Sequence[int], *, undo: bool = False) -> list[int]:
     """Shut devices out, or let them in again; all who are out now. The server may be running."""
     with database.writing() as link:
-        strangers = set(numbers) - set(roster.known_numbers(link, numbers))
+        strangers = set(numbers) - set(records.known_numbers(link, numbers))
         if strangers:
             raise UsageError(f"device {min(strangers)} was never invited; look at the number again")
         if undo:
-            roster.readmit(link, numbers)
-            searches.forgive(link, numbers)
+            records.readmit(link, numbers)
+            records.forgive(link, numbers)
         else:
-            roster.shut(link, numbers)
-        return roster.shut_numbers(link)
+            records.shut(link, numbers)
+        return records.shut_numbers(link)
 
 
 def raise_target(database: Database, rounds: int) -> int:

@@ -28,7 +28,7 @@ from sottovoce.core.links import MOST_GROUPS, SEALED_SEED_BYTES, SecureSum
 from sottovoce.core.masking import SEED_BYTES, Words
 from sottovoce.core.messages import MaskSum
 from sottovoce.errors import KeyTrouble, MessageError
-from sottovoce.wire import signing as possession
+from sottovoce.wire import signing
 from sottovoce.wire.frames import MASK_GROUPS, MASK_QUESTION, MASK_SUM, MASKED
 from sottovoce.wire.shuffled import terms_name
 from sottovoce.wire.terms import Terms
@@ -151,7 +151,7 @@ def open_seed(record: SealedSeed, key: X25519PrivateKey, bound: bytes) -> bytes 
 def is_signed(record: SealedSeed, bound: bytes) -> bool:
     """Whether the device whose key it names has signed this for this."""
     statement = _SIGNED_FOR + bound + record.sealed
-    return possession.is_signed(record.device, statement, record.signature)
+    return signing.is_signed(record.device, statement, record.signature)
 
 
 # --- device → server -----------------------------------------------------------------------------

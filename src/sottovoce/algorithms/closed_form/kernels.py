@@ -28,7 +28,6 @@ import numpy as np
 from numba import float32, float64, int32, int64, njit, uint32, uint64
 
 from sottovoce import rng
-from sottovoce import rng as chacha
 from sottovoce.core import one_bit
 from sottovoce.core.one_bit import BLOCK_COINS, scaled, threshold
 from sottovoce.rng import LOW32, below, chacha_words, draw
@@ -325,7 +324,7 @@ def _stamp() -> int:
     """A number for the code that is compiled into `make_reports` from other files. Numba's cache
     looks at this file alone; the number stands for the others in its key."""
     digest = hashlib.blake2b(digest_size=7)
-    for module in (one_bit, rng, chacha):
+    for module in (one_bit, rng):
         digest.update(Path(str(module.__file__)).read_bytes())
     return int.from_bytes(digest.digest(), "little")
 

@@ -25,7 +25,7 @@ import numpy as np
 from numba import float32, int32, int64, njit, uint64
 
 from sottovoce import rng
-from sottovoce.algorithms import simd_rows as lanes
+from sottovoce.algorithms import simd_rows
 from sottovoce.algorithms.simd_rows import (
     add_to,
     as_float,
@@ -341,7 +341,7 @@ def _stamp() -> int:
     """A number for the code that is compiled into the kernels from other files. Numba's cache looks
     at this file alone; the number stands for the others in its key."""
     digest = hashlib.blake2b(digest_size=7)
-    for module in (lanes, messages, rng):
+    for module in (simd_rows, messages, rng):
         digest.update(Path(str(module.__file__)).read_bytes())
     return int.from_bytes(digest.digest(), "little")
 

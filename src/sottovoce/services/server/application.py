@@ -48,7 +48,6 @@ from sottovoce.services.server.operator import figures, status
 from sottovoce.services.server.shuffled_rounds import Collector
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Decision, Submission
@@ -272,7 +271,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
         with self._database.writing() as link:
             decisions = records.accept(link, batch)
             records.count_refusals(link, counts)
-            roster.seen(link, seen)
+            records.seen(link, seen)
         return decisions
 
     async def _report(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -328,7 +327,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
             with self._database.writing() as link:
                 out = records.shut_out_among(link, [number])
                 if not out:
-                    roster.seen(link, [number])
+                    records.seen(link, [number])
             if out:
                 raise Refused("unknown_device", self._why(number))
 
@@ -341,7 +340,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
     def _why(self, number: int) -> str:
         """What a device that was shut out is told."""
         with self._database.reading() as link:
-            why = roster.why_shut(link, [number]).get(number)
+            why = records.why_shut(link, [number]).get(number)
         return _DECIDED["unknown_device"] if why is None else why
 
     async def _unwanted(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,7 +13,6 @@ from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json, re
 from sottovoce.services.kit.executor import BoundedExecutor, Tarpit
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Submission
 from sottovoce.stores.server_folder import admit
@@ -42,7 +41,7 @@ class Checks:
         self._keys: dict[int, Ed25519PublicKey] = {}
         self._named: tuple[int, bytes] = (-1, b"")
         with database.reading() as link:
-            for number, key in roster.public_keys(link).items():
+            for number, key in records.public_keys(link).items():
                 self.enrolled(number, key)
 
     @property
@@ -126,7 +125,7 @@ class Checks:
 
     def _look_up_key(self, number: int) -> bytes | None:
         with self._database.reading() as link:
-            return roster.public_key(link, number)
+            return records.public_key(link, number)
 
     async def _refuse_closed(
         self,
@@ -244,13 +243,13 @@ class Enrolments:
         """What costs least comes first, and nothing is locked for somebody without an
         invitation."""
         with self._database.reading() as link:
-            known = roster.is_invited(link, token)
+            known = records.is_invited(link, token)
         if not known:
             raise _not_good()
         if not is_proven(key, self._federation, token, signature):
             raise Refused("bad_signature", "the enrolment was not signed with the key it brings")
         with self._database.writing() as link:
-            number = roster.enrol(link, token, key)
+            number = records.enrol(link, token, key)
         if number is None:
             raise _not_good()
         return number

@@ -18,8 +18,6 @@ from sottovoce.services.agent.client import loopback
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
-from sottovoce.stores import server as searches
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import CA_CERTIFICATE, OPERATOR_TOKEN, device_context
 from sottovoce.stores.server_folder import ServerFolder
@@ -124,10 +122,10 @@ def status(
         new = {} if tally is None else stack.enter_context(tally.settled())
         link = stack.enter_context(database.reading())
         now = records.position(link)
-        enrolled, active = roster.count_devices(link)
-        shut_out = roster.shut_numbers(link)
-        why = roster.why_shut(link, shut_out)
-        search = searches.found(link)
+        enrolled, active = records.count_devices(link)
+        shut_out = records.shut_numbers(link)
+        why = records.why_shut(link, shut_out)
+        search = records.found(link)
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
         handed_over = batches.heads(link, now.round)
@@ -143,7 +141,7 @@ def status(
         "active": active,
         "shut_out": shut_out,
         "shut_out_why": {str(number): words for number, words in sorted(why.items())},
-        "search": searches.to_table(search),
+        "search": records.to_table(search),
         "batches": [
             {"tier": b.tier, "devices": b.devices, "parts": b.parts, "stored": b.stored}
             for b in handed_over

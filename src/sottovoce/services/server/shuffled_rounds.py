@@ -33,7 +33,6 @@ from sottovoce.services.kit.executor import BoundedExecutor
 from sottovoce.services.server.openers import Openers
 from sottovoce.services.server.state import RoundState
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
 from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
 from sottovoce.stores.database import (
     Database,
@@ -231,7 +230,7 @@ class Collector:
     def _store(self, part: BatchPart) -> None:
         self._check(part)
         with self._database.writing() as link:
-            if part.devices > roster.count_keys(link):
+            if part.devices > records.count_keys(link):
                 raise Refused("malformed", "a batch of more devices than have enrolled")
             complete = accept(link, part, self._release.max_reports)
         if complete:
@@ -388,7 +387,7 @@ class ShuffledCoordinator(Coordinator):
 
     def _ready(self, link: sa.Connection, round: int) -> bool:
         enough = self._plan.rules.min_devices
-        return round > 0 or roster.count_devices(link)[0] >= enough
+        return round > 0 or records.count_devices(link)[0] >= enough
 
     def _open(self, link: sa.Connection, round: int, attempt: int) -> Event | None:
         if not self._ready(link, round):

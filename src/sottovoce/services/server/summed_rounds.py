@@ -36,8 +36,6 @@ from sottovoce.parties.secure_sum import MaskedSum
 from sottovoce.parties.server import Server
 from sottovoce.services.agent.client import Answer, ServiceClient
 from sottovoce.stores import server as records
-from sottovoce.stores import server as roster
-from sottovoce.stores import server as searches
 from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
 from sottovoce.stores.database import Leader
 from sottovoce.stores.server import Drawn
@@ -184,7 +182,7 @@ class SummedCoordinator(Coordinator):
         the others."""
         with leader.reading() as link:
             found = records.model(link, now.round, self._plan.terms.width)
-            drawn = searches.drawn(link, now.round, now.attempt)
+            drawn = records.drawn(link, now.round, now.attempt)
             there = records.reporters(link, now.round, now.attempt).tolist()
         if found is None:
             raise ServiceError(f"the database lacks the model of round {now.round}")
@@ -212,13 +210,13 @@ class SummedCoordinator(Coordinator):
         """Who is summed with whom. Groups are drawn when nobody can send anything any more, and
         are on the disk before anybody is told of them."""
         with leader.reading() as link:
-            search = searches.found(link)
+            search = records.found(link)
         shuffle = secrets.SystemRandom().shuffle
         groups = search.groups(numbers, self._link, shuffle, several=several)
         drawn = Drawn(now.round, now.attempt, numbers, groups)
         if search.on:
             with leader.writing() as link:
-                searches.keep_drawn(link, drawn)
+                records.keep_drawn(link, drawn)
         return drawn
 
     def _open_groups(
@@ -316,11 +314,11 @@ class SummedCoordinator(Coordinator):
         opened = self._opened
         if opened is None:
             return
-        before, notices = searches.found(link), []
+        before, notices = records.found(link), []
         drawn = opened.drawn
         search, out = before.after(drawn.numbers, drawn.groups, opened.spoiled)
         if search != before:
-            searches.keep(link, search)
+            records.keep(link, search)
         if opened.left_out:
             named = ", ".join(map(str, opened.left_out))
             notices.append(f"the helper could not open the seeds of devices {named}; left out")
@@ -331,7 +329,7 @@ class SummedCoordinator(Coordinator):
             )
         for number, mark in sorted(out.items()):
             why = f"the server has shut this device out, because it spoils sums: {mark.words}"
-            roster.shut(link, [number], why)
+            records.shut(link, [number], why)
             notices.append(f"device {number} was shut out: {mark.words}")
         if before.on and not search.on:
             notices.append("sums are good again, and there is one for a round")
