@@ -1,0 +1,1 @@
+"""gram: one noisy sum over users, and a linear item model from it."""
