@@ -1,14 +1,15 @@
 """The exact sum of what users contribute to the second round: Σ k k' over their whole steps k.
 
-A contribution is written as its diagonal (`size` numbers) followed by the upper triangle, a < b, row
-by row. `pairs_of` is the definition, one user at a time; `sum_pairs` is the sum over many.
+A contribution is written as its diagonal (`size` numbers) followed by the upper triangle, a < b,
+row by row. `pairs_of` is the definition, one user at a time; `sum_pairs` is the sum over many.
 
-How the sum is made fast, and why that changes no result. A user with n places costs n² / 2 additions
-to scattered numbers. Four of her rows are taken at a time, so that four additions share what is read
-for one. The triangle is kept in unsigned 32 bits, which halves what the caches must hold. No product
-of one user is above the square of her largest step, so no number of the triangle is above the sum of
-these squares; before that sum could pass 2**32 - 1 the triangle is moved to 64 bits. 64 bits hold
-2**20 from each of 2**43 users. Whole numbers add up alike in any order, so threads do not matter.
+How the sum is made fast, and why that changes no result. A user with n places costs n² / 2
+additions to scattered numbers. Four of her rows are taken at a time, so that four additions share
+what is read for one. The triangle is kept in unsigned 32 bits, which halves what the caches must
+hold. No product of one user is above the square of her largest step, so no number of the triangle
+is above the sum of these squares; before that sum could pass 2**32 - 1, the triangle is moved to
+64 bits. 64 bits hold 2**20 from each of 2**42 users. Whole numbers add up alike in any order, so
+threads do not matter.
 """
 
 # Kernels carry no types (numba infers them); their callers do.
