@@ -1,5 +1,7 @@
 """provisional"""
 
+from typing import Any
+
 import numpy as np
 from scipy.linalg import eigh
 
