@@ -39,7 +39,7 @@ from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
-from sottovoce.errors import ConfigError, MessageError
+from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.rng import Streams
 
 COUNTED = 0.1
@@ -199,6 +199,11 @@ class Gram(Contributing):
         return np.ones(len(cohort), dtype=bool)
 
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:
+        if len(view.items) != cohort.history.n_items:
+            raise DataError(
+                f"the model is of another catalogue, with {len(view.items):,} items; these devices "
+                f"know {cohort.history.n_items:,}"
+            )
         history = cohort.history.take_users(rows)
         weights = self._sent_weights(history)
         if view.round == 0:
