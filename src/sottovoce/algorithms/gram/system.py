@@ -5,12 +5,13 @@
 | q       | popularity: the first sum, of everybody's weighted items                   |
 | head    | the items of which pairs are summed, the most popular by q                  |
 | G       | the second sum, of x xᵀ over users, x a unit vector over her head items     |
-| Y, s    | factors and scales of head items, from G: a score is (Σ v_i Y_i) · Y_j s_j |
+| Y, s    | factors and scales of head items, from G                                   |
 
 Round 0: a device tells its items, weighted, as one vector of norm 1, and that it is there (the
 count). Round 1: the products of all pairs of its head items. What is published after each is a
 table with a row for every item: q, the scale (0 outside the head), the factors. Everything else,
-the model too, follows from the two noisy sums alone (`model`). What her items weigh at home is
+the model too, follows from the two noisy sums alone (`model`). At home an item scores
+q_j + (Σ v_i Y_i) · Y_j s_j, where v is the unit vector of what her items weigh there. That is
 nobody's business: new ones count at once, and those that are never sent count, too.
 
 `recency=False`, or a history without times, weighs all items alike ("plain").
@@ -62,7 +63,7 @@ class GramConfig(AlgorithmSettings):
     """At home an item's weight falls by e with so many later ones."""
     popularity_share: float = 0.1
     """Of a user's ε, squared: what the first round gets; the second has the rest."""
-    least_head: int = 200
+    least_head: int = 100
     """Fewest items in the head."""
     most_head: int = 1000
     """Most items in the head: a contribution has half as many numbers as its square."""
@@ -132,6 +133,10 @@ class Gram(Contributing):
     def refits(self) -> bool:
         return True
 
+    @property
+    def _rules(self) -> model.Rules:
+        return model.TIMED if self.config.recency else model.PLAIN
+
     # --- what travels -----------------------------------------------------------------------------
 
     def report_shape(self, view: ModelView) -> tuple[int, int]:
@@ -167,19 +172,17 @@ class Gram(Contributing):
         if aggregate.round == 0:
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
             count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
-            size = model.head_size(
-                count, self.sigma, len(q), self.config.least_head, self.config.most_head
-            )
+            least, most = self.config.least_head, self.config.most_head
+            size = model.head_size(count, self.sigma, len(q), least, most, self._rules)
             items[:, Q], memory[0, 0] = q, count
             items[model.choose_head(q, size), SCALE] = 1.0
             return items, memory
         head = _head(items)
         fitted = model.fit_pairs(
             sums,
-            items[head, Q].astype(np.float64),
             self.sigma / math.sqrt(self.shares[1]),
             float(memory[0, 0]),
-            self.config.recency,
+            self._rules,
             self.config.embedding_size,
         )
         items[:, SCALE:] = 0.0
@@ -233,10 +236,10 @@ class Gram(Contributing):
         return PAIR_UNIT * sums
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
-        """Her items' factors, added up by what each weighs at home."""
+        """Her items' factors, added up by what each weighs at home (a vector of norm 1)."""
         history, factors = cohort.history, view.items[:, FACTORS:].astype(np.float64)
         memory = self.config.memory if self.config.recency else 0.0
-        weights = recency(history, memory)
+        weights = _unit(history.indptr, recency(history, memory))
         mine = csr_array(
             (weights, history.items, history.indptr), shape=(len(cohort), history.n_items)
         )
@@ -245,9 +248,9 @@ class Gram(Contributing):
     def device_scorer(
         self, vectors: NDArray[np.float32], items: NDArray[np.float32]
     ) -> FactorScorer:
-        """By factors in the head; below it, and where there are none, by popularity."""
+        """By popularity, and for items of the head by factors, which weigh much more."""
         scaled = items[:, FACTORS:] * items[:, SCALE, None]
-        return FactorScorer(vectors, scaled, _bias(items))
+        return FactorScorer(vectors, scaled, np.ascontiguousarray(items[:, Q]))
 
     def _sent_weights(self, history: Interactions) -> NDArray[np.float64]:
         """Of each entry in what is sent: more, the later it came."""
@@ -261,16 +264,6 @@ class Gram(Contributing):
 def _head(items: NDArray[np.float32]) -> NDArray[np.int64]:
     """Items whose pairs are summed, by the model that is published."""
     return np.flatnonzero(items[:, SCALE] > 0)
-
-
-def _bias(items: NDArray[np.float32]) -> NDArray[np.float32]:
-    """provisional"""
-    q = items[:, Q]
-    head = items[:, SCALE] > 0
-    scale = np.float32(1e-6) / max(float(np.abs(q).max(initial=0.0)), 1e-30)
-    bias = q * scale
-    bias[~head & bool(head.any())] -= np.float32(1e3)
-    return bias
 
 
 def _unit(indptr: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
