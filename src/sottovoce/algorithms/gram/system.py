@@ -23,8 +23,9 @@ noisy item covariance; the linear model is that of EASE (Steck 2019).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +35,19 @@ from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Con
 from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.kernels import sum_pairs
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import PAIR_UNIT, Contributions, Profile, numbers_of, places_of
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
+from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.rng import Streams
 
+FIRST_SHARE = 0.1
+"""What the first round has where nobody says how many users there are."""
 COUNTED = 0.1
 """The square of what the count has of round 0's norm."""
 Q, SCALE, FACTORS = 0, 1, 2
@@ -54,15 +59,15 @@ Q, SCALE, FACTORS = 0, 1, 2
 class GramConfig(AlgorithmSettings):
     releases: ClassVar[tuple[str, ...]] = ("own-epsilon",)
     links: ClassVar[tuple[str, ...]] = ("secure-sum",)
-    rounds: ClassVar[int] = 2  # type: ignore[misc]
     embedding_size: int = 128
     """Most factors that are published."""
     recency: bool = True
     """Whether later items weigh more, in what is sent and at home."""
     memory: float = 8.0
     """At home an item's weight falls by e with so many later ones."""
-    popularity_share: float = 0.1
-    """Of a user's ε, squared: what the first round gets; the second has the rest."""
+    popularity_share: float = 0.0
+    """What the first round has of 1/noise²; the second has the rest, and there is none with 1. 0:
+    by how many users and items there are, which is public (`model.first_share`)."""
     least_head: int = 100
     """Fewest items in the head."""
     most_head: int = 1000
@@ -71,13 +76,32 @@ class GramConfig(AlgorithmSettings):
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
         require_number("memory", self.memory, 0.0, 1e6, above=False)
-        require_number("popularity_share", self.popularity_share, 0.0, 1.0)
+        require_number("popularity_share", self.popularity_share, 0.0, 1.0, above=False)
         require_whole("least_head", self.least_head, 2, 20_000)
         require_whole("most_head", self.most_head, self.least_head, 20_000)
 
     @property
     def width(self) -> int:
         return FACTORS + self.embedding_size
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the rounds, in 1/noise²."""
+        first = self.popularity_share or FIRST_SHARE
+        return (first, 1.0 - first) if first < 1.0 else (1.0,)
+
+    @property
+    def rounds(self) -> int:  # type: ignore[override]
+        return len(self.shares)
+
+    def on_data(
+        self, attributes: Mapping[str, Labels], consent: Consent, n_items: int, release: Any
+    ) -> tuple[Self, None]:
+        if self.popularity_share:
+            return self, None
+        users = int(np.count_nonzero(consent.takes_part))
+        share = model.first_share(users, n_items, release.sigma)
+        return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
         return Gram(self, release.sigma)
@@ -126,8 +150,7 @@ class Gram(Contributing):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        first = self.config.popularity_share
-        return (first, 1.0 - first) if first < 1.0 else (1.0,)
+        return self.config.shares
 
     @property
     def refits(self) -> bool:
@@ -175,6 +198,8 @@ class Gram(Contributing):
             least, most = self.config.least_head, self.config.most_head
             size = model.head_size(count, self.sigma, len(q), least, most, self._rules)
             items[:, Q], memory[0, 0] = q, count
+            if self.config.rounds == 1:
+                return items, memory
             items[model.choose_head(q, size), SCALE] = 1.0
             return items, memory
         head = _head(items)
