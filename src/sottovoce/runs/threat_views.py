@@ -21,6 +21,7 @@ from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.pairs import drawn_positives
 from sottovoce.attacks.suite.a13_draws import told_words
+from sottovoce.attacks.suite.a14_pubpara import Again
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Link
@@ -43,6 +44,7 @@ from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import SEALED_BYTES
+from sottovoce.rng import Streams
 from sottovoce.runs.card import CardSetting
 from sottovoce.runs.devices import federation_of
 from sottovoce.runs.federation import Federation
@@ -256,6 +258,7 @@ def _of_devices(
         kept["device"][plan.rounds] = [ModelView(plan.rounds, final)]
     views = _views(world, federation, kept, final, vectors)
     own |= _draws(world, federation, kept)
+    own["again"] = _again(world, plan, threads)
     if world.experiment.draws == "secret":
         updates = _senders(kept, "server") if plan.triples else {}
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
@@ -385,6 +388,28 @@ def _draws(world: PreparedExperiment, federation: Federation, kept: SeenMessages
     rounds = _senders(kept, "server") | _senders(kept, "proxy")
     algorithm, rng = federation.server.algorithm, federation.devices.rng
     return {"drawn": drawn_positives(algorithm, world.split.train, rounds, rng)}
+
+
+def _again(world: PreparedExperiment, plan: Schedule, threads: int) -> Again:
+    """The same system on the same people, other ones of whom take part."""
+    experiment, train, chosen = world.experiment, world.split.train, world.consent
+    parts = experiment.cross_device()
+    algorithm, labels = experiment.on(world.dataset, chosen)
+    willing = np.flatnonzero(chosen.takes_part)
+
+    def learn(part: NDArray[np.bool_], rng: Streams) -> NDArray[np.float32]:
+        rows = np.arange(train.n_users)
+        rows[~chosen.takes_part] = np.resize(willing, int((~chosen.takes_part).sum()))
+        consent = replace(chosen.take(rows), users=chosen.users, takes_part=part)
+        made = Federation.build(
+            algorithm, train, consent, parts.release, rng, labels, parts.link, experiment.defence
+        )
+        made.run(threads=threads)
+        return made.server.items
+
+    summing = parts.link.summing
+    least = 0 if summing is None else summing.min_devices
+    return Again(learn, plan.rounds * plan.cohort_size / plan.devices, least)
 
 
 def _senders(kept: SeenMessages, party: str) -> dict[int, NDArray[np.int64]]:
