@@ -319,6 +319,30 @@ class Experiment:
         owners = () if self.silo is None else owners_of(dataset, self.owners.by)[0]
         return self.consent.draw(users, self.streams(), tuple(dataset.user_attributes), owners)
 
+    def items_named(self, dataset: Dataset, train: Interactions) -> dict[str, NDArray[np.int32]]:
+        """The items, by their numbers in training, that each name in `never_send` stands for: an
+        item's own name, its title, or a category of items."""
+        asked = {name for choice in self.consent.choices for name in choice.never_send}
+        if not asked:
+            return {}
+        known, kept = train.items_vocabulary(), dataset.interactions.items_vocabulary()
+        found: dict[str, list[int]] = {name: [] for name in asked}
+        seen = set()
+        for number in range(len(kept)):
+            name = kept.name(number)
+            categories = dataset.item_categories[number] if dataset.item_categories else ()
+            for one in asked & {name, dataset.title(number), *categories}:
+                seen.add(one)
+                if name in known:
+                    found[one].append(known.index(name))
+        unknown = sorted(asked - seen)
+        if unknown:
+            raise ConfigError(
+                f"consent.never_send names {unknown[0]!r}, which is neither an item nor a category "
+                f"of {dataset.name}"
+            )
+        return {name: np.array(sorted(items), dtype=np.int32) for name, items in found.items()}
+
     def dataset(self) -> Dataset:
         """The data, loaded and filtered."""
         data = self.data

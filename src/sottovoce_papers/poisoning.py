@@ -42,7 +42,6 @@ from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.train import Report
-from sottovoce.wire.terms import largest_value
 from sottovoce_papers.study import Claim, Row, Study, claim, installed, repr_as
 
 NAME = "poisoning"
@@ -180,7 +179,7 @@ def _poisoner(
 ) -> Poisoner:
     train, facts, target = world.split.train, world.facts, case.target
     triples, rate = world.config.triples, world.config.learning_rate
-    allowed = Allowed(2 * triples, largest_value(ShareFraction("draw"), triples))
+    allowed = Allowed(2 * triples, ShareFraction("draw").largest_value(triples))
     if case.attack == "fedrecattack":
         return FedRecAttack(target, facts, allowed)
     if case.attack == "a-hum":

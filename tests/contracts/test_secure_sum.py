@@ -240,8 +240,8 @@ def test_a_proxy_that_answers_wrongly_leaves_the_model_as_it_was(monkeypatch):
     made = built("fpl per item", SUM)
     before, right = made.server.items.copy(), Helper.sum_masks
 
-    def wrong(self, seeds, threads=1):
-        told = right(self, seeds, threads)
+    def wrong(self, seeds, threads=1, numbers=None):
+        told = right(self, seeds, threads, numbers)
         return replace(told, masks=told.masks + np.uint64(1 << 50))
 
     monkeypatch.setattr(Helper, "sum_masks", wrong)

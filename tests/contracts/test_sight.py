@@ -115,7 +115,7 @@ def test_the_door_has_no_other_way_out():
         "report", "report_in_parts", "report_sum", "report_masked", "report_bits",
         # at home
         "vectors_at_home", "willing", "tiers", "behind_door", "change_consent",
-        "reports_bits", "spends", "at_once",
+        "reports_bits", "contributes", "spends", "at_once",
         "algorithm", "cohort", "ledger", "rng",  # what a simulation holds of its devices
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.consent import Consent, ShareRule
+from sottovoce.core.contributions import Contributions, Profile
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
@@ -47,6 +48,8 @@ class Cohort(Redacted):
     column for each attribute of the algorithm, nothing where it has none."""
     sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """In how many rounds each device has sent so far; none where it is not given."""
+    items_named: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
+    """Which items a name stands for, of the names in the records' `never_send`."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """What an algorithm derives from the histories once and uses in every round."""
 
@@ -78,7 +81,21 @@ class Cohort(Redacted):
             spent=self.spent[rows].copy(),
             labels=self.labels[rows],
             sent=self.sent[rows].copy(),
+            items_named=self.items_named,
         )
+
+    def sendable(self) -> Interactions:
+        """The histories without what their users never send, noise or not."""
+        consent, history = self.consent, self.history
+        if not consent.never_send.any():
+            return history
+        kept, users = np.ones(history.n_interactions, dtype=bool), history.users
+        for column, name in enumerate(consent.things):
+            if name not in self.items_named:
+                raise DataError(f"never_send names {name!r}, which is no item or category here")
+            held = np.isin(history.items, self.items_named[name])
+            kept &= ~(held & consent.never_send[users, column])
+        return history.select(kept)
 
     def able(self) -> NDArray[np.bool_]:
         """Devices that can learn from pairs: at least one positive, at least one other item."""
@@ -306,8 +323,9 @@ class FactorModel(ABC):
     to the rows, scores by the product."""
 
     __slots__ = ()
-    sends: ClassVar[Literal["rows", "bits"]] = "rows"
-    """What leaves a device: updates of rows (`CrossDevice`) or randomised reports (`Reporting`)."""
+    sends: ClassVar[Literal["rows", "bits", "contributions"]] = "rows"
+    """What leaves a device: updates of rows (`CrossDevice`), randomised reports (`Reporting`) or
+    contributions to sums that are opened once (`Contributing`)."""
     fuses: ClassVar[bool] = False
     """Whether many rounds of one device each can be run at once (`device_learn_rounds`)."""
     sums: ClassVar[bool] = False
@@ -332,6 +350,11 @@ class FactorModel(ABC):
         """Whether what a device learns depends on other devices' vectors, so that a round must be
         learnt by all of its devices at once."""
         return bool(self.config.needs_whole_cohort)
+
+    def report_shape(self, view: ModelView) -> tuple[int, int]:
+        """Rows, and numbers of each, of what a device sends in a round."""
+        rows, width = view.items.shape
+        return rows, width
 
     # --- server -----------------------------------------------------------------------------------
 
@@ -461,7 +484,7 @@ class Reporting(FactorModel):
     """Devices send randomised reports about single coordinates of what they would change."""
 
     __slots__ = ()
-    sends: ClassVar[Literal["rows", "bits"]] = "bits"
+    sends: ClassVar[Literal["rows", "bits", "contributions"]] = "bits"
 
     @property
     @abstractmethod
@@ -498,3 +521,31 @@ class Reporting(FactorModel):
     ) -> NDArray[np.uint32]:
         """Each device's randomised reports at once, for simulations (`sums`)."""
         raise ConfigError(f"{self.config.system} makes its reports one by one")
+
+
+class Contributing(FactorModel):
+    """Devices add a vector of bounded norm to a sum, a few rounds, and a noisy sum is all that
+    anybody sees of them (`core.contributions`)."""
+
+    __slots__ = ()
+    sends: ClassVar[Literal["rows", "bits", "contributions"]] = "contributions"
+
+    @property
+    @abstractmethod
+    def shares(self) -> tuple[float, ...]:
+        """How a period's ε is divided among its rounds: their shares of 1/noise², 1 in all."""
+
+    @abstractmethod
+    def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
+        """How many of a sum's numbers get noise of which standard deviation, one span after the
+        other, for a contribution of norm 1 and noise of 1 in a period."""
+
+    @abstractmethod
+    def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:
+        """What each device could tell: a vector of norm 1 at most."""
+
+    def sum_contributions(
+        self, made: Contributions, threads: int, device: str = "cpu"
+    ) -> NDArray[np.int64]:
+        """The sum of what these devices send, without writing it out, for simulations (`sums`)."""
+        raise ConfigError(f"{self.config.system} writes its contributions out")

@@ -83,6 +83,9 @@ class Choice:
     """β in [0, 1): the weight of hiding attributes against that of good recommendations."""
     refused_owners: tuple[str, ...] = _field(())
     """Data owners, by name, that must see nothing of hers."""
+    never_send: tuple[str, ...] = _field(())
+    """Items by name, and categories of items, of which nothing ever leaves, noise or not. At home
+    they count."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -123,6 +126,8 @@ class Choice:
             parts.append(f"hides {names} with strength {self.strength:g}")
         if self.refused_owners:
             parts.append("sends nothing to " + ", ".join(self.refused_owners))
+        if self.never_send:
+            parts.append("never sends anything of " + ", ".join(self.never_send))
         return "takes part, " + "; ".join(parts)
 
     def owner_words(self) -> str:

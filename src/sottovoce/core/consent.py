@@ -21,6 +21,13 @@ from sottovoce.core.choice import Columns as Columns
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.rng import Keys, Streams, words_of
 
+LISTS = {"hidden_attributes": "attributes", "refused_owners": "owners", "never_send": "things"}
+"""What a record has a list of names of, and by what its columns are named."""
+
+
+def _nothing() -> NDArray[np.bool_]:
+    return np.zeros((0, 0), dtype=bool)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Consent(Columns):
@@ -31,18 +38,22 @@ class Consent(Columns):
     """[n, attributes], columns named by `attributes`."""
     refused_owners: NDArray[np.bool_]
     """[n, owners], columns named by `owners`."""
+    never_send: NDArray[np.bool_] = field(default_factory=_nothing)
+    """[n, things], columns named by `things`: those items and categories that anybody names."""
     attributes: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
+    things: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.users)
+        if not self.never_send.size:
+            object.__setattr__(self, "never_send", np.zeros((n, len(self.things)), dtype=bool))
         for name in COLUMN_TYPES:
             if getattr(self, name).shape != (n,):
                 raise ConsentError(f"{name} must have one value per device")
-        if self.hidden_attributes.shape != (n, len(self.attributes)):
-            raise ConsentError("hidden_attributes must have one row per device")
-        if self.refused_owners.shape != (n, len(self.owners)):
-            raise ConsentError("refused_owners must have one row per device")
+        for name, columns in LISTS.items():
+            if getattr(self, name).shape != (n, len(getattr(self, columns))):
+                raise ConsentError(f"{name} must have one row per device")
         for name in COLUMN_TYPES:
             values, most = getattr(self, name), FIELDS[name].most
             if not np.all((values >= 0) & (values <= most)):
@@ -91,28 +102,24 @@ class Consent(Columns):
                         if holders
                         else "refused_owners is set, but there are no data owners in this system"
                     )
-        hidden = _table([[a in c.hidden_attributes for a in known] for c in choices], known)
-        refused = _table([[o in c.refused_owners for o in holders] for c in choices], holders)
-        columns: dict[str, Any] = {
-            name: np.array([getattr(c, name) for c in choices], dtype=kind)[which]
-            for name, kind in COLUMN_TYPES.items()
+        named = {
+            "attributes": known,
+            "owners": holders,
+            "things": tuple(sorted({name for c in choices for name in c.never_send})),
         }
-        return cls(
-            users=np.asarray(users, dtype=np.int64),
-            hidden_attributes=hidden[which],
-            refused_owners=refused[which],
-            attributes=known,
-            owners=holders,
-            **columns,
-        )
+        columns: dict[str, Any] = dict(named)
+        for name, by in LISTS.items():
+            rows = [[n in getattr(c, name) for n in named[by]] for c in choices]
+            columns[name] = np.array(rows, dtype=bool).reshape(len(rows), len(named[by]))[which]
+        for name, kind in COLUMN_TYPES.items():
+            columns[name] = np.array([getattr(c, name) for c in choices], dtype=kind)[which]
+        return cls(users=np.asarray(users, dtype=np.int64), **columns)
 
     def take(self, rows: NDArray[np.int64]) -> Consent:
         return replace(
             self,
             users=self.users[rows],
-            hidden_attributes=self.hidden_attributes[rows],
-            refused_owners=self.refused_owners[rows],
-            **{name: getattr(self, name)[rows] for name in COLUMN_TYPES},
+            **{name: getattr(self, name)[rows] for name in (*LISTS, *COLUMN_TYPES)},
         )
 
     def asked(self) -> list[str]:
@@ -129,24 +136,24 @@ class Consent(Columns):
         """The records with these fields alone; the others are as if nobody had chosen anything,
         but for who takes part."""
         neutral = Consent.uniform(self.users, Choice(), self.attributes, self.owners)
+        neutral = replace(neutral, never_send=np.zeros_like(self.never_send), things=self.things)
         kept = {name: getattr(self, name) for name in ("takes_part", *fields)}
         return replace(neutral, **kept)
 
     def row(self, index: int) -> Choice:
         """One device's record."""
-        hidden, refused = self.hidden_attributes[index], self.refused_owners[index]
-        return Choice(
-            hidden_attributes=tuple(a for a, h in zip(self.attributes, hidden, strict=True) if h),
-            refused_owners=tuple(o for o, r in zip(self.owners, refused, strict=True) if r),
-            **{name: getattr(self, name)[index].item() for name in COLUMN_TYPES},
-        )
+        fields: dict[str, Any] = {name: getattr(self, name)[index].item() for name in COLUMN_TYPES}
+        for name, by in LISTS.items():
+            named, chosen = getattr(self, by), getattr(self, name)[index]
+            fields[name] = tuple(n for n, here in zip(named, chosen, strict=True) if here)
+        return Choice(**fields)
 
     def chose(self, choice: Choice) -> NDArray[np.bool_]:
         """Who made this choice."""
-        hidden = np.array([a in choice.hidden_attributes for a in self.attributes], dtype=bool)
-        refused = np.array([o in choice.refused_owners for o in self.owners], dtype=bool)
-        mine: NDArray[np.bool_] = (self.hidden_attributes == hidden).all(axis=1)
-        mine &= (self.refused_owners == refused).all(axis=1)
+        mine = np.ones(len(self), dtype=bool)
+        for name, by in LISTS.items():
+            wanted = np.array([n in getattr(choice, name) for n in getattr(self, by)], dtype=bool)
+            mine &= (getattr(self, name) == wanted).all(axis=1)
         for name, kind in COLUMN_TYPES.items():
             mine &= getattr(self, name) == np.array(getattr(choice, name), dtype=kind)
         return mine
@@ -261,7 +268,3 @@ class ConsentPolicy:
 @dataclass(frozen=True, slots=True)
 class _Weight:
     weight: float
-
-
-def _table(rows: list[list[bool]], columns: tuple[str, ...]) -> NDArray[np.bool_]:
-    return np.array(rows, dtype=bool).reshape(len(rows), len(columns))

@@ -262,6 +262,11 @@ class SecureSum(Link):
         return np.full(len(rows), 8 * numbers + SEALED_SEED_BYTES, dtype=np.int64)
 
     def check(self, algorithm: Any, release: Any) -> None:
+        if (self.clip or self.noise) and release.sends == "contributions":
+            raise ConfigError(
+                f"leave link.clip and link.noise out: {algorithm.name} has a bound and noise of "
+                "its own, by release.epsilon"
+            )
         if self.clip and release.clips:
             if not self.noise:
                 raise ConfigError(

@@ -55,6 +55,8 @@ class SimulatedDevices(Devices):
 
     _accelerator: Accelerator | None = None
     _held: bool = False
+    _sums_on: str = "cpu"
+    """Where contributions are added up."""
 
     def change_consent(self, consent: Consent) -> None:
         if self._accelerator is not None:
@@ -63,6 +65,9 @@ class SimulatedDevices(Devices):
 
     def accelerate(self, n_items: int, device: str) -> None:
         """From now on, compute whole rounds on `device`."""
+        if self.contributes:
+            self._sums_on = device
+            return
         everyone = np.arange(len(self.cohort), dtype=np.int64)
         release = self._release
         scales = release.scales() if release.per_row else np.zeros(len(everyone))
@@ -86,6 +91,8 @@ class SimulatedDevices(Devices):
         self, view: ModelView, rows: NDArray[np.int64], threads: int = 1
     ) -> SummedReports:
         """One round of these devices, as the sum of their messages."""
+        if self.contributes:
+            return self._summed_contributions(view, rows, threads)
         algorithm, release = self._learning(), self._release
         fast = self._accelerator is not None
         if fast and self._link.clip:
@@ -111,6 +118,18 @@ class SimulatedDevices(Devices):
         self._record(rows, np.full(len(rows), view.round), counts, view.items.shape)
         every_item = np.arange(len(sums), dtype=np.int32)
         return SummedReports(view.round, every_item, sums, len(rows))
+
+    def _summed_contributions(
+        self, view: ModelView, rows: NDArray[np.int64], threads: int
+    ) -> SummedReports:
+        algorithm = self._contributing()[0]
+        if not algorithm.sums:
+            return self.report_sum(view, rows)
+        self._hold(view)
+        made = self._contributions(view, rows)
+        sums = algorithm.sum_contributions(made, threads, self._sums_on)
+        every = np.arange(len(sums), dtype=np.int32)
+        return SummedReports(view.round, every, sums[:, None], len(rows))
 
     def report_rounds(
         self, items: NDArray[np.float32], first_round: int, rows: NDArray[np.int64]
@@ -156,7 +175,7 @@ class SimulatedDevices(Devices):
             same = np.array_equal(one.reports, other.reports)
         else:
             one_sum, other_sum = plain.report_sum(view, rows), fast.report_summed(view, rows)
-            many = len(view.items)
+            many = self.algorithm.report_shape(view)[0]
             same = np.array_equal(one_sum.dense(many), other_sum.dense(many))
         if same and fast.fuses:
             memory = self.algorithm.server_memory(len(view.items))
@@ -300,10 +319,11 @@ class Simulation:
 
     def _summed_round(self, masker: Helper, view: ModelView, rows: NDArray[np.int64]) -> None:
         """A round of which the server sees the sum alone."""
-        link, (n_rows, width) = masker.link, view.items.shape
+        link, (n_rows, width) = masker.link, self.server.algorithm.report_shape(view)
+        numbers = n_rows * width
         if self.search is None and not (self.message_observers and self.masked):
             sums = self.devices.report_summed(view, rows, self.threads).dense(n_rows)
-            noise = masker.noise(view.round)
+            noise = masker.noise(view.round, numbers)
             if noise is not None:
                 sums += noise.reshape(sums.shape)
             whole = summed(view.round, sums, len(rows))
@@ -313,7 +333,8 @@ class Simulation:
         users = self.devices.cohort.users[rows].tolist()
         groups = self._groups(masker, users)
         place = {user: k for k, group in enumerate(groups) for user in group}
-        totals = [MaskedSum(view.round, n_rows, width, link, self.largest_value) for _ in groups]
+        most = self.largest_value, masker.sigma(view.round, numbers)
+        totals = [MaskedSum(view.round, n_rows, width, link, *most) for _ in groups]
         seeds: dict[int, bytes] = {}
         many = self.devices.at_once(rows, _MASKED_AT_ONCE)
         for start in range(0, len(rows), many):
@@ -333,9 +354,9 @@ class Simulation:
             self._tell("proxy", one)
         opened: list[SummedReports | None] = []
         if len(named) == 1:
-            answers = [masker.sum_masks(named[0], self.threads)]
+            answers = [masker.sum_masks(named[0], self.threads, numbers)]
         else:
-            answers = masker.sum_groups(named, self.threads)
+            answers = masker.sum_groups(named, self.threads, numbers)
         for number, (total, told) in enumerate(zip(totals, answers, strict=True)):
             self._tell("server", told)
             opened.append(self._opened(total, told, number))

@@ -5,8 +5,10 @@ that she has is looked up in her history. Consent and budget are read first; the
 the release decides what may leave, the link's bound is kept, the budget is charged and the ledger
 gets a row, and only then is there a report. There are three of them: `report` (rows of the model),
 `report_masked` (the same where only a sum of many may be read) and `report_bits` (randomised
-reports). What real devices and gateways send is made by these alone. A simulation, which sends
-nothing, has faster ways to the same results (`engines.simulated`).
+reports). Where a sum is opened once, `_contributions` makes what `report_masked` masks: what is
+never sent is taken out of the history before the algorithm sees it, and what the algorithm gives is
+scaled, cut and held to its bound here. What real devices and gateways send is made by these alone.
+A simulation, which sends nothing, has faster ways to the same results (`engines.simulation`).
 """
 
 from __future__ import annotations
@@ -18,9 +20,17 @@ from typing import Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort, CrossDevice, FactorModel, Reporting, RowCounts
+from sottovoce.algorithms.base import (
+    Cohort,
+    Contributing,
+    CrossDevice,
+    FactorModel,
+    Reporting,
+    RowCounts,
+)
 from sottovoce.core.arrays import sum_groups
 from sottovoce.core.consent import Consent, ShareRule
+from sottovoce.core.contributions import Contributions, cut
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import Direct, Link, has_noise
 from sottovoce.core.masking import masked, seeds_from
@@ -40,9 +50,15 @@ from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
+from sottovoce.privacy.own_epsilon import BoundContributions
 from sottovoce.privacy.reports import BoundReports
 from sottovoce.rng import Streams
 
+SENT = {
+    "rows": "item rows",
+    "bits": "randomised reports",
+    "contributions": "contributions to a sum",
+}
 _HOME_BATCH = 1024
 _WRITTEN_AT_ONCE = 1 << 22
 """Numbers of plain updates that are written out together, or those of one device."""
@@ -79,7 +95,7 @@ class Devices(Redacted):
         if algorithm.sends != release.sends:
             raise ConfigError(
                 f"{algorithm.config.name} and the release {release.name} do not go together: one "
-                "sends item rows, the other randomised reports"
+                f"sends {SENT[algorithm.sends]}, the other {SENT[release.sends]}"
             )
         root = noise_root(rng.root) if noise is None else noise
         way = link or Direct()
@@ -99,6 +115,11 @@ class Devices(Redacted):
     def reports_bits(self) -> bool:
         """Whether randomised reports are what leaves."""
         return self.algorithm.sends == "bits"
+
+    @property
+    def contributes(self) -> bool:
+        """Whether contributions to sums that are opened once are what leaves."""
+        return self.algorithm.sends == "contributions"
 
     @property
     def spends(self) -> bool:
@@ -144,6 +165,12 @@ class Devices(Redacted):
 
     def report_sum(self, view: ModelView, rows: NDArray[np.int64]) -> SummedReports:
         """`report` of all, added up, as the organisation that hosts them sends it."""
+        if self.contributes:
+            sums = np.zeros(self.algorithm.report_shape(view), dtype=np.int64)
+            for one in self._contributed(view, rows):
+                sums[:, 0] += one
+            every = np.arange(len(sums), dtype=np.int32)
+            return SummedReports(view.round, every, sums, len(rows))
         width = view.items.shape[1]
         total = SummedReports(view.round, np.zeros(0, np.int32), np.zeros((0, width), np.int64), 0)
         for reports in self.report_in_parts(view, rows):
@@ -161,15 +188,55 @@ class Devices(Redacted):
         the proxy alone. A simulation leaves `seeds` out."""
         if self._link.summing is None:
             raise ConfigError("masked reports are for a secure sum")
-        reports, users = self.report(view, rows), self.cohort.users[rows]
+        users, shape = self.cohort.users[rows], self.algorithm.report_shape(view)
+        written = self._contributed(view, rows) if self.contributes else self._rows(view, rows)
         if seeds is None:
             seeds = tuple(seeds_from(self._noise, users, view.round))
-        hidden = np.empty((len(rows), view.items.size), dtype=np.uint64)
-        for row, (user, seed) in enumerate(zip(users.tolist(), seeds, strict=True)):
-            whole, mine = np.zeros(view.items.shape, np.int64), reports.sender == user
-            whole[reports.item[mine]] = reports.values[mine]
+        hidden = np.empty((len(rows), shape[0] * shape[1]), dtype=np.uint64)
+        for row, (whole, seed) in enumerate(zip(written, seeds, strict=True)):
             hidden[row] = masked(whole, seed)
         return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)
+
+    def _rows(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """`report` of each, with a row for every row of the model."""
+        reports = self.report(view, rows)
+        for user in self.cohort.users[rows].tolist():
+            whole, mine = np.zeros(view.items.shape, np.int64), reports.sender == user
+            whole[reports.item[mine]] = reports.values[mine]
+            yield whole
+
+    def _contributed(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        made = self._contributions(view, rows)
+        return (made.whole(row) for row in range(len(rows)))
+
+    def _contributions(self, view: ModelView, rows: NDArray[np.int64]) -> Contributions:
+        """One round of these devices, as what each adds to the sum. It leaves masked alone."""
+        algorithm, release = self._contributing()
+        self._admit(rows)
+        made = cut(
+            algorithm.device_profile(view, self._shown(), rows),
+            release.scale[rows],
+            algorithm.config.name,
+        )
+        if (made.numbers, 1) != algorithm.report_shape(view):
+            raise MessageError(
+                f"{algorithm.config.name} gave a profile of another size than the round's; nothing "
+                "was sent"
+            )
+        epsilon = release.costs(view.round, self.cohort.sent, algorithm.shares)[rows]
+        self._charge(rows, epsilon)
+        self.ledger.record(
+            Entries(
+                kind=release.kind,
+                user=self.cohort.users[rows],
+                round=np.full(len(rows), view.round),
+                positive_rows=made.items,
+                negative_rows=np.zeros_like(made.items),
+                bytes=self._link.message_bytes(made.items.astype(np.int64), 0, made.numbers),
+                epsilon=epsilon,
+            )
+        )
+        return made
 
     def report_bits(self, view: ModelView, rows: NDArray[np.int64]) -> BitReports:
         """One round of these devices as k randomised reports each. Coordinates are drawn here, what
@@ -220,6 +287,9 @@ class Devices(Redacted):
         cohort, noise = self.cohort, self._link.noise
         if not noise and not self._release.spends:
             return np.ones(len(rows), dtype=bool)
+        if self.contributes:
+            algorithm, release = self._contributing()
+            return release.room(cohort.spent, cohort.sent, algorithm.shares)[rows]
         times = np.bincount(rows, minlength=len(cohort)).astype(np.int64)
         if not noise:
             return self._release.permits(cohort.spent, times)[rows]
@@ -227,10 +297,12 @@ class Devices(Redacted):
         return room_for_sums(noise, sent, cohort.spent[rows], limit)
 
     def _shown(self) -> Cohort:
-        """The cohort as its algorithm sees it: of consent the fields that it reads, and no more."""
+        """The cohort as its algorithm sees it: of consent the fields that it reads, of histories
+        what may ever be sent, and no more."""
         cohort = self.cohort
         if self._seen is None or self._seen.vectors is not cohort.vectors:
-            self._seen = replace(cohort, consent=cohort.consent.only(self.algorithm.config.reads))
+            shown = cohort.consent.only(self.algorithm.config.reads)
+            self._seen = replace(cohort, consent=shown, history=cohort.sendable())
         return self._seen
 
     # --- the ledger -------------------------------------------------------------------------------
@@ -279,8 +351,9 @@ class Devices(Redacted):
     # --- helpers ----------------------------------------------------------------------------------
 
     def _learning(self) -> CrossDevice:
-        if self.reports_bits:
-            raise ConfigError("this algorithm sends randomised reports, not item rows")
+        if self.algorithm.sends != "rows":
+            sent = SENT[self.algorithm.sends]
+            raise ConfigError(f"this algorithm sends {sent}, not item rows")
         return cast(CrossDevice, self.algorithm)
 
     def _reporting(self) -> tuple[Reporting, BoundReports]:
@@ -288,6 +361,12 @@ class Devices(Redacted):
         if reporting is None:
             raise ConfigError("this algorithm and release send item rows, not randomised reports")
         return cast(Reporting, self.algorithm), reporting
+
+    def _contributing(self) -> tuple[Contributing, BoundContributions]:
+        release = self._release.contributing
+        if release is None:
+            raise ConfigError("this algorithm and release send no contributions to a sum")
+        return cast(Contributing, self.algorithm), release
 
     def _merge(
         self,

@@ -11,7 +11,7 @@ same order get the same answers, noise included, so that a server that was kille
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import Words, sum_masks
 from sottovoce.core.messages import GRID, MaskSeeds, MaskSum
 from sottovoce.errors import MessageError
-from sottovoce.privacy.central import gaussian_noise
+from sottovoce.privacy.central import Spans, noise_on
 
 GROUPED_ROUNDS = 64
 """Rounds in groups for which there is room at first."""
@@ -109,33 +109,50 @@ def sum_told(
     noise_key: bytes,
     threads: int = 1,
     group: int | None = None,
+    spans: Spans | None = None,
 ) -> Words:
     """What the server gets for these seeds: their masks, less the noise of the round, or of this
     group of it, which is thus in what it opens. The noise is a function of key, round and group."""
     masks = sum_masks(seeds, numbers, threads)
-    noise = noise_of(link, round, numbers, noise_key, group)
+    noise = noise_of(link, round, numbers, noise_key, group, spans)
     return masks if noise is None else masks - noise.view(np.uint64)
 
 
 def noise_of(
-    link: SecureSum, round: int, numbers: int, noise_key: bytes, group: int | None = None
+    link: SecureSum,
+    round: int,
+    numbers: int,
+    noise_key: bytes,
+    group: int | None = None,
+    spans: Spans | None = None,
 ) -> NDArray[np.int64] | None:
     """The noise on the sum of a round, or of one of its groups, in steps of the grid; none where
-    the terms have none."""
-    if not link.noise:
-        return None
+    the terms have none. By `spans` where it is not the link's."""
+    if spans is None:
+        if not link.noise:
+            return None
+        spans = ((numbers, link.noise * link.clip * GRID),)
     if group is not None:  # so that no two sums, of whatever grouping, share their noise
         person, place = b"noise of a group", group.to_bytes(4, "little")
         noise_key = hashlib.blake2b(place, digest_size=32, key=noise_key, person=person).digest()
-    return gaussian_noise(noise_key, round, numbers, link.noise * link.clip * GRID)
+    return noise_on(spans, noise_key, round)
 
 
 class Helper:
     """The helper in memory."""
 
-    def __init__(self, link: SecureSum, numbers: int, noise_key: bytes) -> None:
-        """`numbers` are those of an update; `noise_key` is 32 bytes that nobody else knows."""
+    def __init__(
+        self,
+        link: SecureSum,
+        numbers: int,
+        noise_key: bytes,
+        spans: Callable[[int, int], Spans] | None = None,
+    ) -> None:
+        """`numbers` are those of an update, if they are the same in all rounds; `noise_key` is 32
+        bytes that nobody else knows; `spans` says of a round and its numbers which noise they get,
+        if that is not the link's."""
         self.link, self._numbers, self._noise_key = link, numbers, noise_key
+        self._spans = spans
         self._answered = NEVER
 
     def __repr__(self) -> str:
@@ -145,11 +162,13 @@ class Helper:
     def grouped_rounds_left(self) -> int:
         return self._answered.grouped_rounds_left
 
-    def sum_masks(self, seeds: MaskSeeds, threads: int = 1) -> MaskSum:
+    def sum_masks(self, seeds: MaskSeeds, threads: int = 1, numbers: int | None = None) -> MaskSum:
         """The sum over these devices, which the server has named."""
-        return self.sum_groups([seeds], threads)[0]
+        return self.sum_groups([seeds], threads, numbers)[0]
 
-    def sum_groups(self, groups: Sequence[MaskSeeds], threads: int = 1) -> list[MaskSum]:
+    def sum_groups(
+        self, groups: Sequence[MaskSeeds], threads: int = 1, numbers: int | None = None
+    ) -> list[MaskSum]:
         """The sums over these groups of devices, which have none in common."""
         if any(len(group.seeds) != len(group.sender) for group in groups):
             raise MessageError("every device needs one seed")
@@ -165,17 +184,30 @@ class Helper:
             for group in groups
         ]
         self._answered = check_groups(self.link, self._answered, round, sent)
-        link, numbers, key = self.link, self._numbers, self._noise_key
+        link, key, many = self.link, self._noise_key, self._numbers if numbers is None else numbers
+        spans = self._spans_of(round, many)
         places = [None] if len(groups) == 1 else range(len(groups))
         return [
             MaskSum(
                 round,
                 len(group),
-                sum_told(link, round, group.seeds, numbers, key, threads, place),
+                sum_told(link, round, group.seeds, many, key, threads, place, spans),
             )
             for place, group in zip(places, groups, strict=True)
         ]
 
-    def noise(self, round: int) -> NDArray[np.int64] | None:
+    def noise(self, round: int, numbers: int | None = None) -> NDArray[np.int64] | None:
         """What it would add to a round's sum; for a simulation that writes no messages out."""
-        return noise_of(self.link, round, self._numbers, self._noise_key)
+        many = self._numbers if numbers is None else numbers
+        spans = self._spans_of(round, many)
+        return noise_of(self.link, round, many, self._noise_key, spans=spans)
+
+    def sigma(self, round: int, numbers: int) -> float:
+        """The largest standard deviation of the noise on a number of this round's sum."""
+        spans = self._spans_of(round, numbers)
+        if spans is None:
+            return self.link.noise * self.link.clip * GRID
+        return max(sigma for _, sigma in spans)
+
+    def _spans_of(self, round: int, numbers: int) -> Spans | None:
+        return None if self._spans is None else self._spans(round, numbers)

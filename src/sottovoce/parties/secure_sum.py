@@ -20,10 +20,19 @@ LENIENT = 2000
 class MaskedSum:
     """One round's submissions, as they come."""
 
-    def __init__(self, round: int, rows: int, width: int, link: SecureSum, largest: float) -> None:
+    def __init__(
+        self,
+        round: int,
+        rows: int,
+        width: int,
+        link: SecureSum,
+        largest: float,
+        sigma: float | None = None,
+    ) -> None:
         """`largest` is the largest absolute value of a number in one honest device's update, in
-        steps of the grid."""
+        steps of the grid; `sigma` the standard deviation of the noise, if it is not the link's."""
         self.round, self._width, self._link = round, width, link
+        self._sigma = sigma
         self._largest = largest
         self._total = np.zeros(rows * width, dtype=np.uint64)
         self._senders: set[int] = set()
@@ -66,7 +75,7 @@ class MaskedSum:
         if told.masks.shape != self._total.shape:
             raise WrongSum("the helper told a sum of masks of another size than the model's")
         sums = unmasked(self._total, told.masks, self._width)
-        most = sum_limit(self._link, self.devices, self._largest)
+        most = sum_limit(self._link, self.devices, self._largest, self._sigma)
         bound = most + int(leniency * min(LENIENT * most, (1 << 62) - most))
         if bool(np.any((sums > bound) | (sums < -bound))):
             raise SpoiledSum(
@@ -79,10 +88,12 @@ class MaskedSum:
         return opened.well_counted() if counted else opened
 
 
-def sum_limit(link: SecureSum, devices: int, largest: float) -> int:
-    """The largest absolute value of a number in an honest sum, in steps of the grid."""
+def sum_limit(link: SecureSum, devices: int, largest: float, sigma: float | None = None) -> int:
+    """The largest absolute value of a number in an honest sum, in steps of the grid; `sigma` is the
+    standard deviation of the noise, if it is not the link's."""
+    sigma = link.noise * link.clip * GRID if sigma is None else sigma
     one = min(largest, link.clip * GRID) if link.clip else largest
-    most = int(devices * one + _FURTHEST * link.noise * link.clip * GRID)
+    most = int(devices * one + _FURTHEST * sigma)
     if most >= 1 << 62:
         raise ConfigError("so many devices could add up to numbers beyond 2**62; lower the limits")
     return most

@@ -148,7 +148,7 @@ class Server:
 
     def add_sums(self, parts: list[SummedReports]) -> SummedReports:
         """Add up what gateways have summed over their cohorts."""
-        n_items, width = self.items.shape
+        n_items, width = self.algorithm.report_shape(self.publish())
         for part in parts:
             if part.round != self.round:
                 raise MessageError(f"sum for round {part.round} in round {self.round}")

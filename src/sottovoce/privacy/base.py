@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 from sottovoce.core.consent import Choice, Consent, ShareRule
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
-from sottovoce.core.messages import DeviceReports
+from sottovoce.core.messages import LIMIT, DeviceReports
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
 
 if TYPE_CHECKING:
+    from sottovoce.privacy.own_epsilon import BoundContributions, OwnEpsilon
     from sottovoce.privacy.reports import BoundReports, KReports
 
-Sends = Literal["rows", "bits"]
-"""What leaves: rows of the model, or randomised reports about single coordinates."""
+Sends = Literal["rows", "bits", "contributions"]
+"""What leaves: rows of the model, randomised reports about single coordinates, or contributions to
+sums that are opened once."""
 UNKNOWN = (
     "This release does not say what it protects. Take it that whoever sees what leaves can read "
     "the history behind it, unless its author shows otherwise. The ledger has the privacy cost "
@@ -74,6 +76,15 @@ class Release(Component, ABC):
     def reporting(self) -> KReports | None:
         """Itself, where randomised reports are what leaves."""
         return None
+
+    @property
+    def contributing(self) -> OwnEpsilon | None:
+        """Itself, where contributions to noisy sums are what leaves."""
+        return None
+
+    def largest_value(self, draws: int) -> float:
+        """The largest absolute value of one number in what an honest device sends."""
+        return LIMIT * max(1, draws) + self.noise_bound
 
     def is_revealing(self, triples: int, n_items: int) -> bool:
         """Whether a single round may tell much of a history, where a report can be read and has
@@ -193,6 +204,11 @@ class BoundRelease(ABC):
     @property
     def reporting(self) -> BoundReports | None:
         """Itself, where randomised reports are what leaves."""
+        return None
+
+    @property
+    def contributing(self) -> BoundContributions | None:
+        """Itself, where contributions to noisy sums are what leaves."""
         return None
 
     @property

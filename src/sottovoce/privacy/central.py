@@ -34,7 +34,9 @@ and a round are for one sum, never for two: the difference of two would be free 
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -229,6 +231,23 @@ def gaussian_noise(key: bytes, round: int, numbers: int, sigma: float) -> NDArra
     noise = np.empty(numbers, dtype=np.int64)
     _fill(noise, words, nonce(round), *_table(float(sigma)))
     return noise
+
+
+Spans = Sequence[tuple[int, float]]
+"""How many numbers of a sum, one after the other, get noise of which standard deviation, in steps
+of the grid."""
+
+
+def noise_on(spans: Spans, key: bytes, round: int) -> NDArray[np.int64]:
+    """Gaussian noise on a sum, span by span. Each span but the first has a key of its own."""
+    parts = []
+    for place, (numbers, sigma) in enumerate(spans):
+        own = key
+        if place:
+            person, which = b"noise of a span", place.to_bytes(4, "little")
+            own = hashlib.blake2b(which, digest_size=32, key=key, person=person).digest()
+        parts.append(gaussian_noise(own, round, numbers, sigma))
+    return np.concatenate(parts)
 
 
 @lru_cache(maxsize=64)

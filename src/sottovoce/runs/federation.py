@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import AlgorithmSettings, Cohort, Schedule
+from sottovoce.algorithms.base import (
+    AlgorithmSettings,
+    Cohort,
+    Contributing,
+    FactorModel,
+    Schedule,
+)
 from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
@@ -24,10 +31,11 @@ from sottovoce.parties.helper import Helper
 from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
+from sottovoce.privacy.central import Spans
 from sottovoce.privacy.reports import KReports
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.runs.folder import RunCheckpoint
-from sottovoce.wire.terms import check_fitting, largest_value
+from sottovoce.wire.terms import check_fitting
 
 
 @dataclass(slots=True)
@@ -55,9 +63,11 @@ class Federation:
         labels: NDArray[np.int64] | None = None,
         link: Link | None = None,
         defence: Defence = NO_DEFENCE,
+        items_named: Mapping[str, NDArray[np.int32]] | None = None,
     ) -> Federation:
         """`labels` are what devices know of their owners, a column per attribute of the algorithm;
-        nothing where it has none. The link is the algorithm's first where it is not given. Raises
+        nothing where it has none. `items_named` are the items that names in the records stand for.
+        The link is the algorithm's first where it is not given. Raises
         where the parts do not go together."""
         way = link or LINKS[settings.links[0]]()
         check_fitting(settings, release, way)
@@ -68,6 +78,7 @@ class Federation:
             consent,
             np.zeros((train.n_users, settings.embedding_size), np.float32),
             labels=np.zeros((0, 0), np.int64) if labels is None else labels,
+            items_named=items_named or {},
         )
         # Who takes part does not depend on how many draws there are, which depends on who does.
         able = settings.build_under(release, way, 1).device_able(cohort)
@@ -82,6 +93,9 @@ class Federation:
             willing = _check_tiers(devices, reports)
             plan = settings.plan(len(willing), int(train.counts[willing].sum()))
             proxy = Shuffler([tier.min_devices for tier in reports.tiers], reports.max_reports)
+        if release.contributing is not None:
+            willing = _check_contributions(devices)
+            plan = settings.plan(len(willing), int(train.counts[willing].sum()))
         server, masker = Server.start(algorithm, train.n_items, rng), None
         server.guard = defence.guard()
         if way.summing is not None:
@@ -90,8 +104,9 @@ class Federation:
                     f"a secure sum needs at least link.min_devices = {way.summing.min_devices} "
                     f"devices in a round, and {plan.cohort_size} are asked"
                 )
-            masker = Helper(way.summing, server.items.size, noise_root(rng.child("masker").root))
-        most = largest_value(release, plan.triples) * GRID
+            key, spans = noise_root(rng.child("masker").root), noise_spans(algorithm, release)
+            masker = Helper(way.summing, server.items.size, key, spans)
+        most = release.largest_value(plan.triples) * GRID
         return cls(plan, server, devices, proxy, masker, most)
 
     def restore(self, saved: RunCheckpoint) -> None:
@@ -140,7 +155,8 @@ class Federation:
     ) -> None:
         """`masked`: whether observers see masked updates, or of each round the sum alone."""
         plan, link = self.schedule, self.masker and self.masker.link
-        everybody = link is not None and link.noise and plan.cohort_size == plan.devices
+        noisy = link is not None and (link.noise or self.devices.contributes)
+        everybody = noisy and plan.cohort_size == plan.devices
         Simulation(
             self.server,
             self.devices,
@@ -171,6 +187,31 @@ class Federation:
     def scorer(self) -> Scorer:
         """What every device would recommend by now."""
         return self.server.algorithm.device_scorer(self.vectors(), self.server.items)
+
+
+def noise_spans(algorithm: FactorModel, release: Release) -> Callable[[int, int], Spans] | None:
+    """Of a round and its numbers: which noise they get; None where that is the link's to say."""
+    own = release.contributing
+    if own is None:
+        return None
+    contributing, unit = cast(Contributing, algorithm), own.sigma * GRID
+
+    def spans(round: int, numbers: int) -> Spans:
+        found = contributing.noise_spans(round, numbers)
+        return tuple((many, each * unit) for many, each in found)
+
+    return spans
+
+
+def _check_contributions(devices: SimulatedDevices) -> NDArray[np.int64]:
+    """Rows of those who may contribute. Raises where nobody may."""
+    willing = devices.willing()
+    if not len(willing):
+        raise ConfigError(
+            "nobody permits a contribution: those who take part need consent.epsilon, the ε that "
+            "they accept, and total_epsilon of at least as much"
+        )
+    return willing
 
 
 def _check_tiers(devices: SimulatedDevices, release: KReports) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from sottovoce import config
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
 from sottovoce.core.links import LINKS, Direct, Link, SecureSum, has_noise
-from sottovoce.core.messages import GRID, LIMIT
+from sottovoce.core.messages import GRID
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.privacy.base import RELEASES, Release
 from sottovoce.privacy.reports import KReports
@@ -59,11 +59,6 @@ def check_fitting(algorithm: AlgorithmSettings, release: Release, link: Link) ->
             f"{links[0]}"
         )
     link.check(algorithm, release)
-
-
-def largest_value(release: Release, triples: int) -> float:
-    """Largest absolute value of one number in an honest device's report."""
-    return LIMIT * max(1, triples) + release.noise_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +138,7 @@ class Terms:
     @property
     def largest_value(self) -> float:
         """Largest absolute value of one number in an honest device's report."""
-        return largest_value(self.release, self.triples)
+        return self.release.largest_value(self.triples)
 
     @property
     def secure_sum(self) -> SecureSum | None:

@@ -1,0 +1,292 @@
+"""gram: two noisy sums over users, and a linear item model from them.
+
+| here    | meaning                                                                    |
+|---------|----------------------------------------------------------------------------|
+| q       | popularity: the first sum, of everybody's weighted items                   |
+| head    | the items of which pairs are summed, the most popular by q                  |
+| G       | the second sum, of x xᵀ over users, x a unit vector over her head items     |
+| Y, s    | factors and scales of head items, from G: a score is (Σ v_i Y_i) · Y_j s_j |
+
+Round 0: a device tells its items, weighted, as one vector of norm 1, and that it is there (the
+count). Round 1: the products of all pairs of its head items. What is published after each is a
+table with a row for every item: q, the scale (0 outside the head), the factors. Everything else,
+the model too, follows from the two noisy sums alone (`model`). What her items weigh at home is
+nobody's business: new ones count at once, and those that are never sent count, too.
+
+`recency=False`, or a history without times, weighs all items alike ("plain").
+
+What leaves, and what that costs: release "own-epsilon". McSherry and Mironov (2009) have released a
+noisy item covariance; the linear model is that of EASE (Steck 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Contributing, Schedule
+from sottovoce.algorithms.gram import model
+from sottovoce.algorithms.gram.kernels import sum_pairs
+from sottovoce.config import require_number, require_whole
+from sottovoce.core.contributions import PAIR_UNIT, Contributions, Profile, numbers_of, places_of
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import Link
+from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports
+from sottovoce.core.recency import positions, recency
+from sottovoce.core.recommender import FactorScorer
+from sottovoce.errors import ConfigError, DataError, MessageError
+from sottovoce.rng import Streams
+
+COUNTED = 0.1
+"""The square of what the count has of round 0's norm."""
+Q, SCALE, FACTORS = 0, 1, 2
+"""Columns of the model: popularity, scale, and the first factor."""
+
+
+@ALGORITHMS.register("gram")
+@dataclass(frozen=True, slots=True)
+class GramConfig(AlgorithmSettings):
+    releases: ClassVar[tuple[str, ...]] = ("own-epsilon",)
+    links: ClassVar[tuple[str, ...]] = ("secure-sum",)
+    rounds: ClassVar[int] = 2  # type: ignore[misc]
+    embedding_size: int = 128
+    """Most factors that are published."""
+    recency: bool = True
+    """Whether later items weigh more, in what is sent and at home."""
+    memory: float = 8.0
+    """At home an item's weight falls by e with so many later ones."""
+    popularity_share: float = 0.1
+    """Of a user's ε, squared: what the first round gets; the second has the rest."""
+    least_head: int = 200
+    """Fewest items in the head."""
+    most_head: int = 1000
+    """Most items in the head: a contribution has half as many numbers as its square."""
+
+    def __post_init__(self) -> None:
+        require_whole("embedding_size", self.embedding_size, 1, 4096)
+        require_number("memory", self.memory, 0.0, 1e6, above=False)
+        require_number("popularity_share", self.popularity_share, 0.0, 1.0)
+        require_whole("least_head", self.least_head, 2, 20_000)
+        require_whole("most_head", self.most_head, self.least_head, 20_000)
+
+    @property
+    def width(self) -> int:
+        return FACTORS + self.embedding_size
+
+    def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
+        return Gram(self, release.sigma)
+
+    def check_terms(self) -> None:
+        raise ConfigError("gram runs in simulation alone by now")
+
+    def describe(self, plan: Schedule) -> str:
+        return (
+            "add a vector of their items to one sum and, for the most popular items, the products "
+            "of its pairs to another. Both are masked, so that the server opens noisy sums alone, "
+            "and makes a linear item model of them."
+        )
+
+    def learning(self) -> str:
+        time = f", memory of {self.memory:g} items at home" if self.recency else ", times unused"
+        return (
+            f"at most {self.embedding_size} factors and {self.most_head:,} items with pairs{time}"
+        )
+
+    def advice(self, cohort_size: int) -> str:
+        return (
+            f"{cohort_size:,} users may be too few for the ε that they permit: try more users, a "
+            "larger release.epsilon with their consent, or public knowledge of the items"
+        )
+
+    def rows_named(self, n_items: int) -> str:
+        return f"all of {n_items:,} items, masked"
+
+    def how_revealing(self, n_items: int) -> str:
+        return "a contribution is masked, and what is published has noise"
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        return ("aggregated", "noise")
+
+
+@dataclass(frozen=True, slots=True)
+class Gram(Contributing):
+    """Both halves of gram."""
+
+    sums: ClassVar[bool] = True
+    config: GramConfig
+    sigma: float
+    """Of the noise of a period, for a contribution of norm 1."""
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        first = self.config.popularity_share
+        return (first, 1.0 - first) if first < 1.0 else (1.0,)
+
+    @property
+    def refits(self) -> bool:
+        return True
+
+    # --- what travels -----------------------------------------------------------------------------
+
+    def report_shape(self, view: ModelView) -> tuple[int, int]:
+        if view.round == 0:
+            return len(view.items) + 1, 1
+        return numbers_of(len(_head(view.items)), True), 1
+
+    def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
+        each = 1.0 / math.sqrt(self.shares[round])
+        if round == 0:
+            return ((numbers, each),)
+        # A pair stands once for its two places in a symmetric matrix.
+        places = places_of(numbers)
+        return (places, each), (numbers - places, each / math.sqrt(2.0))
+
+    # --- server -----------------------------------------------------------------------------------
+
+    def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
+        return np.zeros((n_items, self.config.width), dtype=np.float32)
+
+    def server_memory(self, n_items: int) -> NDArray[np.float32]:
+        """In its first place, how many users there are, each counted by her scale."""
+        return np.zeros((n_items, 1), dtype=np.float32)
+
+    def server_fold(
+        self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if not isinstance(aggregate, SummedReports):
+            raise MessageError("gram folds sums of contributions, not randomised reports")
+        shape = self.report_shape(ModelView(aggregate.round, items))
+        sums = aggregate.dense(shape[0])[:, 0] / GRID
+        items, memory = items.copy(), memory.copy()
+        if aggregate.round == 0:
+            q = sums[:-1] / math.sqrt(1.0 - COUNTED)
+            count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
+            size = model.head_size(
+                count, self.sigma, len(q), self.config.least_head, self.config.most_head
+            )
+            items[:, Q], memory[0, 0] = q, count
+            items[model.choose_head(q, size), SCALE] = 1.0
+            return items, memory
+        head = _head(items)
+        fitted = model.fit_pairs(
+            sums,
+            items[head, Q].astype(np.float64),
+            self.sigma / math.sqrt(self.shares[1]),
+            float(memory[0, 0]),
+            self.config.recency,
+            self.config.embedding_size,
+        )
+        items[:, SCALE:] = 0.0
+        if fitted is not None:
+            factors, scale = fitted
+            items[head, SCALE] = scale
+            items[head, FACTORS : FACTORS + factors.shape[1]] = factors
+        return items, memory
+
+    # --- device -----------------------------------------------------------------------------------
+
+    def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
+        return np.zeros((len(users), self.config.embedding_size), dtype=np.float32)
+
+    def device_able(self, cohort: Cohort) -> NDArray[np.bool_]:
+        """Everybody: who takes part must not follow from what she has."""
+        return np.ones(len(cohort), dtype=bool)
+
+    def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:
+        if len(view.items) != cohort.history.n_items:
+            raise DataError(
+                f"the model is of another catalogue, with {len(view.items):,} items; these devices "
+                f"know {cohort.history.n_items:,}"
+            )
+        history = cohort.history.take_users(rows)
+        weights = self._sent_weights(history)
+        if view.round == 0:
+            return _with_count(history, _unit(history.indptr, weights))
+        place = np.full(history.n_items, -1, dtype=np.int32)
+        head = _head(view.items)
+        place[head] = np.arange(len(head), dtype=np.int32)
+        inside = place[history.items] >= 0
+        kept = history.select(inside)
+        found = np.diff(kept.indptr).astype(np.int32)
+        unit = _unit(kept.indptr, weights[inside])
+        return Profile(kept.indptr, place[kept.items], unit, len(head), True, found)
+
+    def sum_contributions(
+        self, made: Contributions, threads: int, device: str = "cpu"
+    ) -> NDArray[np.int64]:
+        if not made.pairs:
+            sums = np.zeros(made.size, dtype=np.int64)
+            np.add.at(sums, made.place, made.steps)
+            return sums
+        if device == "cpu":
+            sums = sum_pairs(made.indptr, made.place, made.steps, made.size, threads)
+        else:
+            from sottovoce.algorithms.gram.torch_sums import sum_pairs_on
+
+            sums = sum_pairs_on(made.indptr, made.place, made.steps, made.size, device)
+        return PAIR_UNIT * sums
+
+    def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
+        """Her items' factors, added up by what each weighs at home."""
+        history, factors = cohort.history, view.items[:, FACTORS:].astype(np.float64)
+        memory = self.config.memory if self.config.recency else 0.0
+        weights = recency(history, memory)
+        mine = csr_array(
+            (weights, history.items, history.indptr), shape=(len(cohort), history.n_items)
+        )
+        cohort.vectors = (mine @ factors).astype(np.float32)
+
+    def device_scorer(
+        self, vectors: NDArray[np.float32], items: NDArray[np.float32]
+    ) -> FactorScorer:
+        """By factors in the head; below it, and where there are none, by popularity."""
+        scaled = items[:, FACTORS:] * items[:, SCALE, None]
+        return FactorScorer(vectors, scaled, _bias(items))
+
+    def _sent_weights(self, history: Interactions) -> NDArray[np.float64]:
+        """Of each entry in what is sent: more, the later it came."""
+        if not self.config.recency:
+            return np.ones(history.n_interactions)
+        many = np.repeat(history.counts, history.counts)
+        weights: NDArray[np.float64] = np.sqrt((positions(history) + 1.0) / many)
+        return weights
+
+
+def _head(items: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Items whose pairs are summed, by the model that is published."""
+    return np.flatnonzero(items[:, SCALE] > 0)
+
+
+def _bias(items: NDArray[np.float32]) -> NDArray[np.float32]:
+    """provisional"""
+    q = items[:, Q]
+    head = items[:, SCALE] > 0
+    scale = np.float32(1e-6) / max(float(np.abs(q).max(initial=0.0)), 1e-30)
+    bias = q * scale
+    bias[~head & bool(head.any())] -= np.float32(1e3)
+    return bias
+
+
+def _unit(indptr: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The weights of each row, scaled to a norm of 1."""
+    many = np.diff(indptr)
+    rows = np.repeat(np.arange(len(many)), many)
+    squares = np.bincount(rows, weights**2, minlength=len(many))
+    unit: NDArray[np.float64] = weights / np.sqrt(squares)[rows]
+    return unit
+
+
+def _with_count(history: Interactions, unit: NDArray[np.float64]) -> Profile:
+    """Her items, and behind all of them that she is there."""
+    n, last = history.n_users, history.indptr[1:]
+    place = np.insert(history.items, last, np.int32(history.n_items)).astype(np.int32)
+    value = np.insert(math.sqrt(1.0 - COUNTED) * unit, last, math.sqrt(COUNTED))
+    indptr = history.indptr + np.arange(n + 1)
+    counts = history.counts.astype(np.int32)
+    return Profile(indptr, place, value, history.n_items + 1, False, counts)

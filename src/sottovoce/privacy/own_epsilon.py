@@ -1,0 +1,224 @@
+"""The release of gram: one contribution to a noisy sum in each of its rounds, at an ε of her own.
+
+What it promises. Noise of one size is added to the sums (by the helper of a secure sum), measured
+by the largest ε that the terms permit. A user who accepts less adds less: her contribution is
+scaled by c = μ(ε_u) / μ(ε_max), where μ(ε) is the distance at which two Gaussians of variance 1 are
+(ε, δ)-indistinguishable. Whether she has contributed moves all sums of a period together by at most
+c/σ of their noise, in the order in which they are published (adaptive composition of Gaussians:
+the rounds' shares of the noise add up to 1), so that what is published is (ε_u, δ)-differentially
+private for *her*, toward everybody who sees it, the server included, while the server and the
+helper do not put together what they have. Neighbours: she contributes, or she does not.
+
+c is in no message, and the masked messages of all users have one size: nobody learns who whispers.
+The helper, who draws the noise, can take it off what is published: what it can tell from the sums
+is bounded by nothing but the number of users in them.
+
+What is booked. Each round costs what it adds to what she has spent in this period: the first one
+its own price, the next one the rest of ε_u; whoever missed the first pays the price of the second
+alone. A user who has been in all rounds of a period is not asked again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.config import require_number
+from sottovoce.core.consent import Choice, Consent, affords
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import SUMMED, Link
+from sottovoce.errors import ConsentError
+from sottovoce.privacy.accountant import DELTA
+from sottovoce.privacy.base import RELEASES, BoundRelease, Release, Sends
+from sottovoce.privacy.central import noise_for, price
+from sottovoce.rng import Streams
+
+EPSILONS = (1e-3, 64.0)
+"""Smallest and largest ε of a user that the terms may permit."""
+OWN = (
+    "What is published, sums and model, is bounded for each user by the ε that she chose, at δ = "
+    "{delta:g}, and above ε = 10 that protects nothing. The helper adds the noise: it can take it "
+    "off what is published, nobody would notice if it left it out, and toward server and helper "
+    "together nothing is bounded. See docs/privacy.md."
+)
+
+
+@lru_cache(maxsize=4096)
+def distance(epsilon: float, delta: float) -> float:
+    """μ(ε): a sensitivity of 1 and noise of 1/μ are (ε, δ)."""
+    return 1.0 / noise_for(epsilon, 1, delta)
+
+
+@RELEASES.register("own-epsilon")
+@dataclass(frozen=True, slots=True)
+class OwnEpsilon(Release):
+    """A contribution of bounded norm leaves, scaled by the ε that its user accepts."""
+
+    sends: ClassVar[Sends] = "contributions"
+    reads: ClassVar[tuple[str, ...]] = ("epsilon", "total_epsilon", "never_send")
+    epsilon: float = 8.0
+    """The largest ε of a user: the noise is measured by it, whoever accepts less adds less."""
+    delta: float = DELTA
+
+    def __post_init__(self) -> None:
+        require_number("release.epsilon", self.epsilon, *EPSILONS, above=False)
+        require_number("release.delta", self.delta, 1e-12, 1e-3, above=False)
+
+    @property
+    def contributing(self) -> OwnEpsilon:
+        return self
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise of a whole period, for a sensitivity of 1."""
+        return 1.0 / distance(self.epsilon, self.delta)
+
+    def largest_value(self, draws: int) -> float:
+        return 1.0
+
+    def is_revealing(self, triples: int, n_items: int) -> bool:
+        return False
+
+    def bind(
+        self,
+        users: NDArray[np.int64],
+        consent: Consent,
+        history: Interactions,
+        rng: Streams,
+        noise: bytes = b"",
+        *,
+        noisy_sums: bool = False,
+    ) -> BoundContributions:
+        if consent.max_reports[consent.takes_part].any():
+            raise ConsentError(
+                "max_reports is set, but own-epsilon sends one contribution, not randomised "
+                "reports; take it out of the consent, or choose a release that does"
+            )
+        own = np.minimum(consent.epsilon.astype(np.float64), self.epsilon)
+        own[own < EPSILONS[0]] = 0.0
+        levels, which = np.unique(own, return_inverse=True)
+        scale = [distance(one, self.delta) * self.sigma if one else 0.0 for one in levels.tolist()]
+        return BoundContributions(
+            "own-epsilon", users, rng, np.minimum(scale, 1.0)[which], consent.total_epsilon, self
+        )
+
+    # --- how it is shown --------------------------------------------------------------------------
+
+    def cost(self, choice: Choice) -> float | None:
+        """Of a period, under this choice."""
+        own = min(choice.epsilon, self.epsilon)
+        return own if choice.takes_part and own >= EPSILONS[0] else None
+
+    def objection(self, choice: Choice, *, noisy_sums: bool = False) -> str:
+        if choice.max_reports:
+            return (
+                "The federation asks for one contribution, not for randomised reports: nothing "
+                "leaves. Choose --reports 0."
+            )
+        own = self.cost(choice)
+        if own is None:
+            return (
+                "The federation asks for one contribution, of which you choose the ε, and this "
+                f"choice permits none: nothing leaves. Choose --epsilon from {EPSILONS[0]:g} to "
+                f"{self.epsilon:g}."
+            )
+        if not own <= choice.total_epsilon * (1.0 + 1e-12):
+            return (
+                f"A contribution would cost ε = {own:g}, and this choice permits "
+                f"{choice.total_epsilon:g} in all: nothing leaves. Choose a smaller --epsilon."
+            )
+        return ""
+
+    def describe(self) -> str:
+        return (
+            f"one contribution to noisy sums, at an ε of her own of at most {self.epsilon:g} "
+            f"(δ = {self.delta:g})"
+        )
+
+    def card(self) -> str:
+        return f"one masked contribution, at an ε of her own of at most {self.epsilon:g}"
+
+    def relied_on(self, choices: Sequence[Choice]) -> str:
+        own = sorted({min(c.epsilon, self.epsilon) for c in choices if c.takes_part and c.epsilon})
+        return "Your setting ε = " + " or ".join(f"{one:g}" for one in own)
+
+    def server_computes(self) -> tuple[str, ...]:
+        return (
+            "The server sees your contribution masked, and of all contributions one noisy sum. "
+            "What it can compute from that, and from the model, is bounded by the ε that you "
+            "chose, as long as it does not work together with the helper.",
+        )
+
+    @property
+    def unprotected(self) -> str:
+        return OWN.format(delta=self.delta)
+
+    def caveats(self, link: Link | None = None) -> tuple[str, ...]:
+        return SUMMED, self.unprotected
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BoundContributions(BoundRelease):
+    """`OwnEpsilon` bound to the records of one cohort."""
+
+    kind: str
+    users: NDArray[np.int64]
+    rng: Streams
+    scale: NDArray[np.float64]
+    """c of each user; 0 for who permits nothing."""
+    limit: NDArray[np.float64]
+    settings: OwnEpsilon
+
+    def __repr__(self) -> str:
+        return f"<BoundContributions devices={len(self.users)}, redacted>"
+
+    @property
+    def spends(self) -> bool:
+        return True
+
+    @property
+    def contributing(self) -> BoundContributions:
+        return self
+
+    @property
+    def epsilons(self) -> NDArray[np.float64]:
+        """What a period costs each user."""
+        return self._prices(1.0)
+
+    def costs(
+        self, round: int, sent: NDArray[np.int64], shares: Sequence[float]
+    ) -> NDArray[np.float64]:
+        """What this round of a period adds to what each user has spent, who was in `sent` rounds of
+        it before; `shares` are those of the rounds in 1/noise²."""
+        here = round % len(shares)
+        alone, whole = self._prices(shares[here]), self._prices(math.fsum(shares[: here + 1]))
+        before = self._prices(math.fsum(shares[:here])) if here else np.zeros(len(self.users))
+        return np.where(sent >= here, whole - before, alone) if here else alone
+
+    def room(
+        self, spent: NDArray[np.float64], sent: NDArray[np.int64], shares: Sequence[float]
+    ) -> NDArray[np.bool_]:
+        """Whose limit has room for the rest of the period, of those who permit something and were
+        not in all of its rounds."""
+        whole, first = self._prices(1.0), self._prices(shares[0])
+        rest = np.where(sent > 0, whole - first, whole)
+        fits: NDArray[np.bool_] = (self.scale > 0) & (sent < len(shares))
+        return fits & affords(spent, rest, self.limit)
+
+    def _prices(self, share: float) -> NDArray[np.float64]:
+        """ε of each user's part in sums that have this share of 1/noise²."""
+        if share >= 1.0 - 1e-12:
+            share = 1.0
+        scales, which = np.unique(self.scale, return_inverse=True)
+        sigma, delta = self.settings.sigma, self.settings.delta
+        each = [
+            price(sigma / (c * math.sqrt(share)), 1, delta) if c else 0.0 for c in scales.tolist()
+        ]
+        found: NDArray[np.float64] = np.array(each)[which]
+        return found
