@@ -37,6 +37,8 @@ NAMES: Mapping[str, str] = {
     "uc-figure6": "UC-FedRec: by the share of users who hide",
     "uc-figure7": "UC-FedRec: by the number of hidden attributes",
     "uc-figure8": "UC-FedRec: learning curves",
+    "one-shot": "gram beside everything else: accuracy against ε, and by each user's own ε "
+    "(MovieLens 1M and 100K, Gowalla, Foursquare Italy, the town)",
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
@@ -50,6 +52,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "fmf": ("fmf_figures", "fmf_figure5"),
     "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
     "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
+    "one": ("one_shot",),
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "wu": ("wu_fedgnn",),

@@ -7,7 +7,8 @@ none is negative, so sums only rise; while a sum is below 2**24 every addition t
 once it is not, rounding leaves it there. So a diagonal that comes out below 2**24 is right; and no
 number beside the diagonal is above the larger of the two diagonal numbers of its row and column
 (Cauchy and Schwarz), so it is right, too. A chunk with a diagonal that is not below is taken again
-in halves; fifteen users never reach it. Chunks are added up in double precision and 64 bits.
+in halves; fifteen users never reach it. Chunks are added up in double precision, whose whole
+numbers end at 2**53, and then in 64 bits.
 """
 
 from __future__ import annotations
@@ -77,15 +78,15 @@ class ResidentProfiles:
                 raise bad_profiles(size)
         narrow = np.int16 if size <= 1 << 15 else np.int32
         try:
-            there = torch.device(device)
-            made = cls(
-                torch.tensor(indptr, dtype=torch.int64, device=there),
-                torch.from_numpy(np.ascontiguousarray(place, dtype=narrow)).to(there),
-                torch.from_numpy(np.ascontiguousarray(steps, dtype=np.int16)).to(there),
-                size,
-            )
+            there = torch.empty(0, device=device).device
         except RuntimeError:  # of many kinds, all of which mean this
             raise UsageError(f"torch cannot use the device {device!r} here") from None
+        made = cls(
+            torch.tensor(indptr, dtype=torch.int64, device=there),
+            torch.tensor(place.astype(narrow, copy=False), device=there),
+            torch.tensor(steps.astype(np.int16, copy=False), device=there),
+            size,
+        )
         if not made._ascend():
             raise bad_profiles(size)
         return made
