@@ -1,4 +1,4 @@
-"""gram beside everything else: accuracy against ε, on several data sets, and by each user's own ε."""
+"""gram beside all others: accuracy against ε, on several data sets, and by each user's own ε."""
 
 from __future__ import annotations
 

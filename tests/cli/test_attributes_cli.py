@@ -323,7 +323,8 @@ def test_what_a_choice_means_under_each_release(tmp_path, ask):
     assert "Permit it with --epsilon 2" in ask("consent", noisy)["means"][0]
     told = ask("consent", noisy, "--epsilon", "2", "--total-epsilon", "7")
     assert told["words"] == (
-        "takes part, updates with noise at ε ≤ 2 each; no more than ε = 7 over all rounds together"
+        "takes part, accepts ε ≤ 2 for what leaves with noise; no more than ε = 7 over all rounds "
+        "together"
     )
     assert told["round_cost"] == 2.0
     assert told["means"] == [

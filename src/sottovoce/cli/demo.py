@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 def demo(out: Out = None, threads: Threads = None, as_json: Json = False) -> None:
-    """The whole story on the embedded town, in under a minute.
+    """The whole story on the embedded town, in about a minute.
 
-    Generates a town, lets every resident choose what may leave her phone, trains pFPL+ on what the
-    residents permit, compares it with baselines, shows one resident's recommendations and what left
-    her device, and writes a report. Goes to runs/demo, or runs/demo-2 and so on where that exists.
+    Generates a town, lets every resident choose an ε of her own and what is never sent, learns a
+    model with gram from one contribution of each phone in each of two noisy sums, compares it with
+    baselines and with a published system on the same town, attacks both, shows one resident's
+    recommendations and what left her device, and writes a report. Goes to runs/demo, or runs/demo-2
+    and so on where that exists; the published system's run stands beside it (runs/demo-as-printed).
 
     \b
     Examples:
@@ -48,6 +50,7 @@ def _story_json(town: DemoTown, story: Story) -> dict[str, Any]:
     resident = story.resident
     return {
         "run": story.run.folder.path,
+        "printed": story.printed,
         "report": story.report,
         "town": {
             "users": town.residents,
@@ -59,6 +62,7 @@ def _story_json(town: DemoTown, story: Story) -> dict[str, Any]:
         "protocol": story.evaluations[story.outcome.system].describe(),
         "system": story.outcome.system,
         "results": {label: e.summary() for label, e in story.evaluations.items()},
+        "given_away": {label: found.content() for label, found in story.given_away.items()},
         "resident": {
             "user": resident.name,
             "attributes": resident.attributes,
@@ -74,7 +78,8 @@ def _story_json(town: DemoTown, story: Story) -> dict[str, Any]:
 
 
 def _fields(choice: Any) -> dict[str, Any]:
-    return {"takes_part": choice.takes_part, "share_positives": choice.share_positives}
+    names = ("takes_part", "epsilon", "never_send")
+    return {name: getattr(choice, name) for name in names}
 
 
 def _introduce(town: DemoTown) -> None:
@@ -83,14 +88,14 @@ def _introduce(town: DemoTown) -> None:
         "in a year (made up, from a seed).",
         "",
         "What the residents chose:",
-        *[f"  {n:5,} ({n / town.residents:4.0%})  {c.words()}" for c, n in town.choices],
+        *[f"  {n:6,} ({n / town.residents:4.0%})  {c.words()}" for c, n in town.choices],
         "",
     )
 
 
 def _tell(story: Story) -> None:
     from sottovoce.evaluation.tables import Column, Table
-    from sottovoce.runs import demo as demos
+    from sottovoce.runs.demo import PRINTED
     from sottovoce.runs.tables import readable_bytes
 
     resident, sent = story.resident, story.resident.sent
@@ -108,28 +113,37 @@ def _tell(story: Story) -> None:
             for place, later in zip(resident.recommendations, resident.visited_later, strict=True)
         ],
     )
+    ours, theirs = story.given_away[story.outcome.system], story.given_away[PRINTED]
+    run = story.run.folder.path
     output.show(
         story.table,
-        "The first five see every visit; sFPL and pFPL+ see what the residents permit, and",
-        f'"{demos.SHARED}" is what pFPL+ would give if everybody shared everything.',
+        "Random, Top-Pop and Item-kNN see every visit. gram sees two noisy sums; what a phone adds",
+        f'to them is masked, and counts as much as its owner\'s ε permits. "{PRINTED}" is a',
+        "published system on the same town, whose server reads what each phone sends.",
+        "",
+        "What each gives away, attacked just now:",
+        f"  gram: somebody who knows all visits of all other residents tells who took part with an "
+        f"AUC of {ours.value:.3f};",
+        f"        guessing has 0.5, and the residents' own ε permit {ours.base_rate:.3f}.",
+        f"  {PRINTED}: from what phones sent in one round the server names places behind it, and "
+        f"{theirs.value:.0%}",
+        f"        of {theirs.claims:,} names are right; guessing has {theirs.base_rate:.0%}.",
         "",
         f"One resident, {resident.name} ({attributes}): {resident.choice.words()}.",
         f"Some of the {resident.visits} places visited, the latest first:",
         *[f"  {place.title} ({', '.join(place.categories)})" for place in resident.visited],
         "",
         places,
-        f"What left this device: {sent.releases:,} releases with {sent.positive_rows:,} rows for "
-        f"visited places and {sent.negative_rows:,} rows for other places, "
-        f"{readable_bytes(sent.bytes)} in all.",
-        f"What left all devices: {story.sent.releases:,} releases, "
-        f"{story.sent.positive_rows:,} rows for visited places, "
+        f"What left this device: {sent.releases:,} masked contributions, "
+        f"{readable_bytes(sent.bytes)} in all, at a cost of ε = {sent.epsilon:.3g} (δ = 10⁻⁶).",
+        f"What left all devices: {story.sent.releases:,} contributions, "
         f"{readable_bytes(story.sent.bytes)}.",
-        "To be honest: the share of positives as the paper has it does not hide the others from a "
-        "curious server,",
-        "which can compute them from the rest of a report; see docs/privacy.md. "
-        "Only who does not take part sends nothing.",
+        "The ε holds toward everybody who sees what is published, the server too, as long as the "
+        "server and the helper",
+        "that adds the noise do not work together; see docs/privacy.md.",
         "",
         f"Report: {story.report}",
-        f"Next:   sottovoce recommend {story.run.folder.path} --user {resident.name}",
-        f"        sottovoce ledger {story.run.folder.path} --user {resident.name}",
+        f"Next:   sottovoce recommend {run} --user {resident.name}",
+        f"        sottovoce ledger {run} --user {resident.name}",
+        f"        sottovoce attack {story.printed} --rounds 1",
     )

@@ -234,23 +234,27 @@ def spent_so_far(store: CohortStore, number: int) -> float:
 def of_ledger(table: pa.Table, choice: Choice) -> Budget | None:
     """The same from one user's rows of a run's ledger; None where no ε bounds what she has sent."""
     from sottovoce.privacy.accountant import Sent
+    from sottovoce.privacy.own_epsilon import OwnEpsilon
 
     counted: dict[tuple[float, int], int] = {}
-    cost, unbounded = None, False
-    columns = ("epsilon", "reports", "report_epsilon", "batch")
-    for epsilon, reports, each, batch in zip(
+    cost, unbounded, sums = None, False, 0.0
+    columns = ("kind", "epsilon", "reports", "report_epsilon", "batch")
+    for kind, epsilon, reports, each, batch in zip(
         *(table[name].to_pylist() for name in columns), strict=True
     ):
         unbounded |= math.isinf(epsilon)
+        if kind == OwnEpsilon.name:
+            sums += epsilon
+            continue
         if not reports and 0 < epsilon < math.inf:  # an update with noise counts as one report
             reports, each, batch = 1, epsilon, 0
         if reports:
             counted[each, batch] = counted.get((each, batch), 0) + reports
             cost = reports * each
-    if not counted:
+    if not counted and not sums:
         return None
     sent = [Sent(reports, *key) for key, reports in sorted(counted.items())]
-    return _budget(sent, choice, cost, unbounded)
+    return _budget(sent, choice, cost, unbounded, sums)
 
 
 def _budget(
@@ -384,4 +388,6 @@ def bound_line(totals: Totals, most: float | None = None) -> str:
             f"No user has spent more than ε = {bound_text(most)}, in plain sum; --user has both "
             "certificates of one."
         )
+    if most is not None:
+        return f"No user has spent more than ε = {bound_text(most)}."
     return f"Guaranteed bound on the privacy cost ε: {totals.epsilon:.10g}."

@@ -15,8 +15,10 @@ from sottovoce.errors import UsageError
 def run(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="An experiment file, or the name of an installed one."),
-    ],
+        typer.Argument(
+            metavar="[FILE]", help="An experiment file, or the name of an installed one."
+        ),
+    ] = "demo",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="a.b=c", help="Change one value of the file; repeatable."),
@@ -47,7 +49,8 @@ def run(
 ) -> None:
     """Train and evaluate one experiment; leave a run folder with its report.
 
-    FILE is an experiment file, or the name of one that comes with the package (demo, pfpl-plus).
+    FILE is an experiment file, or the name of one that comes with the package (pfpl-plus). Without
+    it the experiment is "demo": gram on the embedded town, with every resident's own choices.
     The run's folder is runs/NAME by default. A run that was stopped, even by a kill, goes on with
     --resume from its last checkpoint and ends with the same model, ledger and figures as one that
     was never stopped. A folder that holds another run is refused.
@@ -66,6 +69,7 @@ def run(
 
     \b
     Examples:
+      sottovoce run
       sottovoce run presets/pfpl-plus
       sottovoce run my.toml --set algorithm.epochs=5 --set consent.share_positives=0.1
       sottovoce run my.toml --out runs/mine --resume

@@ -116,7 +116,7 @@ class Choice:
             each = f"at ε ≤ {self.epsilon:g} each"
             parts.append(f"at most {self.max_reports} randomised reports a round {each}")
         elif self.epsilon:
-            parts.append(f"updates with noise at ε ≤ {self.epsilon:g} each")
+            parts.append(f"accepts ε ≤ {self.epsilon:g} for what leaves with noise")
         if math.isfinite(self.total_epsilon):
             noisy = "" if self.max_reports or self.epsilon else " that have an ε"
             most = f"no more than ε = {self.total_epsilon:.10g}"

@@ -1,4 +1,5 @@
-"""The whole story on the embedded town: choices, learning, comparison, one resident, her ledger."""
+"""The whole story on the embedded town: choices, learning, comparison, what is given away, one
+resident, her ledger."""
 
 from __future__ import annotations
 
@@ -8,23 +9,28 @@ from pathlib import Path
 
 import numpy as np
 
+from sottovoce.attacks.views import Result
 from sottovoce.core import ledger as ledgers
 from sottovoce.core.consent import Choice
 from sottovoce.core.ledger import Totals
+from sottovoce.core.recency import positions
 from sottovoce.errors import FolderInUse
 from sottovoce.evaluation.protocol import Evaluation
 from sottovoce.evaluation.tables import Table
 from sottovoce.experiment import Experiment, find_experiment
+from sottovoce.runs.attack import attack_run
 from sottovoce.runs.folder import check_writable
 from sottovoce.runs.read import FinishedRun, Recommendation, choice_groups
 from sottovoce.runs.report import side_by_side, write_run_report
 from sottovoce.runs.tables import results_table
 from sottovoce.runs.train import Report, RunOutcome, run_experiment
 
-SHARED = "pFPL+, all shared"
-"""The contrast: the same town, if everybody took part and shared everything."""
+PRINTED = "pFPL+, as printed"
+"""The contrast: the same town with a published system, where residents choose π."""
 LIST = 10
 SHOWN_VISITS = 8
+TRIED = {"gram": "whoever knows everybody else", "fpl": "inversion"}
+"""By algorithm: the attack that shows what it gives away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +75,18 @@ class Story:
     resident: Resident
     sent: Totals
     report: Path
+    printed: Path
+    """The run of the published system."""
+    given_away: Mapping[str, Result]
+    """By system: what the attack on it came to."""
 
 
 def load() -> Experiment:
     return Experiment.from_file(find_experiment("demo"))
+
+
+def load_printed() -> Experiment:
+    return Experiment.from_file(find_experiment("demo-as-printed"))
 
 
 def folder_for(out: Path | None) -> Path:
@@ -84,10 +98,15 @@ def folder_for(out: Path | None) -> Path:
         return out
     base, number = Path("runs/demo"), 1
     place = base
-    while place.exists():
+    while place.exists() or _beside(place).exists():
         number += 1
         place = base.with_name(f"{base.name}-{number}")
     return place
+
+
+def _beside(out: Path) -> Path:
+    """Where the run of the published system goes."""
+    return out.with_name(f"{out.name}-as-printed")
 
 
 def introduce(experiment: Experiment) -> DemoTown:
@@ -105,11 +124,21 @@ def introduce(experiment: Experiment) -> DemoTown:
 
 
 def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report) -> Story:
-    """Train, compare, and look at one resident."""
+    """Train, compare, attack, and look at one resident."""
     outcome = run_experiment(experiment, out, threads=threads, report=report)
-    contrasts = {
-        label: _contrast(other, threads, report) for label, other in _contrasts(experiment).items()
-    }
+    beside = _beside(out)
+    if beside.exists():
+        raise FolderInUse(f"{beside} is there; choose another --out")
+    printed = run_experiment(load_printed(), beside, threads=threads, report=report)
+    contrasts = {PRINTED: printed.evaluations[printed.system]}
+    given_away = {
+        system: attack_run(folder, rounds=rounds, only=[TRIED[name]], threads=threads,
+                           report=report).results[0]
+        for system, name, folder, rounds in (
+            (outcome.system, "gram", out, None),
+            (PRINTED, "fpl", beside, 1),
+        )
+    }  # fmt: skip
     evaluations = side_by_side(outcome, contrasts)
     report("report", 0, 1)
     page = write_run_report(outcome, contrasts)
@@ -119,48 +148,39 @@ def run_demo(experiment: Experiment, out: Path, *, threads: int, report: Report)
         run=run,
         outcome=outcome,
         evaluations=evaluations,
-        table=results_table(evaluations, "pFPL+ against its baselines"),
+        table=results_table(evaluations, "gram, with every resident's own ε, beside others"),
         resident=_resident(run),
         sent=ledgers.totals_of(run.ledger()),
         report=page,
+        printed=beside,
+        given_away=given_away,
     )
 
 
-def _contrasts(experiment: Experiment) -> dict[str, Experiment]:
-    """sFPL under the same choices, and pFPL+ if everybody shared everything."""
-    table = {**experiment.table, "baselines": {}, "evaluation": {"k": experiment.evaluation.k}}
-    settings = {**table["algorithm"], "configuration": "sFPL", "epochs": 160}
-    return {
-        "sFPL": Experiment.from_table({**table, "algorithm": settings}),
-        SHARED: Experiment.from_table({**table, "consent": {"share_positives": 1.0}}),
-    }
-
-
-def _contrast(experiment: Experiment, threads: int, report: Report) -> Evaluation:
-    outcome = run_experiment(experiment, threads=threads, report=report)
-    return outcome.evaluations[outcome.system]
-
-
 def _resident(run: FinishedRun) -> Resident:
-    """The first resident who takes part, shares something but not all, and went out enough."""
-    share = run.consent.share_positives
+    """The first resident who takes part, never sends something, went out enough, and later went to
+    a place that is on her list: nobody would look at one who did not."""
     train, test = run.split.train, run.split.test
-    fits = run.consent.takes_part & (share > 0) & (share < 1) & (train.counts >= SHOWN_VISITS)
-    user = int(np.argmax(fits))
-    name = train.users_vocabulary().name(user)
+    fits = run.consent.takes_part & (train.counts >= SHOWN_VISITS)
+    fits &= run.consent.never_send.any(axis=1)
+    names, found = train.users_vocabulary(), list[Recommendation]()
+    later: tuple[bool, ...] = ()
+    for user in np.flatnonzero(fits).tolist():
+        found = run.recommend(names.name(user), LIST)
+        titles = {run.describe(int(item))[0] for item in test.row(user)}
+        later = tuple(place.item in titles for place in found)
+        if any(later):
+            break
     own = train.row(user)
-    if train.timestamps is not None:
-        times = train.timestamps[train.indptr[user] : train.indptr[user + 1]]
-        own = own[np.argsort(-times, kind="stable")]
-    found = run.recommend(name, LIST)
-    titles = {run.describe(int(item))[0] for item in test.row(user)}
+    order = positions(train.take_users(np.array([user])))
+    own = own[np.argsort(-order, kind="stable")]
     return Resident(
-        name=name,
+        name=names.name(user),
         attributes={k: v.texts()[user] for k, v in run.dataset.user_attributes.items()},
         choice=run.consent.row(user),
         visits=len(own),
         visited=tuple(Place(*run.describe(int(item))[1:]) for item in own[:SHOWN_VISITS]),
         recommendations=tuple(found),
-        visited_later=tuple(place.item in titles for place in found),
+        visited_later=later,
         sent=ledgers.totals_of(run.ledger(user)),
     )

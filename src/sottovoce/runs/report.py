@@ -34,6 +34,7 @@ from sottovoce.parties.silo_door import SEALED_BYTES
 from sottovoce.privacy.accountant import DELTA, Account, Sent, account, rounded_up
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import noise_for, price
+from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.privacy.statements import Curve, draw_totals, places
 from sottovoce.runs.folder import new_figures
 from sottovoce.runs.read import FinishedRun, Sums, item_categories
@@ -63,6 +64,11 @@ SUM_ASSUMED = (
     "Gaussian mechanism; toward the server and everybody who sees the models, if the proxy does "
     "not collude with the server. Against the two together nothing is promised. Who takes part in "
     "which round is public, so that sampling makes nothing cheaper."
+)
+OWN_ASSUMED = (
+    "At δ = {delta:g}, for one user who contributes or does not, by the exact formula of the "
+    "Gaussian mechanism; toward everybody who sees what is published, the server too, if the "
+    "helper does not collude with the server. Nobody sees who chose which; the most is {most:g}."
 )
 _PLACES = 12
 
@@ -143,11 +149,30 @@ def sum_sections(link: Link | None, table: pa.Table) -> list[Section]:
     return [Section("What it costs a user", [shown])]
 
 
+def own_sections(release: OwnEpsilon, table: pa.Table) -> list[Section]:
+    """What contributions have cost, by each user's own ε, from the rows of a run's ledger."""
+    if not table.num_rows:
+        return []
+    users, which = np.unique(table["user"].to_numpy(), return_inverse=True)
+    spent = np.bincount(which, table["epsilon"].to_numpy())
+    levels, many = np.unique(np.round(spent, 6), return_counts=True)
+    rows = [
+        {"epsilon": rounded_up(float(level)), "users": int(count)}
+        for level, count in zip(levels, many, strict=True)
+    ]
+    columns = [Column("epsilon", "total ε", ",.10g"), Column("users", format=",")]
+    notes = [OWN_ASSUMED.format(delta=release.delta, most=release.epsilon)]
+    title = f"What {len(users):,} users have spent, each by her own ε"
+    return [Section("What it costs a user", [Table(title, columns, rows, notes=notes)])]
+
+
 def budget_sections(
     release: Release | None, table: pa.Table, figures: Path, link: Link | None = None
 ) -> list[Section]:
     """Both certificates by tier, and how they grow with the rounds, or the one of noisy sums;
     nothing where neither has left."""
+    if release is not None and release.contributing is not None:
+        return own_sections(release.contributing, table)
     if link is not None and link.summing is not None:
         return sum_sections(link, table)
     reports = release is not None and release.reporting is not None
