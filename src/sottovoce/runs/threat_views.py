@@ -21,8 +21,8 @@ from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.pairs import drawn_positives
 from sottovoce.attacks.suite.a12_known_others import Contributed
+from sottovoce.attacks.suite.a12_shadows import Again
 from sottovoce.attacks.suite.a13_draws import told_words
-from sottovoce.attacks.suite.a14_pubpara import Again
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.contributions import cut
 from sottovoce.core.interactions import Interactions
