@@ -27,8 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
-from scipy.stats import binom
+from scipy.special import bdtrc, ndtri
 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.closed_form import vectors as closed_form
@@ -73,7 +72,7 @@ def lower_bound(
     room = 1.0 - confidence - canaries * delta / 2
 
     def proved(epsilon: float) -> bool:
-        return bool(binom.sf(right - 1, guesses, 1.0 / (1.0 + math.exp(-epsilon))) <= room)
+        return bool(bdtrc(right - 1, guesses, 1.0 / (1.0 + math.exp(-epsilon))) <= room)
 
     if not guesses or not proved(0.0):
         return 0.0
