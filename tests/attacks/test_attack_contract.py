@@ -44,6 +44,12 @@ WORLDS = {
         },
         "consent": {"mix": [{"weight": 1, "hidden_attributes": ["gender"]}, {"weight": 1}]},
     },
+    "gram": {
+        "link": SUM,
+        "algorithm": {"name": "gram", "least_head": 30, "most_head": 30},
+        "consent": {"epsilon": 4.0},
+        "release": {"epsilon": 4.0},
+    },
     "drift": {
         "data": {"source": "contract"},
         "algorithm": {

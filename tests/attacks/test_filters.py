@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import rankdata
 
 from sottovoce.attacks.filters import (
     label_from_bias,
     label_from_moments,
     rank,
+    ranked,
     unmasked,
     who_hides,
     who_hides_by_guess,
@@ -387,3 +391,9 @@ def test_unmasked_embeddings_lack_what_the_filter_reads_and_nothing_else():
     assert np.allclose((left - center) @ lines.reshape(-1, 12).T, 0.0, atol=1e-9)
     assert np.linalg.matrix_rank(rows - left, tol=1e-8) == 3
     assert np.allclose(unmasked(left, center, lines), left)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40))
+def test_ranks_are_those_of_scipy(values):
+    numbers = np.array(values, dtype=np.float64)
+    assert ranked(numbers) == pytest.approx(rankdata(numbers))

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, xlogy
-from scipy.stats import rankdata
 
 from sottovoce.attacks.drift import ClaimOutcome, Floats, Interval, Ints
 from sottovoce.attacks.views import CONFIDENCE_Z
@@ -159,6 +158,14 @@ def who_hides_by_guess(logits: Floats, target: Floats, hides: Mask) -> Ranking:
     return rank("nearness to the target", -distance, hides)
 
 
+def ranked(values: Floats) -> Floats:
+    """The rank of each number from 1 on, that of equal ones being their mean. (SciPy's takes long
+    to import.)"""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    places: Floats = (np.cumsum(counts) - (counts - 1) / 2.0)[which]
+    return places
+
+
 def rank(attack: str, score: Floats, hides: Mask) -> Ranking:
     """The AUC of a score that should be higher for those who hide, and where chance would put it
     (from its spread over all orders of the clients; equal scores count half)."""
@@ -168,7 +175,7 @@ def rank(attack: str, score: Floats, hides: Mask) -> Ranking:
     others = n - hiding
     if not hiding or not others:
         raise DoesNotApply("there must be clients who hide the attribute and clients who do not")
-    ranks = rankdata(score)
+    ranks = ranked(score)
     auc = (float(ranks[hides].sum()) - hiding * (hiding + 1) / 2) / (hiding * others)
     spread = math.sqrt(float(((ranks - ranks.mean()) ** 2).sum()) / (n * (n - 1) * hiding * others))
     chance = Interval(max(0.0, 0.5 - CONFIDENCE_Z * spread), min(1.0, 0.5 + CONFIDENCE_Z * spread))

@@ -27,8 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
-from scipy.stats import binom
+from scipy.special import bdtrc, ndtri
 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.closed_form import vectors as closed_form
@@ -37,8 +36,10 @@ from sottovoce.algorithms.fmf import rotated
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.attacks.audit import clopper_pearson
 from sottovoce.attacks.pairs import opened_sums
+from sottovoce.attacks.suite.a12_known_others import opened_once
 from sottovoce.attacks.views import View
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.contributions import Contributions, cut
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.messages import Batch, ModelView
 from sottovoce.core.one_bit import bits, contrast, coordinates
@@ -71,7 +72,7 @@ def lower_bound(
     room = 1.0 - confidence - canaries * delta / 2
 
     def proved(epsilon: float) -> bool:
-        return bool(binom.sf(right - 1, guesses, 1.0 / (1.0 + math.exp(-epsilon))) <= room)
+        return bool(bdtrc(right - 1, guesses, 1.0 / (1.0 + math.exp(-epsilon))) <= room)
 
     if not guesses or not proved(0.0):
         return 0.0
@@ -185,6 +186,21 @@ class Canaries(Redacted):
         other = np.zeros(0, np.int64) if absent else items[n : 2 * n]
         outside = Interactions.from_pairs(there, other, n_users=n, n_items=n_items)
         return cls(inside, outside, rng.child("canary coins").generator().random(n) < 0.5)
+
+    @classmethod
+    def pairs(cls, n: int, items: NDArray[np.integer], n_items: int, rng: Streams) -> Canaries:
+        """Two of these items for each that is in, no two canaries the same; one that is out does
+        not take part."""
+        first, second = np.triu_indices(len(items), 1)
+        if len(first) < n:
+            raise ConfigError(f"{n:,} canaries of two items each need more than {len(items):,}")
+        chosen = rng.child("canary items").choose(len(first), n)
+        two = np.stack([items[first[chosen]], items[second[chosen]]], axis=1)
+        inside = Interactions.from_pairs(
+            np.repeat(np.arange(n), 2), two.ravel(), n_users=n, n_items=n_items
+        )
+        none = Interactions.from_pairs([], [], n_users=n, n_items=n_items)
+        return cls(inside, none, rng.child("canary coins").generator().random(n) < 0.5)
 
     def histories(self, others: Interactions | None = None) -> Interactions:
         """The histories of the run: the canaries', by their coins, then those of `others`."""
@@ -361,8 +377,41 @@ def score_sums(view: View, canaries: Canaries) -> Floats:
     return clues.scores()
 
 
+def score_contributions(
+    view: View, canaries: Canaries, others: Interactions | None = None
+) -> Floats:
+    """From the sums that gram's server has opened, for an auditor who knows what every canary would
+    add, and what all `others` have added, who permit the largest ε. A canary that is out does not
+    take part."""
+    told, algorithm = opened_once(view), view.algorithm.build_under(view.release, view.link, 1)
+    clues = Clues.none(len(canaries))
+    published = {s.round: s.published for s in view.rounds if s.published is not None}
+
+    def contributions(model: ModelView, history: Interactions) -> Contributions:
+        users = np.arange(history.n_users, dtype=np.int64)
+        consent = Consent.uniform(users, Choice(epsilon=view.release.epsilon))
+        cohort = Cohort(users, history, consent, algorithm.device_init(users, Streams(0)))
+        profile = algorithm.device_profile(model, cohort, users)
+        return cut(profile, np.ones(len(users)), view.algorithm.name)
+
+    for round, (sums, sigma) in enumerate(zip(told.sums, told.sigmas, strict=True)):
+        made = contributions(published[round], canaries.inside)
+        if others is not None:
+            theirs = contributions(published[round], others)
+            sums = sums - algorithm.sum_contributions(theirs, 1)
+        # A number that stands for two places has noise that is smaller by √2.
+        weight = np.ones(made.numbers)
+        weight[made.size :] = math.sqrt(2.0)
+        marks = np.stack([made.whole(row) * weight for row in range(len(made))])
+        looked = marks.any(axis=0)  # nothing else tells of canaries
+        marks, rest = marks[:, looked], (sums * weight)[looked]
+        clues = clues.and_also(marks, rest - marks.sum(axis=0) / 2, sigma**2)
+    return clues.scores()
+
+
 SCORES: Mapping[str, Callable[[View, Canaries], Floats]] = {
     "fmf": score_reports,
     "fcf": score_sums,
+    "gram": score_contributions,
 }
 """By algorithm, how canaries are scored; those of others cannot be."""

@@ -58,10 +58,11 @@ SeenMessages = dict[str, dict[int, list[object]]]
 class MessageKeeper:
     """Says what is kept of a message."""
 
-    def __init__(self, numbers: int | None = None) -> None:
+    def __init__(self, numbers: int | None = None, width: int | None = None) -> None:
         """`numbers` limits what is kept of a round's plain updates: beyond it, those of some
-        devices are kept whole, the same in every round, and of the others nothing."""
-        self._numbers, self._share = numbers, 1.0
+        devices are kept whole, the same in every round, and of the others nothing. `width` is how
+        many numbers a row of a sum has, where that is not a row of the model."""
+        self._numbers, self._share, self._own_width = numbers, 1.0, width
         self._measured, self._plain = -1, 0
         self._round, self._width, self._devices = -1, 0, 0
         self._total = np.zeros(0, dtype=np.uint64)
@@ -73,7 +74,7 @@ class MessageKeeper:
 
     def keep(self, message: object) -> list[object]:
         if isinstance(message, ModelView):
-            self._width = message.items.shape[1]
+            self._width = self._own_width or message.items.shape[1]
             return [replace(message, items=message.items.copy())]
         if isinstance(message, DeviceReports):
             self._measure(message)
@@ -126,9 +127,9 @@ class MessageKeeper:
 class Recorder(Redacted):
     """Keeps what it sees in memory."""
 
-    def __init__(self, numbers: int | None = None) -> None:
+    def __init__(self, numbers: int | None = None, width: int | None = None) -> None:
         self._seen: SeenMessages = {}
-        self.keeper = MessageKeeper(numbers)
+        self.keeper = MessageKeeper(numbers, width)
 
     @property
     def seen(self) -> SeenMessages:
@@ -227,7 +228,7 @@ class Transcript:
     folder: Path
     identity: str = ""
     """Of the run, as in its manifest."""
-    _keeper: MessageKeeper = field(default_factory=MessageKeeper)
+    keeper: MessageKeeper = field(default_factory=MessageKeeper)
     _spans: list[list[int]] = field(default_factory=list)
     _open: dict[str, int] = field(default_factory=dict)
     _begun: bool = False
@@ -238,7 +239,7 @@ class Transcript:
     def on_message(self, party: str, message: object) -> None:
         if not self._begun:
             self._begin()
-        for kept in self._keeper.keep(message):
+        for kept in self.keeper.keep(message):
             self._add(party, kept)
 
     def _begin(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run
+from sottovoce.attacks.one_run import SCORES, Audit, Canaries, audit_run, score_contributions
 from sottovoce.attacks.views import ATTACKS, Attack, Result, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.engines.observers import Report
@@ -130,9 +132,12 @@ def _trouble(error: Exception) -> str:
 
 # --- a one-run audit -----------------------------------------------------------------------------
 
+MOST_PAIRED = 100
+"""Most popular items, of which gram's canaries have two each."""
 _NOTHING_CLAIMED = (
-    "--canaries hold a claimed ε against what is given away: that of randomised reports (fmf), or "
-    "of noise on FCF's sums (link.noise); this run claims none, or canaries cannot be scored"
+    "--canaries hold a claimed ε against what is given away: that of randomised reports (fmf), of "
+    "noise on FCF's sums (link.noise), or of contributions (gram); this run claims none, or "
+    "canaries cannot be scored"
 )
 
 
@@ -145,30 +150,43 @@ def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Aud
     algorithm, release, link = experiment.cross_device()
     rng, train = experiment.streams().child("audit"), experiment.split(experiment.dataset()).train
     users = np.arange(canaries + train.n_users, dtype=np.int64)
-    score, reports = SCORES.get(algorithm.name), release.reporting
-    if score is None or (reports is None and not link.noise):
+    score, reports, own = SCORES.get(algorithm.name), release.reporting, release.contributing
+    if score is None or (reports is None and own is None and not link.noise):
         raise UsageError(_NOTHING_CLAIMED)
-    if reports is not None:
+    delta = DELTA
+    if own is not None:
+        choice, claimed, delta = Choice(epsilon=own.epsilon), own.epsilon, own.delta
+    elif reports is not None:
         epsilon, k = float(reports.epsilons[-1]), reports.max_reports
         choice = Choice(epsilon=epsilon, max_reports=k)
         claimed = certify(epsilon, k, algorithm.rounds, len(users), DELTA).with_proxy
     else:
         choice, claimed = Choice(share_positives=1.0), price(link.noise, algorithm.rounds, DELTA)
-    summed = link.summing is not None
-    planted = Canaries.single_items(canaries, train.n_items, rng, summed)
+    if own is not None:  # of items whose pairs are summed, as far as any chart tells
+        popular = np.argsort(-train.item_counts, kind="stable")[:MOST_PAIRED]
+        planted = Canaries.pairs(canaries, np.sort(popular), train.n_items, rng)
+        away = Choice(takes_part=False)
+        absent = np.concatenate([~planted.included, np.zeros(train.n_users, bool)])
+        consent = Consent.of(users, [choice, away], absent.astype(np.int64))
+        # Canaries have no times, and so nobody has in their run.
+        score = partial(score_contributions, others=replace(train, timestamps=None))
+    else:
+        summed = link.summing is not None
+        planted = Canaries.single_items(canaries, train.n_items, rng, summed)
+        consent = Consent.uniform(users, choice)
 
     def run(these: Canaries) -> View:
-        kept = Recorder()
         made = Federation.build(
             algorithm,
             these.histories(train),
-            Consent.uniform(users, choice),
+            consent,
             release,
             rng,
             link=link,
         )
+        kept = Recorder(width=made.sum_width)
         made.run(message_observers=[kept], threads=threads)
         seen = seen_by(kept.seen, "server")
         return View("server", seen, algorithm, release, link, train.n_items, made.server.items)
 
-    return audit_run(planted, run, score, claimed, DELTA)
+    return audit_run(planted, run, score, claimed, delta)

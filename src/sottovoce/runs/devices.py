@@ -17,7 +17,7 @@ from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import AtRounds, Observer, Periodically
-from sottovoce.engines.transcripts import Transcript
+from sottovoce.engines.transcripts import MessageKeeper, Transcript
 from sottovoce.engines.trial import Trial, TrialWorld, folder_of, trial_rules
 from sottovoce.errors import ConfigError, RunError
 from sottovoce.experiment import Experiment, PreparedExperiment
@@ -121,7 +121,8 @@ class DeviceTopology(Topology):
         kept = []
         if run.options.transcript and run.folder is not None:
             identity = run.folder.manifest()["identity"]
-            kept.append(Transcript(run.folder.path / "transcript", identity))
+            keeper = MessageKeeper(width=self.federation.sum_width)
+            kept.append(Transcript(run.folder.path / "transcript", identity, keeper))
         with checkpoints.deferred():
             self.federation.run(observers, kept, threads=run.options.threads)
 

@@ -109,6 +109,11 @@ class Federation:
         most = release.largest_value(plan.triples) * GRID
         return cls(plan, server, devices, proxy, masker, most)
 
+    @property
+    def sum_width(self) -> int | None:
+        """Numbers in a row of a sum, where that is not a row of the model."""
+        return 1 if self.devices.contributes else None
+
     def restore(self, saved: RunCheckpoint) -> None:
         """Put every party where it was after a round."""
         self.server.round, self.server.items = saved.round, saved.items

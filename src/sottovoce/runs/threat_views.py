@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 import sottovoce
-from sottovoce.algorithms.base import Schedule
+from sottovoce.algorithms.base import Contributing, Schedule
 from sottovoce.algorithms.drift.blocks import DriftModel
 from sottovoce.attacks.drift import DriftTruth
 from sottovoce.attacks.pairs import drawn_positives
+from sottovoce.attacks.suite.a12_known_others import Contributed
+from sottovoce.attacks.suite.a12_shadows import Again
 from sottovoce.attacks.suite.a13_draws import told_words
 from sottovoce.attacks.views import Truth, View
+from sottovoce.core.contributions import cut
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Link
 from sottovoce.core.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
@@ -43,6 +46,7 @@ from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import SEALED_BYTES
+from sottovoce.rng import Streams
 from sottovoce.runs.card import CardSetting
 from sottovoce.runs.devices import federation_of
 from sottovoce.runs.federation import Federation
@@ -235,7 +239,7 @@ def _of_devices(
     look = watched(settings.release, settings.link, plan, size, rounds)
     kept = None if finished is None else _transcript(finished, look)
     source, notes = "the run's transcript", []
-    recorder = Recorder(MOST_NUMBERS // look.whole)
+    recorder = Recorder(MOST_NUMBERS // look.whole, federation.sum_width)
     # With a transcript, too: what was private then is needed for scoring.
     own = _enact(federation, look, threads, tell, [] if kept else [recorder])
     if kept is None:
@@ -256,6 +260,9 @@ def _of_devices(
         kept["device"][plan.rounds] = [ModelView(plan.rounds, final)]
     views = _views(world, federation, kept, final, vectors)
     own |= _draws(world, federation, kept)
+    own["again"] = _again(world, plan, threads)
+    if settings.release.contributing is not None:
+        own["contributed"] = _contributed(world, kept)
     if world.experiment.draws == "secret":
         updates = _senders(kept, "server") if plan.triples else {}
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
@@ -385,6 +392,50 @@ def _draws(world: PreparedExperiment, federation: Federation, kept: SeenMessages
     rounds = _senders(kept, "server") | _senders(kept, "proxy")
     algorithm, rng = federation.server.algorithm, federation.devices.rng
     return {"drawn": drawn_positives(algorithm, world.split.train, rounds, rng)}
+
+
+def _again(world: PreparedExperiment, plan: Schedule, threads: int) -> Again:
+    """The same system on the same people, other ones of whom take part."""
+    experiment, train, chosen = world.experiment, world.split.train, world.consent
+    parts = experiment.cross_device()
+    algorithm, labels = experiment.on(world.dataset, chosen)
+    willing = np.flatnonzero(chosen.takes_part)
+
+    def learn(part: NDArray[np.bool_], rng: Streams) -> NDArray[np.float32]:
+        rows = np.arange(train.n_users)
+        rows[~chosen.takes_part] = np.resize(willing, int((~chosen.takes_part).sum()))
+        consent = replace(chosen.take(rows), users=chosen.users, takes_part=part)
+        named = experiment.items_named(world.dataset, train)
+        made = Federation.build(
+            algorithm, train, consent, parts.release, rng, labels, parts.link, experiment.defence,
+            named,
+        )  # fmt: skip
+        made.run(threads=threads)
+        return made.server.items
+
+    summing = parts.link.summing
+    least = 0 if summing is None else summing.min_devices
+    return Again(learn, plan.rounds * plan.cohort_size / plan.devices, least)
+
+
+def _contributed(world: PreparedExperiment, kept: SeenMessages) -> Contributed:
+    """What everybody added to the sums of the rounds that were looked at, by the model that each
+    round started from."""
+    made = federation_of(world)
+    algorithm, cohort = cast(Contributing, made.server.algorithm), made.devices.cohort
+    release, rows = world.experiment.cross_device().release, made.devices.willing()
+    bound = release.bind(cohort.users, cohort.consent, cohort.history, made.devices.rng)
+    terms = bound.contributing
+    if terms is None:
+        raise RunError("what was added to sums is known of contributions alone")
+    shown = replace(cohort, history=cohort.sendable())
+    rounds = []
+    for round in range(len(algorithm.shares)):
+        view = next((m for m in kept["device"].get(round, ()) if isinstance(m, ModelView)), None)
+        if view is not None:
+            profile = algorithm.device_profile(view, shown, rows)
+            rounds.append(cut(profile, terms.scale[rows], algorithm.config.name))
+    return Contributed(tuple(rounds), terms.epsilons[rows])
 
 
 def _senders(kept: SeenMessages, party: str) -> dict[int, NDArray[np.int64]]:

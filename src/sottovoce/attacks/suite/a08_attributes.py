@@ -26,9 +26,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from sottovoce.attacks.drift import Floats, Interval, Ints, wilson
+from sottovoce.attacks.filters import ranked
 from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import DataError, DoesNotApply, UsageError
@@ -447,7 +447,7 @@ def _ceiling(p: Floats, truth: Ints, tests: int) -> float:
     sizes = np.bincount(truth, minlength=p.shape[1])
     value = np.zeros(p.shape)
     for c in there:
-        value[:, c] = rankdata(p[:, c]) / (sizes[c] * (n - sizes[c]) * len(there))
+        value[:, c] = ranked(p[:, c]) / (sizes[c] * (n - sizes[c]) * len(there))
     centred = value - value.mean(axis=0)
     centred -= (centred @ sizes / n)[:, None]
     spread = math.sqrt(float((centred**2 @ sizes).sum()) / (n - 1))

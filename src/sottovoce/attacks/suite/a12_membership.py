@@ -280,6 +280,12 @@ _CLOSED: Final = (
     "a secure sum does not change this, as it is the model itself that tells; noise on the sum "
     "(link.noise) does"
 )
+_BOUNDED: Final = "noise that was measured by users' ε is in every sum that it was learnt from"
+
+
+def _said(home: Home) -> str:
+    """What is, or would be, against it."""
+    return _BOUNDED if home.algorithm.sends == "contributions" else _CLOSED
 
 
 def _needs(view: View) -> str:
@@ -311,7 +317,7 @@ def _judge_held(home: Home, truth: Truth) -> Result:
     else:
         found = against_same(users, mine, question.popular_wins()[inside])
         by = "popularity alone, which overstates the leak where taste drifts: a control is missing"
-    detail = f"held against {by}; {_CLOSED}"
+    detail = f"held against {by}; {_said(home)}"
     return _result("A12", "member items", _HELD, found, len(mine), detail)
 
 
@@ -327,7 +333,7 @@ def _judge_part(home: Home, truth: Truth) -> Result:
     half = ranking.chance.high - 0.5
     ends = (max(0.0, ranking.auc - half), min(1.0, ranking.auc + half))
     found = AgainstControl(ranking.auc, 0.5, ends)
-    return _result("A12", "participation", _PART, found, len(users), _CLOSED)
+    return _result("A12", "participation", _PART, found, len(users), _said(home))
 
 
 def _result(

@@ -1,0 +1,126 @@
+"""Users who push one item within the norm of gram's contributions: what they send, and what comes
+of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.gram.system import GramConfig
+from sottovoce.attacks.poisoning import exposure
+from sottovoce.attacks.stuffing import CAP, Stuffing, pair_norm, stuffed_model
+from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.contributions import cut
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import GRID, ModelView
+from sottovoce.core.one_bit import noise_root
+from sottovoce.data.shaped import ShapeConfig, generate_shaped
+from sottovoce.errors import ConfigError
+from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.rng import Streams
+from sottovoce.runs.federation import Federation, noise_spans
+
+WAYS = ["pairs", "capped", "profiles", "fans"]
+TRAIN = generate_shaped(ShapeConfig(1200, 120, 24_000, 5, 1.0, 4, seed=3), threads=1)
+CONFIG = GramConfig(least_head=60, most_head=60, embedding_size=40, recency=False)
+RELEASE, RNG = OwnEpsilon(8.0), Streams.from_seed(2)
+POPULAR = tuple(np.argsort(-TRAIN.item_counts, kind="stable")[:60].tolist())
+TARGET = int(np.argmin(TRAIN.item_counts))
+
+
+def table_of(second, size):
+    """As the symmetric matrix that it stands for."""
+    table = np.zeros((size, size))
+    table[np.triu_indices(size, 1)] = second[size:] / GRID
+    return table + table.T + np.diag(second[:size] / GRID)
+
+
+@given(st.sampled_from(WAYS), st.integers(2, 30), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_nobody_sends_more_than_the_norm_allows(allows, size, partners, seed):
+    draw = np.random.default_rng(seed)
+    head = np.sort(draw.choice(50, size, replace=False))
+    stuffing = Stuffing(int(draw.integers(50)), tuple(draw.permutation(50).tolist()), allows,
+                        partners)  # fmt: skip
+    first, second = stuffing.first(51), stuffing.second(head)
+    assert np.sqrt(np.sum((first / GRID) ** 2)) <= 1.0
+    assert pair_norm(second, size) <= 1.0 + 1e-9
+    assert pair_norm(second, size) == pytest.approx(np.linalg.norm(table_of(second, size)))
+    assert first[stuffing.target] > 0
+    if allows == "capped":
+        assert max(first.max(), second.max()) <= CAP * GRID
+    if stuffing.target not in head:
+        assert not second.any()
+
+
+@given(st.integers(2, 30), st.integers(0, 2**32 - 1))
+def test_profiles_are_products_of_one_vector(partners, seed):
+    draw = np.random.default_rng(seed)
+    order = tuple(draw.permutation(40).tolist())
+    for allows in ("profiles", "fans"):
+        stuffing = Stuffing(order[3], order, allows, partners)
+        table = table_of(stuffing.second(np.arange(40)), 40)
+        sizes = np.sort(np.abs(np.linalg.eigvalsh(table)))
+        assert sizes[-1] == pytest.approx(1.0, abs=1e-5)
+        assert sizes[-2] < 1e-5
+
+
+def test_fans_send_what_devices_with_such_items_send():
+    stuffing = Stuffing(7, (3, 1, 4, 5, 9), "fans", 4)
+    mine = [7, 3, 1, 4, 5]
+    history = Interactions.from_pairs([0] * 5, mine, n_users=1, n_items=12)
+    consent = Consent.uniform(np.zeros(1, np.int64), Choice(epsilon=8.0))
+    algorithm = CONFIG.build_under(RELEASE, None, 1)
+    cohort = Cohort(np.zeros(1, np.int64), history, consent, np.zeros((1, 40), np.float32))
+    head = np.zeros((12, CONFIG.width), np.float32)
+    head[:, 1] = 1.0
+    for round, items in enumerate((np.zeros_like(head), head)):
+        profile = algorithm.device_profile(ModelView(round, items), cohort, np.zeros(1, np.int64))
+        real = cut(profile, np.ones(1), "gram").whole(0)
+        made = stuffing.second(np.arange(12)) if round else stuffing.first(13)
+        # Pairs are cut to steps of 2^-10 in each of two numbers.
+        assert made == pytest.approx(real, abs=GRID / 512 if round else 2)
+
+
+def cohort():
+    users = np.arange(TRAIN.n_users)
+    consent = Consent.uniform(users, Choice(epsilon=8.0))
+    return Cohort(users, TRAIN, consent, np.zeros((len(users), 40), np.float32))
+
+
+def model(stuffing, devices):
+    algorithm = CONFIG.build_under(RELEASE, None, 1)
+    spans, key = noise_spans(algorithm, RELEASE), noise_root(RNG.child("masker").root)
+    return stuffed_model(algorithm, cohort(), np.ones(TRAIN.n_users), spans, key, stuffing, devices)
+
+
+def reached(stuffing, devices):
+    algorithm, mine = CONFIG.build_under(RELEASE, None, 1), cohort()
+    items = model(stuffing, devices)
+    algorithm.device_fit(ModelView(2, items), mine, RNG)
+    return exposure(algorithm.device_scorer(mine.vectors, items), TRAIN, TARGET, (10,))["ER@10"]
+
+
+def test_without_malicious_devices_the_model_is_that_of_the_federation():
+    consent = Consent.uniform(np.arange(TRAIN.n_users), Choice(epsilon=8.0))
+    made = Federation.build(CONFIG, TRAIN, consent, RELEASE, RNG, link=SecureSum(20))
+    made.run()
+    assert np.array_equal(model(Stuffing(TARGET, POPULAR), 0), made.server.items)
+
+
+def test_a_norm_alone_lets_an_item_be_pushed_and_shape_and_cap_hold_it_back():
+    few, many = 2, 120
+    assert reached(Stuffing(TARGET, POPULAR, "pairs", 40), few) < 0.05
+    pushed = {way: reached(Stuffing(TARGET, POPULAR, way, 40), many) for way in WAYS}
+    assert pushed["pairs"] > 0.3
+    assert pushed["capped"] < 0.05  # it does not come into the head
+    assert pushed["fans"] < 0.5 * pushed["pairs"]
+    assert pushed["profiles"] <= pushed["pairs"]
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(ConfigError, match="a partner at least"):
+        Stuffing(1, (2,), partners=0)
+    with pytest.raises(ConfigError, match="a cap lies"):
+        Stuffing(1, (2,), cap=0.0)
