@@ -298,7 +298,9 @@ class Experiment:
     ) -> tuple[AlgorithmSettings, NDArray[np.int64] | None]:
         """The settings of a system of devices on these data, and what each device knows of its
         owner, where that matters."""
-        return self.cross_device().algorithm.on_data(dataset.user_attributes, consent)
+        algorithm, release, _ = self.cross_device()
+        n_items = dataset.interactions.n_items
+        return algorithm.on_data(dataset.user_attributes, consent, n_items, release)
 
     def prepared(self, dataset: Dataset | None = None) -> PreparedExperiment:
         """With these data, or those that it names, split, and the consent of their users."""

@@ -128,6 +128,22 @@ def test_without_signal_it_falls_back_to_popularity():
         assert np.array_equal(np.argsort(-row, kind="stable"), order)
 
 
+def test_where_people_are_too_few_for_pairs_one_round_has_all_of_it():
+    made = federation(popularity_share=1.0)
+    made.run()
+    assert made.schedule.rounds == 1
+    assert not made.server.items[:, SCALE:].any()
+    assert made.devices.ledger.totals.releases == 60
+    assert made.devices.ledger.totals.epsilon == pytest.approx(60 * 8.0, abs=1e-4)
+    assert made.server.algorithm.noise_spans(0, 26) == ((26, 1.0),)
+    table = {"algorithm": {"name": "gram"}, "release": {"epsilon": 0.5}}
+    few = Experiment.from_table({**table, "consent": {"epsilon": 0.5}})
+    consent = Consent.uniform(np.arange(1000), Choice(epsilon=0.5))
+    assert few.on(few.dataset(), consent)[0].popularity_share == 1.0
+    many = Consent.uniform(np.arange(1_000_000), Choice(epsilon=0.5))
+    assert few.on(few.dataset(), many)[0].popularity_share == 0.1
+
+
 # --- an ε of one's own ----------------------------------------------------------------------------
 
 
@@ -342,7 +358,7 @@ def test_bad_settings_get_a_sentence():
     for settings, words in (
         ({"embedding_size": 0}, "embedding_size"),
         ({"most_head": 3}, "most_head"),
-        ({"popularity_share": 0.0}, "popularity_share"),
+        ({"popularity_share": 1.5}, "popularity_share"),
         ({"memory": -1.0}, "memory"),
     ):
         with pytest.raises(ConfigError, match=words):

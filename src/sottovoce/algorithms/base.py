@@ -222,10 +222,10 @@ class AlgorithmSettings(Component, ABC):
         """Raises where a real federation cannot run it so."""
 
     def on_data(
-        self, attributes: Mapping[str, Labels], consent: Consent
+        self, attributes: Mapping[str, Labels], consent: Consent, n_items: int, release: Any
     ) -> tuple[Self, NDArray[np.int64] | None]:
-        """The settings on these data, and what each device knows of its owner, where that
-        matters."""
+        """The settings on data with these users and so many items, under this release, and what
+        each device knows of its owner, where that matters."""
         return self, None
 
     @property

@@ -5,12 +5,13 @@
 | q       | popularity: the first sum, of everybody's weighted items                   |
 | head    | the items of which pairs are summed, the most popular by q                  |
 | G       | the second sum, of x xᵀ over users, x a unit vector over her head items     |
-| Y, s    | factors and scales of head items, from G: a score is (Σ v_i Y_i) · Y_j s_j |
+| Y, s    | factors and scales of head items, from G                                   |
 
 Round 0: a device tells its items, weighted, as one vector of norm 1, and that it is there (the
 count). Round 1: the products of all pairs of its head items. What is published after each is a
 table with a row for every item: q, the scale (0 outside the head), the factors. Everything else,
-the model too, follows from the two noisy sums alone (`model`). What her items weigh at home is
+the model too, follows from the two noisy sums alone (`model`). At home an item scores
+q_j + (Σ v_i Y_i) · Y_j s_j, where v is the unit vector of what her items weigh there. That is
 nobody's business: new ones count at once, and those that are never sent count, too.
 
 `recency=False`, or a history without times, weighs all items alike ("plain").
@@ -22,8 +23,9 @@ noisy item covariance; the linear model is that of EASE (Steck 2019).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +35,19 @@ from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Con
 from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.kernels import sum_pairs
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import PAIR_UNIT, Contributions, Profile, numbers_of, places_of
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
+from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.rng import Streams
 
+FIRST_SHARE = 0.1
+"""What the first round has where nobody says how many users there are."""
 COUNTED = 0.1
 """The square of what the count has of round 0's norm."""
 Q, SCALE, FACTORS = 0, 1, 2
@@ -53,16 +59,16 @@ Q, SCALE, FACTORS = 0, 1, 2
 class GramConfig(AlgorithmSettings):
     releases: ClassVar[tuple[str, ...]] = ("own-epsilon",)
     links: ClassVar[tuple[str, ...]] = ("secure-sum",)
-    rounds: ClassVar[int] = 2  # type: ignore[misc]
     embedding_size: int = 128
     """Most factors that are published."""
     recency: bool = True
     """Whether later items weigh more, in what is sent and at home."""
     memory: float = 8.0
     """At home an item's weight falls by e with so many later ones."""
-    popularity_share: float = 0.1
-    """Of a user's ε, squared: what the first round gets; the second has the rest."""
-    least_head: int = 200
+    popularity_share: float = 0.0
+    """What the first round has of 1/noise²; the second has the rest, and there is none with 1. 0:
+    by how many users and items there are, which is public (`model.first_share`)."""
+    least_head: int = 100
     """Fewest items in the head."""
     most_head: int = 1000
     """Most items in the head: a contribution has half as many numbers as its square."""
@@ -70,13 +76,32 @@ class GramConfig(AlgorithmSettings):
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
         require_number("memory", self.memory, 0.0, 1e6, above=False)
-        require_number("popularity_share", self.popularity_share, 0.0, 1.0)
+        require_number("popularity_share", self.popularity_share, 0.0, 1.0, above=False)
         require_whole("least_head", self.least_head, 2, 20_000)
         require_whole("most_head", self.most_head, self.least_head, 20_000)
 
     @property
     def width(self) -> int:
         return FACTORS + self.embedding_size
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the rounds, in 1/noise²."""
+        first = self.popularity_share or FIRST_SHARE
+        return (first, 1.0 - first) if first < 1.0 else (1.0,)
+
+    @property
+    def rounds(self) -> int:  # type: ignore[override]
+        return len(self.shares)
+
+    def on_data(
+        self, attributes: Mapping[str, Labels], consent: Consent, n_items: int, release: Any
+    ) -> tuple[Self, None]:
+        if self.popularity_share:
+            return self, None
+        users = int(np.count_nonzero(consent.takes_part))
+        share = model.first_share(users, n_items, release.sigma)
+        return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
         return Gram(self, release.sigma)
@@ -125,12 +150,15 @@ class Gram(Contributing):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        first = self.config.popularity_share
-        return (first, 1.0 - first) if first < 1.0 else (1.0,)
+        return self.config.shares
 
     @property
     def refits(self) -> bool:
         return True
+
+    @property
+    def _rules(self) -> model.Rules:
+        return model.TIMED if self.config.recency else model.PLAIN
 
     # --- what travels -----------------------------------------------------------------------------
 
@@ -167,19 +195,19 @@ class Gram(Contributing):
         if aggregate.round == 0:
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
             count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
-            size = model.head_size(
-                count, self.sigma, len(q), self.config.least_head, self.config.most_head
-            )
+            least, most = self.config.least_head, self.config.most_head
+            size = model.head_size(count, self.sigma, len(q), least, most, self._rules)
             items[:, Q], memory[0, 0] = q, count
+            if self.config.rounds == 1:
+                return items, memory
             items[model.choose_head(q, size), SCALE] = 1.0
             return items, memory
         head = _head(items)
         fitted = model.fit_pairs(
             sums,
-            items[head, Q].astype(np.float64),
             self.sigma / math.sqrt(self.shares[1]),
             float(memory[0, 0]),
-            self.config.recency,
+            self._rules,
             self.config.embedding_size,
         )
         items[:, SCALE:] = 0.0
@@ -233,10 +261,10 @@ class Gram(Contributing):
         return PAIR_UNIT * sums
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
-        """Her items' factors, added up by what each weighs at home."""
+        """Her items' factors, added up by what each weighs at home (a vector of norm 1)."""
         history, factors = cohort.history, view.items[:, FACTORS:].astype(np.float64)
         memory = self.config.memory if self.config.recency else 0.0
-        weights = recency(history, memory)
+        weights = _unit(history.indptr, recency(history, memory))
         mine = csr_array(
             (weights, history.items, history.indptr), shape=(len(cohort), history.n_items)
         )
@@ -245,9 +273,9 @@ class Gram(Contributing):
     def device_scorer(
         self, vectors: NDArray[np.float32], items: NDArray[np.float32]
     ) -> FactorScorer:
-        """By factors in the head; below it, and where there are none, by popularity."""
+        """By popularity, and for items of the head by factors, which weigh much more."""
         scaled = items[:, FACTORS:] * items[:, SCALE, None]
-        return FactorScorer(vectors, scaled, _bias(items))
+        return FactorScorer(vectors, scaled, np.ascontiguousarray(items[:, Q]))
 
     def _sent_weights(self, history: Interactions) -> NDArray[np.float64]:
         """Of each entry in what is sent: more, the later it came."""
@@ -261,16 +289,6 @@ class Gram(Contributing):
 def _head(items: NDArray[np.float32]) -> NDArray[np.int64]:
     """Items whose pairs are summed, by the model that is published."""
     return np.flatnonzero(items[:, SCALE] > 0)
-
-
-def _bias(items: NDArray[np.float32]) -> NDArray[np.float32]:
-    """provisional"""
-    q = items[:, Q]
-    head = items[:, SCALE] > 0
-    scale = np.float32(1e-6) / max(float(np.abs(q).max(initial=0.0)), 1e-30)
-    bias = q * scale
-    bias[~head & bool(head.any())] -= np.float32(1e3)
-    return bias
 
 
 def _unit(indptr: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
