@@ -63,7 +63,8 @@ class PriceRow:
     rounds: int = 0
     """Whose messages are attacked; 0: enough for the attacks."""
     epsilon: float = 0.0
-    """What noise on the sums costs a user in all; link.noise follows from it."""
+    """What noise on the sums costs a user in all; link.noise follows from it, unless the release
+    has the noise."""
 
     @classmethod
     def of(cls, table: Table, number: int) -> PriceRow:
@@ -90,7 +91,7 @@ class PriceRow:
         table: dict[str, Any] = laid_over(dict(self.sections), above)
         table = laid_over({"data": dict(data)}, table) | {"name": "price-list", "seed": seed}
         table["baselines"] = {"top-pop": {}}
-        if self.epsilon:
+        if self.epsilon and "epsilon" not in table.get("release", {}):
             rounds = table["algorithm"].get("rounds", 0)
             if not rounds:
                 raise ConfigError(f"{self.label}: noise for an ε needs algorithm.rounds")

@@ -122,9 +122,10 @@ def _tell(story: Story) -> None:
         "published system on the same town, whose server reads what each phone sends.",
         "",
         "What each gives away, attacked just now:",
-        f"  gram: somebody who knows all visits of all other residents tells who took part with an "
-        f"AUC of {ours.value:.3f};",
-        f"        guessing has 0.5, and the residents' own ε permit {ours.base_rate:.3f}.",
+        "  gram: somebody who knows all visits of all other residents tells who took part with an "
+        f"AUC of {ours.value:.2f}",
+        f"        ({ours.interval[0]:.2f} to {ours.interval[1]:.2f}); guessing has 0.50, and the "
+        f"residents' own ε permit {ours.base_rate:.2f}.",
         f"  {PRINTED}: from what phones sent in one round the server names places behind it, and "
         f"{theirs.value:.0%}",
         f"        of {theirs.claims:,} names are right; guessing has {theirs.base_rate:.0%}.",
