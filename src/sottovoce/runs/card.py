@@ -175,7 +175,8 @@ def in_words(result: Result, setting: CardSetting) -> str:
     more = f" More: {result.detail.rstrip('.')}." if result.detail else ""
     found = _found(result, who)
     if result.verdict == "holds" and result.measure == PERMITTED:
-        return f"{head} {found} That is no more than ε permits, but for chance; it can be more than a guess.{more}"
+        bound = "That is no more than ε permits, but for chance; it can be more than a guess."
+        return f"{head} {found} {bound}{more}"
     if result.verdict == "holds":
         return f"{head} {found} That is no better than guessing, so this attack failed.{more}"
     remedy = _remedy(result, setting)
