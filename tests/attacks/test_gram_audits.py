@@ -34,6 +34,7 @@ from sottovoce.privacy.own_epsilon import OwnEpsilon, distance
 from sottovoce.rng import Streams
 from sottovoce.runs import federation as federations
 from sottovoce.runs.attack import audit_system
+from sottovoce.runs.card import in_words
 from sottovoce.runs.federation import Federation, noise_spans
 from sottovoce.runs.threat_views import views_and_truth
 from sottovoce.runs.train import run_experiment
@@ -216,6 +217,9 @@ def test_an_attacker_who_knows_all_others_gets_what_epsilon_permits(monkeypatch)
     low, high = ndtr(distance(1.0, DELTA) / np.sqrt(2)), ndtr(distance(4.0, DELTA) / np.sqrt(2))
     assert low < found.base_rate < high  # of both kinds of users
     assert found.value == pytest.approx(found.base_rate, abs=0.09)
+    said = in_words(found, threat.setting)
+    assert "no more than ε permits" in said
+    assert "guess without" not in said  # what ε permits is more than a guess
     monkeypatch.setattr(federations, "noise_spans", less_noise(0.3))
     threat = views_and_truth(Experiment.from_table(TOWN))
     assert KNOWN.run(threat.views["server"], threat.truth).verdict == "broken"

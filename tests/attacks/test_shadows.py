@@ -54,7 +54,7 @@ def again(settings=FITTED, link=None, banned=None):
         made.run()
         return made.server.items
 
-    return Again(learn, settings.rounds)
+    return Again(learn)
 
 
 def asked(final, part, learner, settings=FITTED, link=None):
@@ -140,9 +140,9 @@ def test_of_a_large_world_fewer_others_are_learnt_from(monkeypatch):
     whole = asked(np.zeros((N_ITEMS, 16), np.float32), EVERYONE, Again(learn))
     assert set(asked_of) == {N_USERS - 30}
     assert "others" not in whole.detail
-    monkeypatch.setattr(a12_shadows, "WORK", TRAIN.n_interactions // 2)
     asked_of.clear()
-    fewer = asked(np.zeros((N_ITEMS, 16), np.float32), EVERYONE, Again(learn))
+    large = Again(learn, work=2.0 * a12_shadows.WORK)
+    fewer = asked(np.zeros((N_ITEMS, 16), np.float32), EVERYONE, large)
     assert set(asked_of) == {N_USERS // 2}
     assert "100 of 200 others" in fewer.detail
 

@@ -27,6 +27,8 @@ Party = Literal["server", "proxy", "orchestrator", "owner", "network", "anyone"]
 """Who attacks. "network" is whoever reads what passes, "anyone" knows what is published."""
 M = TypeVar("M")
 CONFIDENCE_Z = 1.959964
+PERMITTED = "AUC, by ε"
+"""The measure of an attack that is held against what ε permits, not against a guess."""
 
 
 class SeenRound(NamedTuple):
@@ -114,7 +116,7 @@ class Result:
     interval: tuple[float, float]
     """95 %."""
     base_rate: float
-    """The same measure for the best guess without the attack."""
+    """The same measure for the best guess without the attack; of `PERMITTED`, what ε permits."""
     recall: float = math.nan
     claims: int = 0
     """How many things were claimed; 0 says that there was nothing to claim from."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sottovoce.attacks.views import ATTACKS, Remedy, Result
+from sottovoce.attacks.views import ATTACKS, PERMITTED, Remedy, Result
 from sottovoce.errors import AttackFailed
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.report import (
@@ -26,8 +26,8 @@ from sottovoce.runs.folder import new_figures, write_text
 PAGE, JSON = "report-card.html", "attacks.json"
 READING = (
     "A promise is broken where even the low end of the 95 % interval lies above what the best "
-    "guess without the attack would reach. That a promise holds says that this attack got nowhere "
-    "on these data, not that none could."
+    "guess without the attack would reach; where the measure is by ε, above what ε permits. That a "
+    "promise holds says that this attack got nowhere on these data, not that none could."
 )
 _PARTIES = {
     "server": "the server",
@@ -174,6 +174,9 @@ def in_words(result: Result, setting: CardSetting) -> str:
         return f"{head} {who} had nothing to make a guess from."
     more = f" More: {result.detail.rstrip('.')}." if result.detail else ""
     found = _found(result, who)
+    if result.verdict == "holds" and result.measure == PERMITTED:
+        bound = "That is no more than ε permits, but for chance; it can be more than a guess."
+        return f"{head} {found} {bound}{more}"
     if result.verdict == "holds":
         return f"{head} {found} That is no better than guessing, so this attack failed.{more}"
     remedy = _remedy(result, setting)
@@ -186,6 +189,12 @@ def _found(result: Result, who: str) -> str:
         return (
             f"Shown a pair, one that is so and one that is not, {_lower(who)} picks the right one "
             f"{value} times; a guess without the attack, {base}."
+        )
+    if result.measure == PERMITTED:
+        return (
+            f"Shown a pair, one that is so and one that is not, {_lower(who)}, if it knew "
+            f"everything else, would pick the right one {value} times; ε permits {base}, and a "
+            "coin gives 50."
         )
     if result.measure == "precision":
         whole = ""

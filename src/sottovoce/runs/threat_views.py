@@ -415,7 +415,9 @@ def _again(world: PreparedExperiment, plan: Schedule, threads: int) -> Again:
 
     summing = parts.link.summing
     least = 0 if summing is None else summing.min_devices
-    return Again(learn, plan.rounds * plan.cohort_size / plan.devices, least)
+    locally = getattr(algorithm, "pairs", 0) * getattr(algorithm, "local_epochs", 1)
+    steps = plan.triples or locally or plan.positives / plan.devices
+    return Again(learn, plan.rounds * plan.cohort_size * steps, least)
 
 
 def _contributed(world: PreparedExperiment, kept: SeenMessages) -> Contributed:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sottovoce.attacks.filters import rank
-from sottovoce.attacks.views import ATTACKS, Attack, Result, Truth, View
+from sottovoce.attacks.views import ATTACKS, PERMITTED, Attack, Result, Truth, View
 from sottovoce.core.contributions import PAIR_UNIT, Contributions
 from sottovoce.core.messages import GRID, SummedReports
 from sottovoce.core.redacted import Redacted
@@ -142,7 +142,7 @@ def _result(
     value: float, interval: tuple[float, float], permitted: float, claims: int, detail: str
 ) -> Result:
     return Result(
-        "A12", _NAME, "server", _PROMISE, "AUC", value, interval, permitted, claims=claims,
+        "A12", _NAME, "server", _PROMISE, PERMITTED, value, interval, permitted, claims=claims,
         detail=detail,
     )  # fmt: skip
 

@@ -43,9 +43,9 @@ _NAME: Final = "shadow models"
 PAIRS = 3
 """Pairs of shadow models."""
 TARGETS = 400
-WORK = 20_000_000
-"""Interactions that one shadow model learns from, each counted as often as it is used. Of larger
-worlds it is learnt from fewer users, and the result says so."""
+WORK = 12_000_000
+"""Steps, of all devices together, by which one shadow model is learnt. Of a larger world it is
+learnt from fewer users, and the result says so."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,8 +55,8 @@ class Again(Redacted):
     learn: Callable[[Mask, Streams], NDArray[np.float32]]
     """The item table, learnt from those of the run's users who take part by this mask. Who did not
     in the run chooses like somebody who did."""
-    passes: float = 1.0
-    """How often a device takes part on the way."""
+    work: float = 0.0
+    """Steps that all devices take together on the way."""
     least: int = 0
     """Devices without which there is no sum."""
 
@@ -201,20 +201,16 @@ def _balanced(asks: Mask, part: Mask) -> Mask:
 
 def _few_enough(others: Mask, train: Interactions, again: Again, targets: int) -> tuple[Mask, str]:
     """As many of the others as `WORK` allows, and what is to be said of it."""
-    work = again.passes * train.n_interactions
     there = np.flatnonzero(others)
-    if work <= WORK:
+    if again.work <= WORK:
         return others, ""
-    wanted = int(train.n_users * WORK / work) - targets // 2
+    wanted = int(train.n_users * WORK / again.work) - targets // 2
     kept = there[_RNG.child("fewer").choose(len(there), max(wanted, again.least, LEAST_CONTROL))]
     fewer = np.zeros_like(others)
     fewer[kept] = True
     if len(kept) == len(there):
         return others, ""
-    return (
-        fewer,
-        f", beside {len(kept):,} of {len(there):,} others, which makes a target weigh more",
-    )
+    return fewer, f", learnt with {len(kept):,} of {len(there):,} others, a smaller world"
 
 
 def _part_result(value: float, interval: tuple[float, float], claims: int, detail: str) -> Result:
