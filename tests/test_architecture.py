@@ -34,7 +34,7 @@ BUILDERS = {
 # asks; who reads; the server's defence; and whom the rest of an experiment is told by.
 RESHAPERS = {
     *("parties/device.py", "privacy/central.py", "privacy/updates.py", "algorithms/uc/system.py"),
-    *("algorithms/fpl/system.py", "core/links.py"),  # their settings
+    *("algorithms/fpl/system.py", "algorithms/gram/system.py", "core/links.py"),  # their settings
     *_READERS,
     *("parties/defence.py", "services/server/summed_rounds.py", "engines/simulation.py"),
     *("../sottovoce_papers/poisoning.py", "runs/threat_views.py", "stores/user_door.py"),

@@ -168,6 +168,15 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HomeConfig:
+    """What a device uses at home beside the published model. Nothing leaves for it."""
+
+    knowledge: bool = False
+    """Whether what is publicly known of the items (categories, a city) is a prior of what is
+    recommended, of the system and of its baselines alike."""
+
+
+@dataclass(frozen=True, slots=True)
 class OwnersConfig:
     by: Sharing = "categories"
     """An owner for every category of the items, or one for all items."""
@@ -200,6 +209,7 @@ class Experiment:
     town: TownConfig
     service: RoundRules
     defence: Defence
+    home: HomeConfig
     table: Mapping[str, Any] = field(repr=False)
     """The file as read, for the manifest."""
 
@@ -222,7 +232,7 @@ class Experiment:
     def from_table(cls, table: Mapping[str, Any]) -> Experiment:
         known = {
             "name", "seed", "draws", "data", "town", "algorithm", "release", "link", "consent",
-            "evaluation", "baselines", "service", "owners", "defence",
+            "evaluation", "baselines", "service", "owners", "defence", "home",
         }  # fmt: skip
         unknown = sorted(set(table) - known)
         if unknown:
@@ -269,6 +279,7 @@ class Experiment:
             town=config.build(TownConfig, _section(table, "town"), "town"),
             service=config.build(RoundRules, _section(table, "service"), "service"),
             defence=_defence(table, link, algorithm),
+            home=config.build(HomeConfig, _section(table, "home"), "home"),
             table=json.loads(json.dumps(table, default=str)),
         )
 

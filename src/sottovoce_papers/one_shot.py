@@ -19,6 +19,7 @@ from sottovoce.evaluation.protocol import evaluate
 from sottovoce.evaluation.report import FigureBlock
 from sottovoce.evaluation.tables import Column, Table
 from sottovoce.experiment import Experiment
+from sottovoce.runs.home import baseline_at_home
 from sottovoce.runs.train import Report, run_experiment
 from sottovoce.wire.terms import named
 from sottovoce_papers.study import (
@@ -162,7 +163,8 @@ class OneShotStudy(Study):
             train, test = prepared.split.train, prepared.split.test
             rng = experiment.streams().child("baseline", baseline.name)
             protocol = experiment.evaluation.protocol(prepared.split, experiment.seed)
-            found = evaluate(baseline.fit(train, rng), train, test, protocol, threads=self.threads)
+            scorer = baseline_at_home(experiment, dataset, train, baseline.fit(train, rng))
+            found = evaluate(scorer, train, test, protocol, threads=self.threads)
             return {"values": found.per_user(METRIC), "users": found.users}
         outcome = run_experiment(experiment, threads=self.threads)
         found = outcome.evaluations[outcome.system]

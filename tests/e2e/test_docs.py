@@ -21,7 +21,7 @@ def test_the_example_of_the_readme_runs(tmp_path):
         [sys.executable, "-c", found[0]], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "'pFPL+': 0." in done.stdout
+    assert "'gram': 0." in done.stdout
     assert "rank=3" in done.stdout
 
 
@@ -71,7 +71,13 @@ def test_the_experiment_file_of_the_documents_is_accepted():
     found = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(), re.DOTALL)
     read = [Experiment.from_table(tomllib.loads(text)) for text in found]
     assert read[0].name == "mine"
-    assert [one.system.split()[0] for one in read[1:]] == ["FCF", "FMF-LDP", "UC-MF", "DRIFT"]
+    assert [one.system.split()[0] for one in read[1:]] == [
+        "FCF",
+        "FMF-LDP",
+        "UC-MF",
+        "gram",
+        "DRIFT",
+    ]
 
 
 def test_every_option_of_consent_and_of_the_services_is_documented():

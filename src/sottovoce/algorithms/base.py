@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, Profile
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.knowledge import Prior, WithKnowledge
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.one_bit import ReportRule
@@ -395,6 +396,17 @@ class FactorModel(ABC):
     def device_scorer(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
         """What devices with these vectors recommend by a published model."""
         return FactorScorer.of(vectors, items)
+
+    def popularity(self, items: NDArray[np.float32]) -> tuple[NDArray[np.float64], float] | None:
+        """How popular each item is by the published model, and the standard deviation of the noise
+        on that; None where it does not say."""
+        return None
+
+    def device_scorer_knowing(
+        self, vectors: NDArray[np.float32], items: NDArray[np.float32], prior: Prior
+    ) -> Scorer:
+        """`device_scorer` beside what is publicly known of the items."""
+        return WithKnowledge(self.device_scorer(vectors, items), prior)
 
     @abstractmethod
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:

@@ -1,7 +1,7 @@
 """What everybody knows of the items, as a prior at home: it costs no ε, and nothing leaves for it.
 
-Items belong to groups of several kinds: categories, a city. A user's history, which is at home, says
-which groups she keeps to, and popularity which items of a group are worth a visit:
+Items belong to groups of several kinds: categories, a city. A user's history, which is at home,
+says which groups she keeps to, and popularity which items of a group are worth a visit:
 
     prior(u, j) = pop_j · (w_u0 + Σ_k w_uk · lift_k(u, j)),   lift_k(u, j) = Σ_g m_jg a_ug / Q_g
 
@@ -142,7 +142,7 @@ class WithKnowledge:
 
     scorer: Scorer
     prior: Prior
-    weight: float
+    weight: float = 0.3
 
     @property
     def n_items(self) -> int:

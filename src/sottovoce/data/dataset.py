@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from sottovoce.core.interactions import Interactions, Vocabulary
+from sottovoce.core.knowledge import Knowledge
 from sottovoce.errors import CorruptData, DataError
 
 
@@ -131,6 +133,21 @@ class Dataset:
             for name in row:
                 matrix[i, column[name]] = True
         return matrix
+
+    def knowledge(self, items: Vocabulary) -> Knowledge:
+        """What is publicly known of these items: their categories, and every attribute."""
+        rows = _positions(self.interactions.items_vocabulary(), items)
+        kinds: dict[str, Any] = {}
+        for name, labels in self.item_attributes.items():
+            codes = labels.codes[rows]
+            known = np.flatnonzero(codes >= 0)
+            cells = (np.ones(len(known)), (known, codes[known]))
+            kinds[name] = csr_array(cells, shape=(len(rows), len(labels.values)))
+        if self.item_categories is not None:
+            member = csr_array(self.category_matrix()[rows].astype(np.float64))
+            many = np.maximum(np.asarray(member.sum(axis=1)).ravel(), 1.0)
+            kinds["categories"] = (member / many[:, None]).tocsr()
+        return Knowledge(kinds)
 
     def restrict(self, interactions: Interactions) -> Dataset:
         """Side tables realigned, by name, to a filtered copy of the interactions.

@@ -24,6 +24,7 @@ from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.server import NO_DEFENCE
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunCheckpoint, RunFolder
+from sottovoce.runs.home import scorer_at_home
 from sottovoce.runs.topology import ActiveRun, Engine, Measures, RunOptions, RunOutcome, Topology
 from sottovoce.wire.terms import Terms
 
@@ -173,7 +174,7 @@ class DeviceTopology(Topology):
         items, vectors = folder.model(), folder.vectors()
         totals = totals_of(folder.ledger())
         self.federation.restore(RunCheckpoint(self.rounds, items, vectors, totals))
-        self.reopened = self.federation.server.algorithm.device_scorer(vectors, items)
+        self.reopened = self._at_home(vectors, items)
 
     def save(self, folder: RunFolder, round: int) -> None:
         server, cohort = self.federation.server, self.federation.devices.cohort
@@ -183,7 +184,13 @@ class DeviceTopology(Topology):
         )  # fmt: skip
 
     def scorer(self) -> Scorer:
-        return self.reopened or self.federation.scorer()
+        return self.reopened or self._at_home(
+            self.federation.vectors(), self.federation.server.items
+        )
+
+    def _at_home(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
+        algorithm, train = self.federation.server.algorithm, self.split.train
+        return scorer_at_home(self.experiment, self.dataset, train, algorithm, vectors, items)
 
     def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         return self.federation.server.items, self.federation.vectors()

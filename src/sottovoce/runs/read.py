@@ -20,6 +20,7 @@ from sottovoce.errors import CorruptData, DataError, RunError, UsageError
 from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.parties.silo_door import KIND
 from sottovoce.runs.folder import RunFolder
+from sottovoce.runs.home import scorer_at_home
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +92,8 @@ class FinishedRun(PreparedExperiment):
         if silo is not None:
             return FactorScorer.of(vectors, items)
         release = self.experiment.cross_device().release
-        return settings.build_under(release, None, 1).device_scorer(vectors, items)
+        algorithm = settings.build_under(release, None, 1)
+        return scorer_at_home(self.experiment, self.dataset, train, algorithm, vectors, items)
 
     def user(self, name: str) -> int:
         """The number of a user; the error shows what ids look like."""

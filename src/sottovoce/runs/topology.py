@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from sottovoce.core.ledger import COUNTS, Ledger
 from sottovoce.core.recommender import Scorer
+from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
 from sottovoce.engines.observers import Checkpoints, Report
 from sottovoce.errors import said_of
 from sottovoce.evaluation.protocol import Evaluation, Protocol, evaluate
 from sottovoce.experiment import Experiment, PreparedExperiment
 from sottovoce.runs.folder import RunFolder
+from sottovoce.runs.home import baseline_at_home
 
 Engine = Literal["simulation", "https", "flower"]
 CHECKPOINT_SECONDS = 10.0
@@ -56,6 +58,7 @@ class RunOutcome(PreparedExperiment):
 class Topology(ABC):
     """Who learns with whom: what a round is, what a checkpoint holds, who scores."""
 
+    dataset: Dataset
     split: Split
     """What is learnt from, and what is to be found."""
 
@@ -159,7 +162,8 @@ class ActiveRun:
             self.progress("baselines", number, len(baselines))
             rng = self.experiment.streams().child("baseline", label)
             with said_of(f"the baseline {label}"):
-                judge(label, baseline.fit(train if baseline.learns_from_dislikes else liked, rng))
+                found = baseline.fit(train if baseline.learns_from_dislikes else liked, rng)
+                judge(label, baseline_at_home(self.experiment, self.topology.dataset, liked, found))
         self.progress("evaluation", 0, 1)
         judge(self.experiment.system, self.topology.scorer())
         self.progress("evaluation", 1, 1)

@@ -75,6 +75,13 @@ def first_share(users: float, n_items: int, sigma: float) -> float:
     return max(0.1, 5.0 / math.sqrt(told))
 
 
+def prior_weight(factors: int) -> float:
+    """What public knowledge weighs beside pairs, as a multiple of popularity, by how many factors
+    have stood out of the noise. Chosen on the validation parts of MovieLens 1M, Foursquare Italy
+    and the town, from 1 to 30."""
+    return min(30.0, max(3.0, 300.0 / max(1, factors)))
+
+
 def head_size(count: float, sigma: float, n_items: int, least: int, most: int, rules: Rules) -> int:
     """How many items the head has. Σ μ_u is `count` / σ: noise grows with the head, and what it
     hides falls with the users and their ε."""

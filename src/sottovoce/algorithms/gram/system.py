@@ -38,6 +38,7 @@ from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import PAIR_UNIT, Contributions, Profile, numbers_of, places_of
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports
 from sottovoce.core.recency import positions, recency
@@ -276,6 +277,20 @@ class Gram(Contributing):
         """By popularity, and for items of the head by factors, which weigh much more."""
         scaled = items[:, FACTORS:] * items[:, SCALE, None]
         return FactorScorer(vectors, scaled, np.ascontiguousarray(items[:, Q]))
+
+    def popularity(self, items: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
+        noise = self.sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+        return items[:, Q].astype(np.float64), noise
+
+    def device_scorer_knowing(
+        self, vectors: NDArray[np.float32], items: NDArray[np.float32], prior: Prior
+    ) -> FactorScorer:
+        """The prior in the place of popularity. It weighs the more, the fewer factors have stood
+        out of the noise; without any it is all there is."""
+        scaled = items[:, FACTORS:] * items[:, SCALE, None]
+        pairs = FactorScorer(vectors, scaled, np.zeros(len(items), dtype=np.float32))
+        found = int(np.count_nonzero(items[:, FACTORS:].any(axis=0)))
+        return prior.added(pairs, model.prior_weight(found))
 
     def _sent_weights(self, history: Interactions) -> NDArray[np.float64]:
         """Of each entry in what is sent: more, the later it came."""
