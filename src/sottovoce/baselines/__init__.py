@@ -9,6 +9,8 @@ from __future__ import annotations
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.baselines.bpr_mf import BPRMF
 from sottovoce.baselines.dplcf import DPLCF
+from sottovoce.baselines.ease import EASE
+from sottovoce.baselines.ials import IALS
 from sottovoce.baselines.knn import ItemKNN, UserKNN
 from sottovoce.baselines.mf_np import MFNP
 from sottovoce.baselines.mult_vae import MultVAE
@@ -19,6 +21,8 @@ __all__ = [
     "BASELINES",
     "BPRMF",
     "DPLCF",
+    "EASE",
+    "IALS",
     "MFNP",
     "SAROS",
     "Baseline",
