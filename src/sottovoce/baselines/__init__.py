@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.baselines.bpr_mf import BPRMF
+from sottovoce.baselines.dpals import DPALS
 from sottovoce.baselines.dplcf import DPLCF
 from sottovoce.baselines.ease import EASE
 from sottovoce.baselines.ials import IALS
@@ -20,6 +21,7 @@ from sottovoce.baselines.simple import Random, TopPop
 __all__ = [
     "BASELINES",
     "BPRMF",
+    "DPALS",
     "DPLCF",
     "EASE",
     "IALS",

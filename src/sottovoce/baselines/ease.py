@@ -18,6 +18,7 @@ for `MOST_PAIRS` counts: where there are more pairs, those that the fewest users
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,14 +114,16 @@ def gram(
     """The lower half of X'X: how many users have both items. Zeros above the diagonal."""
     table = np.zeros((train.n_items, train.n_items), dtype=dtype)
     parts = _equal_work(train.n_items, threads)
-    each(lambda part: _count(train.indptr, train.items, part.start, part.stop, table), parts, threads)
+    each(
+        lambda part: _count(train.indptr, train.items, part.start, part.stop, table), parts, threads
+    )
     return table
 
 
 def _equal_work(n_items: int, threads: int) -> list[slice]:
     """Rows of a lower half, in parts of about equal size."""
     edges = (n_items * np.sqrt(np.linspace(0.0, 1.0, 4 * threads + 1))).astype(int)
-    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
 
 
 @njit(nogil=True, cache=True)
@@ -151,9 +154,7 @@ def inverse_gram(gram: NDArray[Any], reg: float) -> NDArray[Any]:
         raise ConfigError("a Gram matrix is inverted in its place, row by row in memory")
     gram.flat[:: n + 1] += reg
     single = gram.dtype == np.float32
-    factor, invert = (
-        (lapack.spotrf, lapack.spotri) if single else (lapack.dpotrf, lapack.dpotri)
-    )
+    factor, invert = (lapack.spotrf, lapack.spotri) if single else (lapack.dpotrf, lapack.dpotri)
     # What LAPACK takes for the upper half of columns is the lower half of rows.
     root, failed = factor(gram.T, lower=0, clean=0, overwrite_a=1)
     if not failed:
