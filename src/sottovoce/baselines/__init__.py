@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.baselines.bpr_mf import BPRMF
+from sottovoce.baselines.dpals import DPALS
 from sottovoce.baselines.dplcf import DPLCF
+from sottovoce.baselines.ease import EASE
+from sottovoce.baselines.ials import IALS
 from sottovoce.baselines.knn import ItemKNN, UserKNN
 from sottovoce.baselines.mf_np import MFNP
 from sottovoce.baselines.mult_vae import MultVAE
@@ -18,7 +21,10 @@ from sottovoce.baselines.simple import Random, TopPop
 __all__ = [
     "BASELINES",
     "BPRMF",
+    "DPALS",
     "DPLCF",
+    "EASE",
+    "IALS",
     "MFNP",
     "SAROS",
     "Baseline",

@@ -1,7 +1,8 @@
 """User-kNN and Item-kNN: cosine on binary rows, scores that sum the similarities to k neighbours.
 
 Users:  score(u, i) = Σ sim(u, v) over the k users v nearest to u, where v has i.
-Items:  score(u, i) = Σ sim(i, j) over the k items j nearest to i, where u has j.
+Items:  score(u, i) = Σ sim(i, j) over the k items j nearest to i, where u has j; with `memory`,
+        each term times the weight of u's j (core/recency.py).
 
 In both the neighbourhood is fixed before one looks at who has what, and sums are not divided by
 anything. A row or column without interactions has no neighbours: a user without positives gets
@@ -17,10 +18,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, issparse
 
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
+from sottovoce.config import require_number
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.recency import recency
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 
@@ -111,20 +114,22 @@ def _nearest(first, row_ptr, column_ptr, row_columns, column_rows, ids, cosines,
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class SparseScorer:
-    """scores = left[users] · right, both sparse. A user's row does not depend on the batch."""
+    """scores = left[users] · right. A user's row does not depend on the batch."""
 
     left: Any
     """CSR array, a row per user."""
     right: Any
-    """CSR array, a column per item."""
+    """CSR array or plain table, a column per item."""
 
     @property
     def n_items(self) -> int:
         return int(self.right.shape[1])
 
     def scores(self, users: NDArray[np.int64]) -> NDArray[np.float32]:
-        product: NDArray[np.float32] = (self.left[users] @ self.right).toarray().astype(np.float32)
-        return product
+        product = self.left[users] @ self.right
+        whole = product.toarray() if issparse(product) else product
+        scores: NDArray[np.float32] = whole.astype(np.float32, copy=False)
+        return scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +169,27 @@ class ItemKNN(NearestNeighbours):
     title = "Item-kNN"
     listed_at = 40
 
+    memory: float = 0.0
+    """An item's weight at home falls by e with so many later ones; 0 weighs all alike."""
+
+    def __post_init__(self) -> None:
+        NearestNeighbours.__post_init__(self)
+        require_number("memory", self.memory, 0.0, 1e9, above=False)
+
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None
     ) -> SparseScorer:
         matrix = binary_matrix(train)
         near = nearest_rows(matrix.T.tocsr(), self.neighbors, progress)
-        return SparseScorer(matrix, near.T.tocsr())
+        return SparseScorer(history_matrix(train, self.memory), near.T.tocsr())
 
 
 def binary_matrix(train: Interactions) -> Any:
     """Users by items, CSR."""
-    ones = np.ones(train.n_interactions)
-    return csr_array((ones, train.items, train.indptr), shape=(train.n_users, train.n_items))
+    return history_matrix(train, 0.0)
+
+
+def history_matrix(train: Interactions, memory: float) -> Any:
+    """Users by items, CSR: what each item weighs at home."""
+    weights = recency(train, memory)
+    return csr_array((weights, train.items, train.indptr), shape=(train.n_users, train.n_items))

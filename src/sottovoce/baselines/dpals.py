@@ -1,0 +1,319 @@
+"""DP-ALS: alternating least squares from noisy sums (Chien et al. 2021, Krichene et al. 2023).
+
+A trusted curator keeps all histories. First it publishes how popular items are, then, in each of a
+few rounds, the vectors of the H most popular ones, the *head*:
+
+    she      x_u = (V'V + Σ_mine w v v' + pull I)⁻¹ Σ_mine w v, made a unit vector
+    curator  A_i = Σ_u w̄ x x',  b_i = Σ_u w̄ x over i's users,  K = Σ_u x x' over all, with noise
+    V        v_i = (A_i + W (unobserved K / tr K + reg I / size))⁻¹ b_i,  W = Σ_head q_i / H
+
+with A_i and K cut to what is positive semi-definite. Of n items the one that came as number p has w
+= (p/n)^time; w̄ are the same, scaled so that the squares of a user's add up to 1. In the end she
+solves x_u once more and ranks the head; the other items come below it, by popularity.
+
+**What it promises.** The popularity and all vectors that are ever published are together (ε, δ)-
+differentially private toward everybody but the curator; neighbours are: one user with all her
+items, or without her. Her own lists follow from what is published and her own history.
+- A round: her share of the sums is (√s₁ w̄ x x' and √s₂ w̄ x for each of her items, √s₃ x x'), with
+  symmetric tables told as their diagonal and √2 times what is above it. As s₁ + s₂ + s₃ = 1 and
+  |x| ≤ 1, its norm is at most 1.
+- Popularity q: √.9 w̄ for each of her items, and √.1 in the place that counts users: norm 1.
+- Numbers are scaled by 2²⁰ and cut toward 0, and a share whose squares add up to more than 2⁴⁰, in
+  whole numbers, is left out. Noise is that of privacy/central.py, on whole numbers.
+- A Gaussian mechanism of sensitivity 1 and noise σ is (ε, δ) (`noise_for`). Popularity gets σ/√p,
+  each of T rounds σ/√((1 − p)/T): adaptively composed they are exactly as private as σ alone.
+Settings are taken as public. Who knows the seed of a simulation knows the noise.
+"""
+
+# Kernels carry no types (numba infers them).
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from sottovoce.algorithms.closed_form import vectors as closed_form
+from sottovoce.algorithms.fcf.system import initial_items
+from sottovoce.baselines import ials
+from sottovoce.baselines.base import BASELINES, Baseline, Progress
+from sottovoce.config import require_number, require_whole
+from sottovoce.core.interactions import Interactions
+from sottovoce.core.recency import positions, recency
+from sottovoce.core.recommender import FactorScorer, default_threads
+from sottovoce.privacy.accountant import DELTA
+from sottovoce.privacy.central import gaussian_noise, noise_for
+from sottovoce.rng import Streams
+
+STEPS = 1 << 20
+"""Whole steps in 1."""
+SHARES = (0.05, 0.9, 0.05)
+"""Of a round's squared norm: for A, for b, and for K."""
+COUNT = 0.1
+"""Of the popularity's squared norm: for the number of users."""
+_MARGIN = 1.0 - 1e-6
+"""What rounding could add to a norm is taken off before."""
+_LEAST_HEAD, _MOST_HEAD = 200, 5_000
+_BLOCK = 256
+"""Users worked on at a time. Results do not depend on it."""
+
+
+@BASELINES.register("dpals")
+@dataclass(frozen=True, slots=True)
+class DPALS(Baseline):
+    title = "DP-ALS"
+    listed_at = 85
+
+    epsilon: float = 1.0
+    """What a user pays for all that is published."""
+    delta: float = DELTA
+    rounds: int = 4
+    """How often items' vectors are published."""
+    embedding_size: int = 12
+    """Length of a user's or item's vector."""
+    head: int = 0
+    """Popular items that get a vector. 0: 6.6 √(users / σ), from 200 to 5,000."""
+    popularity_share: float = 0.1
+    """Of the privacy that is paid, what popularity gets; the rounds get the rest alike."""
+    unobserved: float = 20.0
+    """Weight of all pairs together, as a multiple of that of the positives."""
+    reg: float = 50.0
+    """Pull of items' vectors to 0, in the same measure."""
+    home_reg: float = 1.0
+    """Pull of a user's vector to 0, as a multiple of the mean eigenvalue of V'V."""
+    time: float = 0.0
+    """How much more later items count in the rounds; 0: all alike."""
+    memory: float = 0.0
+    """An item's weight at home falls by e with so many later ones; 0 weighs all alike."""
+    threads: int | None = None
+    """Processors to use; all where it is not given. Results do not depend on it."""
+
+    def __post_init__(self) -> None:
+        require_number("epsilon", self.epsilon, 0.0, 1e6)
+        require_number("delta", self.delta, 0.0, 0.1)
+        require_whole("rounds", self.rounds, 1, 1000)
+        require_whole("embedding_size", self.embedding_size, 1, closed_form.MOST_FACTORS)
+        require_whole("head", self.head, 0, _MOST_HEAD)
+        require_number("popularity_share", self.popularity_share, 0.0, 0.99)
+        require_number("unobserved", self.unobserved, 0.0, 1e6, above=False)
+        require_number("reg", self.reg, 0.0, 1e6)
+        require_number("home_reg", self.home_reg, 0.0, 1e6)
+        require_number("time", self.time, 0.0, 100.0, above=False)
+        require_number("memory", self.memory, 0.0, 1e9, above=False)
+        if self.threads is not None:
+            require_whole("threads", self.threads, 1)
+
+    def fit(
+        self, train: Interactions, rng: Streams, progress: Progress | None = None
+    ) -> FactorScorer:
+        noise = _Noise(rng.child("dpals-noise"))
+        first, each = self.sigmas()
+        weights = self._weights(train)
+        told = noise.added(popularity_sums(train, unit_weights(weights, train)), first)
+        popular, count = told[:-1] / (1.0 - COUNT) ** 0.5, float(told[-1]) / COUNT**0.5
+        head = np.sort(np.argsort(-popular, kind="stable")[: self.head_size(count)])
+        mine, entries = _within(train, head)
+        weights = weights[entries]
+        units = unit_weights(weights, mine)
+        items = initial_items(len(head), self.embedding_size, 1.0, rng)
+        share = max(1.0, float(popular[head].sum())) / max(1, len(head))
+        for number in range(self.rounds):
+            pointing = _units(self._at_home(items, mine, weights))
+            told = noise.added(round_sums(pointing, mine, units), each)
+            items = self._items(told, len(head), share)
+            if progress is not None:
+                progress(number + 1, self.rounds)
+        vectors = self._at_home(items, mine, recency(train, self.memory)[entries])
+        return _ranked(vectors, items, head, popular)
+
+    def sigmas(self) -> tuple[float, float]:
+        """The noise of the popularity, and that of each round, for sums of sensitivity 1."""
+        sigma = noise_for(self.epsilon, 1, self.delta)
+        rest = (1.0 - self.popularity_share) / self.rounds
+        return sigma / self.popularity_share**0.5, sigma / rest**0.5
+
+    def head_size(self, count: float) -> int:
+        """How many items get vectors where there are about so many users."""
+        sigma = noise_for(self.epsilon, 1, self.delta)
+        by_rule = 6.6 * (max(0.0, count) / sigma) ** 0.5
+        return self.head or round(min(max(by_rule, _LEAST_HEAD), _MOST_HEAD))
+
+    def _weights(self, train: Interactions) -> NDArray[np.float64]:
+        """What each entry weighs in the rounds."""
+        if not self.time or train.timestamps is None:
+            return np.ones(train.n_interactions)
+        place = (positions(train) + 1.0) / np.repeat(train.counts, train.counts)
+        # An item that weighs next to nothing could make all of her items in the head do so.
+        weights: NDArray[np.float64] = np.maximum(place**self.time, 1e-9)
+        return weights
+
+    def _at_home(
+        self, items: NDArray[np.float32], mine: Interactions, weights: NDArray[np.float64]
+    ) -> NDArray[np.float32]:
+        if not len(items):
+            return np.zeros((mine.n_users, self.embedding_size), dtype=np.float32)
+        base = closed_form.gram(items)
+        pull = max(1e-12, self.home_reg * float(np.trace(base)) / len(base))
+        threads = default_threads() if self.threads is None else self.threads
+        return ials.solve(items, mine, weights, base, np.full(mine.n_users, pull), threads)
+
+    def _items(self, told: NDArray[np.float64], n: int, share: float) -> NDArray[np.float32]:
+        """New vectors of the head from a round's sums as they are published."""
+        size = self.embedding_size
+        half = size * (size + 1) // 2
+        table = told[: n * (half + size)].reshape(n, half + size)
+        own = _positive(_unpacked(table[:, :half] / SHARES[0] ** 0.5, size))
+        every = _positive(_unpacked(told[None, -half:] / SHARES[2] ** 0.5, size))[0]
+        left = share * self.unobserved / max(1.0, float(np.trace(every))) * every
+        left = own + left + share * self.reg / size * np.eye(size)
+        solved = np.linalg.solve(left, table[:, half:, None] / SHARES[1] ** 0.5)
+        return np.asarray(solved[..., 0], dtype=np.float32)
+
+
+# --- what a user adds to the sums ----------------------------------------------------------------
+
+
+def unit_weights(weights: NDArray[np.float64], history: Interactions) -> NDArray[np.float64]:
+    """Scaled user by user, so that the squares of her weights add up to 1."""
+    squares = np.bincount(history.users, weights**2, minlength=history.n_users)
+    scaled: NDArray[np.float64] = weights / np.sqrt(squares[history.users])
+    return scaled
+
+
+def popularity_share(weights: NDArray[np.float64]) -> tuple[NDArray[np.int64], int]:
+    """What entries of these unit weights add to popularity, and each user to the count."""
+    scale = _MARGIN * STEPS
+    own = (scale * (1.0 - COUNT) ** 0.5 * weights).astype(np.int64)
+    return own, int(scale * COUNT**0.5)
+
+
+def popularity_sums(history: Interactions, weights: NDArray[np.float64]) -> NDArray[np.int64]:
+    """By item, in whole steps; last the number of users who have items, in the same way."""
+    own, one = popularity_share(weights)
+    norm = np.zeros(history.n_users, dtype=np.int64)
+    np.add.at(norm, history.users, own**2)
+    fits = (history.counts > 0) & (norm + one**2 <= STEPS**2)
+    sums = np.zeros(history.n_items + 1, dtype=np.int64)
+    np.add.at(sums, history.items, np.where(fits[history.users], own, 0))
+    sums[-1] = one * int(fits.sum())
+    return sums
+
+
+def round_share(
+    vectors: NDArray[np.float64], users: NDArray[np.int64], weights: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What users with these unit vectors add, in whole steps: each entry, of a user and a unit
+    weight, to A and b of its item, and each user to K. A share longer than `STEPS`, and that of a
+    user without entries, is left out."""
+    first, second = np.triu_indices(vectors.shape[1])
+    squares = vectors[:, first] * vectors[:, second]
+    squares *= np.where(first == second, 1.0, 2.0**0.5)
+    scale = _MARGIN * STEPS
+    whole = scale * np.hstack((SHARES[0] ** 0.5 * squares, SHARES[1] ** 0.5 * vectors))
+    own = (weights[:, None] * whole[users]).astype(np.int64)
+    every = (scale * SHARES[2] ** 0.5 * squares).astype(np.int64)
+    norm = (every**2).sum(axis=1)
+    np.add.at(norm, users, (own**2).sum(axis=1))
+    left_out = (norm > STEPS**2) | (np.bincount(users, minlength=len(vectors)) == 0)
+    own[left_out[users]], every[left_out] = 0, 0
+    return own, every
+
+
+def round_sums(
+    vectors: NDArray[np.float64], mine: Interactions, weights: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """The shares of all users: A and b item by item, then K."""
+    size = vectors.shape[1]
+    half = size * (size + 1) // 2
+    table = np.zeros((mine.n_items, half + size), dtype=np.int64)
+    total = np.zeros(half, dtype=np.int64)
+    users = mine.users
+    for start in range(0, mine.n_users, _BLOCK):
+        stop = min(start + _BLOCK, mine.n_users)
+        part = slice(mine.indptr[start], mine.indptr[stop])
+        own, every = round_share(vectors[start:stop], users[part] - start, weights[part])
+        _add(mine.items[part], own, table)
+        total += every.sum(axis=0)
+    return np.concatenate((table.ravel(), total))
+
+
+@njit(nogil=True, cache=True)
+def _add(items, own, table):
+    """Each entry to the row of its item."""
+    for e in range(len(own)):
+        row = table[items[e]]
+        for c in range(own.shape[1]):
+            row[c] += own[e, c]
+
+
+@dataclass(slots=True)
+class _Noise:
+    """The curator's noise: a fresh one for every sum."""
+
+    rng: Streams
+    told: int = 0
+
+    def added(self, sums: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
+        """Noisy sums, in units of a user's whole share."""
+        key = self.rng.words(np.arange(4, dtype=np.int64), 1).astype("<u8").tobytes()
+        noise = gaussian_noise(key, self.told, len(sums), sigma * STEPS)
+        self.told += 1
+        return (sums + noise) / STEPS
+
+
+# --- from sums to lists --------------------------------------------------------------------------
+
+
+def _within(train: Interactions, head: NDArray[np.int64]) -> tuple[Interactions, NDArray[np.bool_]]:
+    """The histories within the head, whose items are numbered anew, and which entries these are."""
+    place = np.full(train.n_items, -1, dtype=np.int32)
+    place[head] = np.arange(len(head), dtype=np.int32)
+    kept = place[train.items] >= 0
+    chosen = train.select(kept)
+    return replace(chosen, items=place[chosen.items], n_items=len(head), item_ids=None), kept
+
+
+def _units(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The same directions with length 1, or 0."""
+    wide = vectors.astype(np.float64)
+    length = np.linalg.norm(wide, axis=1, keepdims=True)
+    units: NDArray[np.float64] = np.divide(
+        wide, length, out=np.zeros_like(wide), where=length > 0.0
+    )
+    return units
+
+
+def _unpacked(packed: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Symmetric tables from their diagonals and √2 times what is above."""
+    first, second = np.triu_indices(size)
+    values = packed / np.where(first == second, 1.0, 2.0**0.5)
+    tables = np.zeros((len(packed), size, size))
+    tables[:, first, second] = values
+    tables[:, second, first] = values
+    return tables
+
+
+def _positive(tables: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest tables without negative eigenvalues."""
+    values, axes = np.linalg.eigh(tables)
+    near: NDArray[np.float64] = (axes * np.maximum(values, 0.0)[:, None, :]) @ axes.swapaxes(1, 2)
+    return near
+
+
+def _ranked(
+    vectors: NDArray[np.float32],
+    items: NDArray[np.float32],
+    head: NDArray[np.int64],
+    popular: NDArray[np.float64],
+) -> FactorScorer:
+    """The head by vectors, all other items below it by popularity."""
+    factors = np.zeros((len(popular), items.shape[1]), dtype=np.float32)
+    factors[head] = items
+    longest = [float(np.linalg.norm(rows, axis=1).max(initial=0.0)) for rows in (vectors, items)]
+    scale = float(np.abs(popular).max(initial=1.0))
+    bias = -longest[0] * longest[1] * 1.001 - 2.0 + popular / scale
+    bias[head] = 0.0
+    return FactorScorer(vectors, factors, bias.astype(np.float32))
