@@ -75,16 +75,36 @@ def test_what_does_not_stand_out_of_the_noise_counts_little():
 
 def test_factors_and_tables_add_up():
     rng = np.random.default_rng(1)
-    found = Prior(rng.random((3, 2), np.float32), rng.random((20, 2), np.float32))
+    trust = np.array([1.0, 2.0, 0.5], np.float32)
+    found = Prior(rng.random((3, 2), np.float32), rng.random((20, 2), np.float32), trust)
     plain = FactorScorer(
         rng.random((3, 4), np.float32), rng.random((20, 4), np.float32), np.zeros(20, np.float32)
     )
-    users = np.arange(3)
-    wanted = plain.scores(users) + 2.0 * scores(found)
+    users = np.array([2, 0, 1])
+    told, known_ = plain.scores(users), scores(found)[users]
+    wanted = told + 2.0 * trust[users, None] * known_
     assert found.added(plain, 2.0).scores(users) == pytest.approx(wanted, rel=1e-5)
     mixed = WithKnowledge(plain, found, 0.5).scores(users)
-    apart = [t / t.std(axis=1, keepdims=True) for t in (plain.scores(users), scores(found))]
-    assert mixed == pytest.approx(apart[0] + 0.5 * apart[1], rel=1e-4)
+    apart = [t / t.std(axis=1, keepdims=True) for t in (told, known_)]
+    assert mixed == pytest.approx(apart[0] + 0.5 * trust[users, None] * apart[1], rel=1e-4)
+
+
+def test_it_is_trusted_by_what_it_explains():
+    """Of somebody who keeps to one city, somebody in both, and somebody without any item."""
+    rows = list(range(8)), [0, 1, 2, 3, 10, 11, 12, 13], []
+    trust = prior(known(), of(*rows), np.ones(20)).trust
+    # Half of all choices are in her city: what she has gets twice its popularity, by 8 of 9.
+    assert trust[0] == pytest.approx((2 * 8 / 9) ** 4, rel=1e-2)
+    assert trust[1] == pytest.approx(1.0, abs=0.3)
+    assert trust[2] == 1.0
+
+
+def test_of_one_city_among_many_the_trust_stays_finite():
+    cells = (np.ones(2000), (np.arange(2000), np.arange(2000) // 10))
+    many = Knowledge({"city": csr_array(cells, shape=(2000, 200))})
+    found = prior(many, of(list(range(10)), n_items=2000), np.ones(2000))
+    assert np.isfinite(found.trust).all()
+    assert np.isfinite(scores(found)).all()
 
 
 def test_a_data_set_says_what_is_known_of_its_items():

@@ -50,6 +50,9 @@ TIMED = Rules(head_growth=6.6, noise_ridge=2.0, user_ridge=0.005)
 
 POPULARITY = 0.02
 """What an item's popularity weighs beside what her items say of it, both as parts of a profile."""
+KNOWLEDGE = 4.0
+"""What public knowledge weighs beside pairs, as a multiple of popularity, for a user of whose items
+it explains nothing; the more it explains, the more it weighs (`core.knowledge`)."""
 LEAST_FACTORS = 2
 """With fewer eigenvalues above e there is nothing but noise: one may be there by chance."""
 
@@ -73,13 +76,6 @@ def first_share(users: float, n_items: int, sigma: float) -> float:
     if told < max(200.0, 40.0 * n_items / max(users, 1.0)):
         return 1.0
     return max(0.1, 5.0 / math.sqrt(told))
-
-
-def prior_weight(factors: int) -> float:
-    """What public knowledge weighs beside pairs, as a multiple of popularity, by how many factors
-    have stood out of the noise. Chosen on the validation parts of MovieLens 1M, Foursquare Italy
-    and the town, from 1 to 30."""
-    return min(30.0, max(3.0, 300.0 / max(1, factors)))
 
 
 def head_size(count: float, sigma: float, n_items: int, least: int, most: int, rules: Rules) -> int:

@@ -285,12 +285,10 @@ class Gram(Contributing):
     def device_scorer_knowing(
         self, vectors: NDArray[np.float32], items: NDArray[np.float32], prior: Prior
     ) -> FactorScorer:
-        """The prior in the place of popularity. It weighs the more, the fewer factors have stood
-        out of the noise; without any it is all there is."""
+        """The prior in the place of popularity; without factors it is all there is."""
         scaled = items[:, FACTORS:] * items[:, SCALE, None]
         pairs = FactorScorer(vectors, scaled, np.zeros(len(items), dtype=np.float32))
-        found = int(np.count_nonzero(items[:, FACTORS:].any(axis=0)))
-        return prior.added(pairs, model.prior_weight(found))
+        return prior.added(pairs, model.KNOWLEDGE)
 
     def _sent_weights(self, history: Interactions) -> NDArray[np.float64]:
         """Of each entry in what is sent: more, the later it came."""
