@@ -26,8 +26,10 @@ import numpy as np
 import scipy.sparse as sp
 from numba import njit, uint64
 from numpy.typing import DTypeLike, NDArray
+from scipy.linalg import lapack
 
-from sottovoce.algorithms.gram.kernels import LARGEST_STEP, pairs_of, sum_pairs
+from sottovoce.algorithms.gram.kernels import LARGEST_STEP, sum_pairs
+from sottovoce.baselines.ease import inverse_gram
 from sottovoce.core.arrays import each, equal_spans
 from sottovoce.errors import WrongSum
 from sottovoce.experiment import load_benchmark
@@ -60,11 +62,12 @@ class Scale:
     turns: int
     turn_seconds: float
     gpu_users: int
+    ease_items: int
     targets: bool
 
 
-FULL = Scale((10_000, 100_000, 1_000_000), 200_000, 5, 0.3, 100_000_000, True)
-QUICK = Scale((2_000, 20_000, 100_000), 20_000, 2, 0.05, 1_000_000, False)
+FULL = Scale((10_000, 100_000, 1_000_000), 200_000, 5, 0.3, 100_000_000, 3_706, True)
+QUICK = Scale((2_000, 20_000, 100_000), 20_000, 2, 0.05, 1_000_000, 500, False)
 
 
 def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, Any]:
@@ -76,6 +79,7 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
     results = whole(users, scale, say)
     results += beside_scipy(users, scale, say)
     results += growth(users, scale, say)
+    results += ease_solve(users, scale, say)
     del users
     results += memory(scale, say)
     results += on_gpu(scale, say)
@@ -180,6 +184,41 @@ def beside_scipy(users: World, scale: Scale, say: Progress) -> list[dict[str, An
     ]  # fmt: skip
 
 
+def ease_solve(users: World, scale: Scale, say: Progress) -> list[dict[str, Any]]:
+    """EASE's inverse beside LAPACK's factor and inverse alone; both begin with a copy of the same
+    matrix, and LAPACK's leaves one half of the inverse out."""
+    n = scale.ease_items
+    say(f"EASE's solve, {n:,} items")
+    sums = sum_pairs(*first_of(users, 2_000), HEAD, THREADS)
+    counts = np.eye(n)
+    block = np.zeros((HEAD, HEAD))
+    block[np.triu_indices(HEAD, 1)] = sums[HEAD:] / 2.0**20
+    block += block.T + np.diag(sums[:HEAD] / 2.0**20)
+    for start in range(0, n, HEAD):
+        size = min(HEAD, n - start)
+        counts[start : start + size, start : start + size] = block[:size, :size]
+    columns = np.asfortranarray(counts)
+
+    def theirs() -> object:
+        root, _ = lapack.dpotrf(columns + np.eye(n), lower=1, overwrite_a=1)
+        return lapack.dpotri(root, lower=1, overwrite_c=1)[0]
+
+    def ours() -> object:
+        return inverse_gram(counts + np.eye(n), 0.0)
+
+    apart = np.abs(np.tril(np.asarray(ours())) - np.tril(np.asarray(theirs()))).max()
+    if apart > 1e-8:
+        raise WrongSum("EASE's inverse is not LAPACK's")
+    peer, own = fpl.in_turns([theirs, ours], scale, THREADS)
+    return [
+        fpl.row(f"LAPACK's dpotrf and dpotri, {n:,} items", peer, "s"),
+        fpl.row(
+            f"EASE's solve, {n:,} items", own, "s", peer="LAPACK alone", ratio=own / peer,
+            target=1.2 if scale.targets else None, at_most=True,
+        ),
+    ]  # fmt: skip
+
+
 def growth(users: World, scale: Scale, say: Progress) -> list[dict[str, Any]]:
     """Cost of a user as users multiply."""
     say(f"growth, {scale.rows[0]:,} to {scale.rows[-1]:,} users")
@@ -269,7 +308,7 @@ def checked(profiles: ResidentProfiles, sums: NDArray[np.int64]) -> None:
     rng = Streams.from_seed(3).child("trials").generator()
     for _ in range(TRIALS):
         r = rng.integers(0, WEIGHTS, profiles.size)
-        weight = pairs_of(np.arange(profiles.size), r, profiles.size)
+        weight = np.concatenate([r * r, np.outer(r, r)[~np.tri(len(r), dtype=bool)]])
         weight[profiles.size :] *= 2
         claimed = int(np.dot(weight.astype(object), sums.astype(object)))
         there = torch.from_numpy(r).to(profiles.place.device)

@@ -25,7 +25,9 @@ SMALL: dict[str, dict[str, int]] = {
     "item-knn": {"neighbors": 5},
     "bpr-mf": {"epochs": 3},
     "mf-np": {"embedding_size": 4, "epochs": 3},
+    "ials": {"embedding_size": 4, "epochs": 3},
     "dplcf": {"neighbors": 5},
+    "dpals": {"embedding_size": 3, "rounds": 2},
     "saros": {"epochs": 3},
     "mult-vae": {"hidden_size": 12, "embedding_size": 4, "epochs": 4, "threads": 1},
 }
@@ -43,7 +45,7 @@ def held(name: str) -> type[BaselineContract]:
 globals().update({f"Test_{name}": held(name) for name in BASELINES})
 
 
-@pytest.mark.parametrize("name", ["random", "bpr-mf", "mult-vae"])
+@pytest.mark.parametrize("name", ["random", "bpr-mf", "mult-vae", "dpals"])
 def test_another_stream_gives_other_scores(name: str, sparse: Interactions) -> None:
     users = np.arange(sparse.n_users)
     first, second = (
@@ -77,8 +79,8 @@ def test_progress_is_told(name: str, sparse: Interactions) -> None:
 def test_tables_know_them_in_their_order() -> None:
     titles = [kind.title for kind in BASELINES.values()]
     assert titles == [
-        *("Random", "Top-Pop", "User-kNN", "Item-kNN", "BPR-MF", "Mult-VAE", "MF-NP", "DPLCF"),
-        "SAROS",
+        *("Random", "Top-Pop", "User-kNN", "Item-kNN", "BPR-MF", "Mult-VAE", "MF-NP", "EASE"),
+        *("iALS", "DPLCF", "DP-ALS", "SAROS"),
     ]
 
 

@@ -17,6 +17,7 @@ from sottovoce.baselines import ItemKNN, UserKNN
 from sottovoce.baselines import knn as neighbors
 from sottovoce.baselines.knn import nearest_rows
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.recency import recency
 from sottovoce.errors import ConfigError
 from sottovoce.rng import Streams
 
@@ -77,6 +78,21 @@ def test_hand_computed_scores() -> None:
     np.testing.assert_allclose(
         item[0], [2 / sqrt(6), 2 / sqrt(6), 1 / sqrt(2), 1 / sqrt(3)], rtol=1e-6
     )
+
+
+def test_later_items_weigh_more_at_home(sparse: Interactions) -> None:
+    plain, late = (ItemKNN(5, memory=m).fit(sparse, RNG) for m in (0.0, 4.0))
+    table = np.zeros((sparse.n_users, sparse.n_items))
+    table[sparse.users, sparse.items] = recency(sparse, 4.0)
+    users = np.arange(sparse.n_users)
+    np.testing.assert_allclose(late.scores(users), table @ plain.right.toarray(), rtol=1e-6)
+    assert not np.allclose(late.scores(users), plain.scores(users))
+    timeless = interactions(table > 0)
+    np.testing.assert_array_equal(
+        ItemKNN(5, memory=4.0).fit(timeless, RNG).scores(users), plain.scores(users)
+    )
+    with pytest.raises(ConfigError, match="memory"):
+        ItemKNN(5, memory=-1.0)
 
 
 @pytest.mark.parametrize("wide", [1, 2])

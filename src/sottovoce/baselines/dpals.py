@@ -42,8 +42,10 @@ from sottovoce.baselines import ials
 from sottovoce.baselines.base import BASELINES, Baseline, Progress
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.interactions import Interactions
+from sottovoce.core.links import LEAST_SIGMA, MOST_SIGMA
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer, default_threads
+from sottovoce.errors import ConfigError
 from sottovoce.privacy.accountant import DELTA
 from sottovoce.privacy.central import gaussian_noise, noise_for
 from sottovoce.rng import Streams
@@ -105,6 +107,13 @@ class DPALS(Baseline):
         require_number("memory", self.memory, 0.0, 1e9, above=False)
         if self.threads is not None:
             require_whole("threads", self.threads, 1)
+        least, most = (bound / STEPS for bound in (LEAST_SIGMA, MOST_SIGMA))
+        if not all(least <= sigma <= most for sigma in self.sigmas()):
+            raise ConfigError(
+                f"epsilon = {self.epsilon:g} with delta = {self.delta:g} needs noise outside of "
+                f"[{least:.2g}, {most:.2g}], which cannot be drawn; take another epsilon, or fewer "
+                "rounds"
+            )
 
     def fit(
         self, train: Interactions, rng: Streams, progress: Progress | None = None

@@ -8,9 +8,9 @@ with P = (X'X + reg I)⁻¹,
 where v_ui weighs u's items at home: all alike, or the latest most (`memory`).
 
 A catalogue of more than `most_items` would need a table of n² numbers. There each item is regressed
-on its `neighbors` most related items alone, by the same equations: exactly EASE where these are all
-the others, and hardly worse where they are a hundred. Needs memory for n · `neighbors` numbers and
-for `MOST_PAIRS` counts: where there are more pairs, those that the fewest users have count as 0.
+on its `neighbors` most related items alone, of those that share a user with it: exactly EASE where
+these are all the others. It needs memory for n · `neighbors` numbers and for `MOST_PAIRS` counts;
+where there are more pairs, those that the fewest users have count as 0.
 """
 
 # Kernels carry no types (numba infers them).

@@ -1,7 +1,7 @@
 """The exact sum of what users contribute to the second round: Σ k k' over their whole steps k.
 
 A contribution is written as its diagonal (`size` numbers) followed by the upper triangle, a < b,
-row by row. `pairs_of` is the definition, one user at a time; `sum_pairs` is the sum over many.
+row by row (`core.contributions` is the definition, one user at a time).
 
 How the sum is made fast, and why that changes no result. A user with n places costs n² / 2
 additions to scattered numbers. Four of her rows are taken at a time, so that four additions share
@@ -31,16 +31,6 @@ LARGEST_STEP = 1024
 _ROOM = (1 << 32) - 1
 
 
-def pairs_of(
-    place: NDArray[np.integer], steps: NDArray[np.integer], size: int
-) -> NDArray[np.int64]:
-    """What one user contributes: k k', diagonal first, then the upper triangle row by row."""
-    k = np.zeros(size, dtype=np.int64)
-    k[place] = steps
-    square = np.outer(k, k)
-    return np.concatenate([np.diagonal(square), square[~np.tri(size, dtype=bool)]])
-
-
 def sum_pairs(
     indptr: NDArray[np.int64],
     place: NDArray[np.int32],
@@ -48,7 +38,7 @@ def sum_pairs(
     size: int,
     threads: int = 1,
 ) -> NDArray[np.int64]:
-    """The sum of `pairs_of` over all users, exactly, the same for any number of threads. User u has
+    """The sum of k k' over all users, exactly, the same for any number of threads. User u has
     steps[e] at place[e], ascending, for indptr[u] <= e < indptr[u + 1]. A thread takes 6 size²
     bytes of memory."""
     check_rows(indptr, len(place), len(steps))
