@@ -311,7 +311,8 @@ class Experiment:
         owner, where that matters."""
         algorithm, release, _ = self.cross_device()
         n_items = dataset.interactions.n_items
-        return algorithm.on_data(dataset.user_attributes, consent, n_items, release)
+        places = self.home.knowledge and bool(dataset.item_attributes)
+        return algorithm.on_data(dataset.user_attributes, consent, n_items, release, places)
 
     def prepared(self, dataset: Dataset | None = None) -> PreparedExperiment:
         """With these data, or those that it names, split, and the consent of their users."""

@@ -169,5 +169,6 @@ def test_few_users_spend_more_on_popularity_and_fewer_all():
     assert share(943, 1682, 8.06) == 1.0
     assert share(1353, 25_498, 2.23) == 1.0 > share(1353, 25_498, 0.653)
     assert share(0, 100, 1.0) == 1.0
+    assert share(1353, 25_498, 0.653, places=True) == 1.0 > share(12_000, 600, 1.19, places=True)
     many = [share(n, 2000, 2.0) for n in range(100, 20_000, 100)]
     assert (np.diff(many) <= 0).all()

@@ -94,7 +94,7 @@ def test_it_is_trusted_by_what_it_explains():
     rows = list(range(8)), [0, 1, 2, 3, 10, 11, 12, 13], []
     trust = prior(known(), of(*rows), np.ones(20)).trust
     # Half of all choices are in her city: what she has gets twice its popularity, by 8 of 9.
-    assert trust[0] == pytest.approx((2 * 8 / 9) ** 4, rel=1e-2)
+    assert trust[0] == pytest.approx((2 * 8 / 9) ** 2, rel=1e-2)
     assert trust[1] == pytest.approx(1.0, abs=0.3)
     assert trust[2] == 1.0
 
@@ -120,17 +120,27 @@ def test_a_data_set_says_what_is_known_of_its_items():
 
 def test_in_the_town_it_is_worth_more_than_popularity_and_costs_nothing():
     table = {
-        "algorithm": {"name": "gram"}, "town": {"residents": 400}, "seed": 3,
+        "algorithm": {"name": "gram", "popularity_share": 0.3}, "town": {"residents": 400},
         "consent": {"epsilon": 4.0}, "release": {"epsilon": 4.0}, "baselines": {"top-pop": {}},
+        "seed": 3,
     }  # fmt: skip
     plain = run_experiment(Experiment.from_table(table))
-    known_ = run_experiment(Experiment.from_table({**table, "home": {"knowledge": True}}))
+    home = {"knowledge": True}
+    known_ = run_experiment(Experiment.from_table({**table, "home": home}))
     for name in ("gram", "top-pop"):
         without, with_ = (run.evaluations[name].mean("P@10") for run in (plain, known_))
         assert with_ > 1.2 * without
     one, other = (run.federation for run in (plain, known_))
     assert np.array_equal(one.server.items, other.server.items)
     assert one.devices.ledger.totals == other.devices.ledger.totals
+    # With so few residents the district says more than pairs: by itself it asks for none.
+    alone = run_experiment(
+        Experiment.from_table({**table, "algorithm": {"name": "gram"}, "home": home})
+    )
+    totals = alone.federation.devices.ledger.totals
+    assert totals.releases == 400
+    assert totals.epsilon == pytest.approx(one.devices.ledger.totals.epsilon, rel=1e-6)
+    assert alone.evaluations["gram"].mean("P@10") > known_.evaluations["gram"].mean("P@10")
 
 
 def test_where_nothing_is_known_a_sentence_says_so(monkeypatch):

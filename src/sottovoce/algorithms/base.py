@@ -223,10 +223,16 @@ class AlgorithmSettings(Component, ABC):
         """Raises where a real federation cannot run it so."""
 
     def on_data(
-        self, attributes: Mapping[str, Labels], consent: Consent, n_items: int, release: Any
+        self,
+        attributes: Mapping[str, Labels],
+        consent: Consent,
+        n_items: int,
+        release: Any,
+        places: bool = False,
     ) -> tuple[Self, NDArray[np.int64] | None]:
         """The settings on data with these users and so many items, under this release, and what
-        each device knows of its owner, where that matters."""
+        each device knows of its owner, where that matters. `places`: devices use at home in which
+        place each item is."""
         return self, None
 
     @property

@@ -10,7 +10,7 @@ the part of all choices in g, by the public popularity. How far she keeps to eac
 explains her own items best, each left out in turn: some rounds of expectation and maximisation, on
 her device. So a kind that says nothing of her choices weighs nothing.
 
-Beside a model, the prior weighs the more, the better it explains her: exp(4 · gain), where the gain
+Beside a model, the prior weighs the more, the better it explains her: exp(2 · gain), where the gain
 is the mean logarithm of what multiplies the popularity of her items, each left out. It is near 0
 for genres of films and above 1 for the city that somebody lives in.
 
@@ -43,7 +43,7 @@ _LEAST = 1e-3
 """Of all choices, that a group has at least."""
 _MOST_THRESHOLD = 4.0
 """Standard deviations of noise that popularity is cut by at most."""
-_TRUST = 4.0
+_TRUST = 2.0
 """How much more the prior weighs by what it explains, and"""
 _MOST_TRUST = 12.0
 """up to which logarithm."""
@@ -158,7 +158,7 @@ class WithKnowledge:
 
     scorer: Scorer
     prior: Prior
-    weight: float = 0.1
+    weight: float = 0.2
 
     @property
     def n_items(self) -> int:

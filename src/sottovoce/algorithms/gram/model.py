@@ -67,13 +67,16 @@ class Fitted(NamedTuple):
     """s · count / `POPULARITY`."""
 
 
-def first_share(users: float, n_items: int, sigma: float) -> float:
+def first_share(users: float, n_items: int, sigma: float, places: bool = False) -> float:
     """The first round's share of 1/noise², to be fixed before it, by how many users are expected.
 
     With few of them, most of it goes into popularity, which chooses the head; with fewer, or where
-    an item has too few users for its pairs to be seen, all of it: pairs are not asked for."""
+    an item has too few users for its pairs to be seen, all of it: pairs are not asked for. Where
+    devices know in which place each item is (a city, a district), pairs have to tell more than
+    that before they pay."""
     told = users / sigma
-    if told < max(200.0, 40.0 * n_items / max(users, 1.0)):
+    least = 5000.0 if places else 200.0
+    if told < max(least, 40.0 * n_items / max(users, 1.0)):
         return 1.0
     return max(0.1, 5.0 / math.sqrt(told))
 

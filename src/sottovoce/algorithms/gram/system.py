@@ -96,12 +96,17 @@ class GramConfig(AlgorithmSettings):
         return len(self.shares)
 
     def on_data(
-        self, attributes: Mapping[str, Labels], consent: Consent, n_items: int, release: Any
+        self,
+        attributes: Mapping[str, Labels],
+        consent: Consent,
+        n_items: int,
+        release: Any,
+        places: bool = False,
     ) -> tuple[Self, None]:
         if self.popularity_share:
             return self, None
         users = int(np.count_nonzero(consent.takes_part))
-        share = model.first_share(users, n_items, release.sigma)
+        share = model.first_share(users, n_items, release.sigma, places)
         return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:

@@ -141,7 +141,12 @@ class UCConfig(UCOptions):
         return told
 
     def on_data(
-        self, attributes: Mapping[str, Labels], consent: Consent, n_items: int, release: Any
+        self,
+        attributes: Mapping[str, Labels],
+        consent: Consent,
+        n_items: int,
+        release: Any,
+        places: bool = False,
     ) -> tuple[UCConfig, NDArray[np.int64]]:
         settings = self.resolved(attributes, consent)
         return settings, settings.labels(attributes, len(consent))
