@@ -425,6 +425,8 @@ def _check_owned(table: Mapping[str, Any], choices: Sequence[Choice], reads: Seq
                 f"[{name}] is not for drift, whose users send every interaction, sealed, to the "
                 "owners of its item; leave it out"
             )
+    if "home" in table:
+        raise ConfigError("[home] is for devices, which recommend there; leave it out for drift")
     for choice in choices:
         asked = choice.asked() if choice.takes_part else []
         kept = [name for name in asked if name not in reads]

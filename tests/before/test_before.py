@@ -64,6 +64,14 @@ def renew(keys):
     ask("keys", "renew", keys)
 
 
+def still_there(lines, after):
+    """Whether each line is on record as it was; a later release may say more in it."""
+    return all(
+        any(all(other.get(key) == value for key, value in line.items()) for other in after)
+        for line in lines
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fixture_is_restored_as_it_was(name, here):
     """Of the tests themselves: what is put back is what was captured."""
@@ -309,7 +317,7 @@ def test_a_federation_goes_on_to_the_same_end(run, name, here):
     for store, lines in stores(name).items():
         after = exported(run / "services/devices" / store)
         lasting = [line for line in lines if line["kind"] not in ("budget", "spent", "vector")]
-        assert all(line in after for line in lasting), store
+        assert still_there(lasting, after), store
         sent = [line for line in after if line["kind"] == "report"]
         spent = [line for line in after if line["kind"] == "budget"]
         assert [line["round"] for line in sent] == ([*range(rounds)] if sent else [])
@@ -366,8 +374,8 @@ def test_the_owner_of_a_device_goes_on(run, here, name):
     assert ask("device", "import", store, here / "more.csv")["added"] == 1
     ask("device", "attributes", store, "age=25-34")
     after = exported(store)
-    assert all(line in after for line in kept)
-    new = [line for line in after if line not in before]
+    assert still_there(kept, after)
+    new = [line for line in after if not any(still_there([old], [line]) for old in before)]
     assert [line["kind"] for line in new] == ["interaction", "attribute", "choice"]
     assert new[-1]["share_positives"] == 0.25
     assert sum(line["kind"] == "report" for line in after) == 2
@@ -495,7 +503,7 @@ def test_flower_goes_on_to_the_same_end(here):
     for store, lines in content["exported"].items():
         after = exported(here / store)
         lasting = [line for line in lines if line["kind"] not in ("budget", "vector")]
-        assert all(line in after for line in lasting), store
+        assert still_there(lasting, after), store
 
 
 # --- backups --------------------------------------------------------------------------------------
@@ -521,7 +529,7 @@ def test_a_backup_is_put_back(name, here):
         lines = stores()["0000"]
         kept = [line for line in lines if line["kind"] != "vector"]
         after = exported(here / "lost")
-        assert all(line in after for line in kept)
+        assert still_there(kept, after)
         assert not [line for line in after if line["kind"] == "choice"][-1]["takes_part"]
     elif name == "user":
         told = fixture("drift_user_2")

@@ -134,6 +134,7 @@ def check_owner_data(experiment: Experiment, dataset: Dataset) -> None:
 class OwnersTopology(Topology):
     """A round of it is an epoch."""
 
+    dataset: Dataset
     split: Split
     held_out: Interactions
     """What those who take part did, liked or not."""
@@ -167,8 +168,9 @@ class OwnersTopology(Topology):
             )
         held_out = split.test.select(consent.takes_part[split.test.users])
         return cls(
-            judged, held_out, consent, world, facts, blocks, held_out_blocks(world, held_out),
-            experiment.evaluation.every_epochs, world.first_model(),
+            prepared.dataset, judged, held_out, consent, world, facts, blocks,
+            held_out_blocks(world, held_out), experiment.evaluation.every_epochs,
+            world.first_model(),
         )  # fmt: skip
 
     @property
