@@ -21,6 +21,7 @@ SHORT = {
     "fmf": ["algorithm.rounds=2"],
     "uc": ["algorithm.rounds=2"],
     "combined": ["algorithm.rounds=2"],
+    "gram": ["town.residents=1000"],
 }
 
 
