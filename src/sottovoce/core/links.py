@@ -250,7 +250,12 @@ class SecureSum(Link):
                 "link.noise is measured by link.clip, the largest norm of an update; set both"
             )
         if self.noise:
-            require_sigma(self.noise * self.clip * GRID)
+            require_sigma(self.sigma)
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise on a number of a sum, in steps of the grid."""
+        return self.noise * self.clip * GRID
 
     @property
     def summing(self) -> SecureSum:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import Words, sum_masks
-from sottovoce.core.messages import GRID, MaskSeeds, MaskSum
+from sottovoce.core.messages import MaskSeeds, MaskSum
 from sottovoce.errors import MessageError
 from sottovoce.privacy.central import Spans, noise_on
 
@@ -131,7 +131,7 @@ def noise_of(
     if spans is None:
         if not link.noise:
             return None
-        spans = ((numbers, link.noise * link.clip * GRID),)
+        spans = ((numbers, link.sigma),)
     if group is not None:  # so that no two sums, of whatever grouping, share their noise
         person, place = b"noise of a group", group.to_bytes(4, "little")
         noise_key = hashlib.blake2b(place, digest_size=32, key=noise_key, person=person).digest()
@@ -206,7 +206,7 @@ class Helper:
         """The largest standard deviation of the noise on a number of this round's sum."""
         spans = self._spans_of(round, numbers)
         if spans is None:
-            return self.link.noise * self.link.clip * GRID
+            return self.link.sigma
         return max(sigma for _, sigma in spans)
 
     def _spans_of(self, round: int, numbers: int) -> Spans | None:

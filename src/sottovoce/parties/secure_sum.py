@@ -91,7 +91,7 @@ class MaskedSum:
 def sum_limit(link: SecureSum, devices: int, largest: float, sigma: float | None = None) -> int:
     """The largest absolute value of a number in an honest sum, in steps of the grid; `sigma` is the
     standard deviation of the noise, if it is not the link's."""
-    sigma = link.noise * link.clip * GRID if sigma is None else sigma
+    sigma = link.sigma if sigma is None else sigma
     one = min(largest, link.clip * GRID) if link.clip else largest
     most = int(devices * one + _FURTHEST * sigma)
     if most >= 1 << 62:

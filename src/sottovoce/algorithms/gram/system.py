@@ -291,8 +291,8 @@ class Gram(Contributing):
         self, vectors: NDArray[np.float32], items: NDArray[np.float32], prior: Prior
     ) -> FactorScorer:
         """The prior in the place of popularity; without factors it is all there is."""
-        scaled = items[:, FACTORS:] * items[:, SCALE, None]
-        pairs = FactorScorer(vectors, scaled, np.zeros(len(items), dtype=np.float32))
+        nothing = np.zeros(len(items), dtype=np.float32)
+        pairs = replace(self.device_scorer(vectors, items), item_bias=nothing)
         return prior.added(pairs, model.KNOWLEDGE)
 
     def _sent_weights(self, history: Interactions) -> NDArray[np.float64]:
