@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from sottovoce.config import require_number
 from sottovoce.core.consent import Choice, Consent, affords
+from sottovoce.core.contributions import STEPS
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SUMMED, Link
 from sottovoce.errors import ConsentError
@@ -103,6 +104,10 @@ class OwnEpsilon(Release):
     def sigma(self) -> float:
         """Standard deviation of the noise of a whole period, for a sensitivity of 1."""
         return 1.0 / distance(self.epsilon, self.delta)
+
+    @property
+    def steps(self) -> int:
+        return STEPS
 
     def largest_value(self, draws: int) -> float:
         return 1.0

@@ -36,11 +36,11 @@ from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.kernels import sum_pairs
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Consent
-from sottovoce.core.contributions import PAIR_UNIT, Contributions, Profile, numbers_of, places_of
+from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
-from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports
+from sottovoce.core.messages import Aggregate, ModelView, SummedReports
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.data.dataset import Labels
@@ -205,7 +205,7 @@ class Gram(Contributing):
         if not isinstance(aggregate, SummedReports):
             raise MessageError("gram folds sums of contributions, not randomised reports")
         shape = self.report_shape(ModelView(aggregate.round, items))
-        sums = aggregate.dense(shape[0])[:, 0] / GRID
+        sums = aggregate.dense(shape[0])[:, 0] / STEPS
         items, memory = items.copy(), memory.copy()
         if self.stage(aggregate.round) == 0:
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
@@ -268,12 +268,10 @@ class Gram(Contributing):
             np.add.at(sums, made.place, made.steps)
             return sums
         if device == "cpu":
-            sums = sum_pairs(made.indptr, made.place, made.steps, made.size, threads)
-        else:
-            from sottovoce.algorithms.gram.torch_sums import sum_pairs_on
+            return sum_pairs(made.indptr, made.place, made.steps, made.size, threads)
+        from sottovoce.algorithms.gram.torch_sums import sum_pairs_on
 
-            sums = sum_pairs_on(made.indptr, made.place, made.steps, made.size, device)
-        return PAIR_UNIT * sums
+        return sum_pairs_on(made.indptr, made.place, made.steps, made.size, device)
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """Her items' factors, added up by what each weighs at home (a vector of norm 1)."""
