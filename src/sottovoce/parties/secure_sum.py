@@ -124,15 +124,28 @@ def sum_limit(link: SecureSum, devices: int, largest: float, sigma: float | None
     return most
 
 
+def most_devices(link: SecureSum, largest: float, sigma: float) -> int:
+    """For the sum of which a number has room."""
+    one = min(largest, link.clip * GRID) if link.clip else largest
+    room = (1 << ((link.bits or BITS[-1]) - 2)) - _FURTHEST * sigma
+    return int(room / one)
+
+
+def sigma_of(algorithm: FactorModel, release: Release, link: SecureSum) -> float:
+    """The largest standard deviation of the noise on a number of a sum, in its steps."""
+    own = release.contributing
+    if own is None:
+        return link.sigma
+    return own.sigma * release.steps / math.sqrt(min(cast(Contributing, algorithm).shares))
+
+
 def fitted(algorithm: FactorModel, release: Release, link: Link, draws: int, devices: int) -> Link:
     """The link with as few bits as a sum of so many devices needs, unless it says how many."""
     own, way = release.contributing, link.summing
     if way is None:
         return link
-    largest, sigma = release.largest_value(draws) * release.steps, way.sigma
-    if own is not None:
-        shares = cast(Contributing, algorithm).shares
-        sigma = own.sigma * release.steps / math.sqrt(min(shares))
+    largest = release.largest_value(draws) * release.steps
+    sigma = sigma_of(algorithm, release, way)
     # A search needs room for garbage to show (`open`); contributions are not searched.
     return _fitted(way, devices, largest, sigma, lenient=own is None)
 
