@@ -49,7 +49,8 @@ class Cohort(Redacted):
     """[n, attributes]: what the devices know of their owners, by class, -1 where they do not; a
     column for each attribute of the algorithm, nothing where it has none."""
     sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """In how many rounds each device has sent so far; none where it is not given."""
+    """In how many rounds each device has sent so far; none where it is not given. Of contributions:
+    in which stages of which period (`privacy.own_epsilon.mark_of`)."""
     items_named: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
     """Which items a name stands for, of the names in the records' `never_send`."""
     scratch: dict[str, Any] = field(default_factory=dict)
@@ -367,6 +368,10 @@ class FactorModel(ABC):
         rows, width = view.items.shape
         return rows, width
 
+    def after_given_up(self, round: int) -> int:
+        """The round that follows on one whose sum could not be read."""
+        return round + 1
+
     # --- server -----------------------------------------------------------------------------------
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
@@ -555,8 +560,9 @@ class Reporting(FactorModel):
 
 
 class Contributing(FactorModel):
-    """Devices add a vector of bounded norm to a sum, a few rounds, and a noisy sum is all that
-    anybody sees of them (`core.contributions`)."""
+    """Devices add a vector of bounded norm to a sum, and a noisy sum is all that anybody sees of
+    them (`core.contributions`). A *batch* is a round of each *stage*, a *period* has so many
+    batches, and a device is in each stage of a period once."""
 
     __slots__ = ()
     sends: ClassVar[Literal["rows", "bits", "contributions"]] = "contributions"
@@ -564,7 +570,28 @@ class Contributing(FactorModel):
     @property
     @abstractmethod
     def shares(self) -> tuple[float, ...]:
-        """How a period's ε is divided among its rounds: their shares of 1/noise², 1 in all."""
+        """How a period's ε is divided among its stages: their shares of 1/noise², 1 in all."""
+
+    @property
+    def batches(self) -> int:
+        """Of a period."""
+        return 1
+
+    def stage(self, round: int) -> int:
+        """Which one this round is of."""
+        return round % len(self.shares)
+
+    def batch(self, round: int) -> int:
+        """Which one of its period this round is of."""
+        return round // len(self.shares) % self.batches
+
+    def period(self, round: int) -> int:
+        """Which one this round is of."""
+        return round // (len(self.shares) * self.batches)
+
+    def after_given_up(self, round: int) -> int:
+        """The first round of the next batch: stages build on each other."""
+        return round - self.stage(round) + len(self.shares)
 
     @abstractmethod
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:

@@ -163,7 +163,7 @@ class SimulatedDevices(Devices):
         sums, what it books, or what its devices learn."""
         if self._held or type(self.algorithm).__module__.startswith(_OURS):
             return
-        some = self.willing()[:_HELD]
+        some = self.willing(view.round)[:_HELD]
         if not len(some):
             return
         self._held = True
@@ -236,7 +236,7 @@ class Simulation:
 
     def run(self) -> None:
         """Go on from the server's round to `rounds`."""
-        willing = self.devices.willing()
+        willing = self.devices.willing(self.server.round)
         # Where devices spend, each round looks anew at who may send.
         too_few = len(willing) < self.cohort_size and not self.devices.spends
         if self.proxy is None and (too_few or self.cohort_size < 1):
@@ -262,7 +262,7 @@ class Simulation:
         """Who is asked in this round, of those who were willing at the start: budgets may run out
         on the way."""
         if self.devices.spends:
-            willing = self.devices.willing()
+            willing = self.devices.willing(self.server.round)
         size = max(self.least, len(willing)) if self.least else self.cohort_size
         if self.shut_out:
             users = self.devices.cohort.users
@@ -364,7 +364,8 @@ class Simulation:
         if good:
             self.server.fold(self.server.add_sums(good))
         else:
-            self.server.round += 1  # given up: the next round begins from the same model
+            # Given up: the next round begins from the same model.
+            self.server.round = self.server.algorithm.after_given_up(view.round)
         if self.search is not None:
             spoiled = [one is None for one in opened]
             self.search, out = self.search.after(users, groups, spoiled)

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.base import Contributing, FactorModel
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import Words, sum_masks
 from sottovoce.core.messages import MaskSeeds, MaskSum
 from sottovoce.errors import MessageError
+from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import Spans, noise_on
 
 GROUPED_ROUNDS = 64
@@ -136,6 +138,20 @@ def noise_of(
         person, place = b"noise of a group", group.to_bytes(4, "little")
         noise_key = hashlib.blake2b(place, digest_size=32, key=noise_key, person=person).digest()
     return noise_on(spans, noise_key, round)
+
+
+def noise_spans(algorithm: FactorModel, release: Release) -> Callable[[int, int], Spans] | None:
+    """Of a round and its numbers: which noise they get; None where that is the link's to say."""
+    own = release.contributing
+    if own is None:
+        return None
+    contributing, unit = cast(Contributing, algorithm), own.sigma * release.steps
+
+    def spans(round: int, numbers: int) -> Spans:
+        found = contributing.noise_spans(round, numbers)
+        return tuple((many, each * unit) for many, each in found)
+
+    return spans
 
 
 class Helper:

@@ -36,11 +36,11 @@ from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.kernels import sum_pairs
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Consent
-from sottovoce.core.contributions import PAIR_UNIT, Contributions, Profile, numbers_of, places_of
+from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
-from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports
+from sottovoce.core.messages import Aggregate, ModelView, SummedReports
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.data.dataset import Labels
@@ -73,6 +73,8 @@ class GramConfig(AlgorithmSettings):
     """Fewest items in the head."""
     most_head: int = 1000
     """Most items in the head: a contribution has half as many numbers as its square."""
+    batches: int = 1
+    """Of a period: in how many groups users come, one after the other, each counted once."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
@@ -80,6 +82,7 @@ class GramConfig(AlgorithmSettings):
         require_number("popularity_share", self.popularity_share, 0.0, 1.0, above=False)
         require_whole("least_head", self.least_head, 2, 20_000)
         require_whole("most_head", self.most_head, self.least_head, 20_000)
+        require_whole("batches", self.batches, 1, 520)
 
     @property
     def width(self) -> int:
@@ -87,13 +90,14 @@ class GramConfig(AlgorithmSettings):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the rounds, in 1/noise²."""
+        """Of the stages, in 1/noise²."""
         first = self.popularity_share or FIRST_SHARE
         return (first, 1.0 - first) if first < 1.0 else (1.0,)
 
     @property
     def rounds(self) -> int:  # type: ignore[override]
-        return len(self.shares)
+        """Of a period."""
+        return len(self.shares) * self.batches
 
     def on_data(
         self,
@@ -159,6 +163,10 @@ class Gram(Contributing):
         return self.config.shares
 
     @property
+    def batches(self) -> int:
+        return self.config.batches
+
+    @property
     def refits(self) -> bool:
         return True
 
@@ -169,13 +177,14 @@ class Gram(Contributing):
     # --- what travels -----------------------------------------------------------------------------
 
     def report_shape(self, view: ModelView) -> tuple[int, int]:
-        if view.round == 0:
+        if self.stage(view.round) == 0:
             return len(view.items) + 1, 1
         return numbers_of(len(_head(view.items)), True), 1
 
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
-        each = 1.0 / math.sqrt(self.shares[round])
-        if round == 0:
+        stage = self.stage(round)
+        each = 1.0 / math.sqrt(self.shares[stage])
+        if stage == 0:
             return ((numbers, each),)
         # A pair stands once for its two places in a symmetric matrix.
         places = places_of(numbers)
@@ -196,15 +205,15 @@ class Gram(Contributing):
         if not isinstance(aggregate, SummedReports):
             raise MessageError("gram folds sums of contributions, not randomised reports")
         shape = self.report_shape(ModelView(aggregate.round, items))
-        sums = aggregate.dense(shape[0])[:, 0] / GRID
+        sums = aggregate.dense(shape[0])[:, 0] / STEPS
         items, memory = items.copy(), memory.copy()
-        if aggregate.round == 0:
+        if self.stage(aggregate.round) == 0:
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
             count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
             least, most = self.config.least_head, self.config.most_head
             size = model.head_size(count, self.sigma, len(q), least, most, self._rules)
             items[:, Q], memory[0, 0] = q, count
-            if self.config.rounds == 1:
+            if len(self.shares) == 1:
                 return items, memory
             items[model.choose_head(q, size), SCALE] = 1.0
             return items, memory
@@ -240,7 +249,7 @@ class Gram(Contributing):
             )
         history = cohort.history.take_users(rows)
         weights = self._sent_weights(history)
-        if view.round == 0:
+        if self.stage(view.round) == 0:
             return _with_count(history, _unit(history.indptr, weights))
         place = np.full(history.n_items, -1, dtype=np.int32)
         head = _head(view.items)
@@ -259,12 +268,10 @@ class Gram(Contributing):
             np.add.at(sums, made.place, made.steps)
             return sums
         if device == "cpu":
-            sums = sum_pairs(made.indptr, made.place, made.steps, made.size, threads)
-        else:
-            from sottovoce.algorithms.gram.torch_sums import sum_pairs_on
+            return sum_pairs(made.indptr, made.place, made.steps, made.size, threads)
+        from sottovoce.algorithms.gram.torch_sums import sum_pairs_on
 
-            sums = sum_pairs_on(made.indptr, made.place, made.steps, made.size, device)
-        return PAIR_UNIT * sums
+        return sum_pairs_on(made.indptr, made.place, made.steps, made.size, device)
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """Her items' factors, added up by what each weighs at home (a vector of norm 1)."""
