@@ -20,6 +20,7 @@ from sottovoce.core.knowledge import Prior, WithKnowledge
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.one_bit import ReportRule
+from sottovoce.core.quality import Quality
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.core.redacted import Redacted
 from sottovoce.data.dataset import Labels
@@ -343,6 +344,9 @@ class FactorModel(ABC):
     sums: ClassVar[bool] = False
     """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
     `device_report`), which gives what the definition gives."""
+    versioned: ClassVar[bool] = False
+    """Whether a server publishes models that are offered (`offers`), one version after the other,
+    and devices recommend by the published one. Otherwise by the newest."""
     config: Any
     """Its `AlgorithmSettings`."""
 
@@ -393,6 +397,15 @@ class FactorModel(ABC):
         after = items.copy()
         after[aggregate.item] += (aggregate.sums / GRID).astype(np.float32)
         return after, memory
+
+    def offers(self, round: int) -> bool:
+        """Whether the model after so many rounds is whole, so that devices may recommend by it."""
+        return True
+
+    def quality(self, memory: NDArray[np.float32]) -> Quality | None:
+        """How good the model is that is offered, by what its devices have said; None where they
+        were not asked."""
+        return None
 
     # --- device -----------------------------------------------------------------------------------
 
