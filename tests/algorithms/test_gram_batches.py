@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.algorithms.gram.sums import Sums
+from sottovoce.algorithms.gram.sums import RunningSums
 from sottovoce.algorithms.gram.system import FACTORS, SCALE, GramConfig, Q
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS, numbers_of
@@ -57,13 +57,13 @@ def told(round, sums):
 def test_running_sums_come_back_from_a_servers_memory(n, data):
     head = data.draw(st.lists(st.integers(0, n - 1), unique=True).map(sorted))
     rng = np.random.default_rng(n)
-    kept = Sums.empty(3, n)
+    kept = RunningSums.empty(3, n)
     kept.q, kept.count, kept.done = rng.integers(0, 99, n) / 4.0, 12.5, 2
     kept.move_head(np.array(head, dtype=np.int64))
     kept.add_pairs(rng.integers(-50, 99, numbers_of(len(head), True)) / 8.0)
     memory = kept.memory()
     assert (len(memory), memory.dtype) == (n, np.float32)
-    again = Sums.read(memory)
+    again = RunningSums.read(memory)
     assert (again.period, again.done, again.count) == (3, 2, 12.5)
     for name in ("q", "age", "pairs"):
         assert np.array_equal(getattr(again, name), getattr(kept, name))
@@ -72,7 +72,7 @@ def test_running_sums_come_back_from_a_servers_memory(n, data):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, unique=True).map(sorted), min_size=1))
 def test_a_pair_has_the_sums_since_both_items_are_in_the_head(heads):
-    kept, model = Sums.empty(0, 10), {}
+    kept, model = RunningSums.empty(0, 10), {}
     for turn, head in enumerate(heads):
         kept.move_head(np.array(head))
         pairs = [(i, i) for i in head] + [(i, j) for i in head for j in head if i < j]
@@ -229,7 +229,7 @@ def test_the_noise_on_the_popularity_of_a_year_is_what_the_algorithm_says():
         seen = tables(made, stops=(1, 7))
         each = made.server.algorithm.sigma / np.sqrt(0.3 * 0.9)
         for round, done in ((1, 1), (7, 4)):
-            q = Sums.read(seen[round][1]).q
+            q = RunningSums.read(seen[round][1]).q
             assert np.std(q) == pytest.approx(each * config.deviation(done), rel=0.05)
 
 
@@ -240,7 +240,7 @@ def test_a_new_period_begins_with_nothing_and_the_model_stays_until_its_pairs_ar
     sums = np.zeros(M + 1)
     sums[3], sums[-1] = 5.0, 3.0
     after, memory = algorithm.server_fold(items, made.server.memory, told(8, sums))
-    kept = Sums.read(memory)
+    kept = RunningSums.read(memory)
     assert (kept.period, kept.done) == (1, 1)
     assert not kept.pairs.any()
     assert kept.age.max() == 0

@@ -20,7 +20,7 @@ _HEADER = 3
 
 
 @dataclass(slots=True)
-class Sums:
+class RunningSums:
     """Of a period, as far as it has come."""
 
     period: int

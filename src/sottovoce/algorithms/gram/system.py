@@ -39,7 +39,7 @@ from scipy.sparse import csr_array
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Contributing, Schedule
 from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.kernels import sum_pairs
-from sottovoce.algorithms.gram.sums import Sums
+from sottovoce.algorithms.gram.sums import RunningSums
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
@@ -145,7 +145,13 @@ class GramConfig(AlgorithmSettings):
         return Gram(self, release.sigma)
 
     def check_terms(self) -> None:
-        raise ConfigError("gram runs in simulation alone by now")
+        if self.factorised:
+            raise ConfigError(
+                'noise = "factorised" runs in simulation alone by now; leave it "independent"'
+            )
+
+    def most_numbers(self, n_items: int) -> int:
+        return max(n_items + 1, numbers_of(min(self.most_head, n_items), True))
 
     def describe(self, plan: Schedule) -> str:
         return (
@@ -227,7 +233,7 @@ class Gram(Contributing):
         rounds = tuple(view.round - back * len(self.shares) for back in range(batch + 1))
         if self.stage(view.round) == 0:
             return Draws(rounds, (np.arange(n + 1),), (np.full(n + 1, batch),))
-        kept = Sums.read(memory)
+        kept = RunningSums.read(memory)
         head = kept.head
         first, second = np.triu_indices(len(head), 1)
         pairs = head[second] * (head[second] - 1) // 2 + head[first]
@@ -242,7 +248,7 @@ class Gram(Contributing):
         """The running sums; of a single batch, in its first place, how many users there are, each
         counted by her scale."""
         if self.batches > 1:
-            return Sums.empty(0, n_items).memory()
+            return RunningSums.empty(0, n_items).memory()
         return np.zeros((n_items, 1), dtype=np.float32)
 
     def server_fold(
@@ -280,9 +286,9 @@ class Gram(Contributing):
         sums: NDArray[np.float64],
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """One of several: what is published follows from the sums of all so far."""
-        kept, deviation = Sums.read(memory), self.config.deviation
+        kept, deviation = RunningSums.read(memory), self.config.deviation
         if kept.period != self.period(round):
-            kept = Sums.empty(self.period(round), len(items))
+            kept = RunningSums.empty(self.period(round), len(items))
         if self.stage(round) == 0:
             kept.q += sums[:-1] / math.sqrt(1.0 - COUNTED)
             kept.count += float(sums[-1]) / math.sqrt(COUNTED)
