@@ -254,7 +254,7 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
             experiment.on(dataset, devices.cohort.consent)[0],
             plan.triples,
             settings.release,
-            settings.link,
+            settings.link if federation.masker is None else federation.masker.link,
         ),
         rules=trial_rules(experiment.service, list(named), plan.devices),
         cohort_size=plan.cohort_size,
