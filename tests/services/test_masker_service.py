@@ -17,6 +17,7 @@ from secure_sum_world import (
     group_question,
     masker_folder,
     question,
+    summed_terms,
 )
 from server_world import ITEMS
 
@@ -38,6 +39,8 @@ from sottovoce.wire.masked import (
 from sottovoce.wire.terms import Terms
 
 NUMBERS = ITEMS * 5
+WIDE = summed_terms()
+"""Terms with numbers of 64 bits."""
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def devices():
 
 def told(got):
     assert got.status == 200, got.body
-    return decode_mask_sum(got.body)
+    return decode_mask_sum(got.body, WIDE)
 
 
 def refused(got, status, reason):
@@ -95,7 +98,7 @@ def test_the_same_set_gets_the_same_bytes_also_after_a_restart(tmp_path, devices
     with MaskerApp(folders.open_helper(folder.path)) as again:
         assert again.sums(ask).body == first.body
     exact = sum_masks([device.seed(4) for device in devices], NUMBERS)
-    assert np.array_equal(decode_mask_sum(first.body).masks, exact) == (not link)
+    assert np.array_equal(told(first).masks, exact) == (not link)
 
 
 def test_the_noise_is_that_of_its_own_terms(tmp_path, devices):
@@ -197,7 +200,9 @@ def test_only_the_server_may_ask(app, terms, devices, folder):
         refused(app.sums(ask, token=token), 401, "unknown_server")
     refused(app.ask("POST", "/v1/sums", ask), 401, "unknown_server")
     assert app.ask("GET", "/v1/sums").status == 405
-    assert app.ask("GET", "/v1/seeds").status == 404
+    refused(app.seeds(ask, token="no"), 401, "unknown_server")
+    refused(app.ask("POST", "/v1/seeds", ask), 401, "unknown_server")
+    assert app.ask("GET", "/v1/seeds").status == 405
 
 
 def test_malformed_questions_are_refused_and_never_break_it(app, terms, devices):

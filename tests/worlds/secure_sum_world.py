@@ -24,9 +24,11 @@ from sottovoce.rng import Streams
 from sottovoce.services.agent.client import Answer
 from sottovoce.services.helper import Answering, HelperApplication, HelperLimits
 from sottovoce.services.kit.application import Hosting
+from sottovoce.services.server.checks import most_summed
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
+from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
@@ -45,6 +47,8 @@ from sottovoce.wire.terms import Terms
 
 TOKEN = "cd" * 32
 LEAST = 3
+SUMS, SEEDS = "/v1/sums", "/v1/seeds"
+"""Addresses of the proxy."""
 NOISY = {"clip": 0.5, "noise": 1.5}
 
 
@@ -75,8 +79,11 @@ class MaskerApp(InProcess):
         hosting = Hosting(operator_token(self.folder.keys), self.tally, HelperLimits())
         return HelperApplication(hosting, Answering(self.folder), self.folder.introduction.token)
 
-    def sums(self, question, token=TOKEN):
-        return self.ask("POST", "/v1/sums", question, {"authorization": f"Bearer {token}"})
+    def sums(self, question, token=TOKEN, path=SUMS):
+        return self.ask("POST", path, question, {"authorization": f"Bearer {token}"})
+
+    def seeds(self, question, token=TOKEN):
+        return self.sums(question, token, SEEDS)
 
 
 class SeedKeeper:
@@ -133,7 +140,8 @@ class SummedWorld:
         self.plan = Plan(self.terms, cohort_size, rounds, root, quick_rules(**rules))
         self.database = Database.sqlite(path / "server.db")
         self.database.create()
-        self.time, self.asked, self.down, self.change = 1000.0, [], False, None
+        self.time, self.down, self.change = 1000.0, False, None
+        self.asked, self.seeds_asked, self.seeds_change = [], [], None
         self.keepers = [SeedKeeper() for _ in range(users)]
         self.devices = _devices(self.terms, users)
         self.proxy = MaskerApp(self.folder).__enter__()
@@ -155,14 +163,19 @@ class SummedWorld:
         self.proxy.__exit__()
         self.proxy = MaskerApp(self.folder).__enter__()
 
-    def ask(self, question):
-        """The server's line to the proxy; `change` is what somebody makes of the answer."""
+    def ask(self, question, path):
+        """The server's line to the proxy; `change` is what somebody makes of a sum, `seeds_change`
+        of what it says of seeds."""
         if self.down:
             raise Unreachable("no server answers")
-        self.asked.append(question)
-        got = self.proxy.sums(question)
+        asked, change = {
+            SUMS: (self.asked, self.change),
+            SEEDS: (self.seeds_asked, self.seeds_change),
+        }[path]
+        asked.append(question)
+        got = self.proxy.sums(question, path=path)
         told = Answer(got.status, "", got.body)
-        return told if self.change is None else self.change(told)
+        return told if change is None else change(told)
 
     def _enrol(self):
         tokens = [secrets.token_bytes(32) for _ in range(self.users)]
@@ -201,14 +214,10 @@ class SummedWorld:
             return records.refused(link)
 
     def bodies(self):
-        """What the server has of the open or closing round."""
+        """What the server has of the open or closing round and has not added up."""
         now = self.position()
         with self.database.reading() as link:
-            return {
-                number: body
-                for part in records.bodies(link, now.round, now.attempt)
-                for number, body in part
-            }
+            return dict(sums.bodies(link, now.round, now.attempt))
 
     def view(self):
         return ModelView(self.position().round, self.model())
@@ -220,8 +229,8 @@ class SummedWorld:
             values = self.plain(number, view)
         keeper.model = model_name(view.items)
         record = record or keeper.record(self.terms, now.round, now.attempt)
-        hidden = masked(values, keeper.seed(now.round, now.attempt))
-        return encode_masked(hidden, record, now.round, now.attempt)
+        hidden = masked(values, keeper.seed(now.round, now.attempt), self.terms.bits)
+        return encode_masked(self.terms, hidden, record, now.round, now.attempt)
 
     def plain(self, number, view=None):
         """What this device would send if the server could read it."""
@@ -239,7 +248,7 @@ class SummedWorld:
             for n, body in made
         ]
         with self.database.writing() as link:
-            return records.accept(link, batch)
+            return sums.accept(link, batch, most_summed(self.terms))
 
 
 def _devices(terms, users=USERS):
