@@ -209,11 +209,6 @@ def check_engine(options: RunOptions, federation: Federation, users: int) -> Non
     engine: Engine = options.engine
     if engine == "simulation":
         return
-    if federation.devices.contributes:
-        raise ConfigError(
-            f"{federation.server.algorithm.config.name} runs in simulation alone by now; leave it "
-            "on --engine simulation"
-        )
     if options.device != "cpu" or not options.kept:
         raise ConfigError(f"the {engine} engine needs --device cpu and a run folder")
     if engine == "flower":

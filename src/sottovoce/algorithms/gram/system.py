@@ -75,6 +75,8 @@ class GramConfig(AlgorithmSettings):
     """Most items in the head: a contribution has half as many numbers as its square."""
     batches: int = 1
     """Of a period: in how many groups users come, one after the other, each counted once."""
+    model_bits: int = 8
+    """Of each number that is published (`model.rounded`); 32: as it is."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
@@ -83,6 +85,7 @@ class GramConfig(AlgorithmSettings):
         require_whole("least_head", self.least_head, 2, 20_000)
         require_whole("most_head", self.most_head, self.least_head, 20_000)
         require_whole("batches", self.batches, 1, 520)
+        require_whole("model_bits", self.model_bits, 2, 32)
 
     @property
     def width(self) -> int:
@@ -200,6 +203,12 @@ class Gram(Contributing):
         return np.zeros((n_items, 1), dtype=np.float32)
 
     def server_fold(
+        self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        items, memory = self._folded(items, memory, aggregate)
+        return model.rounded(items, self.config.model_bits, FACTORS), memory
+
+    def _folded(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         if not isinstance(aggregate, SummedReports):
