@@ -54,7 +54,7 @@ NOISY = {"clip": 0.5, "noise": 1.5}
 
 def summed_terms(key="", **changes):
     url = changes.pop("url", "https://127.0.0.1:1")
-    link = SecureSum(**{"min_devices": LEAST, "url": url, "key": key, **changes})
+    link = SecureSum(**{"min_devices": LEAST, "url": url, "key": key, "bits": 64, **changes})
     settings = FPLConfig(embedding_size=4, triples=10)
     return Terms.of("little-town", ITEMS, settings, 10, ShareFraction(), link)
 
