@@ -198,7 +198,7 @@ def some_of(masked, seeds, kept):
 
 
 def open_sum(made, view, masked, seeds, *, masker=None):
-    total = MaskedSum(view.round, *view.items.shape, SUM, made.largest_value)
+    total = MaskedSum(view.round, *view.items.shape, made.masker.link, made.largest_value)
     total.add(masked)
     return total.open((masker or made.masker).sum_masks(seeds))
 
@@ -265,7 +265,7 @@ def opened_sums(kind, link):
     view, rows = made.server.publish(), made.devices.willing()
     reports = made.devices.report(view, rows)
     fresh = built(kind, link)
-    total = MaskedSum(0, *view.items.shape, link, fresh.largest_value)
+    total = MaskedSum(0, *view.items.shape, fresh.masker.link, fresh.largest_value)
     masked, seeds = fresh.devices.report_masked(view, rows)
     total.add(masked)
     opened = total.open(fresh.masker.sum_masks(seeds)).dense(len(view.items))

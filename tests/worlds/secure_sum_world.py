@@ -131,14 +131,24 @@ def group_question(terms, round, groups, group=0, attempt=0):
 class SummedWorld:
     """A server over a database, with a clock that is moved by hand and a proxy in this process."""
 
-    def __init__(self, path, *, rounds=3, cohort_size="all", link=None, users=USERS, **rules):
+    def __init__(
+        self,
+        path,
+        *,
+        rounds=3,
+        cohort_size="all",
+        link=None,
+        users=USERS,
+        database=None,
+        **rules,
+    ):
         self.users = users
         rules.setdefault("min_devices", users)
         self.path, self.folder = path, masker_folder(path / "masker", **(link or {}))
         self.terms = self.folder.introduction.terms
         root = Streams.from_seed(SEED).key
         self.plan = Plan(self.terms, cohort_size, rounds, root, quick_rules(**rules))
-        self.database = Database.sqlite(path / "server.db")
+        self.database = database or Database.sqlite(path / "server.db")
         self.database.create()
         self.time, self.down, self.change = 1000.0, False, None
         self.asked, self.seeds_asked, self.seeds_change = [], [], None
@@ -240,13 +250,23 @@ class SummedWorld:
         whole[reports.item] = reports.values
         return whole
 
-    def report(self, *numbers, **changes):
+    def kept(self):
+        """What is added up of the open or closing round: the sum, and whose sealed seeds."""
+        now = self.position()
+        with self.database.reading() as link:
+            total = sums.total(link, now.round, now.attempt)
+            return total, sums.seeds(link, now.round, now.attempt)
+
+    def submissions(self, *numbers, **changes):
         now, view = self.position(), self.view()
         made = [(n, self.body(n, now=now, view=view, **changes)) for n in numbers]
-        batch = [
+        return [
             records.Submission(now.round, now.attempt, n, records.mark_of(b"", body), body)
             for n, body in made
         ]
+
+    def report(self, *numbers, **changes):
+        batch = self.submissions(*numbers, **changes)
         with self.database.writing() as link:
             return sums.accept(link, batch, most_summed(self.terms))
 
