@@ -19,6 +19,7 @@ from sottovoce.stores import sums
 from sottovoce.stores.database import Database, submissions, summed_seeds, unsummed
 from sottovoce.stores.database import sums as sum_table
 from sottovoce.stores.stamps import STAMP_BYTES
+from sottovoce.wire.frames import MASK_SUM
 from sottovoce.wire.masked import SEALED_SEED_BYTES, decode_question, message_bytes
 
 SOME, PART = 40, 20
@@ -244,6 +245,16 @@ def test_what_a_helper_says_of_seeds_is_checked(world, said):
     assert here.bodies() == {}
     assert finish(here, *REST) == ["goal"]
     assert np.array_equal(here.model(), one_round())
+
+
+@pytest.mark.parametrize("bits", [48, 64])
+def test_a_helper_that_tells_a_sum_of_no_numbers_costs_the_round_and_not_the_server(world, bits):
+    here = world(rounds=2, link={"bits": bits})
+    here.change = lambda told: Answer(200, "", MASK_SUM.pack(0, SOME, 0))
+    assert finish(here, *EVERYONE) == ["wrong_sum", "opened"]
+    assert "another size" in here.events[0].trouble
+    here.change = None
+    assert finish(here, *EVERYONE) == ["goal"]
 
 
 def test_seeds_that_are_named_twice_are_left_out_once(world):
