@@ -77,7 +77,7 @@ def needs(settings, release, link, devices, draws=10):
     """The largest number that must be told from garbage."""
     algorithm = settings.build_under(release, link, draws)
     largest = release.largest_value(draws) * release.steps
-    most = sum_limit(link.with_bits(64), devices, largest, sigma_of(algorithm, release, link))
+    most = sum_limit(link.of_bits(64), devices, largest, sigma_of(algorithm, release, link))
     return most * (1 if release.contributing else LENIENT + 1)
 
 
@@ -94,7 +94,7 @@ def needs(settings, release, link, devices, draws=10):
 )
 def test_the_fewest_bits_that_have_room_are_taken(devices, how):
     found = fit(*how, devices)
-    assert found == how[2].with_bits(found.bits), "and nothing else changes"
+    assert found == how[2].of_bits(found.bits), "and nothing else changes"
     most = needs(*how, devices)
     fewer = [bits for bits in BITS if bits < found.bits]
     assert found.bits == 64 or most <= 1 << (found.bits - 2)

@@ -314,9 +314,6 @@ class SecureSum(Link):
             return (SUMMED,)
         return SUMMED, NOISY_SUMS if self.noise else OPEN_SUMS
 
-    def with_bits(self, bits: int) -> SecureSum:
-        return replace(self, bits=bits)
-
     def table(self) -> dict[str, Any]:
         """What was agreed to before there were groups has one sum a round, and 64 bits a number,
         and says nothing of it."""

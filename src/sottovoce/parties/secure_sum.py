@@ -155,10 +155,10 @@ def _fitted(
     if link.bits:
         sum_limit(link, devices, largest, sigma)  # raises where they are too few
         return link
-    most = sum_limit(link.with_bits(BITS[-1]), devices, largest, sigma)
+    most = sum_limit(link.of_bits(BITS[-1]), devices, largest, sigma)
     most *= LENIENT + 1 if lenient else 1
     enough = (bits for bits in BITS if most <= 1 << (bits - 2))
-    return link.with_bits(next(enough, BITS[-1]))
+    return link.of_bits(next(enough, BITS[-1]))
 
 
 def summed(round: int, sums: NDArray[np.int64], devices: int) -> SummedReports:
