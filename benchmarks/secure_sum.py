@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.links import SEALED_SEED_BYTES, SecureSum
-from sottovoce.core.masking import Words, masked
+from sottovoce.core.masking import masked
 from sottovoce.core.messages import GRID, MaskedReports, MaskSeeds, row_bytes
 from sottovoce.errors import WrongSum
 from sottovoce.parties.helper import Helper
@@ -142,7 +142,7 @@ def beside(
 # --- the round ------------------------------------------------------------------------------------
 
 
-def updates(scale: Scale) -> tuple[NDArray[np.int64], Words, list[bytes]]:
+def updates(scale: Scale) -> tuple[NDArray[np.int64], NDArray[np.uint64], list[bytes]]:
     """Different updates, [pool, items, width], the same masked, and the masks' seeds."""
     rng = Streams.from_seed(1).child("updates").generator()
     plain = np.zeros((scale.pool, scale.items, scale.width), dtype=np.int64)
@@ -150,8 +150,8 @@ def updates(scale: Scale) -> tuple[NDArray[np.int64], Words, list[bytes]]:
         rows = rng.choice(scale.items, min(ROWS_SENT, scale.items), replace=False)
         one[rows] = rng.integers(-int(GRID), int(GRID), (len(rows), scale.width))
     seeds = [rng.bytes(32) for _ in range(scale.pool)]
-    hidden: Words = np.stack([masked(one, seed) for one, seed in zip(plain, seeds, strict=True)])
-    return plain, hidden, seeds
+    hidden = np.stack([masked(one, seed) for one, seed in zip(plain, seeds, strict=True)])
+    return plain, hidden.astype(np.uint64), seeds
 
 
 def one_round(

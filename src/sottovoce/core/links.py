@@ -268,6 +268,10 @@ class SecureSum(Link):
     def summing(self) -> SecureSum:
         return self
 
+    def of_bits(self, bits: int) -> SecureSum:
+        """The same with numbers of so many."""
+        return replace(self, bits=bits)
+
     def message_bytes(
         self, rows: NDArray[np.int64], row_bytes: int, numbers: int
     ) -> NDArray[np.int64]:
