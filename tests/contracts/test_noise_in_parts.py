@@ -1,5 +1,5 @@
-"""Noise that devices add, each a part: in all ways of simulating, in what the server opens, and what
-the helper cannot do about it."""
+"""Noise that devices add, each a part: in all ways of simulating, in what the server opens, and in
+spite of the helper."""
 
 import numpy as np
 import pytest
@@ -79,5 +79,5 @@ def test_fewer_devices_than_parts_are_refused_beforehand():
     world = random_world(N, ITEMS, 600, seed=3)
     consent = Consent.uniform(np.arange(N), Choice(epsilon=4.0))
     release = OwnEpsilon(4.0, parts=PARTS + 1)
-    with pytest.raises(ConfigError, match="set link.min_devices"):
+    with pytest.raises(ConfigError, match="set link"):
         Federation.build(CONFIG, world, consent, release, Streams.from_seed(1), link=LINK)

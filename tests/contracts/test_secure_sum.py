@@ -122,7 +122,7 @@ def test_with_clipping_and_noise_masked_messages_and_sums_give_the_same_model(ki
 @pytest.mark.parametrize(("link", "number"), [(SUM, 8), (NOISY, 5)], ids=["64 bits", "40 bits"])
 def test_the_ledger_books_a_whole_model_and_a_sealed_seed_for_every_release(kind, link, number):
     """24 devices or fewer, whose updates are cut to 0.05 of the grid's 2²⁴ steps, add up to less
-    than 2²⁵ with noise, and to less than 2³⁸ with the room for a search: two of 40 bits are left."""
+    than 2²⁵ with noise, and to less than 2³⁸ with the room for a search: 40 bits."""
     written, _ = after(kind, link, written=True)
     summed, _ = after(kind, link, written=False)
     totals = written.devices.ledger.totals
@@ -243,8 +243,8 @@ def test_a_proxy_that_answers_wrongly_leaves_the_model_as_it_was(monkeypatch):
     made = built("fpl per item", SUM)
     before, right = made.server.items.copy(), Helper.sum_masks
 
-    def wrong(self, seeds, threads=1, numbers=None):
-        told = right(self, seeds, threads, numbers)
+    def wrong(self, seeds, threads=1, numbers=None, draws=None):
+        told = right(self, seeds, threads, numbers, draws)
         return replace(told, masks=told.masks + np.uint64(1 << 50))
 
     monkeypatch.setattr(Helper, "sum_masks", wrong)
