@@ -121,8 +121,8 @@ def test_with_clipping_and_noise_masked_messages_and_sums_give_the_same_model(ki
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("link", "number"), [(SUM, 8), (NOISY, 5)], ids=["64 bits", "40 bits"])
 def test_the_ledger_books_a_whole_model_and_a_sealed_seed_for_every_release(kind, link, number):
-    """24 devices or fewer, whose updates are cut to 0.05 of the grid's 2²⁴ steps, add up to less
-    than 2²⁵ with noise, and to less than 2³⁸ with the room for a search: two of 40 bits are left."""
+    """24 devices or fewer, whose updates are cut to 0.05 of the grid's 2^24 steps, add up to less
+    than 2^25 with noise; with the room for a search that is more than 2^30 and less than 2^38."""
     written, _ = after(kind, link, written=True)
     summed, _ = after(kind, link, written=False)
     totals = written.devices.ledger.totals
