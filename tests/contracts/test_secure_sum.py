@@ -243,8 +243,8 @@ def test_a_proxy_that_answers_wrongly_leaves_the_model_as_it_was(monkeypatch):
     made = built("fpl per item", SUM)
     before, right = made.server.items.copy(), Helper.sum_masks
 
-    def wrong(self, seeds, threads=1, numbers=None):
-        told = right(self, seeds, threads, numbers)
+    def wrong(self, seeds, *how):
+        told = right(self, seeds, *how)
         return replace(told, masks=told.masks + np.uint64(1 << 50))
 
     monkeypatch.setattr(Helper, "sum_masks", wrong)
