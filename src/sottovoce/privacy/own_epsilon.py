@@ -105,8 +105,14 @@ class OwnEpsilon(Release):
     sums with so many devices that keep to it, so that `link.min_devices` is no less; more devices
     make more noise than is needed."""
 
+    period_days: int = 0
+    """Days from a user's contribution to one period until she contributes to another, by the clock
+    of her device: however fast a server moves on, her ε is for so many days. 0: none. In simulation
+    there is no clock."""
+
     def __post_init__(self) -> None:
         require_whole("release.parts", self.parts, 0, 1 << 20)
+        require_whole("release.period_days", self.period_days, 0, 36_500)
         require_number("release.epsilon", self.epsilon, *EPSILONS, above=False)
         require_number("release.delta", self.delta, 1e-12, 1e-3, above=False)
 
