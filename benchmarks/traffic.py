@@ -42,6 +42,7 @@ from sottovoce.core.messages import row_bytes
 from sottovoce.data.sources import available
 from sottovoce.engines.processes import free_port
 from sottovoce.engines.trial import TrialWorld
+from sottovoce.errors import Stalled
 from sottovoce.experiment import Experiment
 from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.runs.federation import Federation
@@ -97,10 +98,15 @@ class Forwarder:
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self.target))
-                for source, sink, name in ((near, far, "up"), (far, near, "down")):
-                    threading.Thread(
-                        target=self._pass, args=(source, sink, name), daemon=True
-                    ).start()
+                threading.Thread(target=self._connect, args=(near, far), daemon=True).start()
+
+    def _connect(self, near: socket.socket, far: socket.socket) -> None:
+        """Until both sides have said all."""
+        with near, far:
+            back = threading.Thread(target=self._pass, args=(far, near, "down"), daemon=True)
+            back.start()
+            self._pass(near, far, "up")
+            back.join()
 
     def _pass(self, source: socket.socket, sink: socket.socket, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -345,7 +351,9 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "FCF over a secure sum": _FCF | _SUM,
     "FMF-LDP, rotated": _FMF,
 }
-EPSILONS = (1.0, 2.0, 8.0)
+EPSILONS = (0.5, 1.0, 2.0, 8.0)
+_PATIENCE = 100
+"""Visits until a report must have counted."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +395,7 @@ def _year(quick: bool, progress: Progress) -> Iterator[dict[str, Any]]:
         costs[name] = _training(name, data, sections, quick)
         yield costs[name].row([])
     peers = [costs[name] for name in ("FPL over a secure sum", "FPL as printed") if name in costs]
-    for epsilon in EPSILONS[:1] if quick else EPSILONS:
+    for epsilon in EPSILONS[1:2] if quick else EPSILONS:
         progress(f"a year of gram, ε = {epsilon:g}")
         yield _gram_year(data, epsilon).row(peers)
 
@@ -411,7 +419,7 @@ def _training(name: str, data: dict[str, Any], sections: dict[str, Any], quick: 
 
 def _accuracy(experiment: Experiment) -> tuple[float, NDArray[np.float32]]:
     """P@10 of a simulation, and its model."""
-    found = run_experiment(experiment)
+    found: Any = run_experiment(experiment)
     accuracy = float(found.evaluations[found.system].per_user("P@10").mean())
     return accuracy, found.federation.server.items
 
@@ -422,14 +430,13 @@ def _gram_year(data: dict[str, Any], epsilon: float) -> Cost:
         "consent": {"epsilon": epsilon}, **_SUM,
     }  # fmt: skip
     accuracy, table = _accuracy(_named(data, sections))
-    head = int(np.count_nonzero(table[:, SCALE]))
-    forced = {"name": "gram", "batches": VERSIONS, "least_head": head, "most_head": head}
+    head = int(np.count_nonzero(table[:, SCALE] > 0))
+    forced = {"name": "gram", "least_head": head, "most_head": head}
     experiment = _named(data, sections | {"algorithm": forced})
     prepared = experiment.prepared(experiment.dataset())
     federation = federation_of(prepared)
     world = _few(world_of(experiment, prepared.dataset, federation), federation, guests=1)
-    stages = len(world.terms.build().shares)
-    up, down = _counted(world, stages, table)
+    up, down = _counted(world, world.terms.algorithm.rounds, table)
     return Cost(f"a year of gram, ε = {epsilon:g}, {head} items with pairs", up, down, accuracy)
 
 
@@ -449,6 +456,9 @@ def _counted(
         for each in forwarders:
             each.start()
         place = Path(folder) / "services"
+        if world.terms.reporting is not None:  # the shuffler's address, before it is in the terms
+            (place / "proxy").mkdir(parents=True)
+            (place / "proxy" / "port").write_text(str(forwarders[1].port))
         trial = _CountedTrial(world, place, 0, reroute, table=table, between=forwarders[1])
         with trial.running():
             return asyncio.run(_tour(trial, forwarders, rounds))
@@ -463,8 +473,8 @@ class _CountedTrial(HttpsTrial):
 
     @property
     def first(self) -> int:
-        """The round it begins with: with a model, the second batch's."""
-        return 0 if self.table is None else len(self.world.terms.build().shares)
+        """The round it begins with: with a model, that of the next period."""
+        return 0 if self.table is None else self.world.terms.algorithm.rounds
 
     def _prepared(self) -> ServerFolder:
         made = HttpsTrial._prepared(self)
@@ -484,13 +494,6 @@ class _CountedTrial(HttpsTrial):
         port.write_text(str(self.between.target))
         HttpsTrial._start_shuffler(self, introduced)
 
-    def running(self) -> contextlib.AbstractContextManager[None]:
-        if self.world.terms.reporting is not None:
-            port = self.folder / "proxy" / "port"
-            port.parent.mkdir(parents=True)
-            port.write_text(str(self.between.port))
-        return HttpsTrial.running(self)
-
 
 async def _tour(
     trial: _CountedTrial, forwarders: list[Forwarder], rounds: int
@@ -498,12 +501,25 @@ async def _tour(
     url = f"https://127.0.0.1:{forwarders[0].port}"
     first, year = trial.first, trial.table is not None
 
-    async def visit(agent: Agent) -> NDArray[np.int64]:
+    async def visit(agent: Agent, whole: bool) -> NDArray[np.float64]:
+        if whole:
+            forget(agent)
         before = [each.counts() for each in forwarders]
         await agent.visit()
         await agent.rest()
         passed = [await each.since(b) for each, b in zip(forwarders, before, strict=True)]
-        return np.sum(passed, axis=0, dtype=np.int64)
+        both: NDArray[np.float64] = np.array(passed, dtype=np.float64).sum(axis=0)
+        return both
+
+    async def contribute(agent: Agent, whole: bool) -> NDArray[np.float64]:
+        """The first visit in which something left and counted."""
+        counted = agent.tally.counted
+        for _ in range(_PATIENCE):
+            passed = await visit(agent, whole)
+            if agent.tally.counted > counted:
+                return passed
+            await asyncio.sleep(0.1)
+        raise Stalled("a device's report did not count; there are no figures")
 
     def forget(agent: Agent) -> None:
         """As if it had no model of this federation: it gets a whole one."""
@@ -514,11 +530,14 @@ async def _tour(
     with contextlib.ExitStack() as stack:
         everyone = range(len(trial.world.cohort))
         stores = [stack.enter_context(CohortStore.open(trial.store(row))) for row in everyone]
-        agents = [Agent(store, server=url) for store in stores]
-        for agent in agents[:DEVICES]:  # to enrol is not part of a round
-            await agent.visit()
-            await agent.rest()
-        for agent in agents:  # nor is to learn the terms
+        agents = [Agent(store, server=url) for store in stores[:DEVICES]]
+        # For guests every visit is on another day, on which they look for a newer model.
+        clocks = [itertools.count(0.0, 1e6).__next__ for _ in stores[DEVICES:]]
+        guests = [
+            Agent(store, server=url, clock=clock)
+            for store, clock in zip(stores[DEVICES:], clocks, strict=True)
+        ]
+        for agent in [*agents, *guests]:  # to enrol, or to learn the terms, is not part of a round
             await agent.visit()
             await agent.rest()
         trial.operator().raise_target(first + rounds)
@@ -526,15 +545,12 @@ async def _tour(
         for round in range(first, first + rounds):
             while trial.round() < round or trial.operator().status()["state"] != "open":
                 await asyncio.sleep(0.05)
-            if year and round == first:
-                for agent in agents[DEVICES:]:
-                    forget(agent)
-                    other = other + await visit(agent)
-            for agent in agents[:DEVICES]:
-                if not year or round == first:
-                    forget(agent)
-                visits.append(await visit(agent))
-        for agent in agents:
+            if round == first:
+                for agent in guests:
+                    other += await visit(agent, True)
+            for agent in agents:
+                visits.append(await contribute(agent, not year or round == first))
+        for agent in [*agents, *guests]:
             await agent.close()
     mean = np.mean(visits, axis=0)
     if year:
