@@ -431,7 +431,7 @@ def _gram_year(data: dict[str, Any], epsilon: float) -> Cost:
     }  # fmt: skip
     accuracy, table = _accuracy(_named(data, sections))
     head = int(np.count_nonzero(table[:, SCALE] > 0))
-    forced = {"name": "gram", "least_head": head, "most_head": head}
+    forced = {"name": "gram", "least_head": max(2, head), "most_head": max(2, head)}
     experiment = _named(data, sections | {"algorithm": forced})
     prepared = experiment.prepared(experiment.dataset())
     federation = federation_of(prepared)
