@@ -14,6 +14,9 @@ the model too, follows from the two noisy sums alone (`model`). At home an item 
 q_j + (Σ v_i Y_i) · Y_j s_j, where v is the unit vector of what her items weigh there. That is
 nobody's business: new ones count at once, and those that are never sent count, too.
 
+With a `quality_share` there is a third round, in which devices say how good the model is on their
+latest items, which they keep out of both sums for that (`quality`).
+
 `recency=False`, or a history without times, weighs all items alike ("plain").
 
 What leaves, and what that costs: release "own-epsilon". McSherry and Mironov (2009) have released a
@@ -32,7 +35,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Contributing, Schedule
-from sottovoce.algorithms.gram import model
+from sottovoce.algorithms.gram import model, quality
 from sottovoce.algorithms.gram.kernels import sum_pairs
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Consent
@@ -41,6 +44,7 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports
+from sottovoce.core.quality import Quality
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.data.dataset import Labels
@@ -75,6 +79,11 @@ class GramConfig(AlgorithmSettings):
     """Most items in the head: a contribution has half as many numbers as its square."""
     batches: int = 1
     """Of a period: in how many groups users come, one after the other, each counted once."""
+    quality_share: float = 0.0
+    """What a last round has of 1/noise², in which devices say how good the model is on items that
+    they held out; the others share the rest. 0: there is none, and nothing is held out."""
+    held_out: float = 0.1
+    """Which part of her items, the latest, a user holds out then; at least one."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
@@ -83,6 +92,8 @@ class GramConfig(AlgorithmSettings):
         require_whole("least_head", self.least_head, 2, 20_000)
         require_whole("most_head", self.most_head, self.least_head, 20_000)
         require_whole("batches", self.batches, 1, 520)
+        require_number("quality_share", self.quality_share, 0.0, 0.9, above=False)
+        require_number("held_out", self.held_out, 0.0, 0.5, above=False)
 
     @property
     def width(self) -> int:
@@ -91,8 +102,9 @@ class GramConfig(AlgorithmSettings):
     @property
     def shares(self) -> tuple[float, ...]:
         """Of the stages, in 1/noise²."""
-        first = self.popularity_share or FIRST_SHARE
-        return (first, 1.0 - first) if first < 1.0 else (1.0,)
+        first, last = self.popularity_share or FIRST_SHARE, self.quality_share
+        learnt = (first, 1.0 - first) if first < 1.0 else (1.0,)
+        return (*((1.0 - last) * share for share in learnt), last) if last else learnt
 
     @property
     def rounds(self) -> int:  # type: ignore[override]
@@ -154,6 +166,7 @@ class Gram(Contributing):
     """Both halves of gram."""
 
     sums: ClassVar[bool] = True
+    versioned: ClassVar[bool] = True
     config: GramConfig
     sigma: float
     """Of the noise of a period, for a contribution of norm 1."""
@@ -174,9 +187,15 @@ class Gram(Contributing):
     def _rules(self) -> model.Rules:
         return model.TIMED if self.config.recency else model.PLAIN
 
+    def _asks(self, round: int) -> bool:
+        """Whether this round is about how good the model is."""
+        return bool(self.config.quality_share) and self.stage(round) == len(self.shares) - 1
+
     # --- what travels -----------------------------------------------------------------------------
 
     def report_shape(self, view: ModelView) -> tuple[int, int]:
+        if self._asks(view.round):
+            return quality.NUMBERS, 1
         if self.stage(view.round) == 0:
             return len(view.items) + 1, 1
         return numbers_of(len(_head(view.items)), True), 1
@@ -184,7 +203,7 @@ class Gram(Contributing):
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
         stage = self.stage(round)
         each = 1.0 / math.sqrt(self.shares[stage])
-        if stage == 0:
+        if stage == 0 or self._asks(round):
             return ((numbers, each),)
         # A pair stands once for its two places in a symmetric matrix.
         places = places_of(numbers)
@@ -196,8 +215,10 @@ class Gram(Contributing):
         return np.zeros((n_items, self.config.width), dtype=np.float32)
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
-        """In its first place, how many users there are, each counted by her scale."""
-        return np.zeros((n_items, 1), dtype=np.float32)
+        """In its first place, how many users there are, each counted by her scale; in the first
+        row's last places, where there is a round about quality, its sums."""
+        more = quality.NUMBERS if self.config.quality_share else 0
+        return np.zeros((n_items, 1 + more), dtype=np.float32)
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
@@ -207,13 +228,16 @@ class Gram(Contributing):
         shape = self.report_shape(ModelView(aggregate.round, items))
         sums = aggregate.dense(shape[0])[:, 0] / STEPS
         items, memory = items.copy(), memory.copy()
+        if self._asks(aggregate.round):
+            memory[0, -quality.NUMBERS :] = sums
+            return items, memory
         if self.stage(aggregate.round) == 0:
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
             count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
             least, most = self.config.least_head, self.config.most_head
             size = model.head_size(count, self.sigma, len(q), least, most, self._rules)
             items[:, Q], memory[0, 0] = q, count
-            if len(self.shares) == 1:
+            if self.config.popularity_share == 1.0:
                 return items, memory
             items[model.choose_head(q, size), SCALE] = 1.0
             return items, memory
@@ -232,6 +256,16 @@ class Gram(Contributing):
             items[head, FACTORS : FACTORS + factors.shape[1]] = factors
         return items, memory
 
+    def offers(self, round: int) -> bool:
+        """After the last round of a batch."""
+        return self.stage(round) == 0
+
+    def quality(self, memory: NDArray[np.float32]) -> Quality | None:
+        share = self.config.quality_share
+        if not share:
+            return None
+        return quality.quality_of(memory[0, -quality.NUMBERS :], self.sigma / math.sqrt(share))
+
     # --- device -----------------------------------------------------------------------------------
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
@@ -248,6 +282,10 @@ class Gram(Contributing):
                 f"know {cohort.history.n_items:,}"
             )
         history = cohort.history.take_users(rows)
+        if self.config.quality_share:
+            history, held = quality.parted(history, self.config.held_out)
+            if self._asks(view.round):
+                return quality.told(self._hits(view, history, held), held)
         weights = self._sent_weights(history)
         if self.stage(view.round) == 0:
             return _with_count(history, _unit(history.indptr, weights))
@@ -275,13 +313,30 @@ class Gram(Contributing):
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """Her items' factors, added up by what each weighs at home (a vector of norm 1)."""
-        history, factors = cohort.history, view.items[:, FACTORS:].astype(np.float64)
+        cohort.vectors = self._vectors(view.items, cohort.history)
+
+    def _vectors(self, items: NDArray[np.float32], history: Interactions) -> NDArray[np.float32]:
         memory = self.config.memory if self.config.recency else 0.0
         weights = _unit(history.indptr, recency(history, memory))
-        mine = csr_array(
-            (weights, history.items, history.indptr), shape=(len(cohort), history.n_items)
+        shape = history.n_users, history.n_items
+        mine = csr_array((weights, history.items, history.indptr), shape=shape)
+        found: NDArray[np.float32] = (mine @ items[:, FACTORS:].astype(np.float64)).astype(
+            np.float32
         )
-        cohort.vectors = (mine @ factors).astype(np.float32)
+        return found
+
+    def _hits(
+        self, view: ModelView, before: Interactions, held: Interactions
+    ) -> tuple[NDArray[np.bool_], ...]:
+        """By the model of the round, by the published one, and by popularity alone."""
+        popular = view.items.copy()
+        popular[:, SCALE:] = 0.0
+        # Where nothing else is published, the model of the round is compared with itself.
+        other = view.items if view.published is None else view.published
+        return tuple(
+            quality.hits(self.device_scorer(self._vectors(one, before), one), before, held)
+            for one in (view.items, other, popular)
+        )
 
     def device_scorer(
         self, vectors: NDArray[np.float32], items: NDArray[np.float32]
