@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from sottovoce.algorithms.gram.model import rounded
 from sottovoce.algorithms.gram.system import FACTORS, SCALE, Gram, GramConfig, Q
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS
@@ -98,6 +99,21 @@ def test_whole_runs_are_the_same_written_out_summed_and_on_more_threads():
         assert np.array_equal(vectors, found[0][1])
         order = [("round", "ascending"), ("user", "ascending")]
         assert ledger.sort_by(order).equals(found[0][2].sort_by(order))
+
+
+def test_what_is_published_is_rounded_and_its_head_is_that_of_the_exact_sums():
+    exact, made = federation(checkerboard(60, 20), model_bits=32), federation(checkerboard(60, 20))
+    for round in range(2):
+        for each in (exact, made):
+            sums = opened(each, round)
+            places = np.arange(len(sums), dtype=np.int32)
+            each.server.fold(SummedReports(round, places, sums[:, None], 60))
+        published, wanted = made.server.items, exact.server.items
+        assert np.array_equal(published[:, SCALE] > 0, wanted[:, SCALE] > 0)
+        assert np.array_equal(rounded(published, 8, FACTORS), published)
+        assert not np.array_equal(published, wanted)
+        assert np.all(np.abs(published - wanted) <= np.abs(wanted).max(axis=0) / 64)
+    assert np.any(published[:, FACTORS:])
 
 
 class Everything:

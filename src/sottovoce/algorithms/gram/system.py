@@ -84,6 +84,8 @@ class GramConfig(AlgorithmSettings):
     they held out; the others share the rest. 0: there is none, and nothing is held out."""
     held_out: float = 0.1
     """Which part of her items, the latest, a user holds out then; at least one."""
+    model_bits: int = 8
+    """Of each number that is published (`model.rounded`); 32: as it is."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
@@ -94,6 +96,7 @@ class GramConfig(AlgorithmSettings):
         require_whole("batches", self.batches, 1, 520)
         require_number("quality_share", self.quality_share, 0.0, 0.9, above=False)
         require_number("held_out", self.held_out, 0.0, 0.5, above=False)
+        require_whole("model_bits", self.model_bits, 2, 32)
 
     @property
     def width(self) -> int:
@@ -223,14 +226,23 @@ class Gram(Contributing):
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        if not isinstance(aggregate, SummedReports):
-            raise MessageError("gram folds sums of contributions, not randomised reports")
-        shape = self.report_shape(ModelView(aggregate.round, items))
-        sums = aggregate.dense(shape[0])[:, 0] / STEPS
-        items, memory = items.copy(), memory.copy()
         if self._asks(aggregate.round):
-            memory[0, -quality.NUMBERS :] = sums
-            return items, memory
+            return items, self._noted(memory, aggregate)
+        items, memory = self._folded(items, memory, aggregate)
+        return model.rounded(items, self.config.model_bits, FACTORS), memory
+
+    def _noted(self, memory: NDArray[np.float32], aggregate: Aggregate) -> NDArray[np.float32]:
+        """With what the devices say of the model, which stays as it is."""
+        after = memory.copy()
+        after[0, -quality.NUMBERS :] = _opened(aggregate, quality.NUMBERS)
+        return after
+
+    def _folded(
+        self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        shape = self.report_shape(ModelView(aggregate.round, items))
+        sums = _opened(aggregate, shape[0])
+        items, memory = items.copy(), memory.copy()
         if self.stage(aggregate.round) == 0:
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
             count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
@@ -364,6 +376,14 @@ class Gram(Contributing):
         many = np.repeat(history.counts, history.counts)
         weights: NDArray[np.float64] = np.sqrt((positions(history) + 1.0) / many)
         return weights
+
+
+def _opened(aggregate: Aggregate, numbers: int) -> NDArray[np.float64]:
+    """The numbers of a sum."""
+    if not isinstance(aggregate, SummedReports):
+        raise MessageError("gram folds sums of contributions, not randomised reports")
+    sums: NDArray[np.float64] = aggregate.dense(numbers)[:, 0] / STEPS
+    return sums
 
 
 def _head(items: NDArray[np.float32]) -> NDArray[np.int64]:
