@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,11 +105,16 @@ class Offered:
     """Why it was not published."""
     quality: Quality | None = None
 
-    @property
-    def table(self) -> dict[str, Any]:
-        """As a run keeps it."""
+    def to_table(self) -> dict[str, Any]:
+        """As it is kept and shown."""
         quality = None if self.quality is None else self.quality.to_table()
         return {"version": self.version, "held_back": self.held_back, "quality": quality}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        found = table.get("quality")
+        quality = None if found is None else Quality.from_table(found)
+        return cls(int(table["version"]), str(table["held_back"]), quality)
 
     @classmethod
     def of(
