@@ -243,6 +243,10 @@ class AlgorithmSettings(Component, ABC):
         asked."""
         return "all"
 
+    def most_numbers(self, n_items: int) -> int:
+        """Of a device's message in any round, where it has a number for each one of a sum."""
+        return self.model_rows(n_items) * self.width
+
     @property
     def vector_space(self) -> tuple[object, ...]:
         """What the numbers of a vector depend on, beside the shape of the model."""

@@ -33,7 +33,7 @@ from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, cut
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import Direct, Link, has_noise
-from sottovoce.core.masking import masked, seeds_from
+from sottovoce.core.masking import BITS, masked, no_words, seeds_from
 from sottovoce.core.messages import (
     BitReports,
     DeviceReports,
@@ -194,9 +194,10 @@ class Devices(Redacted):
         written = self._contributed(view, rows) if self.contributes else self._rows(view, rows)
         if seeds is None:
             seeds = tuple(seeds_from(self._noise, users, view.round))
-        hidden = np.empty((len(rows), shape[0] * shape[1]), dtype=np.uint64)
+        bits = self._link.summing.bits or BITS[-1]
+        hidden = no_words(len(rows) * shape[0] * shape[1], bits).reshape(len(rows), -1)
         for row, (whole, seed) in enumerate(zip(written, seeds, strict=True)):
-            hidden[row] = masked(whole, seed)
+            hidden[row] = masked(whole, seed, bits)
         return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)
 
     def _rows(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

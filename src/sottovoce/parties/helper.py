@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Contributing, FactorModel
 from sottovoce.core.links import SecureSum
-from sottovoce.core.masking import Words, sum_masks
+from sottovoce.core.masking import BITS, Words, sum_masks, words_of
 from sottovoce.core.messages import MaskSeeds, MaskSum
 from sottovoce.errors import MessageError
 from sottovoce.privacy.base import Release
@@ -115,9 +115,10 @@ def sum_told(
 ) -> Words:
     """What the server gets for these seeds: their masks, less the noise of the round, or of this
     group of it, which is thus in what it opens. The noise is a function of key, round and group."""
-    masks = sum_masks(seeds, numbers, threads)
+    bits = link.bits or BITS[-1]
+    masks = sum_masks(seeds, numbers, threads, bits)
     noise = noise_of(link, round, numbers, noise_key, group, spans)
-    return masks if noise is None else masks - noise.view(np.uint64)
+    return masks if noise is None else masks - words_of(noise, bits)
 
 
 def noise_of(
@@ -208,6 +209,7 @@ class Helper:
                 round,
                 len(group),
                 sum_told(link, round, group.seeds, many, key, threads, place, spans),
+                link.bits or BITS[-1],
             )
             for place, group in zip(places, groups, strict=True)
         ]

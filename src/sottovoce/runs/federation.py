@@ -24,6 +24,7 @@ from sottovoce.engines.simulation import SimulatedDevices, Simulation
 from sottovoce.errors import ConfigError
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.helper import Helper, noise_spans
+from sottovoce.parties.secure_sum import fitted
 from sottovoce.parties.server import NO_DEFENCE, Offered, Server
 from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
@@ -80,6 +81,7 @@ class Federation:
         willing = np.flatnonzero(consent.takes_part & able)
         plan = settings.plan(len(willing), int(train.counts[willing].sum()))
         algorithm = settings.build_under(release, way, plan.triples)
+        way = fitted(algorithm, release, way, plan.triples, plan.cohort_size)
         cohort.vectors = algorithm.device_init(users, rng)
         devices = SimulatedDevices.behind_door(algorithm, cohort, release, Ledger(), rng, link=way)
         proxy = None

@@ -39,8 +39,9 @@ VERSION = "version:"
 
 Numbers = NDArray[np.uint32]
 State = Literal["waiting", "open", "closing", "finished"]
-Decision = Literal["accepted", "replay", "second_submission", "late", "unknown_device"]
-"""What becomes of a submission; the device of an unknown one was shut out."""
+Decision = Literal["accepted", "replay", "second_submission", "late", "unknown_device", "busy"]
+"""What becomes of a submission; the device of an unknown one was shut out, and that of a busy one
+is to come again."""
 
 
 # Asked for many times a second: put together once.
@@ -281,10 +282,12 @@ def past_rounds(link: sa.Connection, last: int | None = None) -> list[PastRound]
 # --- submissions ----------------------------------------------------------------------------------
 
 
-def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
-    """Store those that count. Who joined takes no asked one's place: the round wants a report more.
-    Holds the round's row: processes that share a database take turns, and nothing comes in once a
-    round is closing."""
+def accept(
+    link: sa.Connection, batch: Sequence[Submission], *, bodies: bool = True
+) -> list[Decision]:
+    """Store those that count (without `bodies`: that they came). Who joined takes no asked one's
+    place: the round wants a report more. Holds the round's row: processes that share a database
+    take turns, and nothing comes in once a round is closing."""
     decisions: list[Decision] = ["late"] * len(batch)
     for round, attempt in sorted({(s.round, s.attempt) for s in batch}):
         place = {"at_round": round, "at_attempt": attempt}
@@ -313,7 +316,9 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
                         "attempt": attempt,
                         "number": s.number,
                         "mark": s.mark,
-                        "body": stamped(submissions.c.body, s.body, s.round, s.attempt, s.number),
+                        "body": stamped(submissions.c.body, s.body, s.round, s.attempt, s.number)
+                        if bodies
+                        else None,
                     }
                     for s in new
                 ],
@@ -361,7 +366,11 @@ def bodies(
     while True:
         rows = link.execute(
             sa.select(submissions.c.number, submissions.c.body)
-            .where(*_is(submissions, round, attempt), submissions.c.number > last)
+            .where(
+                *_is(submissions, round, attempt),
+                submissions.c.number > last,
+                submissions.c.body.is_not(None),
+            )
             .order_by(submissions.c.number)
             .limit(at_once)
         ).all()

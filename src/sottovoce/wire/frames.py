@@ -77,6 +77,8 @@ MASK_SUM = Frame(b"SVK1", "a sum of masks", "III")
 _MASK_QUESTION = "III32s32s"
 MASK_QUESTION = Frame(b"SVQ1", "a question for a sum of masks", _MASK_QUESTION)
 MASK_GROUPS = Frame(b"SVQ2", "a question for a group's sum of masks", _MASK_QUESTION)
+CONTRIBUTIONS = Frame(b"SVQ3", "a question for a sum of contributions' masks", f"{_MASK_QUESTION}I")
+"""The last: numbers of a contribution."""
 _MODEL = "IIIII"
 """Round, the round that changes are against, items, rows, columns."""
 MODEL = Frame(b"SVV1", "a model", _MODEL, former=MASKED)

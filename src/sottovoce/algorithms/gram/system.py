@@ -48,7 +48,7 @@ from sottovoce.core.quality import Quality
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.data.dataset import Labels
-from sottovoce.errors import ConfigError, DataError, MessageError
+from sottovoce.errors import DataError, MessageError
 from sottovoce.rng import Streams
 
 FIRST_SHARE = 0.1
@@ -131,8 +131,8 @@ class GramConfig(AlgorithmSettings):
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
         return Gram(self, release.sigma)
 
-    def check_terms(self) -> None:
-        raise ConfigError("gram runs in simulation alone by now")
+    def most_numbers(self, n_items: int) -> int:
+        return max(n_items + 1, numbers_of(min(self.most_head, n_items), True))
 
     def describe(self, plan: Schedule) -> str:
         return (

@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
 from sottovoce.errors import (
-    ConfigError,
     ConsentError,
     KeyTrouble,
     MessageError,
@@ -40,7 +39,7 @@ from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
-from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed
+from sottovoce.wire.masked import seal_masked
 from sottovoce.wire.reports import report_rows
 from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_of, prove, seal
 from sottovoce.wire.terms import Terms
@@ -564,12 +563,7 @@ class Agent(Reader):
         seeds: MaskSeeds,
     ) -> bytes:
         """A masked update with its seed, sealed to the proxy and signed by this device."""
-        link = terms.secure_sum
-        if link is None:
-            raise ConfigError("only a secure sum takes masked updates")
-        bound = binding(terms, reports.round, attempt, model_name(view.items))
-        record = seal_seed(seeds.seeds[0], self._signing_key(), link, bound)
-        return encode_masked(reports.masked[0], record, reports.round, attempt)
+        return seal_masked(terms, attempt, view, reports, seeds, self._signing_key())
 
     async def _signer(
         self, purpose: Purpose, round: int, attempt: int, nonce: bytes
