@@ -140,7 +140,14 @@ class DeviceTopology(Topology):
                 trial.advance(stop, run.trained)
                 state = trial.gather()
                 self.federation.restore(
-                    RunCheckpoint(state.round, state.items, state.vectors, Totals())
+                    RunCheckpoint(
+                        state.round,
+                        state.items,
+                        state.vectors,
+                        Totals(),
+                        published=state.published,
+                        offered=state.offered,
+                    )
                 )
                 if stop < rounds:
                     run.note(state.round)
