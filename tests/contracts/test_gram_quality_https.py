@@ -43,11 +43,11 @@ def kept(trial, row):
 
 
 def spoil(folder, round):
-    """The model of this round ranks what it would put first last."""
+    """The factors of this round's model are given to other items."""
     with contextlib.closing(folder.database()) as database, database.writing() as link:
         width = folder.plan.terms.width
         items, _ = records.model(link, round, width)
-        items[:, SCALE] *= -1
+        items[:, SCALE:] = np.random.default_rng(1).permutation(items[:, SCALE:])
         content = stamped(models.c["items"], items.astype("<f4").tobytes(), round)
         link.execute(sa.update(models).where(models.c.round == round).values(items=content))
 

@@ -9,10 +9,15 @@
 
 Round 0: a device tells its items, weighted, as one vector of norm 1, and that it is there (the
 count). Round 1: the products of all pairs of its head items. What is published after each is a
-table with a row for every item: q, the scale (0 outside the head), the factors. Everything else,
+table with a row for every item: q, the scale (above 0 in the head), the factors. Everything else,
 the model too, follows from the two noisy sums alone (`model`). At home an item scores
 q_j + (Σ v_i Y_i) · Y_j s_j, where v is the unit vector of what her items weigh there. That is
 nobody's business: new ones count at once, and those that are never sent count, too.
+
+With several batches both rounds are held for each, among those who have joined since. q and G are
+then the sums over all batches of the period so far (`sums`); the head is chosen anew in each, and
+until its pairs are in, the factors of the batch before stand: items that are about to leave the
+head have a scale below 0, of which devices take the size. A period begins with nothing.
 
 With a `quality_share` there is a third round, in which devices say how good the model is on their
 latest items, which they keep out of both sums for that (`quality`).
@@ -28,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +42,7 @@ from scipy.sparse import csr_array
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Contributing, Schedule
 from sottovoce.algorithms.gram import model, quality
 from sottovoce.algorithms.gram.kernels import sum_pairs
+from sottovoce.algorithms.gram.sums import RunningSums
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
@@ -47,14 +53,17 @@ from sottovoce.core.messages import Aggregate, ModelView, SummedReports
 from sottovoce.core.quality import Quality
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
+from sottovoce.core.running import Draws, deviation, draw_size
 from sottovoce.data.dataset import Labels
-from sottovoce.errors import DataError, MessageError
+from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.rng import Streams
 
 FIRST_SHARE = 0.1
 """What the first round has where nobody says how many users there are."""
 COUNTED = 0.1
 """The square of what the count has of round 0's norm."""
+_MOST_PAIRED = 90_000
+"""Items of which all pairs have a place among the draws of noise."""
 Q, SCALE, FACTORS = 0, 1, 2
 """Columns of the model: popularity, scale, and the first factor."""
 
@@ -84,6 +93,9 @@ class GramConfig(AlgorithmSettings):
     they held out; the others share the rest. 0: there is none, and nothing is held out."""
     held_out: float = 0.1
     """Which part of her items, the latest, a user holds out then; at least one."""
+    noise: Literal["independent", "factorised"] = "independent"
+    """Of several batches: whether each has noise of its own, or later ones take back most of what
+    earlier ones added (`core.running`), which pays at the end and costs at the beginning."""
     model_bits: int = 8
     """Of each number that is published (`model.rounded`); 32: as it is."""
 
@@ -96,6 +108,8 @@ class GramConfig(AlgorithmSettings):
         require_whole("batches", self.batches, 1, 520)
         require_number("quality_share", self.quality_share, 0.0, 0.9, above=False)
         require_number("held_out", self.held_out, 0.0, 0.5, above=False)
+        if self.noise not in ("independent", "factorised"):
+            raise ConfigError(f"noise is independent or factorised, not {self.noise!r}")
         require_whole("model_bits", self.model_bits, 2, 32)
 
     @property
@@ -114,6 +128,14 @@ class GramConfig(AlgorithmSettings):
         """Of a period."""
         return len(self.shares) * self.batches
 
+    @property
+    def factorised(self) -> bool:
+        return self.noise == "factorised" and self.batches > 1
+
+    def deviation(self, done: int) -> float:
+        """Of the noise on the sum of so many batches, where 1 is that of a single release."""
+        return deviation(done, self.batches, self.factorised)
+
     def on_data(
         self,
         attributes: Mapping[str, Labels],
@@ -125,11 +147,20 @@ class GramConfig(AlgorithmSettings):
         if self.popularity_share:
             return self, None
         users = int(np.count_nonzero(consent.takes_part))
-        share = model.first_share(users, n_items, release.sigma, places)
+        if self.factorised and n_items > _MOST_PAIRED:
+            raise ConfigError(f"factorised noise takes at most {_MOST_PAIRED:,} items")
+        sigma = release.sigma * self.deviation(self.batches)  # as it will be in the end
+        share = model.first_share(users, n_items, sigma, places)
         return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
         return Gram(self, release.sigma)
+
+    def check_terms(self) -> None:
+        if self.factorised:
+            raise ConfigError(
+                'noise = "factorised" runs in simulation alone by now; leave it "independent"'
+            )
 
     def most_numbers(self, n_items: int) -> int:
         return max(n_items + 1, numbers_of(min(self.most_head, n_items), True))
@@ -190,6 +221,10 @@ class Gram(Contributing):
     def _rules(self) -> model.Rules:
         return model.TIMED if self.config.recency else model.PLAIN
 
+    @property
+    def _has_pairs(self) -> bool:
+        return self.config.popularity_share != 1.0
+
     def _asks(self, round: int) -> bool:
         """Whether this round is about how good the model is."""
         return bool(self.config.quality_share) and self.stage(round) == len(self.shares) - 1
@@ -206,11 +241,28 @@ class Gram(Contributing):
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
         stage = self.stage(round)
         each = 1.0 / math.sqrt(self.shares[stage])
-        if stage == 0 or self._asks(round):
+        if self._asks(round):
+            return ((numbers, each),)
+        if self.config.factorised:
+            each *= draw_size(self.batches)
+        if stage == 0:
             return ((numbers, each),)
         # A pair stands once for its two places in a symmetric matrix.
         places = places_of(numbers)
         return (places, each), (numbers - places, each / math.sqrt(2.0))
+
+    def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
+        if not self.config.factorised or self._asks(view.round):
+            return None
+        batch, n = self.batch(view.round), len(view.items)
+        rounds = tuple(view.round - back * len(self.shares) for back in range(batch + 1))
+        if self.stage(view.round) == 0:
+            return Draws(rounds, (np.arange(n + 1),), (np.full(n + 1, batch),))
+        kept = RunningSums.read(self._parts(memory)[0])
+        head = kept.head
+        first, second = np.triu_indices(len(head), 1)
+        pairs = head[second] * (head[second] - 1) // 2 + head[first]
+        return Draws(rounds, (head, pairs), kept.pair_ages())
 
     # --- server -----------------------------------------------------------------------------------
 
@@ -218,24 +270,42 @@ class Gram(Contributing):
         return np.zeros((n_items, self.config.width), dtype=np.float32)
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
-        """In its first place, how many users there are, each counted by her scale; in the first
-        row's last places, where there is a round about quality, its sums."""
-        more = quality.NUMBERS if self.config.quality_share else 0
-        return np.zeros((n_items, 1 + more), dtype=np.float32)
+        """The running sums; of a single batch, in its first place, how many users there are, each
+        counted by her scale. Where there is a round about quality, its sums are in the first row's
+        last places."""
+        learnt = np.zeros((n_items, 1), dtype=np.float32)
+        if self.batches > 1:
+            learnt = RunningSums.empty(0, n_items).memory()
+        return self._beside(learnt, np.zeros((n_items, self._told), dtype=np.float32))
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        if self._asks(aggregate.round):
-            return items, self._noted(memory, aggregate)
-        items, memory = self._folded(items, memory, aggregate)
-        return model.rounded(items, self.config.model_bits, FACTORS), memory
+        learnt, told = self._parts(memory)
+        if self._asks(aggregate.round):  # of the model, which stays as it is
+            told = told.copy()
+            told[0] = _opened(aggregate, quality.NUMBERS)
+            return items, self._beside(learnt, told)
+        items, learnt = self._folded(items, learnt, aggregate)
+        items = model.rounded(items, self.config.model_bits, FACTORS)
+        return items, self._beside(learnt, told)
 
-    def _noted(self, memory: NDArray[np.float32], aggregate: Aggregate) -> NDArray[np.float32]:
-        """With what the devices say of the model, which stays as it is."""
-        after = memory.copy()
-        after[0, -quality.NUMBERS :] = _opened(aggregate, quality.NUMBERS)
-        return after
+    @property
+    def _told(self) -> int:
+        """Numbers of the memory for what devices say of the model."""
+        return quality.NUMBERS if self.config.quality_share else 0
+
+    def _parts(
+        self, memory: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What the model follows from, and what devices say of it."""
+        learnt = memory.shape[1] - self._told
+        return np.ascontiguousarray(memory[:, :learnt]), memory[:, learnt:]
+
+    def _beside(
+        self, learnt: NDArray[np.float32], told: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        return np.hstack([learnt, told]) if self._told else learnt
 
     def _folded(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
@@ -243,30 +313,69 @@ class Gram(Contributing):
         shape = self.report_shape(ModelView(aggregate.round, items))
         sums = _opened(aggregate, shape[0])
         items, memory = items.copy(), memory.copy()
+        if self.batches > 1:
+            return self._fold_batch(items, memory, aggregate.round, sums)
         if self.stage(aggregate.round) == 0:
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
             count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
-            least, most = self.config.least_head, self.config.most_head
-            size = model.head_size(count, self.sigma, len(q), least, most, self._rules)
             items[:, Q], memory[0, 0] = q, count
-            if self.config.popularity_share == 1.0:
-                return items, memory
-            items[model.choose_head(q, size), SCALE] = 1.0
+            if self._has_pairs:
+                size = self._head_size(count, self.sigma, len(q))
+                _announce(items, model.choose_head(q, size))
             return items, memory
+        self._learn(items, sums, self.sigma / math.sqrt(self.shares[1]), float(memory[0, 0]))
+        return items, memory
+
+    def _fold_batch(
+        self,
+        items: NDArray[np.float32],
+        memory: NDArray[np.float32],
+        round: int,
+        sums: NDArray[np.float64],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """One of several: what is published follows from the sums of all so far."""
+        kept, deviation = RunningSums.read(memory), self.config.deviation
+        if kept.period != self.period(round):
+            kept = RunningSums.empty(self.period(round), len(items))
+        if self.stage(round) == 0:
+            kept.q += sums[:-1] / math.sqrt(1.0 - COUNTED)
+            kept.count += float(sums[-1]) / math.sqrt(COUNTED)
+            kept.done += 1
+            items[:, Q] = kept.q
+            if self._has_pairs:
+                sigma = self.sigma * deviation(kept.done)
+                preferred, head = kept.q.copy(), kept.head
+                # Whatever leaves the head is lost: not for a difference that may be noise.
+                preferred[head] += sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+                size = self._head_size(max(kept.count, 0.0), sigma, len(items))
+                kept.move_head(model.choose_head(preferred, size))
+                _announce(items, kept.head)
+            return items, kept.memory()
+        kept.add_pairs(sums)
+        each = np.concatenate(kept.pair_ages())
+        oldest = int(each.max(initial=1))
+        # Brought to one size of noise, that of pairs which were there from the beginning.
+        known = np.array([1.0, *(deviation(age + 1) for age in range(oldest))])
+        level = kept.pairs * (known[oldest] / known[each])
+        noise = self.sigma / math.sqrt(self.shares[1]) * known[oldest]
+        self._learn(items, level, noise, max(kept.count, 0.0))
+        return items, kept.memory()
+
+    def _head_size(self, count: float, sigma: float, n_items: int) -> int:
+        least, most = self.config.least_head, self.config.most_head
+        return model.head_size(count, sigma, n_items, least, most, self._rules)
+
+    def _learn(
+        self, items: NDArray[np.float32], sums: NDArray[np.float64], noise: float, count: float
+    ) -> None:
+        """Put the model of the head's pairs into the table."""
         head = _head(items)
-        fitted = model.fit_pairs(
-            sums,
-            self.sigma / math.sqrt(self.shares[1]),
-            float(memory[0, 0]),
-            self._rules,
-            self.config.embedding_size,
-        )
+        fitted = model.fit_pairs(sums, noise, count, self._rules, self.config.embedding_size)
         items[:, SCALE:] = 0.0
         if fitted is not None:
             factors, scale = fitted
             items[head, SCALE] = scale
             items[head, FACTORS : FACTORS + factors.shape[1]] = factors
-        return items, memory
 
     def offers(self, round: int) -> bool:
         """After the last round of a batch."""
@@ -276,7 +385,7 @@ class Gram(Contributing):
         share = self.config.quality_share
         if not share:
             return None
-        return quality.quality_of(memory[0, -quality.NUMBERS :], self.sigma / math.sqrt(share))
+        return quality.quality_of(self._parts(memory)[1][0], self.sigma / math.sqrt(share))
 
     # --- device -----------------------------------------------------------------------------------
 
@@ -354,11 +463,12 @@ class Gram(Contributing):
         self, vectors: NDArray[np.float32], items: NDArray[np.float32]
     ) -> FactorScorer:
         """By popularity, and for items of the head by factors, which weigh much more."""
-        scaled = items[:, FACTORS:] * items[:, SCALE, None]
+        scaled = items[:, FACTORS:] * np.abs(items[:, SCALE, None])
         return FactorScorer(vectors, scaled, np.ascontiguousarray(items[:, Q]))
 
     def popularity(self, items: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
         noise = self.sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+        noise *= self.config.deviation(self.batches)
         return items[:, Q].astype(np.float64), noise
 
     def device_scorer_knowing(
@@ -389,6 +499,13 @@ def _opened(aggregate: Aggregate, numbers: int) -> NDArray[np.float64]:
 def _head(items: NDArray[np.float32]) -> NDArray[np.int64]:
     """Items whose pairs are summed, by the model that is published."""
     return np.flatnonzero(items[:, SCALE] > 0)
+
+
+def _announce(items: NDArray[np.float32], head: NDArray[np.int64]) -> None:
+    """Say which items have pairs from now on; factors stay in force for all that have some."""
+    size = np.abs(items[:, SCALE])
+    items[:, SCALE] = np.where(size > 0, -size, 0.0)
+    items[head, SCALE] = np.where(size[head] > 0, size[head], 1.0)
 
 
 def _unit(indptr: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
