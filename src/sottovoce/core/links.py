@@ -135,7 +135,7 @@ class Direct(Link):
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "server": {"DeviceReports": frozenset({"round", "sender", "item", "values"})},
-            "device": {"ModelView": frozenset({"round", "items"})},
+            "device": {"ModelView": frozenset({"round", "items", "published"})},
         }
     )
 
@@ -156,7 +156,7 @@ class Gateway:
                 ),
                 "SummedReports": frozenset({"round", "item", "sums", "devices"}),
             },
-            "gateway": {"ModelView": frozenset({"round", "items"})},
+            "gateway": {"ModelView": frozenset({"round", "items", "published"})},
         }
     )
 
@@ -184,7 +184,7 @@ class Proxied(Link):
         {
             "proxy": {"BitReports": frozenset({"round", "sender", "tier"})},
             "server": {"Batch": frozenset({"round", "tier", "devices", "reports"})},
-            "device": {"ModelView": frozenset({"round", "items"})},
+            "device": {"ModelView": frozenset({"round", "items", "published"})},
         }
     )
 
@@ -241,7 +241,7 @@ class SecureSum(Link):
                 "MaskSum": frozenset({"round", "devices", "masks", "bits"}),
             },
             "proxy": {"MaskSeeds": frozenset({"round", "sender", "seeds"})},
-            "device": {"ModelView": frozenset({"round", "items"})},
+            "device": {"ModelView": frozenset({"round", "items", "published"})},
         }
     )
 
@@ -283,6 +283,12 @@ class SecureSum(Link):
             raise ConfigError(
                 f"leave link.clip and link.noise out: {algorithm.name} has a bound and noise of "
                 "its own, by release.epsilon"
+            )
+        own = release.contributing
+        if own is not None and own.parts > self.min_devices:
+            raise ConfigError(
+                f"release.parts = {own.parts:,} parts of noise are the whole: set link.min_devices "
+                "to at least as many, or sums of fewer devices would have less"
             )
         if self.clip and release.clips:
             if not self.noise:

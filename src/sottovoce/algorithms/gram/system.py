@@ -154,7 +154,7 @@ class GramConfig(AlgorithmSettings):
         return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
-        return Gram(self, release.sigma)
+        return Gram(self, release.sigma, release.parts)
 
     def check_terms(self) -> None:
         if self.factorised:
@@ -204,6 +204,8 @@ class Gram(Contributing):
     config: GramConfig
     sigma: float
     """Of the noise of a period, for a contribution of norm 1."""
+    parts: int = 0
+    """Of which it is made up, where devices add it."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -258,7 +260,7 @@ class Gram(Contributing):
         rounds = tuple(view.round - back * len(self.shares) for back in range(batch + 1))
         if self.stage(view.round) == 0:
             return Draws(rounds, (np.arange(n + 1),), (np.full(n + 1, batch),))
-        kept = RunningSums.read(self._parts(memory)[0])
+        kept = RunningSums.read(self._split(memory)[0])
         head = kept.head
         first, second = np.triu_indices(len(head), 1)
         pairs = head[second] * (head[second] - 1) // 2 + head[first]
@@ -281,10 +283,16 @@ class Gram(Contributing):
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        learnt, told = self._parts(memory)
+        if self.parts and isinstance(aggregate, SummedReports):
+            # More devices than needed have made more noise; of batches, as if all were like this.
+            more = math.sqrt(max(1, aggregate.devices) / self.parts)
+            whole = replace(self, sigma=more * self.sigma, parts=0)
+            return whole.server_fold(items, memory, aggregate)
+        learnt, told = self._split(memory)
         if self._asks(aggregate.round):  # of the model, which stays as it is
             told = told.copy()
-            told[0] = _opened(aggregate, quality.NUMBERS)
+            told[0, :-1] = _opened(aggregate, quality.NUMBERS)
+            told[0, -1] = self.sigma / math.sqrt(self.config.quality_share)
             return items, self._beside(learnt, told)
         items, learnt = self._folded(items, learnt, aggregate)
         items = model.rounded(items, self.config.model_bits, FACTORS)
@@ -292,10 +300,10 @@ class Gram(Contributing):
 
     @property
     def _told(self) -> int:
-        """Numbers of the memory for what devices say of the model."""
-        return quality.NUMBERS if self.config.quality_share else 0
+        """Numbers of the memory for what devices say of the model: sums, and their noise."""
+        return quality.NUMBERS + 1 if self.config.quality_share else 0
 
-    def _parts(
+    def _split(
         self, memory: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What the model follows from, and what devices say of it."""
@@ -382,10 +390,10 @@ class Gram(Contributing):
         return self.stage(round) == 0
 
     def quality(self, memory: NDArray[np.float32]) -> Quality | None:
-        share = self.config.quality_share
-        if not share:
+        if not self._told:
             return None
-        return quality.quality_of(self._parts(memory)[1][0], self.sigma / math.sqrt(share))
+        sums = self._split(memory)[1][0]
+        return quality.quality_of(sums[:-1], float(sums[-1]))
 
     # --- device -----------------------------------------------------------------------------------
 
