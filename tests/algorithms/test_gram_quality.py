@@ -57,7 +57,7 @@ def by_hand(made, table, share):
     popular = server.items.copy()
     popular[:, SCALE:] = 0
     rates = []
-    for items in (server.items, server.publish().published, popular):
+    for items in (server.items, server.published.items, popular):
         cohort = replace(made.devices.cohort.take(np.arange(table.n_users)), history=before)
         algorithm.device_fit(ModelView(0, items), cohort, Streams.from_seed(0))
         lists, _ = top_n(
@@ -135,6 +135,7 @@ def test_the_exact_sums_say_the_true_rates(share):
     made.schedule = replace(made.schedule, rounds=2)
     made.run()
     assert made.server.round == 2
+    made.devices.cohort.published = made.server.published.items
     sums = made.devices.report_summed(made.server.publish(), made.devices.willing(2)).dense(6)
     found = quality.quality_of(sums[:, 0] / STEPS, 0.0)
     wanted = by_hand(made, WORLD, share)

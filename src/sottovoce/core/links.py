@@ -135,7 +135,7 @@ class Direct(Link):
     sees: ClassVar[Sight] = MappingProxyType(
         {
             "server": {"DeviceReports": frozenset({"round", "sender", "item", "values"})},
-            "device": {"ModelView": frozenset({"round", "items", "published"})},
+            "device": {"ModelView": frozenset({"round", "items"})},
         }
     )
 
@@ -156,7 +156,7 @@ class Gateway:
                 ),
                 "SummedReports": frozenset({"round", "item", "sums", "devices"}),
             },
-            "gateway": {"ModelView": frozenset({"round", "items", "published"})},
+            "gateway": {"ModelView": frozenset({"round", "items"})},
         }
     )
 
@@ -184,7 +184,7 @@ class Proxied(Link):
         {
             "proxy": {"BitReports": frozenset({"round", "sender", "tier"})},
             "server": {"Batch": frozenset({"round", "tier", "devices", "reports"})},
-            "device": {"ModelView": frozenset({"round", "items", "published"})},
+            "device": {"ModelView": frozenset({"round", "items"})},
         }
     )
 
@@ -241,7 +241,7 @@ class SecureSum(Link):
                 "MaskSum": frozenset({"round", "devices", "masks", "bits"}),
             },
             "proxy": {"MaskSeeds": frozenset({"round", "sender", "seeds"})},
-            "device": {"ModelView": frozenset({"round", "items", "published"})},
+            "device": {"ModelView": frozenset({"round", "items"})},
         }
     )
 

@@ -34,8 +34,6 @@ class ModelView:
 
     round: int
     items: NDArray[np.float32]
-    published: NDArray[np.float32] | None = None
-    """The version by which devices recommend, where that is another one and they know it."""
 
     def __repr__(self) -> str:
         return f"<ModelView round={self.round} items={self.items.shape}>"

@@ -169,8 +169,7 @@ class Server:
 
     def publish(self) -> ModelView:
         """The model to learn from."""
-        other = self.published
-        return ModelView(self.round, self.items, None if other is None else other.items)
+        return ModelView(self.round, self.items)
 
     @property
     def recommending(self) -> ModelView:

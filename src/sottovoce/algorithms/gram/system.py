@@ -414,7 +414,7 @@ class Gram(Contributing):
         if self.config.quality_share:
             history, held = quality.parted(history, self.config.held_out)
             if self._asks(view.round):
-                return quality.told(self._hits(view, history, held), held)
+                return quality.told(self._hits(view.items, cohort.published, history, held), held)
         weights = self._sent_weights(history)
         if self.stage(view.round) == 0:
             return _with_count(history, _unit(history.indptr, weights))
@@ -455,16 +455,20 @@ class Gram(Contributing):
         return found
 
     def _hits(
-        self, view: ModelView, before: Interactions, held: Interactions
+        self,
+        items: NDArray[np.float32],
+        published: NDArray[np.float32] | None,
+        before: Interactions,
+        held: Interactions,
     ) -> tuple[NDArray[np.bool_], ...]:
         """By the model of the round, by the published one, and by popularity alone."""
-        popular = view.items.copy()
+        popular = items.copy()
         popular[:, SCALE:] = 0.0
-        # Where nothing else is published, the model of the round is compared with itself.
-        other = view.items if view.published is None else view.published
+        # Where no other is known, the model of the round is compared with itself.
+        other = items if published is None or published.shape != items.shape else published
         return tuple(
             quality.hits(self.device_scorer(self._vectors(one, before), one), before, held)
-            for one in (view.items, other, popular)
+            for one in (items, other, popular)
         )
 
     def device_scorer(

@@ -176,12 +176,11 @@ class Reader(Loop):
         that stays in the store, and this one is not kept."""
         if now.published in (None, now.model):
             return await self._keep(now.model, terms)
-        kept = await self._aside(self.hosted.model)
         if self._learning is None or self._learning.round != now.model:
             self._learning = None
+            kept = await self._aside(self.hosted.model)
             self._learning = await self._fetch(now.model, terms, kept)
-        known = kept is not None and kept.round == now.published
-        return ModelView(now.model, self._learning.items, kept.items if known and kept else None)
+        return self._learning
 
     async def _keep(self, round: int, terms: Terms) -> ModelView:
         """The published model, in the store."""
