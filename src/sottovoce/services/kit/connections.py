@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ipaddress
 import resource
+import select
 import selectors
 import socket
 import ssl
@@ -261,9 +262,7 @@ class PeerAddress:
 class Visitor:
     """One connection, from when it is accepted until it is closed."""
 
-    __slots__ = (
-        *("extra", "looks", "protocol", "sender", "since", "sock", "stage", "task"),
-    )
+    __slots__ = ("extra", "looks", "protocol", "sender", "since", "sock", "stage", "task")
 
     def __init__(self, sock: socket.socket, sender: PeerAddress, extra: bool) -> None:
         self.sock, self.sender, self.extra = sock, sender, extra
@@ -350,6 +349,8 @@ class Acceptor:
         self._turn, self._begun = 0.0, 0
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(listener, self._accept)
+        self._knocking = select.poll()
+        self._knocking.register(listener, select.POLLIN)
         # The silent have a selector of their own: for the event loop each of them would be as much
         # as a connection.
         self._silent = selectors.DefaultSelector()
@@ -386,6 +387,8 @@ class Acceptor:
                 self._loop.call_later(_PAUSE, self._go_on)
                 return
             self._admit(sock, address[0])
+            if not self._knocking.poll(0):  # to be told so by an error costs as much as all of this
+                return
 
     def _go_on(self) -> None:
         if self._listener.fileno() >= 0:
