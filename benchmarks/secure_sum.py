@@ -151,7 +151,7 @@ def updates(scale: Scale) -> tuple[NDArray[np.int64], NDArray[np.uint64], list[b
         one[rows] = rng.integers(-int(GRID), int(GRID), (len(rows), scale.width))
     seeds = [rng.bytes(32) for _ in range(scale.pool)]
     hidden = np.stack([masked(one, seed) for one, seed in zip(plain, seeds, strict=True)])
-    return plain, hidden, seeds
+    return plain, hidden.astype(np.uint64), seeds
 
 
 def one_round(

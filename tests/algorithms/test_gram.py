@@ -6,11 +6,13 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from sottovoce.algorithms.gram.model import rounded
 from sottovoce.algorithms.gram.system import FACTORS, SCALE, Gram, GramConfig, Q
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.contributions import STEPS
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SecureSum
-from sottovoce.core.messages import GRID, ModelView, SummedReports
+from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.core.recommender import top_n
 from sottovoce.errors import ConfigError, ConsentError, DataError
 from sottovoce.experiment import Experiment
@@ -53,7 +55,7 @@ def opened(made, round=0):
 def test_the_sums_are_those_of_the_specification(recency):
     table = timed(WORLD)
     made = federation(table, recency=recency)
-    first = opened(made) / GRID
+    first = opened(made) / STEPS
     wanted, profiles = np.zeros(25), []
     for user in range(60):
         span = slice(table.indptr[user], table.indptr[user + 1])
@@ -64,12 +66,12 @@ def test_the_sums_are_those_of_the_specification(recency):
         dense[table.items[span]] = weights
         profiles.append(dense)
         wanted += dense / np.linalg.norm(dense)
-    assert first[:-1] == pytest.approx(np.sqrt(0.9) * wanted, abs=60 / GRID)
-    assert first[-1] == pytest.approx(np.sqrt(0.1) * 60, abs=60 / GRID)
+    assert first[:-1] == pytest.approx(np.sqrt(0.9) * wanted, abs=60 / STEPS)
+    assert first[-1] == pytest.approx(np.sqrt(0.1) * 60, abs=60 / STEPS)
     made.server.fold(SummedReports(0, np.arange(26, dtype=np.int32), _steps(first), 60))
     head = np.flatnonzero(made.server.items[:, SCALE])
     assert set(head) == set(np.argsort(-made.server.items[:, Q], kind="stable")[: len(head)])
-    second = opened(made, 1) / GRID
+    second = opened(made, 1) / STEPS
     gram = np.zeros((len(head), len(head)))
     for dense in profiles:
         x = dense[head]
@@ -83,7 +85,7 @@ def test_the_sums_are_those_of_the_specification(recency):
 
 
 def _steps(values):
-    return np.round(values * GRID).astype(np.int64)[:, None]
+    return np.round(values * STEPS).astype(np.int64)[:, None]
 
 
 def test_whole_runs_are_the_same_written_out_summed_and_on_more_threads():
@@ -97,6 +99,21 @@ def test_whole_runs_are_the_same_written_out_summed_and_on_more_threads():
         assert np.array_equal(vectors, found[0][1])
         order = [("round", "ascending"), ("user", "ascending")]
         assert ledger.sort_by(order).equals(found[0][2].sort_by(order))
+
+
+def test_what_is_published_is_rounded_and_its_head_is_that_of_the_exact_sums():
+    exact, made = federation(checkerboard(60, 20), model_bits=32), federation(checkerboard(60, 20))
+    for round in range(2):
+        for each in (exact, made):
+            sums = opened(each, round)
+            places = np.arange(len(sums), dtype=np.int32)
+            each.server.fold(SummedReports(round, places, sums[:, None], 60))
+        published, wanted = made.server.items, exact.server.items
+        assert np.array_equal(published[:, SCALE] > 0, wanted[:, SCALE] > 0)
+        assert np.array_equal(rounded(published, 8, FACTORS), published)
+        assert not np.array_equal(published, wanted)
+        assert np.all(np.abs(published - wanted) <= np.abs(wanted).max(axis=0) / 64)
+    assert np.any(published[:, FACTORS:])
 
 
 class Everything:
@@ -175,7 +192,7 @@ def test_what_one_user_adds_is_bounded_by_her_scale():
         view, rows = made.server.publish(), made.devices.willing()
         contributions = made.devices._contributions(view, rows)
         for row in rows.tolist():
-            whole = contributions.whole(row).astype(np.float64) / GRID
+            whole = contributions.whole(row).astype(np.float64) / STEPS
             size = contributions.size
             squares = np.sum(whole**2) + (np.sum(whole[size:] ** 2) if round else 0.0)
             assert 0.9 * scale[row] <= np.sqrt(squares) <= scale[row]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sottovoce.algorithms.gram.kernels import LARGEST_STEP, sum_pairs
-from sottovoce.core.contributions import PAIR_UNIT, Contributions
+from sottovoce.core.contributions import Contributions
 from sottovoce.errors import DataError
 
 
@@ -16,7 +16,7 @@ def pairs_of(place, steps, size):
     """One user's, as the door writes them out."""
     indptr, place = np.array([0, len(place)]), np.asarray(place, np.int32)
     steps, items = np.asarray(steps, np.int32), np.zeros(1, np.int32)
-    return Contributions(indptr, place, steps, size, True, items).whole(0) // PAIR_UNIT
+    return Contributions(indptr, place, steps, size, True, items).whole(0)
 
 
 @st.composite

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.model import PLAIN, POPULARITY, TIMED, Rules
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import DataError
+from sottovoce.wire.versions import encode_model
 
 N, H = 400, 30
 
@@ -172,3 +174,44 @@ def test_few_users_spend_more_on_popularity_and_fewer_all():
     assert share(1353, 25_498, 0.653, places=True) == 1.0 > share(12_000, 600, 1.19, places=True)
     many = [share(n, 2000, 2.0) for n in range(100, 20_000, 100)]
     assert (np.diff(many) <= 0).all()
+
+
+# --- rounding -------------------------------------------------------------------------------------
+
+
+def table(seed=0, n_items=50, factors=6):
+    rng = np.random.default_rng(seed)
+    made = rng.normal(size=(n_items, 2 + factors)) * 10.0 ** rng.uniform(-6, 6, 2 + factors)
+    made[n_items // 2 :, 1:] = 0.0
+    made[:, -1] = 0.0
+    return made.astype(np.float32)
+
+
+@given(st.integers(0, 1000), st.integers(2, 24))
+def test_a_rounded_model_is_near_and_has_few_bits(seed, bits):
+    exact = table(seed)
+    got = model.rounded(exact, bits, 2)
+    assert got.dtype == np.float32
+    few, most = exact[:, :2].astype(float), np.abs(exact[:, 2:]).max(axis=0).astype(float)
+    assert np.all(np.abs(got[:, :2] - few) <= np.abs(few) * 2.0**-bits)
+    assert np.all(np.abs(got[:, 2:] - exact[:, 2:].astype(float)) <= most / (2 ** (bits - 1) - 1))
+    for column in got[:, 2:].T:
+        levels = np.unique(np.abs(column[column != 0]).astype(float))
+        if len(levels):
+            step = 2.0 ** np.ceil(np.log2(levels[-1] / (2 ** (bits - 1) - 1)))
+            assert np.all(levels / step == np.rint(levels / step))
+    assert not np.any((got == 0) & np.signbit(got))
+    assert np.array_equal(model.rounded(got, bits, 2), got)
+
+
+def test_all_bits_leave_a_model_alone():
+    exact = table()
+    assert model.rounded(exact, 32, 2) is exact
+    assert not np.array_equal(model.rounded(exact, 8, 2), exact)
+
+
+def test_a_rounded_model_takes_a_byte_for_a_factor():
+    exact = table(n_items=400, factors=32)
+    whole = len(encode_model(ModelView(2, model.rounded(exact, 8, 2))))
+    assert whole <= len(encode_model(ModelView(2, exact))) / 3
+    assert whole <= 400 * (2 * 4 + 32) + 100

@@ -11,10 +11,10 @@ from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.attacks.poisoning import exposure
 from sottovoce.attacks.stuffing import CAP, Stuffing, pair_norm, stuffed_model
 from sottovoce.core.consent import Choice, Consent
-from sottovoce.core.contributions import cut
+from sottovoce.core.contributions import STEPS, cut
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SecureSum
-from sottovoce.core.messages import GRID, ModelView
+from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import noise_root
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
 from sottovoce.errors import ConfigError
@@ -33,8 +33,8 @@ TARGET = int(np.argmin(TRAIN.item_counts))
 def table_of(second, size):
     """As the symmetric matrix that it stands for."""
     table = np.zeros((size, size))
-    table[np.triu_indices(size, 1)] = second[size:] / GRID
-    return table + table.T + np.diag(second[:size] / GRID)
+    table[np.triu_indices(size, 1)] = second[size:] / STEPS
+    return table + table.T + np.diag(second[:size] / STEPS)
 
 
 @given(st.sampled_from(WAYS), st.integers(2, 30), st.integers(1, 40), st.integers(0, 2**32 - 1))
@@ -44,12 +44,12 @@ def test_nobody_sends_more_than_the_norm_allows(allows, size, partners, seed):
     stuffing = Stuffing(int(draw.integers(50)), tuple(draw.permutation(50).tolist()), allows,
                         partners)  # fmt: skip
     first, second = stuffing.first(51), stuffing.second(head)
-    assert np.sqrt(np.sum((first / GRID) ** 2)) <= 1.0
+    assert np.sqrt(np.sum((first / STEPS) ** 2)) <= 1.0
     assert pair_norm(second, size) <= 1.0 + 1e-9
     assert pair_norm(second, size) == pytest.approx(np.linalg.norm(table_of(second, size)))
     assert first[stuffing.target] > 0
     if allows == "capped":
-        assert max(first.max(), second.max()) <= CAP * GRID
+        assert max(first.max(), second.max()) <= CAP * STEPS
     if stuffing.target not in head:
         assert not second.any()
 
@@ -62,8 +62,8 @@ def test_profiles_are_products_of_one_vector(partners, seed):
         stuffing = Stuffing(order[3], order, allows, partners)
         table = table_of(stuffing.second(np.arange(40)), 40)
         sizes = np.sort(np.abs(np.linalg.eigvalsh(table)))
-        assert sizes[-1] == pytest.approx(1.0, abs=1e-5)
-        assert sizes[-2] < 1e-5
+        assert sizes[-1] == pytest.approx(1.0, abs=40 / STEPS)
+        assert sizes[-2] < 40 / STEPS
 
 
 def test_fans_send_what_devices_with_such_items_send():
@@ -79,8 +79,8 @@ def test_fans_send_what_devices_with_such_items_send():
         profile = algorithm.device_profile(ModelView(round, items), cohort, np.zeros(1, np.int64))
         real = cut(profile, np.ones(1), "gram").whole(0)
         made = stuffing.second(np.arange(12)) if round else stuffing.first(13)
-        # Pairs are cut to steps of 2^-10 in each of two numbers.
-        assert made == pytest.approx(real, abs=GRID / 512 if round else 2)
+        # Pairs are cut to steps of 2^-8 in each of two numbers.
+        assert made == pytest.approx(real, abs=STEPS / 128 if round else 2)
 
 
 def cohort():

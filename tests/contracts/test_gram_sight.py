@@ -8,10 +8,10 @@ import pytest
 
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.consent import Choice, Consent
+from sottovoce.core.contributions import STEPS
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import SEED_BYTES, unmasked
 from sottovoce.core.messages import (
-    GRID,
     MaskedReports,
     MaskSeeds,
     MaskSum,
@@ -86,7 +86,7 @@ def test_the_server_reads_masked_numbers_and_one_noisy_sum_a_round(run):
         noise = sums - exact
         sigmas = np.concatenate(
             [
-                np.full(many, sigma * RELEASE.sigma * GRID)
+                np.full(many, sigma * RELEASE.sigma * STEPS)
                 for many, sigma in made.server.algorithm.noise_spans(round, len(sums))
             ]
         )

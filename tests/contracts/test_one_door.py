@@ -818,7 +818,8 @@ def test_fast_ways_give_what_the_definition_gives(settings, triples, release, sh
 
 @pytest.mark.parametrize(("settings", "triples", "release", "share", "link"), list(combinations()))
 def test_budgets_hold_on_every_way(settings, triples, release, share, link):
-    """With room for two rounds, the third is refused, on every way, and nothing is booked."""
+    """With room for two rounds (of contributions: periods), the next one is refused, on every way,
+    and nothing is booked."""
     algorithm = settings.build_under(release, link, triples)
     consent = everyone(release, share, link)
     first = behind(SimulatedDevices, algorithm, release, None, link, consent)
@@ -845,10 +846,12 @@ def test_budgets_hold_on_every_way(settings, triples, release, share, link):
             ways = [devices.report_sum]
         if kind is SimulatedDevices and release.sends != "bits":
             ways = [devices.report_summed]
-        for round in range(2):
+        many = 2 * (settings.rounds if release.sends == "contributions" else 1)
+        for round in range(many):
             ways[0](ModelView(round, view.items), rows)
         before = devices.ledger.totals
         with pytest.raises(ConsentError, match="beyond what its owner permits"):
-            ways[0](ModelView(2, view.items), rows)
+            ways[0](ModelView(many, view.items), rows)
         assert devices.ledger.totals == before
-        assert not np.isin(rows, devices.willing()).any()
+        for asked in (None, many):
+            assert not np.isin(rows, devices.willing(asked)).any()

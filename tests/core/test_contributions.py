@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sottovoce.core.contributions import (
     PAIR_STEPS,
-    PAIR_UNIT,
+    STEPS,
     Contributions,
     Profile,
     cut,
@@ -17,7 +17,6 @@ from sottovoce.core.contributions import (
     pair_places,
     places_of,
 )
-from sottovoce.core.messages import GRID
 from sottovoce.errors import MessageError
 
 weights = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12).filter(lambda w: sum(w) > 1e-3)
@@ -43,14 +42,14 @@ def test_what_leaves_is_never_longer_than_its_scale_permits(row, scale, pairs):
         squares = sum(n * n for n in whole[:12]) + 2 * sum(n * n for n in whole[12:])
     else:
         squares = sum(n * n for n in whole)
-    assert squares <= (Fraction(scale) * int(GRID)) ** 2
+    assert squares <= (Fraction(scale) * STEPS) ** 2
     assert min(whole) >= 0
 
 
 @given(weights, scales)
 def test_nothing_is_rounded_up_and_little_is_lost(row, scale):
     unit = np.array(row) / np.sqrt(np.sum(np.square(row)))
-    for pairs, steps in ((False, GRID), (True, PAIR_STEPS)):
+    for pairs, steps in ((False, STEPS), (True, PAIR_STEPS)):
         wanted = unit * (np.sqrt(scale) if pairs else scale) * steps
         made = cut(profile(row, pairs=pairs), np.array([scale]), "x").steps
         assert np.all(made <= wanted * (1 + 1e-12))
@@ -63,7 +62,7 @@ def test_pairs_are_the_products_of_one_vector(rows):
     for row in range(len(rows)):
         k = np.zeros(12, np.int64)
         k[: len(rows[row])] = made.steps[made.indptr[row] : made.indptr[row + 1]]
-        square = PAIR_UNIT * np.outer(k, k)
+        square = np.outer(k, k)
         whole = made.whole(row)
         assert np.array_equal(whole[:12], np.diag(square))
         assert np.array_equal(whole[12:], square[np.triu_indices(12, 1)])

@@ -158,12 +158,17 @@ class Decoders:
     def _models(self):
         before = ModelView(1, np.ones((40, 5), np.float32))
         after = ModelView(2, before.items.copy())
-        after.items[3:6] += 0.5
+        after.items[3:6, 1:] += 0.1
         changed = np.arange(40) // 3 == 1
-        whole, part = versions.encode_model(after), versions.encode_delta(1, after, changed)
+        rough = ModelView(2, after.items * np.float32(np.pi))
+        given = [
+            content
+            for view in (after, rough)  # in steps, and not
+            for content in (versions.encode_model(view), versions.encode_delta(1, view, changed))
+        ]
 
         def make(choices):
-            content = choices.pick((part, whole))
+            content = choices.pick(given)
             made = choices.refielded(frames.MODEL.head, content, one_in=3)
             return choices.perhaps_damaged(made, 2)
 

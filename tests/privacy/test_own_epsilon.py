@@ -11,7 +11,7 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.privacy.central import price
-from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.privacy.own_epsilon import OwnEpsilon, mark_of, marked
 from sottovoce.rng import Streams
 
 SHARES = (0.1, 0.9)
@@ -78,10 +78,83 @@ def test_who_permits_nothing_is_not_asked_and_who_permits_more_pays_no_more():
     assert devices.scale[1] == devices.scale[2] == 1.0
     zeros, fresh = np.zeros(5), np.zeros(5, np.int64)
     assert devices.room(zeros, fresh, SHARES).tolist() == [False, True, True, False, True]
-    assert not devices.room(zeros, fresh + 2, SHARES).any()  # all rounds of the period are done
+    assert not devices.room(zeros, fresh + 0b11, SHARES).any()  # all stages of the period are done
     after = devices.costs(0, fresh, SHARES)
     assert devices.room(after, fresh + 1, SHARES)[4]
     assert not devices.room(after + 0.01, fresh + 1, SHARES)[4]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 4).flatmap(
+        lambda n: st.tuples(
+            st.lists(st.floats(0.05, 1.0), min_size=n, max_size=n),
+            st.integers(1, 5),
+            st.lists(st.integers(0, 60), max_size=12, unique=True).map(sorted),
+        )
+    ),
+    st.floats(0.125, 4.0, width=32),
+    st.sampled_from([1.0, 2.0, 3.0, np.inf]),
+)
+def test_in_whatever_batch_she_comes_a_period_costs_her_epsilon_and_her_limit_holds(
+    drawn, epsilon, times
+):
+    """She is there in these rounds, and sends where she may."""
+    weights, batches, there = drawn
+    shares = tuple(w / math.fsum(weights) for w in weights)
+    stages = len(shares)
+    choice = Choice(epsilon=epsilon, total_epsilon=times * epsilon)
+    devices = bound(OwnEpsilon(4.0), choice)
+    spent, sent, by_period = np.zeros(1), np.zeros(1, np.int64), {}
+    done = set()
+    for round in there:
+        period, stage = round // (stages * batches), round % stages
+        may = devices.room(spent, sent, shares, round, batches)[0]
+        if (period, stage) in done:
+            assert not may
+        elif len(by_period) < times or period in by_period:
+            assert may, "she has not been in this stage, and there is room"
+        if not may:
+            continue
+        cost = devices.costs(round, sent, shares, batches)
+        spent += cost
+        by_period[period] = by_period.get(period, 0.0) + cost[0]
+        sent = marked(sent, mark_of(round, stages, batches))
+        done.add((period, stage))
+        assert not devices.room(spent, sent, shares, round, batches)[0]  # never twice
+    assert spent[0] <= choice.total_epsilon * (1 + 1e-9)
+    own = devices.epsilons[0]
+    for period, cost in by_period.items():
+        mine = math.fsum(shares[stage] for p, stage in done if p == period)
+        exact = price(devices.settings.sigma / (devices.scale[0] * math.sqrt(mine)), 1)
+        assert cost == pytest.approx(exact, rel=1e-7)
+        assert cost <= own * (1 + 1e-9)
+
+
+def test_who_missed_the_second_stage_pays_in_a_later_batch_what_it_would_have_cost():
+    devices = bound(OwnEpsilon(4.0), Choice(epsilon=1.0))
+    once = marked(NONE, mark_of(0, 2, 12))
+    at_once = devices.costs(1, once, SHARES, 12)
+    for round in range(3, 24, 2):
+        assert devices.room(NONE + 0.0, once, SHARES, round, 12)[0]
+        assert not devices.room(NONE + 0.0, once, SHARES, round - 1, 12)[0]
+        assert devices.costs(round, once, SHARES, 12) == at_once
+    # The next period begins anew, and nobody goes back.
+    assert devices.costs(24, once, SHARES, 12) == devices.costs(0, NONE, SHARES, 12)
+    later = marked(once, mark_of(24, 2, 12))
+    assert not devices.room(NONE + 0.0, later, SHARES, 1, 12)[0]
+    assert devices.room(NONE + 0.0, later, SHARES, 25, 12)[0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.permutations(range(7)), st.integers(1, 3), st.integers(1, 3))
+def test_marks_in_any_order_say_the_same(order, stages, batches):
+    found = NONE
+    for round in order:
+        found = marked(found, mark_of(round, stages, batches))
+    period = 6 // (stages * batches)
+    bits = {round % stages for round in range(7) if round // (stages * batches) == period}
+    assert found[0] == period << 8 | sum(1 << bit for bit in bits)
 
 
 def test_bad_settings_and_choices_get_a_sentence():

@@ -31,6 +31,7 @@ from sottovoce.stores import keys
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.descriptor import Descriptor
+from sottovoce.wire.versions import encode_model
 
 pytestmark = pytest.mark.usefixtures("quick_stores")
 
@@ -601,6 +602,59 @@ def test_who_is_not_asked_fetches_the_model_once_a_day(start):
 # Servers that are not what they should be.
 
 
+def versions_of(federation, published):
+    """The federation keeps all of its models, and says by which to recommend."""
+    kept, honest = {}, federation.honest
+
+    def answer(request):
+        path = request.path.partition("?")[0]
+        kept[federation.round] = federation.server.publish()
+        if path == "/v1/round":
+            table = {**federation.descriptor(), "published": published[0]}
+            return Reply(200, json.dumps(table).encode())
+        if path.startswith("/v1/model/") and int(path.split("/")[-1]) != federation.round:
+            return Reply(200, encode_model(kept[int(path.split("/")[-1])]))
+        return honest(request)
+
+    federation.honest = answer
+    return kept
+
+
+def test_a_device_learns_from_the_newest_and_recommends_by_the_published(start):
+    devices = start(Federation(rounds=4, devices=6))
+    published = [0]
+    kept = versions_of(devices.federation, published)
+    devices.visit(*range(6))
+    for version in (0, 2, 2, 1):  # also back to an earlier one
+        published[0] = min(version, devices.federation.round)
+        devices.visit(*range(6))
+        found = devices.hosted(0).model()
+        assert found.round == published[0]
+        assert np.array_equal(found.items, kept[published[0]].items)
+    devices.visit(*range(6), times=3)
+    # What is learnt is what it would have been.
+    assert np.array_equal(devices.federation.server.items, simulated(4).items)
+    assert devices.hosted(5).model().round == 1
+
+
+def test_the_model_of_a_round_is_fetched_once_by_one_agent(one):
+    versions_of(one.federation, [0])
+    one.visit(times=2)
+    assert one.federation.round == 1
+    agent = one.agent()
+    one.federation.hook = lambda r: refusal(503, "busy") if r.path == "/v1/reports" else None
+
+    async def thrice():
+        for _ in range(3):
+            with contextlib.suppress(Unreachable):
+                await agent.visit()
+        await agent.close()
+
+    asyncio.run(thrice())
+    asked = [r.path for r in one.server.requests if r.path.startswith("/v1/model/1")]
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("protocol", [0, 1, "2", None])
 def test_another_version_is_one_sentence(one, protocol):
     one.federation.protocol = protocol
@@ -646,17 +700,21 @@ GOOD = Federation().descriptor()
         {"poll_seconds": True},
         {"terms": 1},
         {"federation": None},
+        {"published": -1},
+        {"published": "1"},
+        {"published": True},
     ],
 )
 def test_a_descriptor_that_makes_no_sense(change):
-    assert Descriptor.from_table(GOOD | {"more": 1}).round == 0
+    assert Descriptor.from_table(GOOD | {"more": 1}).published is None
+    assert Descriptor.from_table(GOOD | {"published": 0}).published == 0
     with pytest.raises(MessageError, match="makes no sense"):
         Descriptor.from_table(GOOD | change)
 
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(GOOD)),
+        st.sampled_from(sorted([*GOOD, "published"])),
         st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.none()),
     )
 )

@@ -15,7 +15,7 @@ import time
 import httpx2
 import numpy as np
 import pytest
-from server_world import Client, Fleet, ServerProcess, new_folder
+from server_world import Client, Fleet, ServerProcess, new_folder, program, simulated
 
 from sottovoce.cli.serve_server import make_federation
 from sottovoce.core.consent import Choice
@@ -316,3 +316,50 @@ def test_a_backup_is_put_back_over_a_log_that_was_left_behind(tmp_path, ask):
         assert ask("serve", "restore", backup, town, "--next-round", 30)["next_round"] == 30
         with ServerProcess(town) as server:
             take_part(store, server, folder, [30])
+
+
+OF_VERSIONS = program(
+    "server.process",
+    "ServerService",
+    """
+from sottovoce.algorithms.fpl.system import FPL
+from sottovoce.core.quality import Quality
+worse = Quality((10.0, 60.0, 40.0), (90.0, 40.0, 60.0), 2.0)
+answers = iter([None, worse])
+FPL.versioned = True
+FPL.quality = lambda self, memory: next(answers)
+""",
+)
+"""A server of whose second model the devices say that it is bad."""
+
+
+def test_a_model_that_is_worse_is_held_back_until_the_operators_word(tmp_path, ask):
+    folder, fleet = new_folder(tmp_path / "town", rounds=2), Fleet()
+    town = tmp_path / "town"
+    assert ask("serve", "versions", town)["versions"] == []
+    with ServerProcess(town, program=OF_VERSIONS) as server, Client(folder, server.port) as client:
+        fleet.enrol(folder, client)
+        for round in range(2):
+            client.wait(round=round, state="open")
+            fleet.run_round(client)
+        client.wait(round=2, state="finished", published=1)
+        assert np.array_equal(client.model(1).items, simulated(1))
+        told = ask("serve", "versions", town)
+        assert told["published"] == 1
+        assert told["versions"] == client.status()["versions"]
+        assert "worse than version 1" in told["versions"][1]["held_back"]
+        held = [line for line in server.log.read_text().splitlines() if "held back" in line]
+        assert json.loads(held[0])["version"] == 2
+        server.kill()
+    with ServerProcess(town, program=OF_VERSIONS) as server, Client(folder, server.port) as client:
+        client.wait(round=2, state="finished", published=1)
+        said = ask("serve", "publish", town, 2)
+        assert (said["published"], said["before"]) == (2, 1)
+        client.wait(published=2)
+        assert "these are: 1, 2" in ask("serve", "publish", town, 3, code=2)["error"]
+        assert ask("serve", "publish", town, 1)["before"] == 2
+        client.wait(published=1)
+        assert np.array_equal(client.model(1).items, simulated(1))
+        ask("serve", "backup", town, tmp_path / "copy")
+    ask("serve", "restore", tmp_path / "copy", tmp_path / "again")
+    assert ask("serve", "versions", tmp_path / "again")["published"] == 1

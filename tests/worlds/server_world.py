@@ -223,7 +223,7 @@ class Client:
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             now = self.round()
-            if all(now[k] == v for k, v in wanted.items()):
+            if all(now.get(k) == v for k, v in wanted.items()):
                 return now
             time.sleep(0.02)
         raise AssertionError(f"{now} is not {wanted}")

@@ -152,7 +152,9 @@ def summed_terms():
 PLACE = {"n_items": 40, "width": 2, "round": 5}
 ITEM, VALUES = np.array([1, 5, 39], np.int32), i64([[1, -70_000], [3, 2**30], [-5, 0]])
 BEFORE = ModelView(4, np.ones((40, 2), np.float32))
-AFTER = ModelView(5, np.where(np.arange(40)[:, None] == 3, np.float32(0.5), BEFORE.items))
+AFTER = ModelView(5, np.where(np.arange(40)[:, None] == 3, np.float32(0.1), BEFORE.items))
+IN_STEPS = ModelView(5, np.where(np.arange(40)[:, None] == 3, np.float32([0.1, -0.5]), 1.0))
+"""The second column has whole multiples of a half."""
 ENTRY = OwnerEntry(3, "Bakery", "https://bakery.example:8443", THERE.public, "", (1, 2))
 DIRECTORY = Directory("town", ISSUER.public, 2, DRIFTConfig(), ("a", "b", "c"), (ENTRY,))
 SOME, TABLE = i64([1, 4]), np.array([[0.5, -1.0], [2.0, 0.25]], np.float32)
@@ -257,6 +259,10 @@ def _federation():
     whole = versions.encode_model(AFTER)
     part = versions.encode_delta(4, AFTER, np.any(AFTER.items != BEFORE.items, axis=1))
     yield "model", whole, [b"SVM1" + whole[4:], whole[:-4]]
+    yield "model", part, [part[:-4], part + part[-4:]]
+    stepped = versions.encode_model(IN_STEPS)
+    part = versions.encode_delta(4, IN_STEPS, np.any(IN_STEPS.items != BEFORE.items, axis=1))
+    yield "model", stepped, [b"SVV3" + stepped[4:], stepped[:-4], stepped[:25]]
     yield "model", part, [part[:-4], part + part[-4:]]
     sent = enveloped(2, 5, 1, NONCE, report)
     yield "envelope", sent, [b"SVE2" + sent[4:], sent[:90]]

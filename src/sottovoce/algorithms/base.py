@@ -20,8 +20,10 @@ from sottovoce.core.knowledge import Prior, WithKnowledge
 from sottovoce.core.links import Link
 from sottovoce.core.messages import GRID, Aggregate, ModelView, SummedReports, Updates
 from sottovoce.core.one_bit import ReportRule
+from sottovoce.core.quality import Quality
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.core.redacted import Redacted
+from sottovoce.core.running import Draws
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.registry import Component, Registry
@@ -48,7 +50,8 @@ class Cohort(Redacted):
     """[n, attributes]: what the devices know of their owners, by class, -1 where they do not; a
     column for each attribute of the algorithm, nothing where it has none."""
     sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """In how many rounds each device has sent so far; none where it is not given."""
+    """In how many rounds each device has sent so far; none where it is not given. Of contributions:
+    in which stages of which period (`privacy.own_epsilon.mark_of`)."""
     items_named: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
     """Which items a name stands for, of the names in the records' `never_send`."""
     scratch: dict[str, Any] = field(default_factory=dict)
@@ -241,6 +244,10 @@ class AlgorithmSettings(Component, ABC):
         asked."""
         return "all"
 
+    def most_numbers(self, n_items: int) -> int:
+        """Of a device's message in any round, where it has a number for each one of a sum."""
+        return self.model_rows(n_items) * self.width
+
     @property
     def vector_space(self) -> tuple[object, ...]:
         """What the numbers of a vector depend on, beside the shape of the model."""
@@ -338,6 +345,9 @@ class FactorModel(ABC):
     sums: ClassVar[bool] = False
     """Whether simulations have a way of their own for whole cohorts (`device_learn_summed`, or
     `device_report`), which gives what the definition gives."""
+    versioned: ClassVar[bool] = False
+    """Whether a server publishes models that are offered (`offers`), one version after the other,
+    and devices recommend by the published one. Otherwise by the newest."""
     config: Any
     """Its `AlgorithmSettings`."""
 
@@ -363,6 +373,10 @@ class FactorModel(ABC):
         rows, width = view.items.shape
         return rows, width
 
+    def after_given_up(self, round: int) -> int:
+        """The round that follows on one whose sum could not be read."""
+        return round + 1
+
     # --- server -----------------------------------------------------------------------------------
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
@@ -384,6 +398,15 @@ class FactorModel(ABC):
         after = items.copy()
         after[aggregate.item] += (aggregate.sums / GRID).astype(np.float32)
         return after, memory
+
+    def offers(self, round: int) -> bool:
+        """Whether the model after so many rounds is whole, so that devices may recommend by it."""
+        return True
+
+    def quality(self, memory: NDArray[np.float32]) -> Quality | None:
+        """How good the model is that is offered, by what its devices have said; None where they
+        were not asked."""
+        return None
 
     # --- device -----------------------------------------------------------------------------------
 
@@ -542,8 +565,9 @@ class Reporting(FactorModel):
 
 
 class Contributing(FactorModel):
-    """Devices add a vector of bounded norm to a sum, a few rounds, and a noisy sum is all that
-    anybody sees of them (`core.contributions`)."""
+    """Devices add a vector of bounded norm to a sum, and a noisy sum is all that anybody sees of
+    them (`core.contributions`). A *batch* is a round of each *stage*, a *period* has so many
+    batches, and a device is in each stage of a period once."""
 
     __slots__ = ()
     sends: ClassVar[Literal["rows", "bits", "contributions"]] = "contributions"
@@ -551,12 +575,39 @@ class Contributing(FactorModel):
     @property
     @abstractmethod
     def shares(self) -> tuple[float, ...]:
-        """How a period's ε is divided among its rounds: their shares of 1/noise², 1 in all."""
+        """How a period's ε is divided among its stages: their shares of 1/noise², 1 in all."""
+
+    @property
+    def batches(self) -> int:
+        """Of a period."""
+        return 1
+
+    def stage(self, round: int) -> int:
+        """Which one this round is of."""
+        return round % len(self.shares)
+
+    def batch(self, round: int) -> int:
+        """Which one of its period this round is of."""
+        return round // len(self.shares) % self.batches
+
+    def period(self, round: int) -> int:
+        """Which one this round is of."""
+        return round // (len(self.shares) * self.batches)
+
+    def after_given_up(self, round: int) -> int:
+        """The first round of the next batch: stages build on each other."""
+        return round - self.stage(round) + len(self.shares)
 
     @abstractmethod
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
         """How many of a sum's numbers get noise of which standard deviation, one span after the
         other, for a contribution of norm 1 and noise of 1 in a period."""
+
+    def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
+        """From which draws the noise of this round is put together, where batches share theirs;
+        None where each has its own. It follows from what is published and how the server got
+        there."""
+        return None
 
     @abstractmethod
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:

@@ -173,8 +173,8 @@ def opened_sums(view: View) -> list[OpenedSum]:
         elif told is not None and told.devices == len(senders):
             total = np.zeros_like(told.masks)
             for message in masked:
-                total += message.masked.sum(axis=0, dtype=np.uint64)
-            table = unmasked(total, told.masks, width)
+                total += message.masked.sum(axis=0, dtype=total.dtype)
+            table = unmasked(total, told.masks, width, told.bits)
             item, devices = np.flatnonzero(table.any(axis=1)), told.devices
             values = table[item]
         else:

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.gram.system import COUNTED, SCALE, Gram
-from sottovoce.core.contributions import cut, numbers_of, pair_places
-from sottovoce.core.messages import GRID, ModelView, SummedReports
+from sottovoce.core.contributions import STEPS, cut, numbers_of, pair_places
+from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.errors import ConfigError
 from sottovoce.privacy.central import Spans, noise_on
 from sottovoce.rng import Streams
@@ -65,10 +65,10 @@ class Stuffing:
             most = math.sqrt(1.0 - COUNTED)
         elif self.allows == "fans":
             most = math.sqrt((1.0 - COUNTED) / (1 + self.partners))
-            found[list(self._partners())] = math.floor(GRID * most)
-        found[self.target] = math.floor(GRID * most)
+            found[list(self._partners())] = math.floor(STEPS * most)
+        found[self.target] = math.floor(STEPS * most)
         if self.allows in ("profiles", "fans"):
-            found[-1] = math.floor(GRID * math.sqrt(COUNTED))
+            found[-1] = math.floor(STEPS * math.sqrt(COUNTED))
         return found
 
     def second(self, head: NDArray[np.int64]) -> Ints:
@@ -85,15 +85,15 @@ class Stuffing:
             # A pair stands for two places of a symmetric matrix.
             each = 1.0 / math.sqrt(2.0 * len(others))
             each = min(each, self.cap) if self.allows == "capped" else each
-            found[with_target] = math.floor(GRID * each)
+            found[with_target] = math.floor(STEPS * each)
             return found
         # With half of the norm, the target's pairs are as large as they can be.
         own = 0.5 if self.allows == "profiles" else 1.0 / (1 + len(others))
         each = (1.0 - own) / len(others)
         low, high = np.sort(others[np.stack(np.triu_indices(len(others), 1))], axis=0)
-        found[place] = math.floor(GRID * own)
-        found[others] = found[pair_places(low, high, size)] = math.floor(GRID * each)
-        found[with_target] = math.floor(GRID * math.sqrt(own * each))
+        found[place] = math.floor(STEPS * own)
+        found[others] = found[pair_places(low, high, size)] = math.floor(STEPS * each)
+        found[with_target] = math.floor(STEPS * math.sqrt(own * each))
         return found
 
     def _partners(self) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class Stuffing:
 
 def pair_norm(second: Ints, size: int) -> float:
     """Of a contribution of pairs, as it is bounded: that of (diagonal, √2 · upper triangle)."""
-    squares = (second.astype(np.float64) / GRID) ** 2
+    squares = (second.astype(np.float64) / STEPS) ** 2
     return math.sqrt(float(squares[:size].sum() + 2.0 * squares[size:].sum()))
 
 

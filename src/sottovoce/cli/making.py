@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sottovoce.experiment import Experiment
     from sottovoce.stores.server_folder import ServerFolder
 
+_MOST_DEVICES = 1 << 20
+"""In a sum of which nobody says how many devices it is over."""
+
 
 def make_federation(
     folder: Path,
@@ -32,6 +35,7 @@ def make_federation(
     import secrets
 
     from sottovoce.experiment import Experiment, find_experiment
+    from sottovoce.parties.secure_sum import fitted
     from sottovoce.parties.server import NO_DEFENCE
     from sottovoce.stores.server_folder import create_folder
     from sottovoce.wire.terms import Terms
@@ -51,13 +55,17 @@ def make_federation(
         raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
     items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
     federation = f"{experiment.name}-{secrets.token_hex(4)}"
-    link = _link(chosen, proxy, proxy_key)
+    size = algorithm.waits_for
+    built = algorithm.build_under(release, chosen, algorithm.draws)
+    most = _MOST_DEVICES if size == "all" else size
+    fitting = fitted(built, release, chosen, algorithm.draws, most)
+    link = _link(fitting, proxy, proxy_key)
     terms = Terms.of(federation, len(items), algorithm, algorithm.draws, release, link)
     return create_folder(
         folder,
         terms,
         items,
-        cohort_size=algorithm.waits_for,
+        cohort_size=size,
         rounds=to_run,
         rules=experiment.service,
         defence=experiment.defence,

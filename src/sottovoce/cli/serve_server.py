@@ -1,5 +1,5 @@
 """What the operator of a server does: `sottovoce serve server`, `invite`, `introduce`, `status`,
-`target` and `shut-out`."""
+`versions`, `publish`, `target` and `shut-out`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ DatabaseUrl = Annotated[
         help="A PostgreSQL database, postgresql://user@host/name; also from SOTTOVOCE_DATABASE. "
         "Without it, a SQLite file in DIR.",
     ),
+]
+
+Where = Annotated[str, typer.Argument(metavar="DIR|URL", help="Folder or address of the server.")]
+OperatorCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca", metavar="FILE", help="With an address: the authority's certificate, ca.crt."
+    ),
+]
+OperatorToken = Annotated[
+    Path | None,
+    typer.Option("--token", metavar="FILE", help="With an address: the file operator.token."),
 ]
 
 
@@ -200,18 +212,7 @@ def introduce(
 
 @says
 def status(
-    where: Annotated[
-        str, typer.Argument(metavar="DIR|URL", help="Folder or address of the server.")
-    ],
-    ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With an address: the authority's certificate, ca.crt."),
-    ] = None,
-    token: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With an address: the file operator.token."),
-    ] = None,
-    database: DatabaseUrl = None,
+    where: Where, ca: OperatorCa = None, token: OperatorToken = None, database: DatabaseUrl = None
 ) -> Said:
     """Say where a federation stands: rounds, devices, who was missing, what was refused.
 
@@ -223,12 +224,7 @@ def status(
       sottovoce serve status town
       sottovoce serve status https://example.org:8443 --ca ca.crt --token operator.token
     """
-    if where.startswith(("https://", "http://")):
-        content = _status_at(where, ca, token)
-    elif ca is not None or token is not None:
-        raise UsageError("--ca and --token go with the address of a server, not with a folder")
-    else:
-        content = _status_in(Path(where), database)
+    content = _status(where, ca, token, database)
     words = (
         f"Round {content['round']} of {content['target']}, attempt {content['attempt']}: "
         f"{content['state']}"
@@ -248,6 +244,7 @@ def status(
     for number, why in content.get("shut_out_why", {}).items():
         lines.append(f"  {number}: {why}")
     lines += _search_words(content.get("search", {}))
+    lines += _version_words(content)
     lines.append(f"Refused: {output.words(content['refused'])}")
     for past in content["rounds"][-10:]:
         ended = f"{past['outcome']} after {past['seconds']:.1f} s, {past['reported']}"
@@ -259,6 +256,87 @@ def status(
             ended += " devices in batches"
         lines.append(f"  round {past['round']}.{past['attempt']}: {ended}")
     return content, lines
+
+
+def _version_words(content: Mapping[str, Any]) -> list[str]:
+    """Which version of the model is published, how good it is, and which later one was held
+    back."""
+    if content.get("published") is None:
+        return []
+    lines = [f"Published: version {content['published']} of the model"]
+    for one in content["versions"]:
+        if one["published"] and one["quality"] is not None:
+            lines[0] += f"; {_quality_words(one['quality'])}"
+        elif one["held_back"] and one["version"] > content["published"]:
+            lines.append(f"Held back: version {one['version']}, because {one['held_back']}")
+    return lines
+
+
+def _quality_words(quality: Mapping[str, Any]) -> str:
+    rates = [
+        f"{words} {rate['value']:.3f} ({rate['low']:.3f} to {rate['high']:.3f})"
+        for words, rate in (
+            ("hits among ten", quality["candidate"]),
+            ("the version before", quality["published"]),
+            ("popularity", quality["popularity"]),
+        )
+    ]
+    return ", ".join(rates)
+
+
+@says
+def versions(
+    where: Where, ca: OperatorCa = None, token: OperatorToken = None, database: DatabaseUrl = None
+) -> Said:
+    """List the versions of the model that are kept: how good each is, which one is published, which
+    was held back and why.
+
+    Devices recommend by the published version. How good a version is, devices have found on items
+    that they held out at home: for which share of the users one of ten recommendations was among
+    them (in brackets the 95 % interval), beside the version that was published then and popularity.
+    Where every model is published when it is made, there are no versions.
+
+    \b
+    Examples:
+      sottovoce serve versions town
+      sottovoce serve versions https://example.org:8443 --ca ca.crt --token operator.token
+    """
+    content = _status(where, ca, token, database)
+    found = content.get("versions", [])
+    lines = []
+    for one in found:
+        state = "published" if one["published"] else "kept"
+        if one["held_back"]:
+            state = f"held back: {one['held_back']}"
+        quality = f"; {_quality_words(one['quality'])}" if one["quality"] is not None else ""
+        lines.append(f"Version {one['version']}, made {one['made']}, {state}{quality}")
+    told = {"published": content.get("published"), "versions": found}
+    return told, lines or ["There are no versions: devices recommend by the newest model"]
+
+
+@says
+def publish(
+    folder: Folder,
+    version: Annotated[int, typer.Argument(min=0, help="Number of the version.")],
+    database: DatabaseUrl = None,
+) -> Said:
+    """Publish a version of the model: one that was held back, or an earlier one again.
+
+    The server may be running. Devices take the version up at their next visit. A version that is
+    offered later is compared with this one.
+
+    \b
+    Example:
+      sottovoce serve publish town 6
+    """
+    from sottovoce.stores import versions as kept
+    from sottovoce.stores.server_folder import open_folder
+
+    store = open_folder(folder).database(database)
+    with contextlib.closing(store), store.writing() as link:
+        before = kept.publish(link, version)
+    told = f"Version {version} is published; before, {'none' if before is None else before}"
+    return {"folder": folder, "published": version, "before": before}, [told]
 
 
 def _search_words(search: Mapping[str, Any]) -> list[str]:
@@ -331,6 +409,16 @@ def _address(folder: ServerFolder, server: str | None) -> str:
         raise UsageError("no server runs from this folder; say where it will be with --server URL")
     require_address(address)
     return address
+
+
+def _status(
+    where: str, ca: Path | None, token: Path | None, database: str | None
+) -> Mapping[str, Any]:
+    if where.startswith(("https://", "http://")):
+        return _status_at(where, ca, token)
+    if ca is not None or token is not None:
+        raise UsageError("--ca and --token go with the address of a server, not with a folder")
+    return _status_in(Path(where), database)
 
 
 def _status_at(url: str, ca: Path | None, token: Path | None) -> Mapping[str, Any]:

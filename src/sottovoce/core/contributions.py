@@ -4,11 +4,11 @@ A *profile* is a vector of real numbers, none below 0, with a norm of at most 1.
 by what its user permits and cuts it, down, to whole steps k; nothing is rounded up, so that the
 norm only shrinks. What leaves is k itself, or, where a round is about pairs, k kᵀ: a number for
 each place (the diagonal) and then one for each pair of places a < b, row by row. All numbers are
-whole numbers of the grid (`messages`).
+whole numbers of 1 / `STEPS`: coarser than the grid of updates, so that sums of them fit few bits.
 
-**The bound, in whole numbers.** With a scale c, |k| ≤ c · GRID. Of pairs, k has `PAIR_STEPS` to the
-unit and is scaled by √c, so that the squares of k add up to at most c · PAIR_STEPS², which is the
-Frobenius norm of k kᵀ: the norm of (diagonal, √2 · upper triangle).
+**The bound, in whole numbers.** With a scale c, |k| ≤ c · STEPS. Of pairs, k has `PAIR_STEPS` to
+the unit and is scaled by √c, so that the squares of k add up to at most c · PAIR_STEPS², which is
+the Frobenius norm of k kᵀ: the norm of (diagonal, √2 · upper triangle).
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.messages import GRID
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import MessageError
 
-PAIR_STEPS = 1 << 10
-"""Steps to the unit of a profile whose pairs are sent. Then all its products fit a float32."""
-PAIR_UNIT = int(GRID) // PAIR_STEPS**2
-"""Steps of the grid for one of a product."""
+STEPS = 1 << 16
+"""Steps to the unit of all that leaves: a sum of 16,000 contributions has room in 32 bits."""
+PAIR_STEPS = 1 << 8
+"""Steps to the unit of a profile whose pairs are sent: its products have `STEPS`."""
 _SPARE = 1.0 - 2.0**-40
 """Pays for the rounding of a profile's norm, so that an honest one is never above its bound."""
 
@@ -76,10 +75,10 @@ class Contributions(Redacted):
         if not self.pairs:
             found[place] = steps
             return found
-        found[place] = PAIR_UNIT * steps**2
+        found[place] = steps**2
         first, second = np.triu_indices(len(place), 1)
         where = pair_places(place[first], place[second], self.size)
-        found[where] = PAIR_UNIT * steps[first] * steps[second]
+        found[where] = steps[first] * steps[second]
         return found
 
 
@@ -127,7 +126,7 @@ def cut(profile: object, scale: NDArray[np.float64], name: str) -> Contributions
             f"{name} gave a profile with numbers below 0, places that there are not, or places "
             "out of order; nothing was sent"
         )
-    unit = float(PAIR_STEPS) if profile.pairs else GRID
+    unit = float(PAIR_STEPS if profile.pairs else STEPS)
     factor = (np.sqrt(scale) if profile.pairs else scale) * (unit * _SPARE)
     long = np.flatnonzero(value > 2.0)  # before it could overflow
     steps = np.floor(np.minimum(value, 2.0) * factor[rows]).astype(np.int32)
@@ -146,5 +145,5 @@ def _longer(steps: NDArray[np.int32], scale: float, pairs: bool) -> bool:
     """Whether a cut profile is longer than its scale permits, exactly."""
     squares: int = sum(k * k for k in steps.tolist())
     bound = Fraction(float(scale))
-    limit = bound * PAIR_STEPS**2 if pairs else (bound * int(GRID)) ** 2
+    limit = bound * PAIR_STEPS**2 if pairs else (bound * STEPS) ** 2
     return bool(squares > limit)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.masking import BITS
 from sottovoce.core.messages import GRID
 from sottovoce.errors import ConfigError
 from sottovoce.registry import Component, Registry
@@ -216,6 +217,10 @@ class SecureSum(Link):
     """Most sums of a round, over groups of at least `min_devices` that have no device in common,
     while the server looks for a device that spoils sums; otherwise there is one. With 1 it is one
     always. (Terms that say nothing of it were agreed to when it was one.)"""
+    bits: int = 0
+    """Of a number on its way: 32, 40, 48 or 64. Fewer have room for the sum of fewer devices; 0 is
+    as few as a federation's devices need. (Terms that say nothing of it were agreed to when it was
+    64.)"""
     url: str = ""
     """Address of the proxy, to which the server turns; empty in simulation, like the two below."""
     authority: str = ""
@@ -233,7 +238,7 @@ class SecureSum(Link):
         {
             "server": {
                 "MaskedReports": frozenset({"round", "sender", "masked"}),
-                "MaskSum": frozenset({"round", "devices", "masks"}),
+                "MaskSum": frozenset({"round", "devices", "masks", "bits"}),
             },
             "proxy": {"MaskSeeds": frozenset({"round", "sender", "seeds"})},
             "device": {"ModelView": frozenset({"round", "items"})},
@@ -243,6 +248,8 @@ class SecureSum(Link):
     def __post_init__(self) -> None:
         require_whole("link.min_devices", self.min_devices, 2)
         require_whole("link.groups", self.groups, 1, MOST_GROUPS)
+        if self.bits and self.bits not in BITS:
+            raise ConfigError(f"link.bits must be one of 32, 40, 48 and 64, or 0, not {self.bits}")
         require_number("link.clip", self.clip, 0.0, 2.0**20, above=False)
         require_number("link.noise", self.noise, 0.0, 1e6, above=False)
         if self.noise and not self.clip:
@@ -261,10 +268,15 @@ class SecureSum(Link):
     def summing(self) -> SecureSum:
         return self
 
+    def of_bits(self, bits: int) -> SecureSum:
+        """The same with numbers of so many."""
+        return replace(self, bits=bits)
+
     def message_bytes(
         self, rows: NDArray[np.int64], row_bytes: int, numbers: int
     ) -> NDArray[np.int64]:
-        return np.full(len(rows), 8 * numbers + SEALED_SEED_BYTES, dtype=np.int64)
+        each = (self.bits or BITS[-1]) // 8
+        return np.full(len(rows), each * numbers + SEALED_SEED_BYTES, dtype=np.int64)
 
     def check(self, algorithm: Any, release: Any) -> None:
         if (self.clip or self.noise) and release.sends == "contributions":
@@ -307,11 +319,13 @@ class SecureSum(Link):
         return SUMMED, NOISY_SUMS if self.noise else OPEN_SUMS
 
     def table(self) -> dict[str, Any]:
-        """What was agreed to before there were groups has one sum a round, and says nothing of
-        it."""
+        """What was agreed to before there were groups has one sum a round, and 64 bits a number,
+        and says nothing of it."""
         table = super(SecureSum, self).table()
         if self.groups == 1:
             del table["groups"]
+        if self.bits == BITS[-1]:
+            del table["bits"]
         return table
 
 

@@ -1,10 +1,13 @@
 """Masks: a device's whole update, hidden so that only a sum of many can be read.
 
 An update is a table of whole numbers of the grid, a row for every row of the model, zeros included,
-so that its size says nothing. Its mask is as many numbers below 2⁶⁴, drawn with ChaCha20 (RFC 8439)
-from a seed of 32 bytes that serves once. What leaves is update + mask modulo 2⁶⁴. To whoever lacks
-the seed that is uniform, whatever the update; sums of masked updates less the sum of their masks
-are the sums of the updates, exactly.
+so that its size says nothing. Its mask is as many numbers below 2^bits, drawn with ChaCha20 (RFC
+8439) from a seed of 32 bytes that serves once. What leaves is update + mask modulo 2^bits. To
+whoever lacks the seed that is uniform, whatever the update; sums of masked updates less the sum of
+their masks are the sums of the updates, exactly, as long as these are below 2^(bits - 1).
+
+Numbers of 32 bits are held and drawn in 32 bits; those of 40 and 48 in 64, of which the upper ones
+do not travel and do not count.
 
 The stream is that of the `cryptography` library where it is installed, which is several times as
 fast, and of the kernel in `one_bit` where not; both give the same numbers.
@@ -28,7 +31,9 @@ from sottovoce.core.arrays import each, equal_spans
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.rng import chacha_words
 
-Words = NDArray[np.uint64]
+Words = NDArray[np.uint32] | NDArray[np.uint64]
+BITS = (32, 40, 48, 64)
+"""How many a masked number can have."""
 SEED_BYTES = 32
 MOST_NUMBERS = 1 << 34
 """Of one mask: ChaCha20 counts blocks of eight of them with 32 bits."""
@@ -49,30 +54,43 @@ def seeds_from(root: bytes, users: NDArray[np.int64], round: int) -> list[bytes]
     return seeds
 
 
-def expand(seed: bytes, numbers: int) -> Words:
+def no_words(numbers: int, bits: int) -> Words:
+    """So many zeros, to which masked numbers of so many bits are added."""
+    if bits == 32:
+        return np.zeros(numbers, dtype=np.uint32)
+    return np.zeros(numbers, dtype=np.uint64)
+
+
+def expand(seed: bytes, numbers: int, bits: int = 64) -> Words:
     """The mask of a seed."""
     _check(seed, numbers)
-    mask = np.zeros(numbers, dtype=np.uint64)
+    mask = no_words(numbers, bits)
     _adder()(mask, seed)
-    return mask
+    return _narrow(mask, bits)
 
 
-def masked(values: NDArray[np.int64], seed: bytes) -> Words:
+def masked(values: NDArray[np.int64], seed: bytes, bits: int = 64) -> Words:
     """An update, [rows, width] with a row for every row of the model, as it may leave."""
-    hidden = np.ascontiguousarray(values, dtype=np.int64).view(np.uint64).ravel().copy()
+    hidden = words_of(values, bits)
     _check(seed, len(hidden))
     _adder()(hidden, seed)
-    return hidden
+    return _narrow(hidden, bits)
 
 
-def sum_masks(seeds: Sequence[bytes], numbers: int, threads: int = 1) -> Words:
-    """The sum of these seeds' masks modulo 2⁶⁴."""
+def words_of(values: NDArray[np.int64], bits: int) -> Words:
+    """Whole numbers modulo 2^bits, not masked yet."""
+    whole = np.ascontiguousarray(values, dtype=np.int64).view(np.uint64).ravel()
+    return whole.astype(np.uint32) if bits == 32 else whole.copy()
+
+
+def sum_masks(seeds: Sequence[bytes], numbers: int, threads: int = 1, bits: int = 64) -> Words:
+    """The sum of these seeds' masks modulo 2^bits (or, of 40 and 48, of 2⁶⁴)."""
     for seed in seeds:
         _check(seed, numbers)
-    total, turn, add = np.zeros(numbers, dtype=np.uint64), threading.Lock(), _adder()
+    total, turn, add = no_words(numbers, bits), threading.Lock(), _adder()
 
     def part(span: slice) -> None:
-        mine = np.zeros(numbers, dtype=np.uint64)
+        mine = no_words(numbers, bits)
         for seed in seeds[span]:
             add(mine, seed)
         with turn:
@@ -82,11 +100,35 @@ def sum_masks(seeds: Sequence[bytes], numbers: int, threads: int = 1) -> Words:
     return total
 
 
-def unmasked(total: Words, masks: Words, width: int) -> NDArray[np.int64]:
+def unmasked(total: Words, masks: Words, width: int, bits: int = 64) -> NDArray[np.int64]:
     """The sum of updates, [rows, width], from the sum of masked ones and the sum of their masks."""
-    if total.shape != masks.shape or len(total) % width:
+    if total.shape != masks.shape or total.dtype != masks.dtype or len(total) % width:
         raise MessageError("a sum of masks does not have the numbers of the masked sum")
-    return (total - masks).view(np.int64).reshape(-1, width)
+    # The upper bits of what is left are those of the sign.
+    left = (total - masks).astype(np.uint64) << np.uint64(64 - bits)
+    opened: NDArray[np.int64] = left.view(np.int64) >> np.int64(64 - bits)
+    return opened.reshape(-1, width)
+
+
+def to_bytes(words: Words, bits: int) -> bytes:
+    """Masked numbers as they travel: the lower bits of each, little-endian."""
+    if bits in (32, 64):
+        return words.astype(f"<u{bits // 8}", copy=False).tobytes()
+    whole = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    return np.ascontiguousarray(whole[:, : bits // 8]).tobytes()
+
+
+def from_bytes(content: bytes | memoryview, bits: int) -> Words:
+    """The inverse of `to_bytes`."""
+    if bits in (32, 64):
+        return np.frombuffer(content, f"<u{bits // 8}").astype(f"u{bits // 8}", copy=False)
+    whole = np.zeros((len(content) // (bits // 8), 8), dtype=np.uint8)
+    whole[:, : bits // 8] = np.frombuffer(content, np.uint8).reshape(len(whole), -1)
+    return whole.view("<u8").ravel().astype(np.uint64, copy=False)
+
+
+def _narrow(words: Words, bits: int) -> Words:
+    return words & np.uint64((1 << bits) - 1) if bits in (40, 48) else words
 
 
 def _check(seed: bytes, numbers: int) -> None:
@@ -107,17 +149,27 @@ def _adder() -> Callable[[Words, bytes], None]:
 
     def add(total: Words, seed: bytes) -> None:
         stream = Cipher(algorithms.ChaCha20(seed, start), None).encryptor()
-        room = np.empty(_KEYSTREAM_BYTES // 8, dtype=np.uint64)
+        room = np.empty(_KEYSTREAM_BYTES // total.itemsize, dtype=total.dtype)
         for at in range(0, len(total), len(room)):
             part = total[at : at + len(room)]
-            stream.update_into(zeros[: 8 * len(part)], room.view(np.uint8).data)
+            stream.update_into(zeros[: part.nbytes], room.view(np.uint8).data)
             part += room[: len(part)]
 
     return add
 
 
 def _add_by_kernel(total: Words, seed: bytes) -> None:
-    _add_stream(total, np.frombuffer(seed, dtype="<u4").astype(np.uint32))
+    key = np.frombuffer(seed, dtype="<u4").astype(np.uint32)
+    (_add_short_stream if total.itemsize == 4 else _add_stream)(total, key)
+
+
+@njit(nogil=True, cache=True)
+def _add_short_stream(total, key):
+    nothing, block = np.zeros(3, dtype=np.uint32), np.empty(16, dtype=np.uint32)
+    for at in range(0, len(total), 16):
+        chacha_words(key, nothing, uint32(at // 16), block)
+        for k in range(min(16, len(total) - at)):
+            total[at + k] += block[k]
 
 
 @njit(nogil=True, cache=True)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.arrays import sum_groups
+from sottovoce.core.masking import Words
 
 GRID_BITS = 24
 GRID = 2.0**GRID_BITS
@@ -165,7 +166,7 @@ class MaskedReports:
 
     round: int
     sender: NDArray[np.int64]
-    masked: NDArray[np.uint64]
+    masked: Words
     """[senders, rows of the model · width]."""
 
     def __len__(self) -> int:
@@ -197,7 +198,9 @@ class MaskSum:
 
     round: int
     devices: int
-    masks: NDArray[np.uint64]
+    masks: Words
+    bits: int = 64
+    """Of a masked number."""
 
     def __repr__(self) -> str:
         return f"<MaskSum round={self.round} devices={self.devices}>"

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.views import SeenRound, TlsPacket
-from sottovoce.core.masking import unmasked
+from sottovoce.core.masking import Words, unmasked
 from sottovoce.core.messages import (
     Batch,
     BitReports,
@@ -65,7 +65,7 @@ class MessageKeeper:
         self._numbers, self._share, self._own_width = numbers, 1.0, width
         self._measured, self._plain = -1, 0
         self._round, self._width, self._devices = -1, 0, 0
-        self._total = np.zeros(0, dtype=np.uint64)
+        self._total: Words = np.zeros(0, dtype=np.uint64)
 
     @property
     def share(self) -> float:
@@ -108,8 +108,8 @@ class MessageKeeper:
     def _first_masked(self, message: MaskedReports) -> list[object]:
         if message.round != self._round:
             self._round, self._devices = message.round, 0
-            self._total = np.zeros(message.masked.shape[1], dtype=np.uint64)
-        self._total += message.masked.sum(axis=0, dtype=np.uint64)
+            self._total = np.zeros_like(message.masked, shape=message.masked.shape[1])
+        self._total += message.masked.sum(axis=0, dtype=message.masked.dtype)
         room = max(0, MASKED_KEPT - self._devices)
         self._devices += len(message)
         if not room:
@@ -121,7 +121,8 @@ class MessageKeeper:
         """The sum as the server has it; nothing where it would turn the proxy's answer down."""
         if told.round != self._round or told.devices != self._devices or not self._width:
             return []
-        return [summed(told.round, unmasked(self._total, told.masks, self._width), told.devices)]
+        sums = unmasked(self._total, told.masks, self._width, told.bits)
+        return [summed(told.round, sums, told.devices)]
 
 
 class Recorder(Redacted):

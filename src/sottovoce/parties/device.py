@@ -33,7 +33,7 @@ from sottovoce.core.consent import Consent, ShareRule
 from sottovoce.core.contributions import Contributions, cut
 from sottovoce.core.ledger import Entries, Ledger
 from sottovoce.core.links import Direct, Link, has_noise
-from sottovoce.core.masking import masked, seeds_from
+from sottovoce.core.masking import BITS, masked, no_words, seeds_from
 from sottovoce.core.messages import (
     BitReports,
     DeviceReports,
@@ -50,7 +50,7 @@ from sottovoce.core.redacted import Redacted
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
-from sottovoce.privacy.own_epsilon import BoundContributions
+from sottovoce.privacy.own_epsilon import BoundContributions, mark_of, marked
 from sottovoce.privacy.reports import BoundReports
 from sottovoce.rng import Streams
 
@@ -126,12 +126,14 @@ class Devices(Redacted):
         """Whether what leaves is paid for from owners' budgets."""
         return self._release.spends or has_noise(self._link)
 
-    def willing(self) -> NDArray[np.int64]:
-        """Rows of the devices that take part, can learn, and may still send."""
+    def willing(self, round: int | None = None) -> NDArray[np.int64]:
+        """Rows of the devices that take part, can learn, and may still send: in this round, which
+        matters to contributions alone. Without it, of contributions: in some stage of the period in
+        which each of them was last, which is the first one at the start."""
         cohort = self.cohort
         able = cohort.consent.takes_part & self.algorithm.device_able(cohort)
         rows = np.flatnonzero(able)
-        return rows[self._permitted(rows)]
+        return rows[self._permitted(rows, round)]
 
     def tiers(self) -> NDArray[np.int32]:
         """The tier in which each device reports, -1 where in none."""
@@ -192,9 +194,10 @@ class Devices(Redacted):
         written = self._contributed(view, rows) if self.contributes else self._rows(view, rows)
         if seeds is None:
             seeds = tuple(seeds_from(self._noise, users, view.round))
-        hidden = np.empty((len(rows), shape[0] * shape[1]), dtype=np.uint64)
+        bits = self._link.summing.bits or BITS[-1]
+        hidden = no_words(len(rows) * shape[0] * shape[1], bits).reshape(len(rows), -1)
         for row, (whole, seed) in enumerate(zip(written, seeds, strict=True)):
-            hidden[row] = masked(whole, seed)
+            hidden[row] = masked(whole, seed, bits)
         return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)
 
     def _rows(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -212,7 +215,7 @@ class Devices(Redacted):
     def _contributions(self, view: ModelView, rows: NDArray[np.int64]) -> Contributions:
         """One round of these devices, as what each adds to the sum. It leaves masked alone."""
         algorithm, release = self._contributing()
-        self._admit(rows)
+        self._admit(rows, view.round)
         made = cut(
             algorithm.device_profile(view, self._shown(), rows),
             release.scale[rows],
@@ -223,8 +226,9 @@ class Devices(Redacted):
                 f"{algorithm.config.name} gave a profile of another size than the round's; nothing "
                 "was sent"
             )
-        epsilon = release.costs(view.round, self.cohort.sent, algorithm.shares)[rows]
-        self._charge(rows, epsilon)
+        shares, batches = algorithm.shares, algorithm.batches
+        epsilon = release.costs(view.round, self.cohort.sent, shares, batches)[rows]
+        self._charge(rows, epsilon, mark_of(view.round, len(shares), batches))
         self.ledger.record(
             Entries(
                 kind=release.kind,
@@ -270,26 +274,32 @@ class Devices(Redacted):
 
     # --- consent and budget -----------------------------------------------------------------------
 
-    def _admit(self, rows: NDArray[np.int64], *, rounds: bool = False) -> None:
-        """Raises unless all of these may send: once, or (`rounds`) as often as they stand there."""
+    def _admit(
+        self, rows: NDArray[np.int64], round: int | None = None, *, rounds: bool = False
+    ) -> None:
+        """Raises unless all of these may send: once, or (`rounds`) as often as they stand there.
+        Contributions are sent in a `round`."""
         if not self.cohort.consent.takes_part[rows].all():
             raise ConsentError("a device that does not take part was asked to send")
         # In order, as a server asks them, each can be there once only, which is faster to see.
         once = rounds or np.all(rows[1:] > rows[:-1]) or len(np.unique(rows)) == len(rows)
         if not once:
             raise ConsentError("a device was asked twice in one round")
-        if not self._permitted(rows).all():
+        if not self._permitted(rows, round).all():
             raise ConsentError("a device was asked to report beyond what its owner permits")
 
-    def _permitted(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _permitted(self, rows: NDArray[np.int64], round: int | None = None) -> NDArray[np.bool_]:
         """Which of these devices' owners' limits have room for as many rounds as each stands
-        there."""
+        there; of contributions, who may be in this round (`willing`)."""
         cohort, noise = self.cohort, self._link.noise
         if not noise and not self._release.spends:
             return np.ones(len(rows), dtype=bool)
         if self.contributes:
             algorithm, release = self._contributing()
-            return release.room(cohort.spent, cohort.sent, algorithm.shares)[rows]
+            room = release.room(
+                cohort.spent, cohort.sent, algorithm.shares, round, algorithm.batches
+            )
+            return room[rows]
         times = np.bincount(rows, minlength=len(cohort)).astype(np.int64)
         if not noise:
             return self._release.permits(cohort.spent, times)[rows]
@@ -343,8 +353,14 @@ class Devices(Redacted):
         self.ledger.record(release.entries(rows, view.round))
         return BitReports(view.round, self.cohort.users[rows], release.tier[rows], reports)
 
-    def _charge(self, rows: NDArray[np.int64], epsilon: NDArray[np.float64]) -> None:
-        np.add.at(self.cohort.sent, rows, 1)
+    def _charge(
+        self, rows: NDArray[np.int64], epsilon: NDArray[np.float64], mark: int | None = None
+    ) -> None:
+        """`mark`: of the stage, where contributions are what leaves."""
+        if mark is None:
+            np.add.at(self.cohort.sent, rows, 1)
+        else:
+            self.cohort.sent[rows] = marked(self.cohort.sent[rows], mark)
         if self._release.spends:
             np.add.at(self.cohort.spent, rows, np.where(np.isfinite(epsilon), epsilon, 0.0))
 

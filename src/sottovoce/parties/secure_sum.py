@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.base import Contributing, FactorModel
 from sottovoce.core.arrays import each, equal_spans
-from sottovoce.core.links import SecureSum
-from sottovoce.core.masking import unmasked
+from sottovoce.core.links import Link, SecureSum
+from sottovoce.core.masking import BITS, Words, no_words, unmasked
 from sottovoce.core.messages import GRID, MaskedReports, MaskSum, SummedReports
 from sottovoce.errors import ConfigError, MessageError, SpoiledSum, WrongSum
+from sottovoce.privacy.base import Release
 
 _FURTHEST = 40
 """Standard deviations of noise beyond which no number is taken for one."""
@@ -34,7 +39,8 @@ class MaskedSum:
         self.round, self._width, self._link = round, width, link
         self._sigma = sigma
         self._largest = largest
-        self._total = np.zeros(rows * width, dtype=np.uint64)
+        self._bits = link.bits or BITS[-1]
+        self._total: Words = no_words(rows * width, self._bits)
         self._senders: set[int] = set()
 
     @property
@@ -51,10 +57,23 @@ class MaskedSum:
         if len(new) != len(reports) or self._senders & new:
             raise MessageError("a device reported twice in one round")
         self._senders |= new
+        self._add(reports.masked, threads)
 
+    def go_on(self, total: Words, senders: set[int]) -> None:
+        """From what was added up before, and of whom."""
+        if total.shape != self._total.shape or total.dtype != self._total.dtype:
+            raise MessageError("a sum of masked updates does not have the numbers of the round")
+        self._total, self._senders = total.copy(), set(senders)
+
+    @property
+    def total(self) -> Words:
+        """The sum, masked."""
+        return self._total
+
+    def _add(self, masked: Words, threads: int) -> None:
         def part(span: slice) -> None:
             total = self._total[span]
-            for one in reports.masked:
+            for one in masked:
                 np.add(total, one[span], out=total)
 
         each(part, equal_spans(len(self._total), threads), threads)
@@ -62,7 +81,7 @@ class MaskedSum:
     def open(self, told: MaskSum, leniency: float = 0.0, *, counted: bool = False) -> SummedReports:
         """The sum of the updates. Raises `WrongSum` where it cannot be one, `SpoiledSum` where that
         shows in its numbers: under a wrong sum of masks, or with a device's garbage in it, every
-        number is uniform below 2⁶⁴, and honest sums are far smaller. (A helper or a device that
+        number is uniform below 2^bits, and honest sums are smaller. (A helper or a device that
         adds little to the right sum is not found out.) With `leniency`, from 0 to 1, larger numbers
         pass, and are cut to what honest devices can add up to: `searching` says what for. Where
         rows are `counted`, the last number of each says how many devices sent it; a row of which
@@ -72,11 +91,12 @@ class MaskedSum:
                 f"the helper told the sum of {told.devices:,} masks of round {told.round}, and was "
                 f"asked for {self.devices:,} of round {self.round}"
             )
-        if told.masks.shape != self._total.shape:
+        if told.masks.shape != self._total.shape or told.bits != self._bits:
             raise WrongSum("the helper told a sum of masks of another size than the model's")
-        sums = unmasked(self._total, told.masks, self._width)
+        sums = unmasked(self._total, told.masks, self._width, self._bits)
         most = sum_limit(self._link, self.devices, self._largest, self._sigma)
-        bound = most + int(leniency * min(LENIENT * most, (1 << 62) - most))
+        room = (1 << (self._bits - 2)) - most
+        bound = most + int(leniency * min(LENIENT * most, room))
         if bool(np.any((sums > bound) | (sums < -bound))):
             raise SpoiledSum(
                 "the sum that was opened is larger than these devices could have sent: the helper "
@@ -94,9 +114,51 @@ def sum_limit(link: SecureSum, devices: int, largest: float, sigma: float | None
     sigma = link.sigma if sigma is None else sigma
     one = min(largest, link.clip * GRID) if link.clip else largest
     most = int(devices * one + _FURTHEST * sigma)
-    if most >= 1 << 62:
-        raise ConfigError("so many devices could add up to numbers beyond 2**62; lower the limits")
+    bits = link.bits or BITS[-1]
+    if most > 1 << (bits - 2):
+        raise ConfigError(
+            f"{devices:,} devices could add up to numbers beyond 2**{bits - 2}, for which "
+            f"{bits} bits have no room; ask fewer, or set link.bits higher"
+        )
     return most
+
+
+def most_devices(link: SecureSum, largest: float, sigma: float) -> int:
+    """For the sum of which a number has room."""
+    one = min(largest, link.clip * GRID) if link.clip else largest
+    room = (1 << ((link.bits or BITS[-1]) - 2)) - _FURTHEST * sigma
+    return int(room / one)
+
+
+def sigma_of(algorithm: FactorModel, release: Release, link: SecureSum) -> float:
+    """The largest standard deviation of the noise on a number of a sum, in its steps."""
+    own = release.contributing
+    if own is None:
+        return link.sigma
+    return own.sigma * release.steps / math.sqrt(min(cast(Contributing, algorithm).shares))
+
+
+def fitted(algorithm: FactorModel, release: Release, link: Link, draws: int, devices: int) -> Link:
+    """The link with as few bits as a sum of so many devices needs, unless it says how many."""
+    own, way = release.contributing, link.summing
+    if way is None:
+        return link
+    largest = release.largest_value(draws) * release.steps
+    sigma = sigma_of(algorithm, release, way)
+    # A search needs room for garbage to show (`open`); contributions are not searched.
+    return _fitted(way, devices, largest, sigma, lenient=own is None)
+
+
+def _fitted(
+    link: SecureSum, devices: int, largest: float, sigma: float, *, lenient: bool
+) -> SecureSum:
+    if link.bits:
+        sum_limit(link, devices, largest, sigma)  # raises where they are too few
+        return link
+    most = sum_limit(link.of_bits(BITS[-1]), devices, largest, sigma)
+    most *= LENIENT + 1 if lenient else 1
+    enough = (bits for bits in BITS if most <= 1 << (bits - 2))
+    return link.of_bits(next(enough, BITS[-1]))
 
 
 def summed(round: int, sums: NDArray[np.int64], devices: int) -> SummedReports:

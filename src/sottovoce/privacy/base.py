@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sottovoce.core.consent import Choice, Consent, ShareRule
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import Link
-from sottovoce.core.messages import LIMIT, DeviceReports
+from sottovoce.core.messages import GRID, LIMIT, DeviceReports
 from sottovoce.errors import ConfigError, ConsentError
 from sottovoce.registry import Component, Registry
 from sottovoce.rng import Streams
@@ -81,6 +81,11 @@ class Release(Component, ABC):
     def contributing(self) -> OwnEpsilon | None:
         """Itself, where contributions to noisy sums are what leaves."""
         return None
+
+    @property
+    def steps(self) -> int:
+        """To the unit, of the whole numbers that leave."""
+        return int(GRID)
 
     def largest_value(self, draws: int) -> float:
         """The largest absolute value of one number in what an honest device sends."""

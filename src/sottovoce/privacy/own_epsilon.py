@@ -1,11 +1,11 @@
-"""The release of gram: one contribution to a noisy sum in each of its rounds, at an ε of her own.
+"""The release of gram: one contribution to a noisy sum in each of its stages, at an ε of her own.
 
 What it promises. Noise of one size is added to the sums (by the helper of a secure sum), measured
 by the largest ε that the terms permit. A user who accepts less adds less: her contribution is
 scaled by c = μ(ε_u) / μ(ε_max), where μ(ε) is the distance at which two Gaussians of variance 1 are
 (ε, δ)-indistinguishable. Whether she has contributed moves all sums of a period together by at most
 c/σ of their noise, in the order in which they are published (adaptive composition of Gaussians:
-the rounds' shares of the noise add up to 1), so that what is published is (ε_u, δ)-differentially
+the stages' shares of the noise add up to 1), so that what is published is (ε_u, δ)-differentially
 private for *her*, toward everybody who sees it, the server included, while the server and the
 helper do not put together what they have. Neighbours: she contributes, or she does not.
 
@@ -13,9 +13,12 @@ c is in no message, and the masked messages of all users have one size: nobody l
 The helper, who draws the noise, can take it off what is published: what it can tell from the sums
 is bounded by nothing but the number of users in them.
 
-What is booked. Each round costs what it adds to what she has spent in this period: the first one
-its own price, the next one the rest of ε_u; whoever missed the first pays the price of the second
-alone. A user who has been in all rounds of a period is not asked again.
+What is booked. A period has several batches, and she is in each stage once, in whichever batch
+she is there: batches have no contribution in common, so that each tells of her only what she added
+to it. A stage costs what it adds to what she has spent in this period: the first one its own price,
+the next one the rest of ε_u; whoever missed the first pays the price of the second alone. A user
+who has been in all stages of a period is not asked again in it. Another period costs her ε_u again,
+and all of them together stay within her `total_epsilon`.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from numpy.typing import NDArray
 
 from sottovoce.config import require_number
 from sottovoce.core.consent import Choice, Consent, affords
+from sottovoce.core.contributions import STEPS
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SUMMED, Link
 from sottovoce.errors import ConsentError
@@ -47,6 +51,28 @@ OWN = (
     "off what is published, nobody would notice if it left it out, and toward server and helper "
     "together nothing is bounded. See docs/privacy.md."
 )
+
+
+MOST_STAGES = 8
+_STAGES = (1 << MOST_STAGES) - 1
+
+
+def mark_of(round: int, stages: int, batches: int) -> int:
+    """What `Cohort.sent` says of a device that was in this round alone: the period, and below it
+    eight bits, one for each stage that she was in."""
+    period, rest = divmod(round, stages * batches)
+    return period << MOST_STAGES | 1 << rest % stages
+
+
+def marked(sent: NDArray[np.int64], mark: int) -> NDArray[np.int64]:
+    """`sent` after a round of this mark. A new period begins with nothing done, and what comes late
+    of an old one changes nothing: the order of marks does not matter."""
+    same, later = (
+        sent >> MOST_STAGES == mark >> MOST_STAGES,
+        sent >> MOST_STAGES > mark >> MOST_STAGES,
+    )
+    after: NDArray[np.int64] = np.where(same, sent | mark, np.where(later, sent, mark))
+    return after
 
 
 @lru_cache(maxsize=4096)
@@ -78,6 +104,10 @@ class OwnEpsilon(Release):
     def sigma(self) -> float:
         """Standard deviation of the noise of a whole period, for a sensitivity of 1."""
         return 1.0 / distance(self.epsilon, self.delta)
+
+    @property
+    def steps(self) -> int:
+        return STEPS
 
     def largest_value(self, draws: int) -> float:
         return 1.0
@@ -192,24 +222,44 @@ class BoundContributions(BoundRelease):
         return self._prices(1.0)
 
     def costs(
-        self, round: int, sent: NDArray[np.int64], shares: Sequence[float]
+        self, round: int, sent: NDArray[np.int64], shares: Sequence[float], batches: int = 1
     ) -> NDArray[np.float64]:
-        """What this round of a period adds to what each user has spent, who was in `sent` rounds of
-        it before; `shares` are those of the rounds in 1/noise²."""
-        here = round % len(shares)
-        alone, whole = self._prices(shares[here]), self._prices(math.fsum(shares[: here + 1]))
-        before = self._prices(math.fsum(shares[:here])) if here else np.zeros(len(self.users))
-        return np.where(sent >= here, whole - before, alone) if here else alone
+        """What this round adds to what each user has spent, whose stages so far are `sent`
+        (`marked`); `shares` are those of the stages in 1/noise²."""
+        mark = mark_of(round, len(shares), batches)
+        done = _done(sent, mark)
+        return self._added(done | mark & _STAGES, shares) - self._added(done, shares)
 
     def room(
-        self, spent: NDArray[np.float64], sent: NDArray[np.int64], shares: Sequence[float]
+        self,
+        spent: NDArray[np.float64],
+        sent: NDArray[np.int64],
+        shares: Sequence[float],
+        round: int | None = None,
+        batches: int = 1,
     ) -> NDArray[np.bool_]:
-        """Whose limit has room for the rest of the period, of those who permit something and were
-        not in all of its rounds."""
-        whole, first = self._prices(1.0), self._prices(shares[0])
-        rest = np.where(sent > 0, whole - first, whole)
-        fits: NDArray[np.bool_] = (self.scale > 0) & (sent < len(shares))
+        """Whose limit has room for what is left of the period, of those who permit something and
+        may be in this round: who was in its stage in this period, or in a later period, may not.
+        Without a round: in some stage of the period in which each one was last."""
+        if round is None:
+            done = sent & _STAGES
+            open = done != (1 << len(shares)) - 1
+        else:
+            mark = mark_of(round, len(shares), batches)
+            done = _done(sent, mark)
+            open = (done & mark == 0) & (sent >> MOST_STAGES <= mark >> MOST_STAGES)
+        rest = self._prices(1.0) - self._added(done, shares)
+        fits: NDArray[np.bool_] = (self.scale > 0) & open
         return fits & affords(spent, rest, self.limit)
+
+    def _added(self, done: NDArray[np.int64], shares: Sequence[float]) -> NDArray[np.float64]:
+        """ε of each user's part in these stages, given by their bits."""
+        found = np.zeros(len(self.users))
+        for stages in np.unique(done).tolist():
+            share = math.fsum(one for k, one in enumerate(shares) if stages >> k & 1)
+            if share:
+                found = np.where(done == stages, self._prices(share), found)
+        return found
 
     def _prices(self, share: float) -> NDArray[np.float64]:
         """ε of each user's part in sums that have this share of 1/noise²."""
@@ -222,3 +272,11 @@ class BoundContributions(BoundRelease):
         ]
         found: NDArray[np.float64] = np.array(each)[which]
         return found
+
+
+def _done(sent: NDArray[np.int64], mark: int) -> NDArray[np.int64]:
+    """The stages of this mark's period that each one was in, as bits."""
+    done: NDArray[np.int64] = np.where(
+        sent >> MOST_STAGES == mark >> MOST_STAGES, sent & _STAGES, 0
+    )
+    return done

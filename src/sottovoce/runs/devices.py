@@ -209,11 +209,6 @@ def check_engine(options: RunOptions, federation: Federation, users: int) -> Non
     engine: Engine = options.engine
     if engine == "simulation":
         return
-    if federation.devices.contributes:
-        raise ConfigError(
-            f"{federation.server.algorithm.config.name} runs in simulation alone by now; leave it "
-            "on --engine simulation"
-        )
     if options.device != "cpu" or not options.kept:
         raise ConfigError(f"the {engine} engine needs --device cpu and a run folder")
     if engine == "flower":
@@ -254,7 +249,7 @@ def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -
             experiment.on(dataset, devices.cohort.consent)[0],
             plan.triples,
             settings.release,
-            settings.link,
+            settings.link if federation.masker is None else federation.masker.link,
         ),
         rules=trial_rules(experiment.service, list(named), plan.devices),
         cohort_size=plan.cohort_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,25 +13,23 @@ from sottovoce.algorithms.base import (
     AlgorithmSettings,
     Cohort,
     Contributing,
-    FactorModel,
     Schedule,
 )
 from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import LINKS, Link
-from sottovoce.core.messages import GRID
 from sottovoce.core.one_bit import noise_root
 from sottovoce.core.recommender import Scorer
 from sottovoce.engines.observers import MessageObserver, Observer
-from sottovoce.engines.simulation import SimulatedDevices, Simulation
+from sottovoce.engines.simulation import SimulatedDevices, Simulation, joining
 from sottovoce.errors import ConfigError
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.helper import Helper
+from sottovoce.parties.helper import Helper, noise_spans
+from sottovoce.parties.secure_sum import fitted
 from sottovoce.parties.server import NO_DEFENCE, Server
 from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
-from sottovoce.privacy.central import Spans
 from sottovoce.privacy.reports import KReports
 from sottovoce.rng import SecretStreams, Streams
 from sottovoce.runs.folder import RunCheckpoint
@@ -85,6 +83,7 @@ class Federation:
         willing = np.flatnonzero(consent.takes_part & able)
         plan = settings.plan(len(willing), int(train.counts[willing].sum()))
         algorithm = settings.build_under(release, way, plan.triples)
+        way = fitted(algorithm, release, way, plan.triples, plan.cohort_size)
         cohort.vectors = algorithm.device_init(users, rng)
         devices = SimulatedDevices.behind_door(algorithm, cohort, release, Ledger(), rng, link=way)
         proxy = None
@@ -106,7 +105,7 @@ class Federation:
                 )
             key, spans = noise_root(rng.child("masker").root), noise_spans(algorithm, release)
             masker = Helper(way.summing, server.items.size, key, spans)
-        most = release.largest_value(plan.triples) * GRID
+        most = release.largest_value(plan.triples) * release.steps
         return cls(plan, server, devices, proxy, masker, most)
 
     @property
@@ -175,7 +174,18 @@ class Federation:
             largest_value=self.largest_value,
             masked=masked,
             least=link.min_devices if link and everybody else 0,
+            joined=self._joined(),
         ).run()
+
+    def _joined(self) -> NDArray[np.int64] | None:
+        """From which round each device is there, where users come in batches."""
+        if not self.devices.contributes:
+            return None
+        algorithm, cohort = cast(Contributing, self.server.algorithm), self.devices.cohort
+        if algorithm.batches == 1:
+            return None
+        rows = np.flatnonzero(cohort.consent.takes_part)
+        return len(algorithm.shares) * joining(cohort.history, rows, algorithm.batches)
 
     def vectors(self) -> NDArray[np.float32]:
         """Every device's vector by now. Devices that do not take part have learnt theirs at home
@@ -192,20 +202,6 @@ class Federation:
     def scorer(self) -> Scorer:
         """What every device would recommend by now."""
         return self.server.algorithm.device_scorer(self.vectors(), self.server.items)
-
-
-def noise_spans(algorithm: FactorModel, release: Release) -> Callable[[int, int], Spans] | None:
-    """Of a round and its numbers: which noise they get; None where that is the link's to say."""
-    own = release.contributing
-    if own is None:
-        return None
-    contributing, unit = cast(Contributing, algorithm), own.sigma * GRID
-
-    def spans(round: int, numbers: int) -> Spans:
-        found = contributing.noise_spans(round, numbers)
-        return tuple((many, each * unit) for many, each in found)
-
-    return spans
 
 
 def _check_contributions(devices: SimulatedDevices) -> NDArray[np.int64]:

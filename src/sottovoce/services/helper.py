@@ -1,4 +1,4 @@
-"""The aggregation helper of a secure sum: one address for the server, and two for its operator.
+"""The aggregation helper of a secure sum: two addresses for the server, and two for its operator.
 
 What it tells follows from its own folder alone: the fewest devices, the most groups and the noise
 are those of the terms it keeps, whatever a question says. Nothing of a question is kept but its
@@ -15,7 +15,8 @@ from pathlib import Path
 from sottovoce.core.messages import MaskSum
 from sottovoce.core.recommender import default_threads
 from sottovoce.errors import MessageError
-from sottovoce.parties.helper import Answered, check_groups, noise_of, sum_told
+from sottovoce.parties.helper import Answered, check_groups, noise_of, noise_spans, sum_told
+from sottovoce.privacy.central import Spans
 from sottovoce.services.kit.answers import JSON, OCTETS, Receive, Scope, Send, answer, bears
 from sottovoce.services.kit.application import Hosting, HttpApplication
 from sottovoce.services.kit.connections import Limits
@@ -61,7 +62,9 @@ class Answering:
         self._name = terms_name(self._terms)
         self._key, self._noise = folder.seal_key(), folder.noise_key()
         self._answers, self._threads = folder.answers(), threads
-        noise_of(self._link, 0, 1, self._noise)  # raises now where the terms cannot be kept
+        self._spans = noise_spans(self._terms.build(), self._terms.release)
+        if self._spans is None:
+            noise_of(self._link, 0, 1, self._noise)  # raises now where the terms cannot be kept
         self.told = 0
         """Sums, since the start."""
 
@@ -75,26 +78,63 @@ class Answering:
 
     def answer(self, payload: bytes) -> bytes:
         """The sum that was asked for. Before it is told, it is on the disk for whom."""
+        question = self._read(payload)
+        round, numbers = question.round, self._numbers(question)
+        spans = self._spans_of(round, numbers)
+        answered = self._check(question)
+        seeds = self._open(question, again=answered == self._answers.last)
+        self._answers.keep(answered)
+        group = question.group if len(question.sizes) > 1 else None
+        how = self._noise, self._threads, group, spans
+        masks = sum_told(self._link, round, seeds, numbers, *how)
+        self.told += 1
+        return encode_mask_sum(MaskSum(round, len(seeds), masks, self._terms.bits))
+
+    def unopened(self, payload: bytes) -> list[int]:
+        """Which of these seeds cannot be opened, or were not sealed by their devices for this. The
+        server then adds up the others, and forgets their messages. Nothing is told of any mask."""
+        question = self._read(payload)
+        self._numbers(question)
+        bound = self._bound(question)
+        return [
+            at
+            for at, record in enumerate(question.records)
+            if not is_signed(record, bound) or open_seed(record, self._key, bound) is None
+        ]
+
+    def _read(self, payload: bytes) -> MaskSumQuestion:
         try:
             question = decode_question(payload)
         except MessageError as error:
             raise Refused("malformed", str(error)) from None
-        answered = self._check(question)
-        seeds = self._open(question, again=answered == self._answers.last)
-        self._answers.keep(answered)
-        numbers = self._terms.n_rows * self._terms.width
-        group = question.group if len(question.sizes) > 1 else None
-        masks = sum_told(
-            self._link, question.round, seeds, numbers, self._noise, self._threads, group
-        )
-        self.told += 1
-        return encode_mask_sum(MaskSum(question.round, len(seeds), masks))
+        if question.terms != self._name:
+            raise Refused("other_terms", "the question is about other terms than ours")
+        return question
+
+    def _numbers(self, question: MaskSumQuestion) -> int:
+        """Of each mask. The devices have signed how many, where the terms do not say it."""
+        terms = self._terms
+        if terms.contributes != (question.numbers is not None):
+            raise Refused("malformed", "the question is not one for these terms")
+        numbers = terms.n_rows * terms.width if question.numbers is None else question.numbers
+        if not 0 < numbers <= terms.most_numbers:
+            raise Refused("malformed", "no message of these terms has so many numbers")
+        return numbers
+
+    def _spans_of(self, round: int, numbers: int) -> Spans | None:
+        """Which noise they get."""
+        try:
+            return None if self._spans is None else self._spans(round, numbers)
+        except MessageError as error:
+            raise Refused("malformed", str(error)) from None
+
+    def _bound(self, question: MaskSumQuestion) -> bytes:
+        where = question.round, question.attempt, question.model, question.numbers
+        return binding(self._terms, *where)
 
     def _check(self, question: MaskSumQuestion) -> Answered:
         """What is to be kept before the sum is told. Raises where it must not be."""
         records, last = question.records, self._answers.last
-        if question.terms != self._name:
-            raise Refused("other_terms", "the question is about other terms than ours")
         if len(question.sizes) > self._link.groups:
             raise Refused("too_many", "the terms do not permit so many sums in a round")
         if min(question.sizes) < self._link.min_devices:
@@ -116,7 +156,7 @@ class Answering:
     def _open(self, question: MaskSumQuestion, *, again: bool) -> list[bytes]:
         """The seeds of the group that is asked for. All groups must be good before one is told,
         since afterwards there can be no others; whoever asks `again` has shown that they are."""
-        bound = binding(self._terms, question.round, question.attempt, question.model)
+        bound = self._bound(question)
         start = sum(question.sizes[: question.group])
         mine = slice(start, start + question.sizes[question.group])
         records = question.records[mine] if again else question.records
@@ -138,7 +178,7 @@ class HelperApplication(HttpApplication[HelperLimits]):
         self._answering, self._server_token = answering, server
         # One at a time: what was told last decides what may be told next.
         self._questions = self._executor(self._limits.waiting)
-        self._serve({"/v1/sums": ("POST", self._sum)})
+        self._serve({"/v1/sums": ("POST", self._sum), "/v1/seeds": ("POST", self._seeds)})
 
     async def _sum(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not bears(scope, self._server_token):
@@ -152,6 +192,13 @@ class HelperApplication(HttpApplication[HelperLimits]):
             await answer(send, 409, [JSON], json.dumps(content).encode())
             return
         await answer(send, 200, [OCTETS], told)
+
+    async def _seeds(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not bears(scope, self._server_token):
+            raise Refused("unknown_server", "only the server of the federation may ask for this")
+        payload = await self._body(scope, receive, LONGEST_QUESTION)
+        which = await self._questions(lambda: self._answering.unopened(payload))
+        await answer(send, 200, [JSON], json.dumps({"which": which}).encode())
 
     def figures(self) -> Iterator[Figure]:
         answering = self._answering

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules, Server
 from sottovoce.rng import streams_of
 from sottovoce.stores import server as records
+from sottovoce.stores import versions
 from sottovoce.stores.database import Leader
 from sottovoce.wire.reports import decode_report
 from sottovoce.wire.terms import Terms
@@ -30,8 +32,9 @@ Clock = Callable[[], float]
 """Seconds that only go forward. The time of day plays no part."""
 Verdict = Literal["goal", "deadline", "abandoned"]
 What = Literal[
-    "opened", "closing", "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused"
-]
+    "opened", "closing", "goal", "deadline", "abandoned", "diverged", "wrong_sum", "sum_refused",
+    "published", "held_back",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,12 @@ class Plan:
     def proxied(self) -> bool:
         """Whether reports come through a proxy, from devices that the server cannot tell apart."""
         return self.terms.reporting is not None
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether everybody who is there is asked, also who comes while a round is open. Whoever
+        contributes once is always waited for."""
+        return self.cohort_size == "all" or self.proxied or self.terms.contributes
 
     @property
     def value_limit(self) -> int:
@@ -125,8 +134,13 @@ class Coordinator:
     def _require_whole(self, link: sa.Connection) -> None:
         """Raises where what would be published next is damaged."""
         now = records.position(link)
-        for round in (now.round - 1, now.round):
-            records.model(link, round, self._plan.terms.width)
+        for round in (now.round - 1, now.round, *records.kept_versions(link)):
+            found = records.model(link, round, self._plan.terms.width)
+            if found is None and round == now.published:
+                raise ServiceError(
+                    f"the database lacks version {round} of the model, which is published; put the "
+                    "database back from a copy"
+                )
         records.memory(link, now.round, self._plan.terms.n_rows)
         if now.state == "open":
             records.selected(link, now.round, now.attempt)
@@ -223,7 +237,9 @@ class Coordinator:
         if round == 0 and attempt == 0 and records.count_devices(link)[0] < plan.rules.min_devices:
             return None
         pool = records.pool(link)
-        goal = len(pool) if plan.cohort_size == "all" else plan.cohort_size
+        goal = plan.cohort_size
+        if goal == "all" or plan.asks_all:
+            goal = len(pool)
         if len(pool) < plan.rules.least(goal):
             return None
         items = np.zeros((0, plan.terms.width), np.float32)
@@ -255,14 +271,28 @@ class Coordinator:
             if not np.isfinite(server.items).all():
                 return self._diverged(link, now)
             outcome = records.outcome(link, now.round, now.attempt)
-            over = self._end(link, now, "closing", "closed", outcome, outcome)
+            over = [self._end(link, now, "closing", "closed", outcome, outcome)]
+            over += self._offer(link, server)
             records.save_model(link, now.round + 1, server.items, changed, server.memory)
             self._forget(link, now)
             records.count_refusals(link, left_out)
             more = now.round + 1 < now.target
             opened = self._open(link, now.round + 1, 0) if more else None
         self._guard = server.guard  # not before it counts: what is cut off is done again
-        return [over] if opened is None else [over, opened]
+        return over if opened is None else [*over, opened]
+
+    def _offer(self, link: sa.Connection, server: Server) -> list[Event]:
+        """What a folded model means for what devices recommend by, where that is not always the
+        newest: one that is offered is published, unless its quality speaks against it. While
+        nothing is published, every model is better than none."""
+        first = versions.published(link) is None
+        if not self._algorithm.versioned or not (first or self._algorithm.offers(server.round)):
+            return []
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        why = versions.offer(link, server.round, made, self._algorithm.quality(server.memory))
+        notices = (f"version {server.round} was held back: {why}",) if why else ()
+        what: What = "held_back" if why else "published"
+        return [Event(what, server.round, 0, 0, notices=notices)]
 
     def _server(
         self, items: NDArray[np.float32], round: int, memory: NDArray[np.float32] | None = None

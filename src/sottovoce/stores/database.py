@@ -69,6 +69,29 @@ submissions = sa.Table(
     sa.Column("mark", sa.LargeBinary, nullable=False),  # tells this submission from others
     sa.Column("body", sa.LargeBinary),  # dropped when it is part of the model
 )
+unsummed = sa.Table(  # masked reports that are not in the sum of their round yet
+    "unsummed",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+sums = sa.Table(  # of the masked reports whose seeds the helper can open
+    "sums",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("total", sa.LargeBinary, nullable=False),
+)
+summed_seeds = sa.Table(  # of those that are in a sum; signed by their devices
+    "summed_seeds",
+    _metadata,
+    sa.Column("round", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+)
 models = sa.Table(
     "models",
     _metadata,
@@ -109,6 +132,8 @@ _STAMPED = {
     models.c.changed: "the model",
     models.c.memory: "what is kept beside the model",
     submissions.c.body: "a report",
+    unsummed.c.body: "a masked report",
+    sums.c.total: "the sum of masked reports",
     batch_parts.c.body: "a batch",
     rounds.c.selected: "the list of devices that are asked",
 }
@@ -208,6 +233,10 @@ class Database:
             )
         if version == _UNSTAMPED:
             self.create()
+            return
+        with self.writing() as link:  # tables that a release of the same version did not have
+            self.take_turn(link)
+            _metadata.create_all(link)
 
     def _version(self, link: sa.Connection) -> int | None:
         found = link.execute(sa.select(meta.c.value).where(meta.c.key == "schema")).scalar()

@@ -16,12 +16,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.algorithms.base import Contributing
 from sottovoce.core.consent import affords
 from sottovoce.privacy.central import MOST_ROUNDS, price, room_for_sums
+from sottovoce.privacy.own_epsilon import mark_of, marked
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_rounds import RoundBook
 from sottovoce.wire.terms import Terms
@@ -43,6 +46,18 @@ def rounds_sent(store: CohortStore, noise: float) -> NDArray[np.int64]:
         for releases in _by_noise(store)
     ]
     return np.array([math.ceil(min(each, MOST_ROUNDS)) for each in sent], dtype=np.int64)
+
+
+def stages_done(store: CohortStore, terms: Terms) -> NDArray[np.int64]:
+    """To which stages of her latest period each of the store's users has contributed
+    (`Cohort.sent`), as the terms in force divide rounds."""
+    algorithm = cast(Contributing, terms.build())
+    row = {number: at for at, number in enumerate(store.users.tolist())}
+    sent = np.zeros(len(row), dtype=np.int64)
+    for number, round in RoundBook(store.file).rounds_of(terms.release.name):
+        mark, one = mark_of(round, len(algorithm.shares), algorithm.batches), [row[number]]
+        sent[one] = marked(sent[one], mark)
+    return sent
 
 
 def plain_releases(store: CohortStore) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +100,15 @@ def as_bytes(
     return pack(terms, attempt, view, *devices.report_masked(view, rows, (seed,)))
 
 
+def items_named(catalogue: Sequence[tuple[str, str]]) -> dict[str, NDArray[np.int32]]:
+    """The items that a name in a choice stands for, by id or by title."""
+    found: dict[str, list[int]] = {}
+    for number, names in enumerate(catalogue):
+        for name in set(names):
+            found.setdefault(name, []).append(number)
+    return {name: np.array(items, dtype=np.int32) for name, items in found.items()}
+
+
 def space(terms: Terms) -> tuple[object, ...]:
     """Vectors mean something within one federation, algorithm and size alone."""
     algorithm = terms.algorithm
@@ -144,6 +153,8 @@ def explain(
     if len(asked) != 1 or not able[asked[0]]:
         return
     row = int(asked[0])
+    if devices.contributes and cohort.sent[row]:
+        return  # she has contributed, and is not asked again in this period
     if devices.reports_bits and devices.tiers()[row] < 0:
         raise ConsentError(
             f"the federation asks for more reports, or for a larger ε of each, than the choice "

@@ -32,11 +32,16 @@ RECEIPT_ROUNDS = 3
 """For so many rounds it is remembered whose submission was accepted."""
 AT_ONCE = 500
 """Rows that are asked for or written together."""
+PUBLISHED = "published"
+"""Of a fact: the version by which devices recommend, where that is not always the newest model."""
+VERSION = "version:"
+"""Of facts, before the number of a version that is kept."""
 
 Numbers = NDArray[np.uint32]
 State = Literal["waiting", "open", "closing", "finished"]
-Decision = Literal["accepted", "replay", "second_submission", "late", "unknown_device"]
-"""What becomes of a submission; the device of an unknown one was shut out."""
+Decision = Literal["accepted", "replay", "second_submission", "late", "unknown_device", "busy"]
+"""What becomes of a submission; the device of an unknown one was shut out, and that of a busy one
+is to come again."""
 
 
 # Asked for many times a second: put together once.
@@ -51,6 +56,7 @@ _CURRENT = (
     sa.select(
         _NEWEST.c.round,
         sa.select(meta.c.value).where(meta.c.key == "target").scalar_subquery().label("target"),
+        sa.select(meta.c.value).where(meta.c.key == PUBLISHED).scalar_subquery().label(PUBLISHED),
         rounds.c.attempt,
         rounds.c.state,
         rounds.c.goal,
@@ -96,6 +102,8 @@ class Position:
     reported: int = 0
     report_key: bytes = b""
     """Public key to which the round's reports are sealed; empty where there is no proxy."""
+    published: int | None = None
+    """The version by which devices recommend; None: by the newest model, whichever it is."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -179,12 +187,19 @@ def position(link: sa.Connection) -> Position:
     row = link.execute(_CURRENT).one()
     round, target = int(row.round), int(row.target or 0)
     idle: State = "finished" if round >= target else "waiting"
+    version = None if row.published is None else int(row.published)
     if row.state is None:
-        return Position(round, 0, idle, target)
+        return Position(round, 0, idle, target, published=version)
     if row.state == "abandoned":
-        return Position(round, row.attempt + 1, idle, target)
-    key = bytes(row.report_key or b"")
-    return Position(round, row.attempt, row.state, target, row.goal, row.asked, row.reported, key)
+        return Position(round, row.attempt + 1, idle, target, published=version)
+    key, counts = bytes(row.report_key or b""), (row.goal, row.asked, row.reported)
+    return Position(round, row.attempt, row.state, target, *counts, key, version)
+
+
+def kept_versions(link: sa.Connection) -> list[int]:
+    """Models that are kept whatever comes after them, ascending."""
+    found = link.execute(sa.select(meta.c.key).where(meta.c.key.startswith(VERSION))).scalars()
+    return sorted(int(key.removeprefix(VERSION)) for key in found)
 
 
 # --- rounds ---------------------------------------------------------------------------------------
@@ -267,10 +282,12 @@ def past_rounds(link: sa.Connection, last: int | None = None) -> list[PastRound]
 # --- submissions ----------------------------------------------------------------------------------
 
 
-def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
-    """Store those that count. Who joined takes no asked one's place: the round wants a report more.
-    Holds the round's row: processes that share a database take turns, and nothing comes in once a
-    round is closing."""
+def accept(
+    link: sa.Connection, batch: Sequence[Submission], *, bodies: bool = True
+) -> list[Decision]:
+    """Store those that count (without `bodies`: that they came). Who joined takes no asked one's
+    place: the round wants a report more. Holds the round's row: processes that share a database
+    take turns, and nothing comes in once a round is closing."""
     decisions: list[Decision] = ["late"] * len(batch)
     for round, attempt in sorted({(s.round, s.attempt) for s in batch}):
         place = {"at_round": round, "at_attempt": attempt}
@@ -299,7 +316,9 @@ def accept(link: sa.Connection, batch: Sequence[Submission]) -> list[Decision]:
                         "attempt": attempt,
                         "number": s.number,
                         "mark": s.mark,
-                        "body": stamped(submissions.c.body, s.body, s.round, s.attempt, s.number),
+                        "body": stamped(submissions.c.body, s.body, s.round, s.attempt, s.number)
+                        if bodies
+                        else None,
                     }
                     for s in new
                 ],
@@ -347,7 +366,11 @@ def bodies(
     while True:
         rows = link.execute(
             sa.select(submissions.c.number, submissions.c.body)
-            .where(*_is(submissions, round, attempt), submissions.c.number > last)
+            .where(
+                *_is(submissions, round, attempt),
+                submissions.c.number > last,
+                submissions.c.body.is_not(None),
+            )
             .order_by(submissions.c.number)
             .limit(at_once)
         ).all()
@@ -379,8 +402,8 @@ def save_model(
     changed: NDArray[np.int32],
     memory: NDArray[np.float32] | None = None,
 ) -> None:
-    """The newest version, with what the algorithm keeps beside it. The version before stays for
-    devices that are fetching it."""
+    """The newest model, with what the algorithm keeps beside it. The one before stays for devices
+    that are fetching it, and so do those that were offered (`stores.versions`)."""
     content = {
         "items": items.astype("<f4").tobytes(),
         "changed": changed.astype("<i4").tobytes(),
@@ -388,7 +411,8 @@ def save_model(
     }
     stored = {n: v and stamped(models.c[n], v, round) for n, v in content.items()}
     link.execute(models.insert().values(round=round, **stored))
-    link.execute(models.delete().where(models.c.round < round - 1))
+    kept = kept_versions(link)
+    link.execute(models.delete().where(models.c.round < round - 1, models.c.round.not_in(kept)))
     link.execute(models.update().where(models.c.round < round).values(memory=None))
 
 

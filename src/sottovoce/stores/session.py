@@ -37,6 +37,7 @@ from sottovoce.stores.device_limits import (
     plain_releases,
     rounds_sent,
     spent_before,
+    stages_done,
     sum_noise,
 )
 from sottovoce.stores.device_rounds import Round
@@ -50,6 +51,7 @@ from sottovoce.stores.prepared import (
     check_shape,
     digest,
     explain,
+    items_named,
     same,
 )
 from sottovoce.wire.terms import Terms
@@ -317,7 +319,7 @@ class DeviceSession(Agreeing):
         devices = Devices.behind_door(
             terms.build(), cohort, terms.release, ledger, streams, noise, terms.link
         )
-        rows = among(devices.willing(), users, numbers)
+        rows = among(devices.willing(view.round), users, numbers)
         if not len(rows):
             asked_rows = among(np.arange(len(users), dtype=np.int64), users, numbers)
             plain = plain_releases(self.store)
@@ -373,8 +375,12 @@ class DeviceSession(Agreeing):
             )
         store, algorithm = self.store, terms.algorithm
         labels = store.labels(algorithm.attributes)
-        sent, spent = rounds_sent(store, sum_noise(terms)), spent_before(store, terms)
-        return Cohort(store.users, history, store.choices(), vectors, spent, labels, sent)
+        spent = spent_before(store, terms)
+        sent = (
+            stages_done(store, terms) if terms.contributes else rounds_sent(store, sum_noise(terms))
+        )
+        named = items_named(store.catalogue()) if store.choices().things else {}
+        return Cohort(store.users, history, store.choices(), vectors, spent, labels, sent, named)
 
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""

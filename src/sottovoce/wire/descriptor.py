@@ -29,6 +29,8 @@ class Descriptor:
     poll_seconds: float
     report_key: bytes = b""
     """Public key to which reports are sealed, in an open round of a federation with a proxy."""
+    published: int | None = None
+    """The version to recommend by, where that is not always the newest model."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -40,7 +42,9 @@ class Descriptor:
         check_protocol(table.get("protocol"), "the server speaks", SAME_RELEASE)
         texts = [table.get(name) for name in ("federation", "terms", "state", "selection")]
         counts = [table.get(name) for name in ("round", "attempt", "model")]
-        seconds = table.get("poll_seconds")
+        seconds, version = table.get("poll_seconds"), table.get("published")
+        if version is not None:
+            counts.append(version)
         if (
             not all(isinstance(text, str) for text in texts)
             or not all(type(count) is int and 0 <= count < 2**32 for count in counts)
@@ -54,7 +58,7 @@ class Descriptor:
         names = ("federation", "terms", "round", "attempt", "state", "selection", "model")
         told = {name: table[name] for name in names}
         key = _report_key(table.get("report_key"))
-        return cls(**told, poll_seconds=float(seconds), report_key=key)
+        return cls(**told, poll_seconds=float(seconds), report_key=key, published=version)
 
 
 def _report_key(told: object) -> bytes:

@@ -77,10 +77,14 @@ MASK_SUM = Frame(b"SVK1", "a sum of masks", "III")
 _MASK_QUESTION = "III32s32s"
 MASK_QUESTION = Frame(b"SVQ1", "a question for a sum of masks", _MASK_QUESTION)
 MASK_GROUPS = Frame(b"SVQ2", "a question for a group's sum of masks", _MASK_QUESTION)
+CONTRIBUTIONS = Frame(b"SVQ3", "a question for a sum of contributions' masks", f"{_MASK_QUESTION}I")
+"""The last: numbers of a contribution."""
 _MODEL = "IIIII"
 """Round, the round that changes are against, items, rows, columns."""
 MODEL = Frame(b"SVV1", "a model", _MODEL, former=MASKED)
 MODEL_CHANGES = Frame(b"SVD1", "changes of a model", _MODEL)
+MODEL_STEPS = Frame(b"SVV2", "a model in steps", _MODEL)
+CHANGES_STEPS = Frame(b"SVD2", "changes of a model in steps", _MODEL)
 ENVELOPE = Frame(b"SVE1", "an envelope", "III16s")
 PASS = Frame(b"SVP1", "a pass", "I")
 SUBMISSION = Frame(b"SVL1", "a submission", "16sIB32s32sHH32s", former=PASS)

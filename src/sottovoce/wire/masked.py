@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from numpy.typing import NDArray
 
 from sottovoce.core.links import MOST_GROUPS, SEALED_SEED_BYTES, SecureSum
-from sottovoce.core.masking import SEED_BYTES, Words
-from sottovoce.core.messages import MaskSum
-from sottovoce.errors import KeyTrouble, MessageError
+from sottovoce.core.masking import SEED_BYTES, Words, from_bytes, to_bytes
+from sottovoce.core.messages import MaskedReports, MaskSeeds, MaskSum, ModelView
+from sottovoce.errors import ConfigError, KeyTrouble, MessageError
 from sottovoce.wire import signing
-from sottovoce.wire.frames import MASK_GROUPS, MASK_QUESTION, MASK_SUM, MASKED
+from sottovoce.wire.frames import CONTRIBUTIONS, MASK_GROUPS, MASK_QUESTION, MASK_SUM, MASKED
 from sottovoce.wire.shuffled import terms_name
 from sottovoce.wire.terms import Terms
 
@@ -93,6 +93,8 @@ class MaskSumQuestion:
     """Of the groups; one where there are none."""
     group: int = 0
     """Whose sum is asked for."""
+    numbers: int | None = None
+    """Of a contribution; None where they are those of the model."""
 
     def __repr__(self) -> str:
         return f"<MaskSumQuestion round={self.round} devices={len(self.records)}>"
@@ -111,11 +113,15 @@ def model_name(items: NDArray[np.float32]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(items, dtype="<f4").tobytes()).digest()
 
 
-def binding(terms: Terms, round: int, attempt: int, model: bytes) -> bytes:
-    """What a record is good for."""
+def binding(
+    terms: Terms, round: int, attempt: int, model: bytes, numbers: int | None = None
+) -> bytes:
+    """What a record is good for. `numbers` are those of a contribution, by which the helper knows
+    which noise each of them gets: it has no model to see that from."""
     name = terms.federation.encode()
     where = struct.pack("<III", len(name), round, attempt)
-    return where + name + terms_name(terms) + model
+    many = b"" if numbers is None else struct.pack("<I", numbers)
+    return where + name + terms_name(terms) + model + many
 
 
 def public_key(link: SecureSum) -> X25519PublicKey:
@@ -157,39 +163,76 @@ def is_signed(record: SealedSeed, bound: bytes) -> bool:
 # --- device → server -----------------------------------------------------------------------------
 
 
-def message_bytes(terms: Terms) -> int:
-    """The length of a device's message; there is no other."""
-    return MASKED.size + 8 * terms.n_rows * terms.width + SEALED_SEED_BYTES
+def message_bytes(terms: Terms, numbers: int) -> int:
+    """The length of a device's message with so many numbers; there is no other."""
+    return MASKED.size + numbers * terms.bits // 8 + SEALED_SEED_BYTES
 
 
-def encode_masked(masked: Words, record: SealedSeed, round: int, attempt: int) -> bytes:
+def encode_masked(
+    terms: Terms, masked: Words, record: SealedSeed, round: int, attempt: int
+) -> bytes:
     head = MASKED.pack(round, attempt, len(masked))
-    return head + masked.astype("<u8").tobytes() + record.content
+    return head + to_bytes(masked, terms.bits) + record.content
 
 
-def decode_masked(payload: bytes, terms: Terms, round: int, attempt: int) -> MaskedMessage:
-    """The inverse of `encode_masked`. Rejects whatever is not of this round and these terms."""
-    numbers = terms.n_rows * terms.width
+def seal_masked(
+    terms: Terms,
+    attempt: int,
+    view: ModelView,
+    reports: MaskedReports,
+    seeds: MaskSeeds,
+    key: Ed25519PrivateKey,
+) -> bytes:
+    """The message of whoever has this key: a masked update that was learnt from this model, and the
+    seed of its mask, sealed to the helper and signed."""
+    link = terms.secure_sum
+    if link is None:
+        raise ConfigError("only a secure sum takes masked updates")
+    (update,), (seed,) = reports.masked, seeds.seeds
+    numbers = len(update) if terms.contributes else None
+    bound = binding(terms, reports.round, attempt, model_name(view.items), numbers)
+    record = seal_seed(seed, key, link, bound)
+    return encode_masked(terms, update, record, reports.round, attempt)
+
+
+def decode_masked(
+    payload: bytes, terms: Terms, round: int, attempt: int, numbers: int
+) -> MaskedMessage:
+    """The inverse of `encode_masked`. Rejects whatever is not of this round, which has so many
+    numbers, and these terms."""
     sent_round, sent_attempt, sent = MASKED.unpack(payload)
     if (sent_round, sent_attempt) != (round, attempt):
         raise MessageError(
             f"masked update for attempt {sent_attempt} at round {sent_round}, it is attempt "
             f"{attempt} at round {round}"
         )
-    if sent != numbers or len(payload) != message_bytes(terms):
-        raise MessageError(f"a masked update has {numbers:,} numbers, as the model has")
-    masked = np.frombuffer(payload, "<u8", numbers, MASKED.size).astype(np.uint64, copy=False)
-    return MaskedMessage(masked, SealedSeed.of(payload[-SEALED_SEED_BYTES:]))
+    if sent != numbers or len(payload) != message_bytes(terms, numbers):
+        raise MessageError(f"a masked update has {numbers:,} numbers in this round")
+    masked = from_bytes(memoryview(payload)[MASKED.size : -SEALED_SEED_BYTES], terms.bits)
+    return MaskedMessage(masked, sealed_seed(payload))
+
+
+def sealed_seed(payload: bytes) -> SealedSeed:
+    """Of a device's message, whose numbers are not looked at."""
+    return SealedSeed.of(payload[-SEALED_SEED_BYTES:])
 
 
 # --- server ↔ proxy ------------------------------------------------------------------------------
 
 
 def encode_question(
-    terms: Terms, round: int, attempt: int, model: bytes, records: Sequence[SealedSeed]
+    terms: Terms,
+    round: int,
+    attempt: int,
+    model: bytes,
+    records: Sequence[SealedSeed],
+    numbers: int | None = None,
 ) -> bytes:
-    """Of a round with one sum."""
+    """Of a round with one sum; or whether these seeds can be opened."""
     head = MASK_QUESTION.pack(round, attempt, len(records), terms_name(terms), model)
+    if numbers is not None:
+        named = round, attempt, len(records), terms_name(terms), model
+        head = CONTRIBUTIONS.pack(*named, numbers)
     return head + b"".join(record.content for record in records)
 
 
@@ -211,8 +254,10 @@ def encode_group_question(
 
 def decode_question(payload: bytes) -> MaskSumQuestion:
     """The inverse of both."""
-    frame = MASK_GROUPS if payload[:4] == MASK_GROUPS.magic else MASK_QUESTION
-    round, attempt, count, name, model = frame.unpack(payload)
+    frames = {frame.magic: frame for frame in (MASK_GROUPS, CONTRIBUTIONS)}
+    frame = frames.get(payload[:4], MASK_QUESTION)
+    round, attempt, count, name, model, *more = frame.unpack(payload)
+    numbers = more[0] if more else None
     wrong = MessageError("the length of the message does not match its head")
     sizes, group, start = (count,), 0, frame.size
     if frame is MASK_GROUPS:
@@ -239,24 +284,24 @@ def decode_question(payload: bytes) -> MaskSumQuestion:
         SealedSeed.of(content[at : at + SEALED_SEED_BYTES])
         for at in range(0, len(content), SEALED_SEED_BYTES)
     )
-    return MaskSumQuestion(round, attempt, name, model, records, sizes, group)
+    return MaskSumQuestion(round, attempt, name, model, records, sizes, group, numbers)
 
 
 def encode_mask_sum(told: MaskSum) -> bytes:
     head = MASK_SUM.pack(told.round, told.devices, len(told.masks))
-    return head + told.masks.astype("<u8").tobytes()
+    return head + to_bytes(told.masks, told.bits)
 
 
 def mask_sum_bytes(terms: Terms) -> int:
-    """The length of the proxy's answer."""
-    return MASK_SUM.size + 8 * terms.n_rows * terms.width
+    """The length of the proxy's longest answer."""
+    return MASK_SUM.size + terms.most_numbers * terms.bits // 8
 
 
-def decode_mask_sum(payload: bytes) -> MaskSum:
+def decode_mask_sum(payload: bytes, terms: Terms) -> MaskSum:
     """The inverse of `encode_mask_sum`. Whether it is the sum that was asked for is seen when it is
     opened."""
     round, devices, numbers = MASK_SUM.unpack(payload)
-    if len(payload) != MASK_SUM.size + 8 * numbers:
+    if len(payload) != MASK_SUM.size + numbers * terms.bits // 8:
         raise MessageError("the proxy's answer has another length than it says")
-    masks = np.frombuffer(payload, "<u8", numbers, MASK_SUM.size).astype(np.uint64, copy=False)
-    return MaskSum(round, devices, masks)
+    masks = from_bytes(memoryview(payload)[MASK_SUM.size :], terms.bits)
+    return MaskSum(round, devices, masks, terms.bits)

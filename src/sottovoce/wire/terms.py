@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from sottovoce import config
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, FactorModel
 from sottovoce.core.links import LINKS, Direct, Link, SecureSum, has_noise
+from sottovoce.core.masking import BITS
 from sottovoce.core.messages import GRID
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.privacy.base import RELEASES, Release
@@ -81,10 +82,10 @@ class Terms:
                 f"a model of {self.n_rows:,} rows with {self.width:,} numbers each is larger "
                 f"than {LARGEST_MODEL >> 20} MiB, which is the most that a device takes"
             )
-        if self.secure_sum is not None and 8 * self.n_rows * self.width >= LARGEST_MASKED:
+        if self.secure_sum is not None and self.most_numbers * self.bits // 8 >= LARGEST_MASKED:
             raise ConfigError(
-                f"a masked update of {self.n_rows:,} rows with {self.width:,} numbers each is too "
-                "large; make embedding_size smaller"
+                f"a masked update of {self.most_numbers:,} numbers is too large; make "
+                "embedding_size smaller"
             )
 
     @classmethod
@@ -146,6 +147,21 @@ class Terms:
         return self.link.summing
 
     @property
+    def bits(self) -> int:
+        """Of a number that is masked."""
+        return (self.secure_sum and self.secure_sum.bits) or BITS[-1]
+
+    @property
+    def most_numbers(self) -> int:
+        """Of a device's masked message in any round."""
+        return self.algorithm.most_numbers(self.n_items)
+
+    @property
+    def contributes(self) -> bool:
+        """Whether contributions to sums that are opened once are what leaves."""
+        return self.release.contributing is not None
+
+    @property
     def noise_limit(self) -> int:
         """The same in steps of the grid, where devices add noise, which must not be cut; else 0."""
         return int(self.largest_value * GRID) if self.noisy else 0
@@ -189,7 +205,7 @@ class Terms:
             raise MessageError("the terms of a federation have a field of the wrong type")
         link = parts[2]
         if link.get("name") == "secure-sum":
-            link = {"groups": 1, **link}
+            link = {"groups": 1, "bits": 64, **link}
         try:
             return cls(
                 federation,

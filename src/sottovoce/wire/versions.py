@@ -2,8 +2,10 @@
 the device has.
 
 Bytes of equal weight stand together (all lowest bytes, then all second ones, …), because signs and
-exponents of factors are much alike and then compress. Nothing is lost: what arrives is the model
-bit for bit.
+exponents of factors are much alike and then compress. A column whose numbers all are whole
+multiples of one power of two, −127 to 127 of them, takes a byte a number where that is shorter:
+first the power for each column (`_NO_STEP` for one that has none), then the multiples row by row,
+then the other columns. Nothing is lost: what arrives is the model bit for bit.
 """
 
 from __future__ import annotations
@@ -13,13 +15,22 @@ from numpy.typing import NDArray
 
 from sottovoce.core.messages import ModelView
 from sottovoce.errors import MessageError
-from sottovoce.wire.frames import MODEL, MODEL_CHANGES
+from sottovoce.wire.frames import CHANGES_STEPS, MODEL, MODEL_CHANGES, MODEL_STEPS
+
+_FRAMES = {each.magic: each for each in (MODEL, MODEL_CHANGES, MODEL_STEPS, CHANGES_STEPS)}
+_NO_STEP = -128
+_SOME = 64
+"""Rows that are looked at first."""
 
 
 def encode_model(view: ModelView) -> bytes:
     """The whole model."""
     n_items, width = view.items.shape
-    return MODEL.pack(view.round, 0, n_items, n_items, width) + _planes(view.items)
+    head = view.round, 0, n_items, n_items, width
+    body = _steps(view.items)
+    if body is not None:
+        return MODEL_STEPS.pack(*head) + body
+    return MODEL.pack(*head) + _planes(view.items)
 
 
 def encode_delta(since: int, view: ModelView, changed: NDArray[np.bool_]) -> bytes:
@@ -27,17 +38,21 @@ def encode_delta(since: int, view: ModelView, changed: NDArray[np.bool_]) -> byt
     Which rows they are is told by their numbers or by a bit each, whichever is shorter."""
     n_items, width = view.items.shape
     rows = np.flatnonzero(changed)
-    head = MODEL_CHANGES.pack(view.round, since, n_items, len(rows), width)
-    return head + _places(rows, n_items) + _planes(view.items[rows])
+    head = view.round, since, n_items, len(rows), width
+    places, table = _places(rows, n_items), view.items[rows]
+    body = _steps(table)
+    if body is not None:
+        return CHANGES_STEPS.pack(*head) + places + body
+    return MODEL_CHANGES.pack(*head) + places + _planes(table)
 
 
 def delta_size(n_items: int, rows: int, width: int) -> int:
-    """Bytes of `encode_delta` before compression."""
-    return MODEL.size + min(4 * rows, (n_items + 7) // 8) + 4 * rows * width
+    """Most bytes of `encode_delta` before compression."""
+    return MODEL.size + _places_size(rows, n_items) + 4 * rows * width
 
 
 def full_size(n_items: int, width: int) -> int:
-    """Bytes of `encode_model` before compression."""
+    """Most bytes of `encode_model` before compression."""
     return MODEL.size + 4 * n_items * width
 
 
@@ -45,23 +60,29 @@ def decode_model(
     payload: bytes, *, n_items: int, width: int, have: ModelView | None = None
 ) -> ModelView:
     """The model that a device has after this download. Raises where anything is off."""
-    frame = MODEL_CHANGES if payload[:4] == MODEL_CHANGES.magic else MODEL
+    frame = _FRAMES.get(payload[:4], MODEL)
     round, since, items, rows, columns = frame.unpack(payload)
     if (items, columns) != (n_items, width) or rows > items:
         raise MessageError("the model has another shape than the federation's terms say")
-    if frame is MODEL:
-        if len(payload) != full_size(items, columns) or rows != items:
-            raise MessageError("the model's length does not match its header")
-        return ModelView(round, _finite(_rows(payload[MODEL.size :], rows, columns)))
-    if len(payload) != delta_size(items, rows, columns):
-        raise MessageError("the model's length does not match its header")
+    whole = frame in (MODEL, MODEL_STEPS)
+    stop = MODEL.size + (0 if whole else _places_size(rows, items))
+    read = _stepped if frame in (MODEL_STEPS, CHANGES_STEPS) else _rows
+    if len(payload) < stop or (whole and rows != items):
+        raise _wrong_length()
+    table = read(payload[stop:], rows, columns)
+    if not np.isfinite(table).all():
+        raise MessageError("the model holds numbers that are not finite")
+    if whole:
+        return ModelView(round, table)
     if have is None or have.round != since or have.items.shape != (n_items, width):
         raise MessageError(f"the changes are against version {since}, which is not here")
-    stop = len(payload) - 4 * rows * columns
-    where = _find(payload[MODEL.size : stop], rows, items)
-    table = have.items.copy()
-    table[where] = _finite(_rows(payload[stop:], rows, columns))
-    return ModelView(round, table)
+    changed = have.items.copy()
+    changed[_find(payload[MODEL.size : stop], rows, items)] = table
+    return ModelView(round, changed)
+
+
+def _places_size(rows: int, n_items: int) -> int:
+    return min(4 * rows, (n_items + 7) // 8)
 
 
 def _places(rows: NDArray[np.int64], n_items: int) -> bytes:
@@ -91,11 +112,59 @@ def _planes(table: NDArray[np.float32]) -> bytes:
 
 
 def _rows(planes: bytes, rows: int, columns: int) -> NDArray[np.float32]:
+    if len(planes) != 4 * rows * columns:
+        raise _wrong_length()
     flat = np.frombuffer(planes, np.uint8).reshape(4, rows * columns)
     return np.ascontiguousarray(flat.T).view("<f4").reshape(rows, columns).astype(np.float32)
 
 
-def _finite(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    if not np.isfinite(table).all():
-        raise MessageError("the model holds numbers that are not finite")
+def _steps(table: NDArray[np.float32]) -> bytes | None:
+    """The table with a byte for each number of columns that have a step, or None where it is no
+    shorter so."""
+    rows, columns = table.shape
+    powers = np.full(columns, _NO_STEP, dtype=np.int8)
+    # Most models have no such column, which some rows show already.
+    maybe = np.flatnonzero(_powers(table[:_SOME]) != _NO_STEP)
+    powers[maybe] = _powers(table[:, maybe])
+    narrow = powers != _NO_STEP
+    if columns >= 3 * rows * np.count_nonzero(narrow):
+        return None
+    multiples = np.ldexp(table[:, narrow], -powers[narrow].astype(np.int32)).astype(np.int8)
+    packed: bytes = powers.tobytes() + multiples.tobytes()
+    return packed + _planes(table[:, ~narrow])
+
+
+def _stepped(body: bytes, rows: int, columns: int) -> NDArray[np.float32]:
+    """What `_steps` wrote."""
+    if len(body) < columns:
+        raise _wrong_length()
+    powers = np.frombuffer(body[:columns], np.int8)
+    narrow = powers != _NO_STEP
+    many = int(np.count_nonzero(narrow))
+    stop = columns + rows * many
+    if len(body) < stop:
+        raise _wrong_length()
+    multiples = np.frombuffer(body[columns:stop], np.int8).reshape(rows, many)
+    table = np.empty((rows, columns), dtype=np.float32)
+    with np.errstate(over="ignore"):  # whoever reads this looks for it
+        table[:, narrow] = np.ldexp(multiples.astype(np.float32), powers[narrow].astype(np.int32))
+    table[:, ~narrow] = _rows(body[stop:], rows, columns - many)
     return table
+
+
+def _powers(table: NDArray[np.float32]) -> NDArray[np.int8]:
+    """For each column the largest power of two of which all its numbers are whole multiples, or
+    `_NO_STEP` where a multiple does not fit a byte."""
+    part, exponent = np.frexp(table.astype(np.float64))
+    finite = np.isfinite(part)
+    bits = np.ldexp(np.where(finite, part, 0.0), 24).astype(np.int64)
+    last = exponent - 25 + np.frexp((bits & -bits).astype(np.float64))[1]
+    power = np.min(last, axis=0, where=bits != 0, initial=127)
+    fits = np.abs(table).max(axis=0, initial=0.0) <= np.ldexp(127.0, power)
+    # A byte has no -0.0.
+    fits &= (finite & ~((table == 0) & np.signbit(table))).all(axis=0) & (power > _NO_STEP)
+    return np.where(fits, power, _NO_STEP).astype(np.int8)
+
+
+def _wrong_length() -> MessageError:
+    return MessageError("the model's length does not match its header")

@@ -116,6 +116,24 @@ def fit_pairs(
     return Fitted(factors[:, :most_factors], scales * max(count, 1.0) / POPULARITY)
 
 
+def rounded(items: NDArray[np.float32], bits: int, whole: int) -> NDArray[np.float32]:
+    """A model's table in fewer bits, so that it is small on the wire: `bits` significant ones for
+    each number of the first `whole` columns; elsewhere each column in whole multiples of its own
+    power of two, −(2^(bits − 1) − 1) to 2^(bits − 1) − 1 of them. What is rounded stays as it is
+    if it is rounded again; 32 bits leave it alone."""
+    if bits == 32:
+        return items
+    part, exponent = np.frexp(items[:, :whole].astype(np.float64))
+    few = np.ldexp(np.rint(np.ldexp(part, bits)), exponent - bits)
+    factors = items[:, whole:].astype(np.float64)
+    largest = np.abs(factors).max(axis=0, initial=0.0) / (2 ** (bits - 1) - 1)
+    part, exponent = np.frexp(largest)
+    step = np.ldexp(1.0, exponent - (part == 0.5))
+    # The 0.0 turns what would be -0.0 into 0.
+    table = np.concatenate([few, np.rint(factors / step) * step], axis=1) + 0.0
+    return table.astype(np.float32)
+
+
 def _symmetric(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     size = (math.isqrt(8 * len(sums) + 1) - 1) // 2
     if size * (size + 1) // 2 != len(sums) or not np.isfinite(sums).all():

@@ -19,8 +19,8 @@ from scipy.special import ndtr
 
 from sottovoce.attacks.filters import rank
 from sottovoce.attacks.views import ATTACKS, PERMITTED, Attack, Result, Truth, View
-from sottovoce.core.contributions import PAIR_UNIT, Contributions
-from sottovoce.core.messages import GRID, SummedReports
+from sottovoce.core.contributions import STEPS, Contributions
+from sottovoce.core.messages import SummedReports
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import DoesNotApply
 from sottovoce.privacy.own_epsilon import distance
@@ -71,7 +71,7 @@ def opened_once(view: View) -> OpenedOnce:
     if len(sums) != len(algorithm.shares):
         raise DoesNotApply("the server has not opened the sums of all rounds")
     sigmas = [
-        algorithm.noise_spans(round, len(one))[0][1] * view.release.sigma * GRID
+        algorithm.noise_spans(round, len(one))[0][1] * view.release.sigma * STEPS
         for round, one in enumerate(sums)
     ]
     return OpenedOnce(sums, tuple(sigmas), view.release.delta, algorithm)
@@ -96,8 +96,8 @@ def alignment(
         mine = slice(int(made.indptr[row]), int(made.indptr[row + 1]))
         place, steps = made.place[mine], made.steps[mine].astype(np.float64)
         if made.pairs:
-            along[at] = PAIR_UNIT * (steps @ rests[np.ix_(place, place)] @ steps)
-            squares[at] = (PAIR_UNIT * (steps @ steps)) ** 2
+            along[at] = steps @ rests[np.ix_(place, place)] @ steps
+            squares[at] = float(steps @ steps) ** 2
         else:
             along[at], squares[at] = steps @ rests[place], steps @ steps
     return along / sigma**2, squares / sigma**2

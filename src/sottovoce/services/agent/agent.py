@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
 from sottovoce.errors import (
-    ConfigError,
     ConsentError,
     KeyTrouble,
     MessageError,
@@ -40,7 +39,7 @@ from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
-from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed
+from sottovoce.wire.masked import seal_masked
 from sottovoce.wire.reports import report_rows
 from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_of, prove, seal
 from sottovoce.wire.terms import Terms
@@ -134,6 +133,7 @@ class Reader(Loop):
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, "store")
         self._known: tuple[str, Descriptor] | None = None
+        self._learning: ModelView | None = None
 
     async def _look(self) -> Descriptor:
         """The round descriptor; a short question where nothing has changed."""
@@ -172,40 +172,60 @@ class Reader(Loop):
         await self._aside(lambda: self.store.set_catalogue(items))
 
     async def _model(self, now: Descriptor, terms: Terms) -> ModelView:
-        """The published model, of which only what changed is fetched where that is shorter."""
+        """The model to learn from in the round. Where recommendations are made by an earlier one,
+        that stays in the store, and this one is not kept."""
+        if now.published in (None, now.model):
+            return await self._keep(now.model, terms)
+        if self._learning is None or self._learning.round != now.model:
+            self._learning = None
+            kept = await self._aside(self.hosted.model)
+            self._learning = await self._fetch(now.model, terms, kept)
+        return self._learning
+
+    async def _keep(self, round: int, terms: Terms) -> ModelView:
+        """The published model, in the store."""
         kept = await self._aside(self.hosted.model)
-        if kept is not None and kept.round == now.model:
+        if kept is not None and kept.round == round:
             return kept
-        if kept is not None and (
-            kept.round > now.model or kept.items.shape != (terms.n_rows, terms.width)
-        ):
-            kept = None
-        try:
-            view = await self._download(now, terms, kept)
-        except MessageError:
-            if kept is None:
-                raise
-            view = await self._download(now, terms, None)
+        view = await self._fetch(round, terms, kept)
         await self._aside(lambda: self.hosted.keep_model(view))
         await self._aside(lambda: self._stamp(_REFRESHED))
         return view
 
-    async def _download(self, now: Descriptor, terms: Terms, kept: ModelView | None) -> ModelView:
+    async def _fetch(self, round: int, terms: Terms, kept: ModelView | None) -> ModelView:
+        """A model, of which only what changed is fetched where that is shorter."""
+        if kept is not None and (
+            kept.round > round or kept.items.shape != (terms.n_rows, terms.width)
+        ):
+            kept = None
+        try:
+            return await self._download(round, terms, kept)
+        except MessageError:
+            if kept is None:
+                raise
+            return await self._download(round, terms, None)
+
+    async def _download(self, round: int, terms: Terms, kept: ModelView | None) -> ModelView:
         limit = full_size(terms.n_rows, terms.width) + terms.n_rows + 1024
         since = "" if kept is None else f"?since={kept.round}"
-        answer = await self.client.download(f"/v1/model/{now.model}{since}", limit)
+        answer = await self.client.download(f"/v1/model/{round}{since}", limit)
         if answer.status in (404, 410):
             self._known = None
             raise Busy("the round went on while its model was asked for", 0.0)
         body = self._good(answer).body
         view = decode_model(body, n_items=terms.n_rows, width=terms.width, have=kept)
-        if view.round != now.model:
+        if view.round != round:
             raise MessageError("the server sent the model of another round")
         return view
 
     async def _refresh(self, now: Descriptor, terms: Terms) -> None:
-        """Keep a model for recommendations while offline: the last one, or one a day old."""
+        """Keep a model for recommendations while offline: the published version, or, where every
+        model is published, the last one, or one a day old."""
         kept = await self._aside(self.hosted.model_round)
+        if now.published is not None:
+            if kept != now.published:
+                await self._keep(now.published, terms)
+            return
         if (
             kept is None
             or (now.state == "finished" and kept != now.model)
@@ -389,6 +409,8 @@ class Agent(Reader):
         elif not await self._is_asked(now):
             await self._check_in(now)
             return
+        if now.published is not None:
+            await self._refresh(now, terms)  # what is learnt may be how the two compare
         view = await self._model(now, terms)
         try:
             prepared = await self._aside(
@@ -540,12 +562,7 @@ class Agent(Reader):
         seeds: MaskSeeds,
     ) -> bytes:
         """A masked update with its seed, sealed to the proxy and signed by this device."""
-        link = terms.secure_sum
-        if link is None:
-            raise ConfigError("only a secure sum takes masked updates")
-        bound = binding(terms, reports.round, attempt, model_name(view.items))
-        record = seal_seed(seeds.seeds[0], self._signing_key(), link, bound)
-        return encode_masked(reports.masked[0], record, reports.round, attempt)
+        return seal_masked(terms, attempt, view, reports, seeds, self._signing_key())
 
     async def _signer(
         self, purpose: Purpose, round: int, attempt: int, nonce: bytes

@@ -44,11 +44,12 @@ from sottovoce.services.kit.documents import (
 )
 from sottovoce.services.kit.metrics import Figure
 from sottovoce.services.kit.writer import GroupWriter
-from sottovoce.services.server.checks import Checks, Enrolments
+from sottovoce.services.server.checks import Checks, Enrolments, most_summed
 from sottovoce.services.server.operator import figures, status
 from sottovoce.services.server.shuffled_rounds import Collector
 from sottovoce.services.server.state import RoundSnapshot, RoundState
 from sottovoce.stores import server as records
+from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.server import Decision, Submission
@@ -116,6 +117,7 @@ class ServerApplication(HttpApplication[ServerLimits]):
         limits, tally = hosting.limits, hosting.tally
         self._database, self._state, self._moved = database, state, moved
         self._checks = Checks(plan.terms, state, database)
+        self._summed = most_summed(plan.terms)
         self._writer = GroupWriter[Submission, Decision](
             self._commit, hosting, limit=limits.waiting, accepted=moved
         )
@@ -282,7 +284,10 @@ class ServerApplication(HttpApplication[ServerLimits]):
         self, batch: Sequence[Submission], counts: Mapping[str, int], seen: set[int]
     ) -> list[Decision]:
         with self._database.writing() as link:
-            decisions = records.accept(link, batch)
+            if self._summed is None:
+                decisions = records.accept(link, batch)
+            else:
+                decisions = sums.accept(link, batch, self._summed)
             records.count_refusals(link, counts)
             records.seen(link, seen)
         return decisions
@@ -300,6 +305,8 @@ class ServerApplication(HttpApplication[ServerLimits]):
                 decision = await self._writer.store(submission)
             if decision == "unknown_device":
                 raise Refused(decision, await self._queries(lambda: self._why(submission.number)))
+            if decision == "busy":
+                raise Refused("overload", "there is no room for reports now; come again later")
             if decision != "accepted":
                 raise Refused(decision, _DECIDED[decision])
         except Refused as error:

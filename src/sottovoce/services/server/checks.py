@@ -8,6 +8,7 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sottovoce.core.messages import GRID
+from sottovoce.parties.secure_sum import most_devices, sigma_of
 from sottovoce.services.kit.answers import Receive, Scope, Send, answer_json, read_body, table_of
 from sottovoce.services.kit.executor import BoundedExecutor, Tarpit
 from sottovoce.services.server.state import RoundSnapshot, RoundState
@@ -31,6 +32,15 @@ from sottovoce.wire.signing import (
 from sottovoce.wire.terms import Terms
 
 
+def most_summed(terms: Terms) -> int | None:
+    """Devices in a round whose sum there is room for; None where single reports come in."""
+    link = terms.secure_sum
+    if link is None:
+        return None
+    sigma = sigma_of(terms.build(), terms.release, link)
+    return most_devices(link, terms.largest_value * terms.release.steps, sigma)
+
+
 class Checks:
     def __init__(self, terms: Terms, state: RoundState, database: Database) -> None:
         self._terms = terms
@@ -38,7 +48,8 @@ class Checks:
         self._database = database
         self._largest = int(terms.largest_value * GRID)
         self._keys: dict[int, Ed25519PublicKey] = {}
-        self._named: tuple[int, bytes] = (-1, b"")
+        self._named: tuple[int, bytes, int] = (-1, b"", 0)
+        self._algorithm = terms.build()
         with database.reading() as link:
             for number, key in records.public_keys(link).items():
                 self.enrolled(number, key)
@@ -47,7 +58,7 @@ class Checks:
     def longest(self) -> int:
         """Bytes of the longest message that can be a report."""
         if self._terms.secure_sum is not None:
-            return OVERHEAD + message_bytes(self._terms)
+            return OVERHEAD + message_bytes(self._terms, self._terms.most_numbers)
         return OVERHEAD + longest_report(self._terms.max_rows, self._terms.width)
 
     def enrolled(self, number: int, public_key: bytes) -> None:
@@ -150,22 +161,25 @@ class Checks:
         """Of a masked update all that can be seen is its size; and that its seed is sealed by the
         same device, or the helper would refuse the whole sum."""
         terms, round, attempt = self._terms, envelope.round, envelope.attempt
-        record = read_or_refuse(decode_masked, envelope.body, terms, round, attempt).record
+        name, numbers = self._asked_for(round)
+        place = round, attempt
+        record = read_or_refuse(decode_masked, envelope.body, terms, *place, numbers).record
         key = self._keys[envelope.number].public_bytes_raw()
-        bound = binding(terms, round, attempt, self._model_name(round))
+        bound = binding(terms, *place, name, numbers if terms.contributes else None)
         if record.device != key or not is_signed(record, bound):
             raise Refused(
                 "bad_signature", "the sealed seed was not signed by the enrolled device for this"
             )
 
-    def _model_name(self, round: int) -> bytes:
-        """Of the open round's model, made once."""
+    def _asked_for(self, round: int) -> tuple[bytes, int]:
+        """The name of the open round's model, and the numbers of a message; made once."""
         if self._named[0] != round:
             version = self._state.now.versions.get(round)
             if version is None:
                 raise Refused("late", f"round {round} is closed; the report did not count")
-            self._named = round, model_name(version.view.items)
-        return self._named[1]
+            rows, width = self._algorithm.report_shape(version.view)
+            self._named = round, model_name(version.view.items), rows * width
+        return self._named[1:]
 
     def _check_body(self, envelope: Envelope) -> None:
         if self._terms.secure_sum is not None:

@@ -18,6 +18,7 @@ from sottovoce.services.agent.client import loopback
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.stores import server as records
+from sottovoce.stores import versions
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import CA_CERTIFICATE, OPERATOR_TOKEN, device_context
 from sottovoce.stores.server_folder import ServerFolder
@@ -129,6 +130,7 @@ def status(
         refused = Counter(records.refused(link)) + Counter(new)
         past = records.past_rounds(link, last)
         handed_over = batches.heads(link, now.round)
+        offered = versions.all_of(link)
     return {
         "round": now.round,
         "attempt": now.attempt,
@@ -148,6 +150,8 @@ def status(
         ],
         "refused": dict(sorted(refused.items())),
         "rounds": [attempt.to_table() for attempt in past],
+        "published": now.published,
+        "versions": [version.to_table(now.published) for version in offered],
     }
 
 

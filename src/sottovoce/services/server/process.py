@@ -144,6 +144,11 @@ class RoundsThread:
         self._stopping.wait(_SPACING)  # many reports make one look
 
     def _say(self, event: Any) -> None:
+        if event.what in ("published", "held_back"):
+            say = self._log.warning if event.notices else self._log.info
+            detail = {"detail": event.notices[0]} if event.notices else {}
+            say(f"version {event.what.replace('_', ' ')}", version=event.round, **detail)
+            return
         words = {"opened": "round opened", "closing": "round is closing"}
         self._log.info(
             words.get(event.what, "round over"),

@@ -32,7 +32,7 @@ class RoundSnapshot:
     """Any enrolled device may report, also one that came after the round was opened: it is then
     asked, too, and takes nobody's place."""
     versions: Mapping[int, Version]
-    """The newest model and the one before."""
+    """The newest model, the one before, and the published version where there is one."""
     descriptor: Document
     before: tuple[int, int]
     """Round and attempt that this one came after."""
@@ -63,7 +63,7 @@ class RoundState:
         self._database = database
         self._plan = plan
         self._digest = plan.terms.digest()
-        self._everyone = plan.cohort_size == "all" or plan.proxied
+        self._everyone = plan.asks_all
         self._turn = threading.Lock()
         nothing = Position(-1, 0, "waiting", 0)
         self.now = self._snapshot(nothing, None, {}, (-1, 0))
@@ -82,14 +82,13 @@ class RoundState:
                 selected = None
                 if position.state == "open":
                     selected = records.selected(link, position.round, position.attempt)
-                versions = {
-                    round: old.versions[round]
-                    for round in (position.round - 1, position.round)
-                    if round in old.versions
-                }
+                wanted = {position.round - 1, position.round}
+                if position.published is not None:
+                    wanted.add(position.published)
+                versions = {round: old.versions[round] for round in wanted if round in old.versions}
                 found = {
                     round: records.model(link, round, self._plan.terms.width)
-                    for round in (position.round - 1, position.round)
+                    for round in wanted
                     if round not in versions
                 }
             for round, model in found.items():
@@ -124,6 +123,8 @@ class RoundState:
             "model": position.round,
             "poll_seconds": self._plan.rules.poll_seconds,
         }
+        if position.published is not None:
+            content["published"] = position.published
         if state == "open" and position.report_key:
             key = position.report_key
             content["report_key"] = {"id": key_id(key).hex(), "public": key.hex()}
@@ -131,4 +132,5 @@ class RoundState:
 
 
 def _same(new: Position, old: Position) -> bool:
-    return (new.round, new.attempt, new.state) == (old.round, old.attempt, old.state)
+    names = "round", "attempt", "state", "published"
+    return all(getattr(new, name) == getattr(old, name) for name in names)

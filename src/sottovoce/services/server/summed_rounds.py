@@ -1,6 +1,10 @@
 """Rounds of a federation whose server sees sums alone: it adds up what it cannot read, and asks the
 helper for the sum of exactly these masks.
 
+A message is added up and forgotten as soon as the helper has said that it can open its seed, so
+that the server keeps a sum and seeds, not messages. While somebody who spoils sums is looked for,
+messages wait until the round ends, since only then it is drawn who is summed with whom.
+
 A round that the helper was asked about is never tried again, because the helper answers for one set
 of devices in a round: it is folded, or given up for the next round. While the helper is away, the
 round stays closing; whoever asks again for the same submissions gets the same answer. After a
@@ -15,13 +19,16 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 import httpx2
 import numpy as np
 import sqlalchemy as sa
 
+from sottovoce.algorithms.base import Contributing
 from sottovoce.core.links import SecureSum
-from sottovoce.core.messages import GRID, MaskedReports, SummedReports, add_sums, cut_sum
+from sottovoce.core.masking import from_bytes, to_bytes
+from sottovoce.core.messages import MaskedReports, ModelView, SummedReports, add_sums, cut_sum
 from sottovoce.errors import (
     ConfigError,
     KeyTrouble,
@@ -31,11 +38,12 @@ from sottovoce.errors import (
     Unreachable,
     WrongSum,
 )
-from sottovoce.parties.searching import leniency
-from sottovoce.parties.secure_sum import MaskedSum
+from sottovoce.parties.searching import Mark, leniency
+from sottovoce.parties.secure_sum import MaskedSum, most_devices, sigma_of
 from sottovoce.parties.server import Server
 from sottovoce.services.agent.client import Answer, ServiceClient
 from sottovoce.stores import server as records
+from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
 from sottovoce.stores.database import Leader
 from sottovoce.stores.server import Drawn
@@ -47,13 +55,18 @@ from sottovoce.wire.masked import (
     encode_question,
     model_name,
 )
+from sottovoce.wire.terms import Terms
 
-Ask = Callable[[bytes], Answer]
-"""Puts a question to the helper; raises `Unreachable` or `KeyTrouble` where it cannot."""
+Ask = Callable[[bytes, str], Answer]
+"""Puts a question to the helper, at one of its addresses; raises `Unreachable` or `KeyTrouble`
+where it cannot."""
 
-_AT_ONCE = 16
-"""Masked updates that are read together."""
+_ENOUGH = 16
+"""Messages that wait, for which it pays to write the sum anew."""
+_AT_ONCE = 256
+"""Of these that are added up together at most."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_SUMS, _SEEDS = "/v1/sums", "/v1/seeds"
 _TIMEOUT = httpx2.Timeout(20.0, read=600.0)
 """The helper adds up before it answers."""
 _LONGEST_REFUSAL = 1 << 22
@@ -102,13 +115,13 @@ class HelperClient:
     def __repr__(self) -> str:
         return f"<HelperClient {self._link.url}, redacted>"
 
-    def ask(self, question: bytes) -> Answer:
-        return asyncio.run(self._ask(question))
+    def ask(self, question: bytes, path: str) -> Answer:
+        return asyncio.run(self._ask(question, path))
 
-    async def _ask(self, question: bytes) -> Answer:
+    async def _ask(self, question: bytes, path: str) -> Answer:
         client = self._client()
         try:
-            return await client.hand_over("/v1/sums", question, self._token, limit=self._limit)
+            return await client.hand_over(path, question, self._token, limit=self._limit)
         finally:
             await client.rest()
 
@@ -130,6 +143,20 @@ class SummedCoordinator(Coordinator):
         self._opened: _Opened | None = None
         self._notices: tuple[str, ...] = ()
         self._pause, self._next_try = _FIRST_PAUSE, -math.inf
+        release = plan.terms.release
+        self._sigma = sigma_of(self._algorithm, release, link)
+        self._largest = plan.terms.largest_value * release.steps
+        self._most = most_devices(link, self._largest, self._sigma)
+
+    def start(self, link: sa.Connection) -> None:
+        super().start(link)
+        now = records.position(link)
+        if now.state in ("open", "closing"):
+            sums.take_over(link, now.round, now.attempt)
+
+    def skip_to(self, link: sa.Connection, round: int) -> None:
+        super().skip_to(link, round)
+        sums.forget(link, round - 1)
 
     # --- below the minimum nothing is asked -------------------------------------------------------
 
@@ -141,15 +168,118 @@ class SummedCoordinator(Coordinator):
 
     def _verdict(self, link: sa.Connection, now: records.Position) -> Verdict | None:
         verdict = super()._verdict(link, now)
+        late = self._elapsed() >= self._plan.rules.deadline_seconds
+        if now.reported >= self._most:
+            return "goal"
+        if self._plan.terms.contributes and verdict != "goal":
+            # Whoever has contributed is not asked for it again: the round waits for enough.
+            return "deadline" if late and now.reported >= self._link.min_devices else None
         if verdict in ("goal", "deadline") and now.reported < self._link.min_devices:
-            late = self._elapsed() >= self._plan.rules.deadline_seconds
-            return "abandoned" if late else None
+            return "abandoned" if late and not self._plan.terms.contributes else None
         return verdict
+
+    def seconds_left(self) -> float:
+        # A round of contributions may be open after its deadline.
+        return super().seconds_left() or _FIRST_PAUSE
 
     def _due(self, link: sa.Connection, now: records.Position) -> bool:
         if now.state == "closing":
             return self._clock() >= self._next_try
         return super()._due(link, now)
+
+    # --- adding up --------------------------------------------------------------------------------
+
+    def step(self, leader: Leader) -> list[Event]:
+        self._add_some(leader)
+        return super().step(leader)
+
+    def _add_some(self, leader: Leader) -> None:
+        """Adds up what has come in, where that is enough to pay. While the helper is away it
+        waits, and when there is no more room the server takes nothing in."""
+        if self._clock() < self._next_try:
+            return
+        with leader.reading() as link:
+            now = records.position(link)
+            if now.state != "open" or records.found(link).on:
+                return
+            many = sums.waiting(link, now.round, now.attempt)
+        if many >= _ENOUGH:
+            try:
+                self._add_up(leader, now)
+            except (Unreachable, KeyTrouble) as error:
+                raise self._waits(now, error) from None
+            except _Refused as error:
+                self._later()
+                raise ServiceError(f"round {now.round}: {error}") from None
+
+    def _add_up(self, leader: Leader, now: records.Position) -> None:
+        """Adds all that waits to the sum of the round, but for those whose seeds the helper cannot
+        open."""
+        place = now.round, now.attempt
+        while True:
+            with leader.reading() as link:
+                view, name = self._model(link, now.round)
+                part = sums.next_ones(link, *place, _AT_ONCE)
+                before = sums.total(link, *place)
+            if not part:
+                return
+            rows, width = self._algorithm.report_shape(view)
+            read = [
+                (number, decode_masked(body, self._plan.terms, *place, rows * width))
+                for number, body in part
+            ]
+            bad = self._unopened(now, name, rows * width, [one.record for _, one in read])
+            good = [one for at, one in enumerate(read) if at not in bad]
+            total = self._total(now.round, (rows, width))
+            if before is not None:
+                total.go_on(from_bytes(before, self._plan.terms.bits), set())
+            for number, message in good:
+                total.add(MaskedReports(now.round, np.array([number]), message.masked[None, :]))
+            seeds = {number: message.record.content for number, message in good}
+            left_out = [part[at][0] for at in sorted(bad)]
+            with leader.writing() as link:
+                sums.added(
+                    link, *place, to_bytes(total.total, self._plan.terms.bits), seeds, left_out
+                )
+
+    def _unopened(
+        self, now: records.Position, model: bytes, numbers: int, sealed: list[SealedSeed]
+    ) -> set[int]:
+        """The places of those that the helper cannot open."""
+        question = encode_question(*self._named(now, model), sealed, self._of_each(numbers))
+        answer = self._ask(question, _SEEDS)
+        self._check_reached(answer)
+        if answer.status != 200:
+            raise _Refused(
+                f"the helper did not say which seeds it can open: status {answer.status}, "
+                f"{answer.reason or 'no reason'}: {answer.detail}"
+            )
+        return set(_which(answer, len(sealed)))
+
+    def _total(self, round: int, shape: tuple[int, int]) -> MaskedSum:
+        return MaskedSum(round, *shape, self._link, self._largest, self._sigma)
+
+    def _model(self, link: sa.Connection, round: int) -> tuple[ModelView, bytes]:
+        """The round's model and its name."""
+        found = records.model(link, round, self._plan.terms.width)
+        if found is None:
+            raise ServiceError(f"the database lacks the model of round {round}")
+        return ModelView(round, found[0]), model_name(found[0])
+
+    def _named(self, now: records.Position, model: bytes) -> tuple[Terms, int, int, bytes]:
+        return self._plan.terms, now.round, now.attempt, model
+
+    def _of_each(self, numbers: int) -> int | None:
+        """What questions say of the numbers of a message."""
+        return numbers if self._plan.terms.contributes else None
+
+    def _waits(self, now: records.Position, error: Exception) -> ServiceError:
+        self._later()
+        return ServiceError(f"round {now.round} waits for the helper: {error}")
+
+    def _later(self) -> None:
+        self._next_try = self._clock() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     # --- the sum ----------------------------------------------------------------------------------
 
@@ -163,9 +293,7 @@ class SummedCoordinator(Coordinator):
         try:
             self._opened = self._open_sums(leader, now)
         except (Unreachable, KeyTrouble) as error:
-            self._next_try = self._clock() + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-            raise ServiceError(f"round {now.round} waits for the helper: {error}") from None
+            raise self._waits(now, error) from None
         except (WrongSum, _Refused) as error:
             what: What = "wrong_sum" if isinstance(error, WrongSum) else "sum_refused"
             with leader.writing() as link:
@@ -181,11 +309,12 @@ class SummedCoordinator(Coordinator):
         """The sums of the round's updates. Where the helper cannot open some seeds, they are over
         the others."""
         with leader.reading() as link:
-            found = records.model(link, now.round, self._plan.terms.width)
+            view, name = self._model(link, now.round)
             drawn = records.drawn(link, now.round, now.attempt)
             there = records.reporters(link, now.round, now.attempt).tolist()
-        if found is None:
-            raise ServiceError(f"the database lacks the model of round {now.round}")
+            searching = records.found(link).on
+        if drawn is None and not searching:
+            return self._open_one(leader, now, view, name, there)
         left_out: set[int] = set() if drawn is None else set(there) - set(drawn.numbers)
         several = True
         while True:
@@ -193,16 +322,48 @@ class SummedCoordinator(Coordinator):
                 numbers = [number for number in there if number not in left_out]
                 drawn = self._draw(leader, now, numbers, several)
             if min(map(len, drawn.groups)) < self._link.min_devices:
-                raise _Refused(
-                    f"{len(drawn.numbers):,} good submissions are left, and a sum needs "
-                    f"{self._link.min_devices:,}; the helper was not asked"
-                )
+                raise self._too_few(len(drawn.numbers))
             try:
-                return self._open_groups(leader, now, model_name(found[0]), drawn, left_out)
+                return self._open_groups(leader, now, view, name, drawn, left_out)
             except _Elsewise as error:
                 several &= bool(error.without)
                 left_out |= set(error.without)
                 drawn = None
+
+    def _open_one(
+        self,
+        leader: Leader,
+        now: records.Position,
+        view: ModelView,
+        model: bytes,
+        there: list[int],
+    ) -> _Opened:
+        """The sum of all, which was added up as they came."""
+        self._add_up(leader, now)
+        place, (rows, width) = (now.round, now.attempt), self._algorithm.report_shape(view)
+        with leader.reading() as link:
+            kept, seeds = sums.total(link, *place), sums.seeds(link, *place)
+        if kept is None or len(seeds) < self._link.min_devices:
+            raise self._too_few(len(seeds))
+        total = self._total(now.round, (rows, width))
+        total.go_on(from_bytes(kept, self._plan.terms.bits), set(seeds))
+        sealed = [SealedSeed.of(content) for content in seeds.values()]
+        named = self._named(now, model)
+        answer = self._ask(encode_question(*named, sealed, self._of_each(rows * width)), _SUMS)
+        if (answer.status, answer.reason) == (409, "undecryptable"):
+            raise _Refused("the helper cannot open seeds that it could open before")
+        drawn = Drawn(*place, list(seeds), [list(seeds)])
+        left_out = tuple(sorted(set(there) - set(seeds)))
+        try:
+            return _Opened(drawn, (False,), self._read(total, answer), left_out, "")
+        except SpoiledSum as error:
+            return _Opened(drawn, (True,), None, left_out, str(error))
+
+    def _too_few(self, good: int) -> _Refused:
+        return _Refused(
+            f"{good:,} good submissions are left, and a sum needs {self._link.min_devices:,}; the "
+            "helper was not asked"
+        )
 
     def _draw(
         self, leader: Leader, now: records.Position, numbers: list[int], several: bool
@@ -223,24 +384,25 @@ class SummedCoordinator(Coordinator):
         self,
         leader: Leader,
         now: records.Position,
+        view: ModelView,
         model: bytes,
         drawn: Drawn,
         left_out: set[int],
     ) -> _Opened:
-        terms, groups = self._plan.terms, drawn.groups
+        groups, shape = drawn.groups, self._algorithm.report_shape(view)
         with leader.reading() as link:
-            totals, sealed = self._add_up(link, now, groups)
+            totals, sealed = self._add_groups(link, now, groups, shape)
         everyone = [number for group in groups for number in group]
         good: list[SummedReports] = []
         spoiled: list[bool] = []
         why = ""
         for place, total in enumerate(totals):
-            where = terms, now.round, now.attempt, model
+            where = self._named(now, model)
             if len(groups) == 1:
                 question = encode_question(*where, sealed[0])
             else:
                 question = encode_group_question(*where, sealed, place)
-            answer = self._ask(question)
+            answer = self._ask(question, _SUMS)
             if (answer.status, answer.reason) == (409, "undecryptable"):
                 raise _Elsewise([everyone[at] for at in _which(answer, len(everyone))])
             if (answer.status, answer.reason) == (429, "too_often") and len(groups) > 1:
@@ -251,47 +413,54 @@ class SummedCoordinator(Coordinator):
             except SpoiledSum as error:
                 spoiled.append(True)
                 why = str(error)
-        opened = add_sums(now.round, good, terms.width) if good else None
+        opened = add_sums(now.round, good, shape[1]) if good else None
         return _Opened(drawn, tuple(spoiled), opened, tuple(sorted(left_out)), why)
 
-    def _add_up(
-        self, link: sa.Connection, now: records.Position, groups: Sequence[Sequence[int]]
+    def _add_groups(
+        self,
+        link: sa.Connection,
+        now: records.Position,
+        groups: Sequence[Sequence[int]],
+        shape: tuple[int, int],
     ) -> tuple[list[MaskedSum], list[list[SealedSeed]]]:
         """For every group the masked updates added up, and their seeds in the group's order."""
-        terms = self._plan.terms
-        shape = terms.n_rows, terms.width
-        largest = terms.largest_value * GRID
-        totals = [MaskedSum(now.round, *shape, self._link, largest) for _ in groups]
+        totals = [self._total(now.round, shape) for _ in groups]
         place = {number: k for k, group in enumerate(groups) for number in group}
         found: dict[int, SealedSeed] = {}
-        for part in records.bodies(link, now.round, now.attempt, _AT_ONCE):
-            for number, body in part:
-                if number not in place:
-                    continue
-                message = decode_masked(body, terms, now.round, now.attempt)
-                one = MaskedReports(now.round, np.array([number]), message.masked[None, :])
-                totals[place[number]].add(one)
-                found[number] = message.record
+        numbers, at = shape[0] * shape[1], (now.round, now.attempt)
+        for number, body in sums.bodies(link, *at):
+            if number not in place:
+                continue
+            message = decode_masked(body, self._plan.terms, *at, numbers)
+            one = MaskedReports(now.round, np.array([number]), message.masked[None, :])
+            totals[place[number]].add(one)
+            found[number] = message.record
         return totals, [[found[number] for number in group] for group in groups]
 
-    def _read(self, total: MaskedSum, answer: Answer) -> SummedReports:
-        """The opened sum, from the helper's answer."""
+    def _check_reached(self, answer: Answer) -> None:
+        """Raises where it was not the helper of this federation that answered."""
         if answer.status in _SETTLED_ELSEWHERE or answer.reason == "other_terms":
             raise Unreachable(
                 f"it answered with status {answer.status}, {answer.reason or 'no reason'}: "
                 f"{answer.detail or 'nothing more'}; see whether it is the helper of this "
-                "federation and has its introduction"
+                "federation, of this release, and has its introduction"
             )
+
+    def _read(self, total: MaskedSum, answer: Answer) -> SummedReports:
+        """The opened sum, from the helper's answer."""
+        self._check_reached(answer)
         if answer.status != 200:
             raise _Refused(
                 f"the helper refused with status {answer.status}, {answer.reason or 'no reason'}: "
                 f"{answer.detail}"
             )
         try:
-            told = decode_mask_sum(answer.body)
+            told = decode_mask_sum(answer.body, self._plan.terms)
         except MessageError as error:
             raise WrongSum(str(error)) from None
-        lenient = leniency(secrets.SystemRandom().random())
+        lenient = 0.0  # contributions come once, and nobody is looked for
+        if not self._plan.terms.contributes:
+            lenient = leniency(secrets.SystemRandom().random())
         return total.open(told, lenient, counted=self._plan.terms.counts_senders)
 
     def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
@@ -300,13 +469,15 @@ class SummedCoordinator(Coordinator):
             raise ServiceError(f"the sum of round {now.round} is not here")
         total = opened.total
         # Noise belongs to the sum and is not cut.
-        server.fold(total if self._link.noise else cut_sum(total, self._plan.value_limit))
+        noisy = self._link.noise or self._plan.terms.contributes
+        server.fold(total if noisy else cut_sum(total, self._plan.value_limit))
         left_out, spoiled = len(opened.left_out), sum(opened.spoiled)
         counts = {"undecryptable": left_out, "spoiled_group": spoiled}
         return {reason: count for reason, count in counts.items() if count}
 
     def _forget(self, link: sa.Connection, now: records.Position) -> None:
         super()._forget(link, now)
+        sums.forget(link, now.round)
         self._note(link, now)
 
     def _note(self, link: sa.Connection, now: records.Position) -> None:
@@ -316,13 +487,15 @@ class SummedCoordinator(Coordinator):
             return
         before, notices = records.found(link), []
         drawn = opened.drawn
-        search, out = before.after(drawn.numbers, drawn.groups, opened.spoiled)
+        search, out = before, dict[int, Mark]()
+        if not self._plan.terms.contributes:
+            search, out = before.after(drawn.numbers, drawn.groups, opened.spoiled)
         if search != before:
             records.keep(link, search)
         if opened.left_out:
             named = ", ".join(map(str, opened.left_out))
             notices.append(f"the helper could not open the seeds of devices {named}; left out")
-        if any(opened.spoiled):
+        if any(opened.spoiled) and search.on:
             notices.append(
                 f"{sum(opened.spoiled)} of {len(drawn.groups)} sums were spoiled and left out; "
                 "the next rounds are summed in groups that are drawn anew, to see by whom"
@@ -337,6 +510,16 @@ class SummedCoordinator(Coordinator):
 
     # --- rounds without a sum ---------------------------------------------------------------------
 
+    def _abandon(
+        self,
+        link: sa.Connection,
+        now: records.Position,
+        what: Literal["abandoned", "diverged"],
+        state: str = "open",
+    ) -> list[Event]:
+        sums.forget(link, now.round)
+        return super()._abandon(link, now, what, state)
+
     def _diverged(self, link: sa.Connection, now: records.Position) -> list[Event]:
         return self._give_up(link, now, "diverged", "folding would have made the model run off")
 
@@ -350,22 +533,24 @@ class SummedCoordinator(Coordinator):
         items, changed = found
         over = self._end(link, now, "closing", "abandoned", "abandoned", what)
         records.drop_reports(link, now.round, now.attempt)
+        sums.forget(link, now.round)
         self._note(link, now)
         memory = records.memory(link, now.round, len(items))
-        records.save_model(link, now.round + 1, items, changed, memory)
+        after = now.round + 1
+        if self._plan.terms.contributes:
+            after = cast(Contributing, self._algorithm).after_given_up(now.round)
+        records.save_model(link, after, items, changed, memory)
         records.count_refusals(link, {what: 1})
-        more = now.round + 1 < now.target
-        opened = self._open(link, now.round + 1, 0) if more else None
+        opened = self._open(link, after, 0) if after < now.target else None
         ended = replace(over, trouble=f"round {now.round} does not count: {why}")
         return [ended] if opened is None else [ended, opened]
 
 
 def _which(answer: Answer, devices: int) -> list[int]:
-    """The places that the helper names; there is at least one."""
+    """The places that the helper names; at least one where it refuses for their sake."""
     named = answer.table().get("which")
-    good = isinstance(named, list) and all(
-        isinstance(at, int) and not isinstance(at, bool) and 0 <= at < devices for at in named
-    )
-    if not good or not named:
+    places = named if isinstance(named, list) else [-1]
+    good = all(type(at) is int and 0 <= at < devices for at in places)
+    if not good or not (places or answer.status == 200):
         raise _Refused("the helper did not say which seeds it could not open")
-    return list(named)
+    return places

@@ -1,0 +1,151 @@
+"""What the server keeps of a round of which it sees the sum alone: messages until they are added
+up, the sum so far, and the sealed seeds of those who are in it. So it takes the room of a model and
+of a few messages, however many devices send. Every function works within a transaction of the
+caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import sqlalchemy as sa
+
+from sottovoce.stores import server as records
+from sottovoce.stores.database import genuine, stamped, submissions, summed_seeds, sums, unsummed
+
+WAITING_BYTES, LEAST_WAITING = 16 << 20, 16
+"""Of messages that wait to be added up: so many bytes, or so many messages if they are long."""
+_AT_ONCE = 16
+"""Messages that are read together where all of them are looked at."""
+
+
+def accept(
+    link: sa.Connection, batch: Sequence[records.Submission], most: int
+) -> list[records.Decision]:
+    """`records.accept` of masked reports, of which a round has `most` at most. Few may wait to be
+    added up; whoever comes when there is no room is asked to come again."""
+    if not batch:
+        return []
+    decisions: list[records.Decision] = ["busy"] * len(batch)
+    places = {(one.round, one.attempt) for one in batch}
+    now = records.position(link)
+    reported = now.reported if (now.round, now.attempt) in places else 0
+    free = most - reported
+    if not records.found(link).on:  # in a search all wait until groups are drawn
+        room = max(LEAST_WAITING, WAITING_BYTES // len(batch[0].body))
+        free = min(free, room - sum(waiting(link, *place) for place in places))
+    taken = batch[: max(0, free)]
+    decisions[: len(taken)] = records.accept(link, taken, bodies=False)
+    good = [one for one, said in zip(batch, decisions, strict=True) if said == "accepted"]
+    if good:
+        keep(link, good)
+    return decisions
+
+
+def keep(link: sa.Connection, batch: Sequence[records.Submission]) -> None:
+    """Masked reports that have come in, to be added up."""
+    column = unsummed.c.body
+    rows = [
+        {
+            "round": one.round,
+            "attempt": one.attempt,
+            "number": one.number,
+            "body": stamped(column, one.body, one.round, one.attempt, one.number),
+        }
+        for one in batch
+    ]
+    link.execute(unsummed.insert(), rows)
+
+
+def waiting(link: sa.Connection, round: int, attempt: int) -> int:
+    """How many are not added up yet."""
+    query = sa.select(sa.func.count()).where(*_is(unsummed, round, attempt))
+    return int(link.execute(query).scalar() or 0)
+
+
+def next_ones(
+    link: sa.Connection, round: int, attempt: int, many: int, after: int = -1
+) -> list[tuple[int, bytes]]:
+    """Some of them, each with its sender."""
+    rows = link.execute(
+        sa.select(unsummed.c.number, unsummed.c.body)
+        .where(*_is(unsummed, round, attempt), unsummed.c.number > after)
+        .order_by(unsummed.c.number)
+        .limit(many)
+    )
+    column = unsummed.c.body
+    return [(row.number, genuine(column, row.body, round, attempt, row.number)) for row in rows]
+
+
+def bodies(link: sa.Connection, round: int, attempt: int) -> Iterator[tuple[int, bytes]]:
+    """All of them."""
+    last = -1
+    while part := next_ones(link, round, attempt, _AT_ONCE, last):
+        yield from part
+        last = part[-1][0]
+
+
+def total(link: sa.Connection, round: int, attempt: int) -> bytes | None:
+    """The sum so far, as it was kept; None where nothing was added up."""
+    found = link.execute(sa.select(sums.c.total).where(*_is(sums, round, attempt))).scalar()
+    return None if found is None else genuine(sums.c.total, found, round, attempt)
+
+
+def added(
+    link: sa.Connection,
+    round: int,
+    attempt: int,
+    total: bytes,
+    seeds: Mapping[int, bytes],
+    left_out: Sequence[int],
+) -> None:
+    """The messages of those whose sealed `seeds` these are were added to what is now `total`, and
+    are forgotten; so are those that are `left_out`."""
+    stored = {"total": stamped(sums.c.total, total, round, attempt)}
+    changed = link.execute(sums.update().where(*_is(sums, round, attempt)).values(**stored))
+    if changed.rowcount == 0:
+        link.execute(sums.insert().values(round=round, attempt=attempt, **stored))
+    if seeds:
+        link.execute(
+            summed_seeds.insert(),
+            [
+                {"round": round, "attempt": attempt, "number": number, "sealed": sealed}
+                for number, sealed in seeds.items()
+            ],
+        )
+    for part in records.in_parts([*seeds, *left_out]):
+        link.execute(
+            unsummed.delete().where(*_is(unsummed, round, attempt), unsummed.c.number.in_(part))
+        )
+
+
+def seeds(link: sa.Connection, round: int, attempt: int) -> dict[int, bytes]:
+    """Who is in the sum, ascending, with their sealed seeds."""
+    rows = link.execute(
+        sa.select(summed_seeds.c.number, summed_seeds.c.sealed)
+        .where(*_is(summed_seeds, round, attempt))
+        .order_by(summed_seeds.c.number)
+    )
+    return {row.number: bytes(row.sealed) for row in rows}
+
+
+def forget(link: sa.Connection, round: int) -> None:
+    """All that is kept of this round and of those before."""
+    for table in (unsummed, sums, summed_seeds):
+        link.execute(table.delete().where(table.c.round <= round))
+
+
+def take_over(link: sa.Connection, round: int, attempt: int) -> None:
+    """The messages of a round that an earlier release has opened, which it kept elsewhere."""
+    moved: list[int] = []
+    for part in records.bodies(link, round, attempt, _AT_ONCE):
+        keep(link, [records.Submission(round, attempt, n, b"", body) for n, body in part])
+        moved += [number for number, _ in part]
+    for numbers in records.in_parts(moved):
+        here = submissions.c.number.in_(numbers)
+        link.execute(
+            submissions.update().where(*_is(submissions, round, attempt), here).values(body=None)
+        )
+
+
+def _is(table: sa.Table, round: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return table.c.round == round, table.c.attempt == attempt

@@ -1,0 +1,104 @@
+"""Versions of a model that were offered to be published: which one devices recommend by, and which
+was held back. Every function works within a transaction of the caller's.
+
+A version has the number of its model, the rounds that were folded by then. Each has a row among the
+facts, so that its model is kept (`server.save_model`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from sottovoce.core.quality import Quality
+from sottovoce.errors import UsageError
+from sottovoce.stores import server as records
+from sottovoce.stores.database import meta, models
+
+KEPT = 8
+"""So many versions are kept, and the published one in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    version: int
+    made: str
+    """When, by the server's clock (UTC)."""
+    held_back: str = ""
+    """Why it was not published; empty where it was, also by the operator."""
+    quality: Quality | None = None
+    """By what devices have said of it; None where nobody was asked."""
+
+    def to_table(self, published: int | None) -> dict[str, Any]:
+        """As an operator sees it."""
+        return {
+            "version": self.version,
+            "made": self.made,
+            "published": self.version == published,
+            "held_back": self.held_back,
+            "quality": None if self.quality is None else self.quality.to_table(),
+        }
+
+
+def published(link: sa.Connection) -> int | None:
+    """The version by which devices recommend; None: by the newest model."""
+    found = records.fact(link, records.PUBLISHED)
+    return None if found is None else int(found)
+
+
+def all_of(link: sa.Connection) -> list[ModelVersion]:
+    """Those that are kept, oldest first."""
+    return [_version(link, number) for number in records.kept_versions(link)]
+
+
+def offer(link: sa.Connection, version: int, made: str, quality: Quality | None = None) -> str:
+    """A new version. It is published, unless its quality speaks against it: then this says why.
+    The oldest is let go."""
+    before = published(link)
+    why = "" if quality is None or before is None else quality.objection(f"version {before}")
+    _keep(link, ModelVersion(version, made, why, quality))
+    if not why:
+        records.set_fact(link, records.PUBLISHED, str(version))
+    there, named = records.kept_versions(link), published(link)
+    for old in there[:-KEPT]:
+        if old != named:
+            link.execute(meta.delete().where(meta.c.key == _key(old)))
+    return why
+
+
+def publish(link: sa.Connection, version: int) -> int | None:
+    """By the operator's word, whatever was said of it; also one from before. The version that was
+    published until now."""
+    rows = set(link.execute(sa.select(models.c.round)).scalars())
+    before, there = published(link), [n for n in records.kept_versions(link) if n in rows]
+    if version not in there:
+        if not there:
+            raise UsageError(
+                "there are no versions to choose from: devices recommend by the newest model, or "
+                "none was made yet"
+            )
+        named = ", ".join(map(str, there))
+        raise UsageError(f"version {version} is not here; these are: {named}")
+    found = _version(link, version)
+    _keep(link, ModelVersion(version, found.made, "", found.quality))
+    records.set_fact(link, records.PUBLISHED, str(version))
+    return before
+
+
+def _key(version: int) -> str:
+    return f"{records.VERSION}{version}"
+
+
+def _version(link: sa.Connection, version: int) -> ModelVersion:
+    table = json.loads(records.fact(link, _key(version)) or "{}")
+    quality = table.get("quality")
+    found = None if quality is None else Quality.from_table(quality)
+    return ModelVersion(version, table.get("made", ""), table.get("held_back", ""), found)
+
+
+def _keep(link: sa.Connection, kept: ModelVersion) -> None:
+    table = kept.to_table(None)
+    del table["published"]
+    records.set_fact(link, _key(kept.version), json.dumps(table))
