@@ -64,21 +64,23 @@ class Exchange:
 
     async def run(self) -> None:
         """Have the application answer."""
-        try:
-            await self._connection.app(self._scope, self.receive, self.send)
-        except asyncio.CancelledError:  # the service ends
-            self._connection.transport.abort()
-            raise
-        except Exception as error:
+        await self._connection.app(self._scope, self.receive, self.send)
+
+    def over(self, task: asyncio.Task[None]) -> None:
+        """The application is done with it."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             _log.error("a request could not be answered", exc_info=error)
         if self.response_complete or self.disconnected:
             return
-        if self.response_started:
+        if task.cancelled():  # the service ends
+            self._connection.transport.abort()
+        elif self.response_started:
             self._connection.transport.close()
         else:
             self.keep_alive = False
-            await self.send({"type": "http.response.start", "status": 500, "headers": []})
-            await self.send({"type": "http.response.body", "body": b""})
+            self._begin(500, [(b"content-length", b"0")])
+            self._go_on(b"", more=False)
 
     # --- the request ------------------------------------------------------------------------------
 
@@ -315,6 +317,7 @@ class BoundedProtocol(asyncio.Protocol):
         task = self.loop.create_task(exchange.run())
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
+        task.add_done_callback(exchange.over)
 
     def _refuse(self, words: str) -> None:
         if self.transport.is_closing():
