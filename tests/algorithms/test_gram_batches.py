@@ -249,6 +249,27 @@ def test_a_new_period_begins_with_nothing_and_the_model_stays_until_its_pairs_ar
     assert np.array_equal(after[:, FACTORS:], items[:, FACTORS:])
 
 
+@pytest.mark.parametrize("noise", ["independent", "factorised"])
+def test_pairs_may_begin_later_and_then_everybody_who_has_joined_is_in_them(noise):
+    config = replace(CONFIG, noise=noise, pairs_from=2)
+    made, joins = federation(config, epsilon=64.0), joining(TRAIN, np.arange(N), 4)
+    seen = tables(made)
+    assert all(not seen[round][0][:, FACTORS:].any() for round in range(1, 6))
+    assert seen[6][0][:, FACTORS:].any()
+    assert np.array_equal(seen[5][2], np.where(joins <= 2, 1, 0))
+    assert np.array_equal(seen[6][2], np.where(joins <= 2, 3, 0))
+    assert (made.devices.cohort.sent == 3).all()
+    assert np.allclose(made.devices.cohort.spent, 64.0, rtol=1e-8)
+    ledger = made.devices.ledger.pending()["round"].to_numpy()
+    assert np.bincount(ledger).tolist() == [30, 0, 30, 0, 30, 90, 30, 30]
+    with pytest.raises(ConfigError, match="pairs_from"):
+        replace(CONFIG, pairs_from=4)
+    for later in (config, replace(CONFIG, noise="factorised")):
+        if later.factorised or later.pairs_from:
+            with pytest.raises(ConfigError, match="simulation alone"):
+                later.check_terms()
+
+
 def test_without_times_users_come_in_the_order_of_their_numbers():
     plain = replace(TRAIN, timestamps=None)
     rows = np.arange(0, N, 2)
