@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce import config
+from sottovoce.algorithms.base import Contributing
 from sottovoce.algorithms.gram.model import first_share
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.ledger import Ledger
@@ -142,17 +143,15 @@ class YearStudy(Study):
         if way.kind == "fresh":
             return self._fresh(prepared, joins)
         federation = self._federation(prepared)
-        figures: list[tuple[float, float]] = []
-        algorithm = federation.server.algorithm
-        stages = len(cast(Any, algorithm).shares)
+        nothing = [(math.nan, math.nan)] * (self.config.months - 1)
+        figures: list[tuple[float, float]] = nothing if way.kind == "once" else []
+        stages = len(cast(Contributing, federation.server.algorithm).shares)
 
         def look(_: object) -> None:
             figures.append(self._figures(prepared, federation, joins <= len(figures)))
 
         stops = range(stages, federation.schedule.rounds + 1, stages)
         federation.run([AtRounds(tuple(stops), look)], threads=self.threads)
-        if way.kind == "once":
-            figures = [(math.nan, math.nan)] * (self.config.months - 1) + figures
         spent = _booked(federation.devices.ledger, len(everyone))
         return {"months": np.array(figures), "ledger": spent, "exact": spent}
 

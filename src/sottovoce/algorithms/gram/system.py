@@ -170,8 +170,10 @@ class GramConfig(AlgorithmSettings):
 
     def learning(self) -> str:
         time = f", memory of {self.memory:g} items at home" if self.recency else ", times unused"
+        joined = f", {self.batches} batches with {self.noise} noise" if self.batches > 1 else ""
         return (
-            f"at most {self.embedding_size} factors and {self.most_head:,} items with pairs{time}"
+            f"at most {self.embedding_size} factors and {self.most_head:,} items with "
+            f"pairs{time}{joined}"
         )
 
     def advice(self, cohort_size: int) -> str:
