@@ -61,7 +61,7 @@ class YearConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class YearWay:
     """How the year's contributions are counted."""
 
     label: str
@@ -70,7 +70,7 @@ class Way:
     """Settings of gram."""
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], number: int) -> Way:
+    def of(cls, table: Mapping[str, Any], number: int) -> YearWay:
         if "label" not in table or not set(table) <= {"label", "kind", "algorithm"}:
             raise ConfigError(f"ways[{number}] needs a label, and has fields that are unknown")
         return cls(**table)
@@ -86,7 +86,12 @@ class YearStudy(Study):
     prefix = "year-"
 
     def __init__(
-        self, settings: YearConfig, ways: Sequence[Way], cells: Path, threads: int, report: Report
+        self,
+        settings: YearConfig,
+        ways: Sequence[YearWay],
+        cells: Path,
+        threads: int,
+        report: Report,
     ) -> None:
         super().__init__(cells, threads, report)
         self.config, self.ways = settings, tuple(ways)
@@ -98,7 +103,7 @@ class YearStudy(Study):
     ) -> Self:
         table = installed(name, quick)
         settings = config.build(YearConfig, table.get("study", {}), "study")
-        ways = [Way.of(way, number) for number, way in enumerate(table["ways"])]
+        ways = [YearWay.of(way, number) for number, way in enumerate(table["ways"])]
         return cls(settings, ways, cells, threads, report)
 
     def describe(self) -> str:
@@ -113,7 +118,7 @@ class YearStudy(Study):
 
     # --- cells ------------------------------------------------------------------------------------
 
-    def experiment(self, seed: int, epsilon: float, way: Way) -> Experiment:
+    def experiment(self, seed: int, epsilon: float, way: YearWay) -> Experiment:
         batches = self.config.months if way.kind == "batches" else 1
         table = {
             "name": "year",
@@ -126,7 +131,7 @@ class YearStudy(Study):
         }
         return Experiment.from_table(table)
 
-    def cell(self, seed: int, epsilon: float, way: Way) -> Arrays:
+    def cell(self, seed: int, epsilon: float, way: YearWay) -> Arrays:
         """After each month: the figure of all users, and of those who have joined; at the end, each
         user's ε as her ledger adds it up, and exactly."""
         experiment = self.experiment(seed, epsilon, way)
@@ -137,7 +142,7 @@ class YearStudy(Study):
         key = [VERSION, self.config.source, data.fingerprint(), seed, epsilon, *known]
         return self.kept(key, ["months"], lambda: self._train(experiment.prepared(data), way))
 
-    def _train(self, prepared: PreparedExperiment, way: Way) -> Arrays:
+    def _train(self, prepared: PreparedExperiment, way: YearWay) -> Arrays:
         everyone = np.arange(prepared.split.train.n_users)
         joins = joining(prepared.split.train, everyone, self.config.months)
         if way.kind == "fresh":

@@ -7,7 +7,7 @@ import pytest
 
 import sottovoce_papers as reproduce
 from sottovoce.errors import ConfigError
-from sottovoce_papers.year import Way, YearConfig, YearStudy, year
+from sottovoce_papers.year import YearWay, YearConfig, YearStudy, year
 
 
 def quiet(what, done, total):
@@ -15,10 +15,10 @@ def quiet(what, done, total):
 
 
 WAYS = (
-    Way("independent", algorithm={"noise": "independent"}),
-    Way("factorised", algorithm={"noise": "factorised", "pairs_from": 1}),
-    Way("fresh", "fresh"),
-    Way("once", "once"),
+    YearWay("independent", algorithm={"noise": "independent"}),
+    YearWay("factorised", algorithm={"noise": "factorised", "pairs_from": 1}),
+    YearWay("fresh", "fresh"),
+    YearWay("once", "once"),
 )
 
 
@@ -71,9 +71,9 @@ def test_nothing_is_run_twice(made, monkeypatch):
 
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match=r"ways\[2\]"):
-        Way.of({"label": "x", "colour": "red"}, 2)
+        YearWay.of({"label": "x", "colour": "red"}, 2)
     with pytest.raises(ConfigError, match="batches, fresh or once"):
-        Way("x", "never")
+        YearWay("x", "never")
 
 
 @pytest.mark.parametrize("quick", [False, True])
