@@ -7,7 +7,7 @@ import pytest
 
 import sottovoce_papers as reproduce
 from sottovoce.errors import ConfigError
-from sottovoce_papers.year import YearWay, YearConfig, YearStudy, year
+from sottovoce_papers.year import YearConfig, YearStudy, YearWay, year
 
 
 def quiet(what, done, total):
