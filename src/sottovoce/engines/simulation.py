@@ -130,6 +130,8 @@ class SimulatedDevices(Devices):
         self._hold(view)
         made = self._contributions(view, rows)
         sums = algorithm.sum_contributions(made, threads, self._sums_on)
+        for part in self._noise_parts(view, rows):
+            sums += part
         every = np.arange(len(sums), dtype=np.int32)
         return SummedReports(view.round, every, sums[:, None], len(rows))
 

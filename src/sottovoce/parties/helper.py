@@ -149,7 +149,7 @@ def noise_of(
 def noise_spans(algorithm: FactorModel, release: Release) -> Callable[[int, int], Spans] | None:
     """Of a round and its numbers: which noise they get; None where that is the link's to say."""
     own = release.contributing
-    if own is None:
+    if own is None or own.parts:  # devices add their own
         return None
     contributing, unit = cast(Contributing, algorithm), own.sigma * release.steps
 

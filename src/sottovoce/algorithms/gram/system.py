@@ -150,7 +150,7 @@ class GramConfig(AlgorithmSettings):
         return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
-        return Gram(self, release.sigma)
+        return Gram(self, release.sigma, release.parts)
 
     def check_terms(self) -> None:
         if self.factorised or self.pairs_from:
@@ -201,6 +201,8 @@ class Gram(Contributing):
     config: GramConfig
     sigma: float
     """Of the noise of a period, for a contribution of norm 1."""
+    parts: int = 0
+    """Of which it is made up, where devices add it."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -268,6 +270,11 @@ class Gram(Contributing):
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if self.parts and isinstance(aggregate, SummedReports):
+            # More devices than needed have made more noise; of batches, as if all were like this.
+            more = math.sqrt(max(1, aggregate.devices) / self.parts)
+            whole = replace(self, sigma=more * self.sigma, parts=0)
+            return whole.server_fold(items, memory, aggregate)
         items, memory = self._folded(items, memory, aggregate)
         return model.rounded(items, self.config.model_bits, FACTORS), memory
 
