@@ -17,7 +17,7 @@ from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.engines.observers import AtRounds
 from sottovoce.engines.simulation import joining
 from sottovoce.errors import ConfigError, Stalled
-from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.privacy.own_epsilon import OwnEpsilon, mark_of
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunCheckpoint
@@ -268,6 +268,17 @@ def test_pairs_may_begin_later_and_then_everybody_who_has_joined_is_in_them(nois
         if later.factorised or later.pairs_from:
             with pytest.raises(ConfigError, match="simulation alone"):
                 later.check_terms()
+
+
+def test_rounds_are_stages_of_batches_of_periods_and_one_that_is_given_up_ends_its_batch():
+    algorithm = CONFIG.build_under(OwnEpsilon(8.0), None, 1)
+    where = [(algorithm.period(r), algorithm.batch(r), algorithm.stage(r)) for r in range(20)]
+    assert where == [(r // 8, r // 2 % 4, r % 2) for r in range(20)]
+    assert [algorithm.after_given_up(r) for r in range(5)] == [2, 2, 4, 4, 6]
+    for round in range(20):
+        after = algorithm.after_given_up(round)
+        assert algorithm.stage(after) == 0
+        assert mark_of(after, 2, 4) & 1
 
 
 def test_without_times_users_come_in_the_order_of_their_numbers():
