@@ -252,6 +252,21 @@ def test_a_model_made_worse_on_purpose_is_held_back():
     assert outcomes[1][1] == 3
 
 
+def test_batches_before_the_first_pairs_are_offered_and_nobody_is_asked_about_them():
+    made = federation(batches=3, pairs_from=1)
+    made.schedule = replace(made.schedule, rounds=3)
+    made.run()
+    assert [(one.version, one.quality) for one in made.server.offered] == [(1, None)]
+    for batch in (1, 2):
+        made.devices.cohort.sent[:] = 0  # as others who come with the next batch
+        made.devices.cohort.spent[:] = 0
+        made.schedule = replace(made.schedule, rounds=3 * batch + 3)
+        made.run()
+    found = made.server.offered
+    assert [one.version for one in found] == [1, 6, 9]
+    assert all(one.quality.users > 100 for one in found[1:])
+
+
 # --- in a run -------------------------------------------------------------------------------------
 
 

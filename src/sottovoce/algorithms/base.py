@@ -597,6 +597,10 @@ class Contributing(FactorModel):
         """Which one this round is of."""
         return round // (len(self.shares) * self.batches)
 
+    def held(self, round: int) -> bool:
+        """Whether there is this round at all; nobody is asked in one that is left out."""
+        return True
+
     def after_given_up(self, round: int) -> int:
         """The first round of the next batch: stages build on each other."""
         return round - self.stage(round) + len(self.shares)

@@ -88,6 +88,9 @@ class GramConfig(AlgorithmSettings):
     """Most items in the head: a contribution has half as many numbers as its square."""
     batches: int = 1
     """Of a period: in how many groups users come, one after the other, each counted once."""
+    pairs_from: int = 0
+    """The first batch in which pairs are summed, of all who have joined by then: before, too little
+    is known of which items matter."""
     quality_share: float = 0.0
     """What a last round has of 1/noise², in which devices say how good the model is on items that
     they held out; the others share the rest. 0: there is none, and nothing is held out."""
@@ -106,6 +109,7 @@ class GramConfig(AlgorithmSettings):
         require_whole("least_head", self.least_head, 2, 20_000)
         require_whole("most_head", self.most_head, self.least_head, 20_000)
         require_whole("batches", self.batches, 1, 520)
+        require_whole("pairs_from", self.pairs_from, 0, self.batches - 1)
         require_number("quality_share", self.quality_share, 0.0, 0.9, above=False)
         require_number("held_out", self.held_out, 0.0, 0.5, above=False)
         if self.noise not in ("independent", "factorised"):
@@ -132,9 +136,13 @@ class GramConfig(AlgorithmSettings):
     def factorised(self) -> bool:
         return self.noise == "factorised" and self.batches > 1
 
-    def deviation(self, done: int) -> float:
+    def held(self, stage: int) -> int:
+        """In how many batches of a period there is this stage."""
+        return self.batches - self.pairs_from * (stage > 0)
+
+    def deviation(self, done: int, stage: int = 0) -> float:
         """Of the noise on the sum of so many batches, where 1 is that of a single release."""
-        return deviation(done, self.batches, self.factorised)
+        return deviation(done, self.held(stage), self.factorised)
 
     def on_data(
         self,
@@ -157,9 +165,9 @@ class GramConfig(AlgorithmSettings):
         return Gram(self, release.sigma, release.parts)
 
     def check_terms(self) -> None:
-        if self.factorised:
+        if self.factorised or self.pairs_from:
             raise ConfigError(
-                'noise = "factorised" runs in simulation alone by now; leave it "independent"'
+                'noise = "factorised" and pairs_from run in simulation alone by now; leave them out'
             )
 
     def most_numbers(self, n_items: int) -> int:
@@ -174,8 +182,10 @@ class GramConfig(AlgorithmSettings):
 
     def learning(self) -> str:
         time = f", memory of {self.memory:g} items at home" if self.recency else ", times unused"
+        joined = f", {self.batches} batches with {self.noise} noise" if self.batches > 1 else ""
         return (
-            f"at most {self.embedding_size} factors and {self.most_head:,} items with pairs{time}"
+            f"at most {self.embedding_size} factors and {self.most_head:,} items with "
+            f"pairs{time}{joined}"
         )
 
     def advice(self, cohort_size: int) -> str:
@@ -215,6 +225,9 @@ class Gram(Contributing):
     def batches(self) -> int:
         return self.config.batches
 
+    def held(self, round: int) -> bool:
+        return self.stage(round) == 0 or self.batch(round) >= self.config.pairs_from
+
     @property
     def refits(self) -> bool:
         return True
@@ -246,7 +259,7 @@ class Gram(Contributing):
         if self._asks(round):
             return ((numbers, each),)
         if self.config.factorised:
-            each *= draw_size(self.batches)
+            each *= draw_size(self.config.held(stage))
         if stage == 0:
             return ((numbers, each),)
         # A pair stands once for its two places in a symmetric matrix.
@@ -256,9 +269,10 @@ class Gram(Contributing):
     def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
         if not self.config.factorised or self._asks(view.round):
             return None
-        batch, n = self.batch(view.round), len(view.items)
+        stage, n = self.stage(view.round), len(view.items)
+        batch = self.batch(view.round) - (self.batches - self.config.held(stage))
         rounds = tuple(view.round - back * len(self.shares) for back in range(batch + 1))
-        if self.stage(view.round) == 0:
+        if stage == 0:
             return Draws(rounds, (np.arange(n + 1),), (np.full(n + 1, batch),))
         kept = RunningSums.read(self._split(memory)[0])
         head = kept.head
@@ -296,7 +310,7 @@ class Gram(Contributing):
             return items, self._beside(learnt, told)
         items, learnt = self._folded(items, learnt, aggregate)
         items = model.rounded(items, self.config.model_bits, FACTORS)
-        return items, self._beside(learnt, told)
+        return items, self._beside(learnt, np.zeros_like(told))
 
     @property
     def _told(self) -> int:
@@ -351,10 +365,12 @@ class Gram(Contributing):
             kept.done += 1
             items[:, Q] = kept.q
             if self._has_pairs:
-                sigma = self.sigma * deviation(kept.done)
-                preferred, head = kept.q.copy(), kept.head
-                # Whatever leaves the head is lost: not for a difference that may be noise.
-                preferred[head] += sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+                noise = self.sigma * deviation(kept.done)
+                preferred = kept.q.copy()
+                # What leaves the head is lost: not for a difference that may be noise.
+                preferred[kept.age > 0] += noise / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+                batches = max(1, self.batch(round) + 1 - self.config.pairs_from)
+                sigma = self.sigma * deviation(batches, 1)
                 size = self._head_size(max(kept.count, 0.0), sigma, len(items))
                 kept.move_head(model.choose_head(preferred, size))
                 _announce(items, kept.head)
@@ -363,7 +379,7 @@ class Gram(Contributing):
         each = np.concatenate(kept.pair_ages())
         oldest = int(each.max(initial=1))
         # Brought to one size of noise, that of pairs which were there from the beginning.
-        known = np.array([1.0, *(deviation(age + 1) for age in range(oldest))])
+        known = np.array([1.0, *(deviation(age + 1, 1) for age in range(oldest))])
         level = kept.pairs * (known[oldest] / known[each])
         noise = self.sigma / math.sqrt(self.shares[1]) * known[oldest]
         self._learn(items, level, noise, max(kept.count, 0.0))
@@ -386,14 +402,14 @@ class Gram(Contributing):
             items[head, FACTORS : FACTORS + factors.shape[1]] = factors
 
     def offers(self, round: int) -> bool:
-        """After the last round of a batch."""
-        return self.stage(round) == 0
+        """After the last round of a batch that there is."""
+        return self.stage(round) == 0 or not self.held(round)
 
     def quality(self, memory: NDArray[np.float32]) -> Quality | None:
         if not self._told:
             return None
         sums = self._split(memory)[1][0]
-        return quality.quality_of(sums[:-1], float(sums[-1]))
+        return quality.quality_of(sums[:-1], float(sums[-1])) if sums[-1] > 0 else None
 
     # --- device -----------------------------------------------------------------------------------
 
