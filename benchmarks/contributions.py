@@ -253,9 +253,7 @@ def _federation(path: Path, count: int) -> tuple[ServerFolder, int]:
                 key,
             )
             about = {"number": number, "round": 1, "attempt": 0}
-            sent = seal(
-                key, "bench", "report", **about, nonce=secrets.token_bytes(16), body=body
-            )
+            sent = seal(key, "bench", "report", **about, nonce=secrets.token_bytes(16), body=body)
             size = len(sent)
             head = (
                 f"POST /v1/reports HTTP/1.1\r\nhost: bench\r\n{DIGEST_HEADER}: {digest_of(sent)}"

@@ -56,6 +56,8 @@ class Cohort(Redacted):
     """Which items a name stands for, of the names in the records' `never_send`."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """What an algorithm derives from the histories once and uses in every round."""
+    published: NDArray[np.float32] | None = None
+    """The model by which they recommend, where an algorithm has versions and they know it."""
 
     def __post_init__(self) -> None:
         n = len(self.users)
@@ -85,6 +87,7 @@ class Cohort(Redacted):
             spent=self.spent[rows].copy(),
             labels=self.labels[rows],
             sent=self.sent[rows].copy(),
+            published=self.published,
             items_named=self.items_named,
         )
 

@@ -301,7 +301,8 @@ class Simulation:
         return willing[self.server.select(len(willing), size)]
 
     def _round(self, rows: NDArray[np.int64]) -> None:
-        view = self.server.publish()
+        view, kept = self.server.publish(), self.server.published
+        self.devices.cohort.published = None if kept is None else kept.items
         self._tell("device", view)
         if self.masker is not None:
             self._summed_round(self.masker, view, rows)
