@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import AlgorithmSettings, Cohort
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import COLUMNS, Entries, entries_of
+from sottovoce.core.messages import ModelView
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
 from sottovoce.wire.terms import Terms
@@ -56,6 +57,10 @@ class Gathered:
     round: int
     items: NDArray[np.float32]
     vectors: NDArray[np.float32]
+    published: ModelView | None = None
+    """By which devices recommend, where that is not the newest model."""
+    offered: tuple[Mapping[str, Any], ...] = ()
+    """Versions so far (`parties.server.Offered`)."""
 
 
 class Trial(Protocol):
