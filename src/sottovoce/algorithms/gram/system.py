@@ -179,8 +179,8 @@ class GramConfig(AlgorithmSettings):
             "of its pairs to another. Both are masked, so that the server opens noisy sums alone, "
             "and makes a linear item model of them."
         ) + (
-            f" Of their latest items ({self.held_out:.0%}) they tell nothing in these, and say in a "
-            "last sum whether the model would have recommended one of them."
+            f" Of their latest items ({self.held_out:.0%}) they tell nothing in these, and say in "
+            "a last sum whether the model would have recommended one of them."
             if self.quality_share
             else ""
         )
