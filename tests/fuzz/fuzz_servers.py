@@ -29,7 +29,7 @@ from sottovoce.core.messages import GRID, DeviceReports
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.services.agent.client import Answer
+from sottovoce.engines.client import Answer
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.process import RoundsThread

@@ -16,7 +16,7 @@ from sottovoce.cli import call
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.rng import Streams
-from sottovoce.services.trial import prepare_helper
+from sottovoce.engines.trial import prepare_helper
 from sottovoce.stores.helper_folder import create_helper, helper_introduction
 from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed

@@ -21,7 +21,7 @@ from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.services.agent.client import Answer
+from sottovoce.engines.client import Answer
 from sottovoce.services.helper import Answering, HelperApplication, HelperLimits
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.summed_rounds import SummedCoordinator

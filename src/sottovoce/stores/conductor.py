@@ -47,6 +47,10 @@ UPDATE model SET items = stamp(items, 'items', round), changed = stamp(changed, 
 UPDATE memory SET content = stamp(content, 'memory');
 UPDATE open_round SET numbers = stamp(numbers, 'numbers', round, attempt)
 """,
+    """
+CREATE TABLE masked (place INTEGER PRIMARY KEY, devices INTEGER, numbers BLOB, body BLOB);
+CREATE TABLE closing (round INTEGER, attempt INTEGER)
+""",
 )
 _STAMPED_SINCE = 4
 """The first version in which contents carry stamps."""
@@ -76,6 +80,19 @@ class ConductedRound:
     attempt: int
     goal: int
     numbers: NDArray[np.int64] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskedPart:
+    """What a node has sent in the open round of a secure sum."""
+
+    place: int
+    """In the order in which they came."""
+    numbers: NDArray[np.int64]
+    """The devices that it was asked for."""
+    devices: int
+    """How many of them are in it."""
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -154,6 +171,37 @@ class Checkpoint(SQLiteFile):
             numbers = stamp(opened.numbers.astype("<i8").tobytes(), "numbers", *where)
             self.write("INSERT INTO open_round VALUES (?, ?, ?, ?)", (*where, opened.goal, numbers))
 
+    def keep_masked(self, numbers: NDArray[np.int64], devices: int, body: bytes) -> None:
+        """Durable before it counts: what has left is not sent a second time."""
+        with self.transaction():
+            place = int(self.value("SELECT ifnull(max(place), 0) + 1 FROM masked"))
+            asked = stamp(numbers.astype("<i8").tobytes(), "asked", place)
+            content = stamp(body, "masked", place)
+            self.write("INSERT INTO masked VALUES (?, ?, ?, ?)", (place, devices, asked, content))
+
+    def masked(self) -> list[MaskedPart]:
+        """What nodes have sent in the open round."""
+        found = []
+        for place, devices, numbers, body in self.rows("SELECT * FROM masked ORDER BY place"):
+            asked = np.frombuffer(self._genuine(numbers, "asked", place), "<i8").astype(np.int64)
+            content = self._genuine(body, "masked", place)
+            found.append(MaskedPart(place, asked, devices, content))
+        return found
+
+    def leave_out(self, part: MaskedPart) -> None:
+        """It is not summed with the others."""
+        with self.transaction():
+            self.write("DELETE FROM masked WHERE place = ?", (part.place,))
+
+    def start_closing(self, opened: ConductedRound) -> None:
+        """From now on nothing more comes into the open round, and what is there is summed: the
+        helper answers for one set alone."""
+        with self.transaction():
+            self.write("INSERT INTO closing VALUES (?, ?)", (opened.round, opened.attempt))
+
+    def is_closing(self) -> bool:
+        return self.row("SELECT 1 FROM closing") is not None
+
     def close_round(
         self,
         record: RoundRecord,
@@ -180,11 +228,19 @@ class Checkpoint(SQLiteFile):
             self.write("UPDATE model SET attempt = ?", (record.attempt + 1,))
             self._log(record)
 
+    def give_up_round(self, record: RoundRecord, after: int) -> None:
+        """Nothing of the round counts, and a later one begins from the same model."""
+        with self.transaction():
+            saved = self.load()
+            if saved is not None:
+                self._put_model(after, 0, saved.items, saved.changed, self.terms())
+            self._log(record)
+
     def skip_to(self, round: int) -> None:
         """Go on with a later round from the model that is there. For a file that was set back:
         devices never do a round twice."""
         with self.transaction():
-            self.write("DELETE FROM open_round")
+            self._forget_open()
             saved = self.load()
             if saved is not None and round > saved.round:
                 # Nodes may have versions in between that are lost here.
@@ -307,8 +363,12 @@ class Checkpoint(SQLiteFile):
             )
         return numbers
 
+    def _forget_open(self) -> None:
+        for table in ("open_round", "masked", "closing"):
+            self.write(f"DELETE FROM {table}")
+
     def _log(self, record: RoundRecord) -> None:
-        self.write("DELETE FROM open_round")
+        self._forget_open()
         self.write(
             "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
