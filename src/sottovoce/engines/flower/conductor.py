@@ -63,7 +63,7 @@ class AskedNode(Asked):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ReportedSoFar:
     """Whose reports a round has so far."""
 
     devices: int
@@ -306,10 +306,10 @@ class Conductor(RoundLoop):
                 asked[node] = AskedNode(numbers=np.array(mine, dtype=np.int64))
         return asked
 
-    def _counted(self, asked: Mapping[int, AskedNode]) -> Counted:
+    def _counted(self, asked: Mapping[int, AskedNode]) -> ReportedSoFar:
         there = [a for a in asked.values() if a.part is not None]
         devices = sum(a.part.devices for a in there if a.part is not None)
-        return Counted(devices, joined([a.numbers for a in there]))
+        return ReportedSoFar(devices, joined([a.numbers for a in there]))
 
     def _verdict(self, opened: ConductedRound, reported: int, waited: float) -> Verdict:
         return self.plan.rules.verdict(opened.goal, reported, waited)
@@ -435,7 +435,7 @@ def joined(numbers: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def round_record(
-    opened: ConductedRound, counted: Counted, seconds: float, *, given_up: bool = False
+    opened: ConductedRound, counted: ReportedSoFar, seconds: float, *, given_up: bool = False
 ) -> RoundRecord:
     """How a round ended."""
     missing = opened.numbers[~np.isin(opened.numbers, counted.numbers)]

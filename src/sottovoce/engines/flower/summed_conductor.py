@@ -24,7 +24,7 @@ from sottovoce.engines.flower.conductor import (
     QUESTION_SECONDS,
     AskedNode,
     Conductor,
-    Counted,
+    ReportedSoFar,
     check_answer,
     joined,
     round_record,
@@ -158,9 +158,9 @@ class SummedConductor(Conductor):
     def _unheard(self, opened: ConductedRound) -> NDArray[np.int64]:
         return opened.numbers[~np.isin(opened.numbers, joined([p.numbers for p in self.parts]))]
 
-    def _counted(self, asked: Mapping[int, AskedNode]) -> Counted:
+    def _counted(self, asked: Mapping[int, AskedNode]) -> ReportedSoFar:
         devices = sum(part.devices for part in self.parts)
-        return Counted(devices, joined([part.numbers for part in self.parts]))
+        return ReportedSoFar(devices, joined([part.numbers for part in self.parts]))
 
     def _verdict(self, opened: ConductedRound, reported: int, waited: float) -> Verdict:
         if len(self.parts) < self.sums.least:
