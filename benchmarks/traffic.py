@@ -8,6 +8,14 @@ town of its size where that data set is not there). A forwarder between them and
 every byte, handshakes, headers and signatures too; each visit has a connection of its own. The
 least that has to travel is four bytes per number and per item number (a whole model needs no item
 numbers); CCE is one contact as FPL's paper counts it, in bytes.
+
+Then what a device sends and receives in a whole training, on MovieLens 1M (the town where that is
+not there), beside a year of gram with four versions of its model. Some rounds are played by eight
+devices, counted in the same way, and every visit has the whole model, as where thousands take part
+and every row changes; a training is so many rounds of these. Of gram, a year is a visit for each
+stage of her period, and one for each other version. Its devices are given the model, and asked for
+pairs of as many items, as the simulation of all users came to. P@10 is that of the simulation.
+Devices that ask in vain are left out in all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import itertools
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,18 +35,25 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Cohort
+from sottovoce.algorithms.gram.system import SCALE
 from sottovoce.core.messages import row_bytes
 from sottovoce.data.sources import available
+from sottovoce.engines.processes import free_port
 from sottovoce.engines.trial import TrialWorld
+from sottovoce.errors import Stalled
 from sottovoce.experiment import Experiment
-from sottovoce.runs.devices import world_of
+from sottovoce.runs.devices import federation_of, world_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import environment
+from sottovoce.runs.train import run_experiment
 from sottovoce.services.agent.agent import Agent
 from sottovoce.services.trial import HttpsTrial
+from sottovoce.stores import server as records
+from sottovoce.stores.coordinator import Coordinator
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.server_folder import Introduction, ServerFolder
 from sottovoce.wire.versions import encode_delta, encode_model
 
 Progress = Callable[[str], None]
@@ -82,10 +98,15 @@ class Forwarder:
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self.target))
-                for source, sink, name in ((near, far, "up"), (far, near, "down")):
-                    threading.Thread(
-                        target=self._pass, args=(source, sink, name), daemon=True
-                    ).start()
+                threading.Thread(target=self._connect, args=(near, far), daemon=True).start()
+
+    def _connect(self, near: socket.socket, far: socket.socket) -> None:
+        """Until both sides have said all."""
+        with near, far:
+            back = threading.Thread(target=self._pass, args=(far, near, "down"), daemon=True)
+            back.start()
+            self._pass(near, far, "up")
+            back.join()
 
     def _pass(self, source: socket.socket, sink: socket.socket, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -97,7 +118,7 @@ class Forwarder:
 
 
 def run(*, quick: bool, progress: Progress) -> dict[str, Any]:
-    results = [*_measured(quick, progress), *_saved(quick, progress)]
+    results = [*_measured(quick, progress), *_saved(quick, progress), *_year(quick, progress)]
     return {"bench": "traffic", "machine": environment()["hardware"], "results": results}
 
 
@@ -140,20 +161,22 @@ def _measured(quick: bool, progress: Progress) -> Iterator[dict[str, Any]]:
         progress(f"{DEVICES} devices over TLS, vectors of {size}")
         experiment = _experiment("pFPL+", size, ROUNDS)
         dataset, federation = _federation(experiment)
-        whole = world_of(experiment, dataset, federation)
-        few = federation.devices.willing()[:DEVICES]
-        cohort = whole.cohort.take(few)
-        numbers = np.arange(DEVICES)
-        world = replace(
-            whole,
-            cohort=Cohort(
-                numbers, cohort.history, replace(cohort.consent, users=numbers), cohort.vectors
-            ),
-            names=[whole.names[row] for row in few],
-            cohort_size=DEVICES,
-            rules=replace(whole.rules, min_devices=DEVICES),
-        )
+        world = _few(world_of(experiment, dataset, federation), federation)
         yield from _one_fleet(world, size)
+
+
+def _few(whole: TrialWorld, federation: Federation, guests: int = 0) -> TrialWorld:
+    """The same with so many devices alone, and behind them those of guests, who take no part."""
+    some = federation.devices.willing()[: DEVICES + guests]
+    cohort, numbers = whole.cohort.take(some), np.arange(len(some))
+    consent = replace(cohort.consent, users=numbers, takes_part=numbers < DEVICES)
+    return replace(
+        whole,
+        cohort=replace(cohort, users=numbers, consent=consent),
+        names=[whole.names[row] for row in some],
+        cohort_size=DEVICES,
+        rules=replace(whole.rules, min_devices=DEVICES),
+    )
 
 
 def _one_fleet(world: TrialWorld, size: int) -> Iterator[dict[str, Any]]:
@@ -291,3 +314,245 @@ def _saved(quick: bool, progress: Progress) -> Iterator[dict[str, Any]]:
             f"(compressed {whole_packed / 1e6:,.1f})",
             "ratio": delta / whole,
         }
+
+
+# --- a year, and a training -----------------------------------------------------------------------
+
+VERSIONS = 4
+"""Of gram's model in a year."""
+TIMES_LESS = 50.0
+"""Than FPL: what a year of gram is to be."""
+_FPL: dict[str, Any] = {
+    "algorithm": {
+        "configuration": "pFPL+", "embedding_size": 16, "learning_rate": 0.01, "rounds": 40,
+        "reg_user": 0.02, "reg_positive": 0.02, "reg_negative": 0.02,
+    },
+    "consent": {"share_positives": 0.5},
+}  # fmt: skip
+_FCF: dict[str, Any] = {
+    "algorithm": {
+        "name": "fcf", "embedding_size": 10, "learning_rate": 0.05, "alpha": 4.0, "reg": 10.0,
+        "rounds": 50,
+    },
+    "consent": {"share_positives": 1.0},
+}  # fmt: skip
+_FMF: dict[str, Any] = {
+    "algorithm": {"name": "fmf", "variant": "rotated", "embedding_size": 8, "rounds": 20},
+    "release": {
+        "name": "k-reports", "max_reports": 100, "tiers": [{"epsilon": 2.5, "min_devices": DEVICES}]
+    },
+    "consent": {"epsilon": 2.5, "max_reports": 100, "total_epsilon": 5000.0},
+}  # fmt: skip
+_SUM = {"link": {"name": "secure-sum", "min_devices": DEVICES}}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "FPL as printed": _FPL | {"release": {"per": "draw"}},
+    "FPL over a secure sum": _FPL | {"release": {"per": "item"}} | _SUM,
+    "FCF as printed": _FCF,
+    "FCF over a secure sum": _FCF | _SUM,
+    "FMF-LDP, rotated": _FMF,
+}
+EPSILONS = (0.5, 1.0, 2.0, 8.0)
+_PATIENCE = 100
+"""Visits until a report must have counted."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes up and down, and the accuracy that they buy."""
+
+    name: str
+    up: float
+    down: float
+    accuracy: float | None
+
+    @property
+    def total(self) -> float:
+        return self.up + self.down
+
+    def row(self, peers: list[Cost]) -> dict[str, Any]:
+        """As a result; beside the first of `peers`, which is to be `TIMES_LESS` as much."""
+        parts = [f"up {self.up:,.0f}, down {self.down:,.0f}"]
+        if self.accuracy is not None:
+            parts.append(f"P@10 {self.accuracy:.4f}")
+        parts += [f"{each.total / self.total:,.1f} × less than {each.name}" for each in peers]
+        found: dict[str, Any] = {
+            "name": self.name, "value": round(self.total), "unit": "bytes",
+            "peer": "; ".join(parts),
+        }  # fmt: skip
+        if peers:
+            ratio = peers[0].total / self.total
+            found |= {"ratio": ratio, "target": TIMES_LESS, "met": bool(ratio >= TIMES_LESS)}
+        return found
+
+
+def _year(quick: bool, progress: Progress) -> Iterator[dict[str, Any]]:
+    data = {"source": "movielens-1m" if "movielens-1m" in available() and not quick else "town"}
+    costs = {}
+    for name, sections in TRAININGS.items():
+        if quick and name.endswith("as printed"):
+            continue
+        progress(f"a training of {name}")
+        costs[name] = _training(name, data, sections, quick)
+        yield costs[name].row([])
+    peers = [costs[name] for name in ("FPL over a secure sum", "FPL as printed") if name in costs]
+    for epsilon in EPSILONS[1:2] if quick else EPSILONS:
+        progress(f"a year of gram, ε = {epsilon:g}")
+        yield _gram_year(data, epsilon).row(peers)
+
+
+def _named(data: dict[str, Any], sections: dict[str, Any]) -> Experiment:
+    service = {"poll_seconds": 3.0, "deadline_seconds": 300.0}
+    table = {"name": "traffic", "seed": 1, "data": data, "service": service}
+    return Experiment.from_table(table | sections)
+
+
+def _training(name: str, data: dict[str, Any], sections: dict[str, Any], quick: bool) -> Cost:
+    experiment = _named(data, sections)
+    accuracy = None if quick else _accuracy(experiment)[0]
+    prepared = experiment.prepared(experiment.dataset())
+    federation = federation_of(prepared)
+    world = _few(world_of(experiment, prepared.dataset, federation), federation)
+    up, down = _counted(world, 2)
+    rounds = federation.schedule.rounds
+    return Cost(f"{name}, {rounds} rounds", rounds * up, rounds * down, accuracy)
+
+
+def _accuracy(experiment: Experiment) -> tuple[float, NDArray[np.float32]]:
+    """P@10 of a simulation, and its model."""
+    found: Any = run_experiment(experiment)
+    accuracy = float(found.evaluations[found.system].per_user("P@10").mean())
+    return accuracy, found.federation.server.items
+
+
+def _gram_year(data: dict[str, Any], epsilon: float) -> Cost:
+    sections: dict[str, Any] = {
+        "algorithm": {"name": "gram"}, "release": {"epsilon": epsilon},
+        "consent": {"epsilon": epsilon}, **_SUM,
+    }  # fmt: skip
+    accuracy, table = _accuracy(_named(data, sections))
+    head = int(np.count_nonzero(table[:, SCALE] > 0))
+    forced = {"name": "gram", "least_head": max(2, head), "most_head": max(2, head)}
+    experiment = _named(data, sections | {"algorithm": forced})
+    prepared = experiment.prepared(experiment.dataset())
+    federation = federation_of(prepared)
+    world = _few(world_of(experiment, prepared.dataset, federation), federation, guests=1)
+    up, down = _counted(world, world.terms.algorithm.rounds, table)
+    return Cost(f"a year of gram, ε = {epsilon:g}, {head} items with pairs", up, down, accuracy)
+
+
+def _counted(
+    world: TrialWorld, rounds: int, table: NDArray[np.float32] | None = None
+) -> tuple[float, float]:
+    """Mean bytes up and down of a device's visit in these rounds. With a `table`, which is
+    published at the start: in these rounds together and, for the other versions of a year, in as
+    many visits as a guest's."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        forwarders = [stack.enter_context(contextlib.closing(Forwarder(0))) for _ in range(2)]
+
+        def reroute(url: str) -> str:
+            forwarders[0].target = int(urlsplit(url).port or 0)
+            return f"https://127.0.0.1:{forwarders[0].port}"
+
+        for each in forwarders:
+            each.start()
+        place = Path(folder) / "services"
+        if world.terms.reporting is not None:  # the shuffler's address, before it is in the terms
+            (place / "proxy").mkdir(parents=True)
+            (place / "proxy" / "port").write_text(str(forwarders[1].port))
+        trial = _CountedTrial(world, place, 0, reroute, table=table, between=forwarders[1])
+        with trial.running():
+            return asyncio.run(_tour(trial, forwarders, rounds))
+
+
+@dataclass(slots=True, repr=False)
+class _CountedTrial(HttpsTrial):
+    """A trial whose shuffler is behind a forwarder, too, and that may begin with a model."""
+
+    table: NDArray[np.float32] | None = None
+    between: Forwarder = field(default_factory=lambda: Forwarder(0))
+
+    @property
+    def first(self) -> int:
+        """The round it begins with: with a model, that of the next period."""
+        return 0 if self.table is None else self.world.terms.algorithm.rounds
+
+    def _prepared(self) -> ServerFolder:
+        made = HttpsTrial._prepared(self)
+        if self.table is None:
+            return made
+        rows, memory = len(self.table), self.world.terms.build().server_memory(len(self.table))
+        with contextlib.closing(made.database()) as database, database.writing() as link:
+            Coordinator(made.plan, time.time).start(link)
+            changed = np.full(rows, self.first, dtype=np.int32)
+            records.save_model(link, self.first, self.table, changed, memory)
+        return made
+
+    def _start_shuffler(self, introduced: Introduction) -> None:
+        """Elsewhere than the terms say, which is where the forwarder listens."""
+        port = self.folder / "proxy" / "port"
+        self.between.target = free_port()
+        port.write_text(str(self.between.target))
+        HttpsTrial._start_shuffler(self, introduced)
+
+
+async def _tour(
+    trial: _CountedTrial, forwarders: list[Forwarder], rounds: int
+) -> tuple[float, float]:
+    url = f"https://127.0.0.1:{forwarders[0].port}"
+    first, year = trial.first, trial.table is not None
+
+    async def visit(agent: Agent, whole: bool) -> NDArray[np.float64]:
+        if whole:
+            forget(agent)
+        before = [each.counts() for each in forwarders]
+        await agent.visit()
+        await agent.rest()
+        passed = [await each.since(b) for each, b in zip(forwarders, before, strict=True)]
+        both: NDArray[np.float64] = np.array(passed, dtype=np.float64).sum(axis=0)
+        return both
+
+    async def contribute(agent: Agent, whole: bool) -> NDArray[np.float64]:
+        """The first visit in which something left and counted."""
+        counted = agent.tally.counted
+        for _ in range(_PATIENCE):
+            passed = await visit(agent, whole)
+            if agent.tally.counted > counted:
+                return passed
+            await asyncio.sleep(0.1)
+        raise Stalled("a device's report did not count; there are no figures")
+
+    def forget(agent: Agent) -> None:
+        """As if it had no model of this federation: it gets a whole one."""
+        model = agent.hosted.model()
+        if model is not None:
+            agent.hosted.keep_model(replace(model, round=first + rounds + 1))
+
+    with contextlib.ExitStack() as stack:
+        everyone = range(len(trial.world.cohort))
+        stores = [stack.enter_context(CohortStore.open(trial.store(row))) for row in everyone]
+        agents = [Agent(store, server=url) for store in stores[:DEVICES]]
+        # For guests every visit is on another day, on which they look for a newer model.
+        clocks = [itertools.count(0.0, 1e6).__next__ for _ in stores[DEVICES:]]
+        guests = [
+            Agent(store, server=url, clock=clock)
+            for store, clock in zip(stores[DEVICES:], clocks, strict=True)
+        ]
+        for agent in [*agents, *guests]:  # to enrol, or to learn the terms, is not part of a round
+            await agent.visit()
+            await agent.rest()
+        trial.operator().raise_target(first + rounds)
+        visits, other = [], np.zeros(2)
+        for round in range(first, first + rounds):
+            while trial.round() < round or trial.operator().status()["state"] != "open":
+                await asyncio.sleep(0.05)
+            if round == first:
+                for agent in guests:
+                    other += await visit(agent, True)
+            for agent in agents:
+                visits.append(await contribute(agent, not year or round == first))
+        for agent in [*agents, *guests]:
+            await agent.close()
+    mean = np.mean(visits, axis=0)
+    if year:
+        mean = rounds * mean + (VERSIONS - 1) * other
+    return float(mean[0]), float(mean[1])

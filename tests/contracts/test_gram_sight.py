@@ -80,7 +80,7 @@ def test_the_server_reads_masked_numbers_and_one_noisy_sum_a_round(run):
         assert len(words) == told.devices == N // 2
         bits = np.unpackbits(words.view(np.uint8))
         assert abs(bits.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(bits))
-        sums = unmasked(words.sum(axis=0, dtype=np.uint64), told.masks, 1)[:, 0]
+        sums = unmasked(words.sum(axis=0, dtype=words.dtype), told.masks, 1, told.bits)[:, 0]
         view = next(m for m in messages["device"] if m.round == round)
         exact = honest(view)
         noise = sums - exact
@@ -120,10 +120,12 @@ def test_everyone_sees_models_that_follow_from_the_noisy_sums_alone(run):
         assert np.array_equal(items, published[round])
         server = [m for m in messages["server"] if m.round == round]
         total = sum(
-            m.masked.sum(axis=0, dtype=np.uint64) for m in server if isinstance(m, MaskedReports)
+            m.masked.sum(axis=0, dtype=m.masked.dtype)
+            for m in server
+            if isinstance(m, MaskedReports)
         )
         (told,) = [m for m in server if isinstance(m, MaskSum)]
-        sums = unmasked(total, told.masks, 1)
+        sums = unmasked(total, told.masks, 1, told.bits)
         every = np.arange(len(sums), dtype=np.int32)
         opened = SummedReports(round, every, sums, told.devices)
         items, memory = algorithm.server_fold(items, memory, opened)

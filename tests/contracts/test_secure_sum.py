@@ -119,12 +119,15 @@ def test_with_clipping_and_noise_masked_messages_and_sums_give_the_same_model(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_ledger_books_a_whole_model_and_a_sealed_seed_for_every_release(kind):
-    written, _ = after(kind, SUM, written=True)
-    summed, _ = after(kind, SUM, written=False)
+@pytest.mark.parametrize(("link", "number"), [(SUM, 8), (NOISY, 5)], ids=["64 bits", "40 bits"])
+def test_the_ledger_books_a_whole_model_and_a_sealed_seed_for_every_release(kind, link, number):
+    """24 devices or fewer, whose updates are cut to 0.05 of the grid's 2²⁴ steps, add up to less
+    than 2²⁵ with noise, and to less than 2³⁸ with the room for a search: 40 bits."""
+    written, _ = after(kind, link, written=True)
+    summed, _ = after(kind, link, written=False)
     totals = written.devices.ledger.totals
     assert totals == summed.devices.ledger.totals
-    each = 8 * written.server.items.size + SEALED_SEED_BYTES
+    each = number * written.server.items.size + SEALED_SEED_BYTES
     assert totals.releases == ROUNDS * written.schedule.cohort_size
     assert totals.bytes == totals.releases * each
 
@@ -198,7 +201,7 @@ def some_of(masked, seeds, kept):
 
 
 def open_sum(made, view, masked, seeds, *, masker=None):
-    total = MaskedSum(view.round, *view.items.shape, SUM, made.largest_value)
+    total = MaskedSum(view.round, *view.items.shape, made.masker.link, made.largest_value)
     total.add(masked)
     return total.open((masker or made.masker).sum_masks(seeds))
 
@@ -240,8 +243,8 @@ def test_a_proxy_that_answers_wrongly_leaves_the_model_as_it_was(monkeypatch):
     made = built("fpl per item", SUM)
     before, right = made.server.items.copy(), Helper.sum_masks
 
-    def wrong(self, seeds, threads=1, numbers=None):
-        told = right(self, seeds, threads, numbers)
+    def wrong(self, seeds, threads=1, numbers=None, draws=None):
+        told = right(self, seeds, threads, numbers, draws)
         return replace(told, masks=told.masks + np.uint64(1 << 50))
 
     monkeypatch.setattr(Helper, "sum_masks", wrong)
@@ -265,7 +268,7 @@ def opened_sums(kind, link):
     view, rows = made.server.publish(), made.devices.willing()
     reports = made.devices.report(view, rows)
     fresh = built(kind, link)
-    total = MaskedSum(0, *view.items.shape, link, fresh.largest_value)
+    total = MaskedSum(0, *view.items.shape, fresh.masker.link, fresh.largest_value)
     masked, seeds = fresh.devices.report_masked(view, rows)
     total.add(masked)
     opened = total.open(fresh.masker.sum_masks(seeds)).dense(len(view.items))

@@ -18,6 +18,7 @@ from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
 from sottovoce.services.trial import HttpsTrial
 from sottovoce.stores import server as records
+from sottovoce.stores import sums
 from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.wire.masked import message_bytes
@@ -74,10 +75,9 @@ def closing(trial):
     try:
         with database.reading() as link:
             now = records.position(link)
-            parts = list(records.bodies(link, now.round, now.attempt))
+            return dict(sums.bodies(link, now.round, now.attempt))
     finally:
         database.close()
-    return {number: body for part in parts for number, body in part}
 
 
 def require_service(trial):
@@ -95,7 +95,7 @@ def require_service(trial):
 
 def require_masked(bodies, devices, view, terms):
     """Nothing of what these devices have sent can be read in what the server has."""
-    assert {len(body) for body in bodies.values()} == {message_bytes(terms)}
+    assert {len(body) for body in bodies.values()} == {message_bytes(terms, view.items.size)}
     numbers = b"".join(body[16:-SEALED_SEED_BYTES] for body in bodies.values())
     counts = np.bincount(np.frombuffer(numbers, np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-6
@@ -121,11 +121,11 @@ def test_agents_server_and_proxy_give_the_simulations_model(tmp_path):
         bodies = closing(trial)
         assert sorted(bodies) == everyone.tolist()
         require_service(trial)
-        sums = require_masked(bodies, devices, server.publish(), terms)
+        opened = require_masked(bodies, devices, server.publish(), terms)
         assert trial.round() == 1
         trial.start_helper()
         trial.advance(2, nobody)
-        server.fold(sums)
+        server.fold(opened)
         trial.agents[2].kill()
         there = np.array([n for n in range(8) if n % 3 != 2])
         trial.advance(3, nobody)

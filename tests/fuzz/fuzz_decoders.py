@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+from dataclasses import replace
 
 import numpy as np
 from collector_world import new_key
@@ -88,14 +89,14 @@ class Decoders:
         self.read = dict.fromkeys(self.cases, 0)
         self._names = sorted(self.cases)
 
-    def _bytes(self, reader, content, layout=None, read=None):
+    def _bytes(self, reader, content, layout=None, read=None, which=""):
         """A reader of bytes; `layout` describes their head."""
 
         def make(choices):
             made = content if layout is None else choices.refielded(layout, content, one_in=3)
             return choices.perhaps_damaged(made, 2)
 
-        self.cases[_name(reader)] = read or reader, make
+        self.cases[f"{_name(reader)} {which}".strip()] = read or reader, make
 
     def _json(self, reader, table, read=None):
         """A reader of JSON text, or of what was read of it where `read` is given."""
@@ -181,13 +182,14 @@ class Decoders:
         summed = summed_terms(X25519PrivateKey.generate().public_key().public_bytes_raw().hex())
         record = SeedKeeper().record(summed, 2, 1)
         words = np.arange(summed.n_rows * summed.width, dtype=np.uint64)
-        body = masked_wire.encode_masked(words, record, 2, 1)
-        read = lambda content: masked_wire.decode_masked(content, summed, 2, 1)  # noqa: E731
+        body = masked_wire.encode_masked(summed, words, record, 2, 1)
+        read = lambda content: masked_wire.decode_masked(content, summed, 2, 1, len(words))  # noqa: E731
         self._bytes(masked_wire.decode_masked, body, frames.MASKED.head, read)
-        question = masked_wire.encode_question(summed, 2, 1, MODEL, [record, record])
-        self._bytes(masked_wire.decode_question, question, frames.MASK_QUESTION.head)
+        self._short_numbers(summed, record, words)
+        self._questions(masked_wire.decode_question, summed, [record, record])
         told = masked_wire.encode_mask_sum(MaskSum(2, 5, words))
-        self._bytes(masked_wire.decode_mask_sum, told, frames.MASK_SUM.head)
+        tell = lambda content: masked_wire.decode_mask_sum(content, summed)  # noqa: E731
+        self._bytes(masked_wire.decode_mask_sum, told, frames.MASK_SUM.head, tell)
         sent = proxy_wire.encode_submission(
             bytes(16), bytes(32), 2, 1, bytes(32), bytes(4 * sealing.SEALED_BYTES), terms=bytes(32)
         )
@@ -201,6 +203,32 @@ class Decoders:
         head = frames.ENVELOPE.pack(1, 2, 3, bytes(16))
         self._bytes(signing.open_envelope, head + bytes(80), frames.ENVELOPE.head)
         self._sealed()
+
+    def _short_numbers(self, summed, record, words):
+        """The readers of masked numbers, of 40 bits."""
+        short = replace(summed, link=replace(summed.link, bits=40))
+        body = masked_wire.encode_masked(short, words, record, 2, 1)
+        read = lambda content: masked_wire.decode_masked(content, short, 2, 1, len(words))  # noqa: E731
+        self._bytes(masked_wire.decode_masked, body, frames.MASKED.head, read, "of 40 bits")
+        told = masked_wire.encode_mask_sum(MaskSum(2, 5, words, 40))
+        tell = lambda content: masked_wire.decode_mask_sum(content, short)  # noqa: E731
+        self._bytes(masked_wire.decode_mask_sum, told, frames.MASK_SUM.head, tell, "of 40 bits")
+
+    def _questions(self, reader, summed, records):
+        """For one sum, for a group's, and for a sum of contributions."""
+        where = summed, 2, 1, MODEL
+        given = (
+            (masked_wire.encode_question(*where, records), frames.MASK_QUESTION),
+            (masked_wire.encode_group_question(*where, [records, records], 1), frames.MASK_GROUPS),
+            (masked_wire.encode_question(*where, records, 21), frames.CONTRIBUTIONS),
+        )
+
+        def make(choices):
+            content, frame = choices.pick(given)
+            made = choices.refielded(frame.head, content, one_in=3)
+            return choices.perhaps_damaged(made, 2)
+
+        self.cases[_name(reader)] = reader, make
 
     def _sealed(self):
         private = X25519PrivateKey.generate()

@@ -146,7 +146,7 @@ class FuzzedMasker(MaskerApp, Here):
 
 class Masker(PartyTarget):
     name = "masker"
-    SUMS = (POST, "/v1/sums")
+    SUMS, SEEDS = (POST, "/v1/sums"), (POST, "/v1/seeds")
 
     def opened(self, path, stack):
         folder = masker_folder(path / "masker")
@@ -154,11 +154,11 @@ class Masker(PartyTarget):
         self.terms, self.operator = folder.introduction.terms, operator_token(folder.keys)
         self.devices = [SeedKeeper() for _ in range(LEAST)]
         self.round, self._records = 0, {}
-        self.makers |= {self.SUMS: self.question}
+        self.makers |= {self.SUMS: self.question, self.SEEDS: self.question}
         return app
 
     def token(self, address):
-        return TOKEN if address == self.SUMS else self.operator
+        return TOKEN if address in (self.SUMS, self.SEEDS) else self.operator
 
     def question(self, choices):
         """About the next round, whose sum was not told yet, or about the last one."""
@@ -176,6 +176,8 @@ class Masker(PartyTarget):
         # Devices have not signed for another round, or a server could end all rounds with the last.
         said = choices.other(round, one_in=24)
         content = masked_wire.encode_question(self.terms, said, attempt, model, records)
+        if choices.chance(12):
+            content = masked_wire.encode_question(self.terms, said, attempt, model, records, 21)
         if choices.chance(3):
             content = self._grouped(choices, said, attempt, model, records)
         content = choices.refielded(frames.MASK_QUESTION.head, content, one_in=6)

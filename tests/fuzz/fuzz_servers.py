@@ -351,8 +351,8 @@ class Summed(ServerTarget):
         return self.masker.folder.introduction.terms
 
     def coordinator(self, plan):
-        def ask(question):
-            got = self.masker.sums(question)
+        def ask(question, path):
+            got = self.masker.sums(question, path=path)
             return Answer(got.status, "", got.body)
 
         return SummedCoordinator(plan, time.monotonic, ask)
@@ -389,7 +389,8 @@ class Summed(ServerTarget):
         if choices.chance(12):
             count = choices.pick((count + 1, count - 1, 0, 1, 2 * count))
         body = masked_wire.encode_masked(
-            masked(np.zeros(count, np.int64), keeper.seed(round, attempt)),
+            federation,
+            masked(np.zeros(count, np.int64), keeper.seed(round, attempt), federation.bits),
             record,
             choices.other(round, one_in=24),
             choices.other(attempt, one_in=24),

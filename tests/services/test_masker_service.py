@@ -17,13 +17,16 @@ from secure_sum_world import (
     group_question,
     masker_folder,
     question,
+    summed_terms,
 )
 from server_world import ITEMS
 
-from sottovoce.core.links import Direct
-from sottovoce.core.masking import sum_masks
+from sottovoce.algorithms.gram.system import GramConfig
+from sottovoce.core.links import Direct, SecureSum
+from sottovoce.core.masking import sum_masks, unmasked
 from sottovoce.errors import KeyTrouble, ServiceError, UsageError
 from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
+from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.stores import helper_folder as folders
 from sottovoce.stores.keys import operator_token
 from sottovoce.wire.masked import (
@@ -34,10 +37,13 @@ from sottovoce.wire.masked import (
     decode_question,
     encode_group_question,
     encode_question,
+    seal_seed,
 )
 from sottovoce.wire.terms import Terms
 
 NUMBERS = ITEMS * 5
+WIDE = summed_terms()
+"""Terms with numbers of 64 bits."""
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def devices():
 
 def told(got):
     assert got.status == 200, got.body
-    return decode_mask_sum(got.body)
+    return decode_mask_sum(got.body, WIDE)
 
 
 def refused(got, status, reason):
@@ -95,7 +101,7 @@ def test_the_same_set_gets_the_same_bytes_also_after_a_restart(tmp_path, devices
     with MaskerApp(folders.open_helper(folder.path)) as again:
         assert again.sums(ask).body == first.body
     exact = sum_masks([device.seed(4) for device in devices], NUMBERS)
-    assert np.array_equal(decode_mask_sum(first.body).masks, exact) == (not link)
+    assert np.array_equal(told(first).masks, exact) == (not link)
 
 
 def test_the_noise_is_that_of_its_own_terms(tmp_path, devices):
@@ -197,7 +203,9 @@ def test_only_the_server_may_ask(app, terms, devices, folder):
         refused(app.sums(ask, token=token), 401, "unknown_server")
     refused(app.ask("POST", "/v1/sums", ask), 401, "unknown_server")
     assert app.ask("GET", "/v1/sums").status == 405
-    assert app.ask("GET", "/v1/seeds").status == 404
+    refused(app.seeds(ask, token="no"), 401, "unknown_server")
+    refused(app.ask("POST", "/v1/seeds", ask), 401, "unknown_server")
+    assert app.ask("GET", "/v1/seeds").status == 405
 
 
 def test_malformed_questions_are_refused_and_never_break_it(app, terms, devices):
@@ -305,6 +313,103 @@ def test_introductions_of_other_kinds_are_refused(tmp_path, folder):
     assert place.stat().st_mode & 0o077 == 0
     assert folders.read_helper_introduction(place) == folder.introduction
     assert TOKEN not in repr(folder.introduction) + repr(folder)
+
+
+# --- which seeds it can open ----------------------------------------------------------------------
+
+
+def test_it_says_which_seeds_it_cannot_open_and_tells_nothing_else(app, terms, devices, folder):
+    before = (folder.path / "answered.json").read_bytes()
+    records = [device.record(terms, 5) for device in devices]
+    got = app.seeds(encode_question(terms, 5, 0, MODEL, records))
+    assert (got.status, got.json()) == (200, {"which": []})
+    bound, elsewhere = binding(terms, 5, 0, MODEL), replace(terms, federation="other-town")
+    records[0] = devices[0].record(terms, 4)  # signed for another round
+    records[2] = devices[2].record(terms, 5, sealed_for=(terms, 9, 0))
+    records[3] = devices[3].signed(devices[1].record(terms, 5), bound)  # sealed by another device
+    records[5] = devices[5].record(elsewhere, 5)
+    got = app.seeds(encode_question(terms, 5, 0, MODEL, records))
+    assert (got.status, got.json()) == (200, {"which": [0, 2, 3, 5]})
+    assert (folder.path / "answered.json").read_bytes() == before, "no round is used up by it"
+    good = [device.record(terms, 5) for device in devices]
+    assert told(app.sums(encode_question(terms, 5, 0, MODEL, good))).devices == 6
+
+
+def test_what_it_says_of_a_seed_does_not_depend_on_others_or_on_what_it_told(app, terms, devices):
+    """One by one or together, before and after the sum, also below the fewest of a sum."""
+    records = [device.record(terms, 5) for device in devices]
+    records[2] = devices[2].record(terms, 5, sealed_for=(terms, 9, 0))
+    said = []
+    for _ in range(2):
+        alone = [app.seeds(encode_question(terms, 5, 0, MODEL, [one])) for one in records]
+        together = app.seeds(encode_question(terms, 5, 0, MODEL, records)).json()["which"]
+        said.append(([bool(got.json()["which"]) for got in alone], together))
+        app.sums(question(terms, 6, devices))
+    assert said == [([False, False, True, False, False, False], [2])] * 2
+    assert app.seeds(encode_question(terms, 5, 0, MODEL, [])).json() == {"which": []}
+
+
+def test_questions_about_seeds_that_are_off_are_refused(app, terms, devices):
+    good = question(terms, 0, devices)
+    loose = replace(terms, link=replace(terms.secure_sum, min_devices=2))
+    refused(app.seeds(question(loose, 0, devices)), 409, "other_terms")
+    records = [device.record(terms, 0) for device in devices]
+    contributed = encode_question(terms, 0, 0, MODEL, records, NUMBERS)
+    for ask in (app.seeds, app.sums):
+        refused(ask(contributed), 400, "malformed")  # these terms are not ones of contributions
+    for payload in (b"", b"{}", good[:-1], good + b"x", b"SVQ2" + good[4:], b"SVQ3" + good[4:]):
+        refused(app.seeds(payload), 400, "malformed")
+    assert app.seeds(good).json() == {"which": []}
+
+
+# --- contributions --------------------------------------------------------------------------------
+
+HEAD = 9
+
+
+@pytest.fixture
+def contributed(tmp_path):
+    """The helper of gram, at the first stage of which there is a number for each item and one."""
+    key = folders.init_helper(tmp_path / "gram", noise_key=bytes(range(32)))
+    link = SecureSum(min_devices=LEAST, url="https://127.0.0.1:1", key=key, bits=40)
+    settings = GramConfig(least_head=HEAD, most_head=HEAD, embedding_size=6)
+    terms = Terms.of("little-town", ITEMS, settings, settings.draws, OwnEpsilon(4.0), link)
+    introduction = folders.HelperIntroduction(terms, TOKEN)
+    with MaskerApp(folders.create_helper(tmp_path / "gram", introduction)) as app:
+        yield app, terms
+
+
+def contributing(terms, devices, numbers, said=None):
+    bound = binding(terms, 0, 0, MODEL, numbers)
+    records = [seal_seed(d.seed(0), d.key, terms.secure_sum, bound) for d in devices]
+    return encode_question(terms, 0, 0, MODEL, records, numbers if said is None else said)
+
+
+def test_sums_of_contributions_have_the_numbers_that_devices_signed(contributed, devices):
+    app, terms = contributed
+    numbers = ITEMS + 1
+    ask = contributing(terms, devices, numbers)
+    assert app.seeds(ask).json() == {"which": []}
+    other = contributing(terms, devices, numbers, said=numbers - 1)
+    assert app.seeds(other).json() == {"which": [0, 1, 2, 3, 4, 5]}
+    refused(app.sums(other), 401, "bad_signature")
+    got = app.sums(ask)
+    sums = decode_mask_sum(got.body, terms)
+    assert (sums.devices, sums.bits, len(sums.masks)) == (6, 40, numbers)
+    assert len(got.body) == 16 + 5 * numbers
+    exact = sum_masks([device.seed(0) for device in devices], numbers, bits=40)
+    assert not np.array_equal(unmasked(exact, sums.masks, 1, 40), np.zeros((numbers, 1)))
+
+
+def test_questions_that_are_not_ones_for_contributions_are_refused(contributed, devices):
+    app, terms = contributed
+    records = [device.record(terms, 0) for device in devices]
+    most = terms.most_numbers
+    assert most == HEAD * (HEAD + 1) // 2 == 45 > ITEMS + 1
+    for ask in (app.seeds, app.sums):
+        refused(ask(encode_question(terms, 0, 0, MODEL, records)), 400, "malformed")
+        for many in (0, most + 1, 2**32 - 1):
+            refused(ask(contributing(terms, devices, many)), 400, "malformed")
 
 
 # --- groups ---------------------------------------------------------------------------------------

@@ -64,9 +64,9 @@ class Town:
         key, seed = self.keys[number], secrets.token_bytes(32)
         bound = binding(self.terms, round, attempt, model_name(items))
         record = seal_seed(seed, key, self.terms.secure_sum, bound)
-        return self.sealed(
-            number, round, attempt, encode_masked(masked(values, seed), record, round, attempt)
-        )
+        hidden = masked(values, seed, self.terms.bits)
+        body = encode_masked(self.terms, hidden, record, round, attempt)
+        return self.sealed(number, round, attempt, body)
 
     def sealed(self, number, round, attempt, body):
         return seal(
@@ -166,7 +166,7 @@ def test_masked_reports_that_are_off_are_refused_and_cost_nobody_the_round(tmp_p
         def body(words=None, bound=bound, link=terms.secure_sum, key=key):
             record = seal_seed(bytes(32), key, link, bound)
             hidden = masked(zeros, bytes(32)) if words is None else words
-            return encode_masked(hidden, record, 0, 0)
+            return encode_masked(terms, hidden, record, 0, 0)
 
         good, numbers = body(), 8 * ITEMS * 5
         nudged = items.copy()

@@ -30,6 +30,7 @@ from sottovoce.wire.masked import (
     message_bytes,
     model_name,
     open_seed,
+    seal_masked,
     seal_seed,
 )
 from sottovoce.wire.refusals import Refused
@@ -85,7 +86,7 @@ def test_a_good_message_is_taken_and_all_have_the_same_length(door):
         assert (taken.number, taken.body) == (number, body)
         lengths.add(len(body))
     nothing = door.world.body(0, values=np.zeros((ITEMS, 5), np.int64))
-    assert lengths == {len(nothing)} == {message_bytes(door.world.terms)}
+    assert lengths == {len(nothing)} == {message_bytes(door.world.terms, ITEMS * 5)}
     assert door.checks.longest == OVERHEAD + len(nothing)
 
 
@@ -100,10 +101,10 @@ def test_what_the_server_would_choke_on_later_is_refused_at_once(door):
     door.refused(1, encode_report(world.devices.report(view, np.array([1]))), "malformed")
     record, keeper = world.keepers[1].record(terms, 0), world.keepers[1]
     hidden = masked(np.zeros((ITEMS, 5), np.int64), keeper.seed(0))
-    door.refused(1, encode_masked(hidden, record, 1, 0), "malformed")
-    door.refused(1, encode_masked(hidden, record, 0, 1), "malformed")
-    door.refused(1, encode_masked(hidden[:-1], record, 0, 0), "malformed")
-    door.take(door.sealed(1, encode_masked(hidden, record, 0, 0)))
+    door.refused(1, encode_masked(terms, hidden, record, 1, 0), "malformed")
+    door.refused(1, encode_masked(terms, hidden, record, 0, 1), "malformed")
+    door.refused(1, encode_masked(terms, hidden[:-1], record, 0, 0), "malformed")
+    door.take(door.sealed(1, encode_masked(terms, hidden, record, 0, 0)))
 
 
 def test_a_seed_must_be_signed_by_its_sender_for_this(door):
@@ -148,7 +149,8 @@ def test_a_message_opens_to_the_update_with_its_seed_alone(tmp_path):
     values = np.random.default_rng(0).integers(-5, 5, (ITEMS, 5)) * int(GRID)
     bound = binding(terms, 3, 1, MODEL)
     record = seal_seed(bytes(32), key, terms.secure_sum, bound)
-    found = decode_masked(encode_masked(masked(values, bytes(32)), record, 3, 1), terms, 3, 1)
+    sent = encode_masked(terms, masked(values, bytes(32)), record, 3, 1)
+    found = decode_masked(sent, terms, 3, 1, ITEMS * 5)
     assert is_signed(found.record, bound)
     assert found.record == record
     seed = open_seed(found.record, folder.seal_key(), bound)
@@ -182,9 +184,7 @@ class Packer:
 
     def __call__(self, terms, attempt, view, reports, seeds):
         self.calls += 1
-        bound = binding(terms, reports.round, attempt, model_name(view.items))
-        record = seal_seed(seeds.seeds[0], self.key, terms.secure_sum, bound)
-        return encode_masked(reports.masked[0], record, reports.round, attempt)
+        return seal_masked(terms, attempt, view, reports, seeds, self.key)
 
 
 def phone(path, terms, pack, users=(2,)):
@@ -206,7 +206,7 @@ def view(round=0):
 
 def seed_of(prepared, folder):
     terms = folder.introduction.terms
-    message = decode_masked(prepared.message, terms, prepared.round, prepared.attempt)
+    message = decode_masked(prepared.message, terms, prepared.round, prepared.attempt, ITEMS * 5)
     name = model_name(view(prepared.round).items)
     bound = binding(terms, prepared.round, prepared.attempt, name)
     seed = open_seed(message.record, folder.seal_key(), bound)
@@ -283,6 +283,6 @@ def test_masked_updates_are_no_sums_and_need_a_key(tmp_path, federation):
 
 def test_decoding_says_what_is_wrong(federation):
     terms = federation.introduction.terms
-    for payload in (b"", b"SVM1", bytes(message_bytes(terms)), b"SVU3" + bytes(100)):
+    for payload in (b"", b"SVM1", bytes(message_bytes(terms, 200)), b"SVU3" + bytes(100)):
         with pytest.raises(MessageError):
-            decode_masked(payload, terms, 0, 0)
+            decode_masked(payload, terms, 0, 0, 200)

@@ -160,8 +160,8 @@ def test_a_server_killed_between_asking_and_folding_goes_on_with_the_same_answer
     assert np.array_equal(here.model(), folded([(EVERYONE, EVERYONE)]))
 
 
-def spoiled(answer, how):
-    told = decode_mask_sum(answer.body)
+def spoiled(answer, how, terms):
+    told = decode_mask_sum(answer.body, terms)
     rng = np.random.default_rng(0)
     changed = {
         "other seeds": MaskSum(0, 8, rng.integers(0, 2**64, len(told.masks), np.uint64)),
@@ -184,7 +184,7 @@ def test_a_wrong_sum_is_found_and_the_federation_goes_on(world, how):
     here = world(rounds=3)
     here.step()
     before = here.model()
-    here.change = lambda told: spoiled(told, how)
+    here.change = lambda told: spoiled(told, how, here.terms)
     here.report(*EVERYONE)
     here.step()
     assert here.step() == ["wrong_sum", "opened"]
@@ -224,12 +224,13 @@ def test_seeds_that_cannot_be_opened_are_left_out_with_their_updates(world):
     here.report(*others)
     here.step()
     assert here.step() == ["goal"]
-    assert [len(decode_question(q).records) for q in here.asked] == [8, 7]
+    assert [len(decode_question(q).records) for q in here.seeds_asked] == [8]
+    assert [len(decode_question(q).records) for q in here.asked] == [7]
     assert here.refused() == {"undecryptable": 1}
     assert np.array_equal(here.model(), folded([(EVERYONE, others)]))
 
 
-def test_where_too_few_can_be_opened_the_proxy_is_not_asked_again(world):
+def test_where_too_few_can_be_opened_the_proxy_is_not_asked_for_their_sum(world):
     here = world(rounds=2, min_fraction=0.0, deadline_seconds=60.0)
     here.step()
     for n in (0, 1):
@@ -240,7 +241,7 @@ def test_where_too_few_can_be_opened_the_proxy_is_not_asked_again(world):
     here.step()
     assert here.step() == ["sum_refused", "opened"]
     assert "2 good submissions" in here.events[0].trouble
-    assert len(here.asked) == 1
+    assert (len(here.seeds_asked), here.asked) == (1, [])
     assert here.position().round == 1
 
 
@@ -258,17 +259,20 @@ def test_a_refusal_of_the_proxy_gives_the_round_up(world):
     assert run_round(here) == ["goal"]
 
 
+@pytest.mark.parametrize("address", ["change", "seeds_change"])
 @pytest.mark.parametrize("status", [401, 404, 426])
-def test_services_that_are_set_up_wrong_cost_no_round(world, status):
+def test_services_that_are_set_up_wrong_cost_no_round(world, status, address):
     here = world(rounds=1)
     here.step()
     here.report(*EVERYONE)
     here.step()
-    here.change = lambda told: Answer(status, "", b'{"error": "unknown_server", "detail": "no"}')
+    wrong = Answer(status, "", b'{"error": "unknown_server", "detail": "no"}')
+    setattr(here, address, lambda told: wrong)
     with pytest.raises(ServiceError, match=f"status {status}"):
         here.step()
     assert here.position().state == "closing"
-    here.change, here.time = None, here.time + 5
+    setattr(here, address, None)
+    here.time += 5
     assert here.step() == ["goal"]
 
 

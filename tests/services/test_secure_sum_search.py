@@ -179,7 +179,7 @@ def test_a_proxy_that_lies_about_every_group_has_nobody_shut_out(world):
     here = world(link={"groups": 4})
 
     def lies(told):
-        right = decode_mask_sum(told.body)
+        right = decode_mask_sum(told.body, here.terms)
         wrong = MaskSum(right.round, right.devices, right.masks + np.uint64(1 << 55))
         return Answer(200, "", encode_mask_sum(wrong))
 

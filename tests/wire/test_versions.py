@@ -43,10 +43,11 @@ def test_changed_rows_make_the_old_version_the_new_one(flags, seed):
 
 
 def in_steps(seed=0, n_items=40):
-    """The first column has no step, the others have one each."""
+    """The first column has no step, and zeros or not; the others have a step each."""
     rng = np.random.default_rng(seed)
     table = rng.integers(-127, 128, (n_items, 4)) * np.float32(2.0) ** [0, -20, 3, -3]
     table[:, 0] = rng.normal(size=n_items)
+    table[: seed % 2 * 15, 0] = 0.0
     return table.astype(np.float32)
 
 

@@ -24,9 +24,11 @@ from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
 from sottovoce.services.helper import Answering, HelperApplication, HelperLimits
 from sottovoce.services.kit.application import Hosting
+from sottovoce.services.server.checks import most_summed
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as records
 from sottovoce.stores import server as roster
+from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
@@ -45,12 +47,14 @@ from sottovoce.wire.terms import Terms
 
 TOKEN = "cd" * 32
 LEAST = 3
+SUMS, SEEDS = "/v1/sums", "/v1/seeds"
+"""Addresses of the proxy."""
 NOISY = {"clip": 0.5, "noise": 1.5}
 
 
 def summed_terms(key="", **changes):
     url = changes.pop("url", "https://127.0.0.1:1")
-    link = SecureSum(**{"min_devices": LEAST, "url": url, "key": key, **changes})
+    link = SecureSum(**{"min_devices": LEAST, "url": url, "key": key, "bits": 64, **changes})
     settings = FPLConfig(embedding_size=4, triples=10)
     return Terms.of("little-town", ITEMS, settings, 10, ShareFraction(), link)
 
@@ -75,8 +79,11 @@ class MaskerApp(InProcess):
         hosting = Hosting(operator_token(self.folder.keys), self.tally, HelperLimits())
         return HelperApplication(hosting, Answering(self.folder), self.folder.introduction.token)
 
-    def sums(self, question, token=TOKEN):
-        return self.ask("POST", "/v1/sums", question, {"authorization": f"Bearer {token}"})
+    def sums(self, question, token=TOKEN, path=SUMS):
+        return self.ask("POST", path, question, {"authorization": f"Bearer {token}"})
+
+    def seeds(self, question, token=TOKEN):
+        return self.sums(question, token, SEEDS)
 
 
 class SeedKeeper:
@@ -124,16 +131,27 @@ def group_question(terms, round, groups, group=0, attempt=0):
 class SummedWorld:
     """A server over a database, with a clock that is moved by hand and a proxy in this process."""
 
-    def __init__(self, path, *, rounds=3, cohort_size="all", link=None, users=USERS, **rules):
+    def __init__(
+        self,
+        path,
+        *,
+        rounds=3,
+        cohort_size="all",
+        link=None,
+        users=USERS,
+        database=None,
+        **rules,
+    ):
         self.users = users
         rules.setdefault("min_devices", users)
         self.path, self.folder = path, masker_folder(path / "masker", **(link or {}))
         self.terms = self.folder.introduction.terms
         root = Streams.from_seed(SEED).key
         self.plan = Plan(self.terms, cohort_size, rounds, root, quick_rules(**rules))
-        self.database = Database.sqlite(path / "server.db")
+        self.database = database or Database.sqlite(path / "server.db")
         self.database.create()
-        self.time, self.asked, self.down, self.change = 1000.0, [], False, None
+        self.time, self.down, self.change = 1000.0, False, None
+        self.asked, self.seeds_asked, self.seeds_change = [], [], None
         self.keepers = [SeedKeeper() for _ in range(users)]
         self.devices = _devices(self.terms, users)
         self.proxy = MaskerApp(self.folder).__enter__()
@@ -155,14 +173,19 @@ class SummedWorld:
         self.proxy.__exit__()
         self.proxy = MaskerApp(self.folder).__enter__()
 
-    def ask(self, question):
-        """The server's line to the proxy; `change` is what somebody makes of the answer."""
+    def ask(self, question, path):
+        """The server's line to the proxy; `change` is what somebody makes of a sum, `seeds_change`
+        of what it says of seeds."""
         if self.down:
             raise Unreachable("no server answers")
-        self.asked.append(question)
-        got = self.proxy.sums(question)
+        asked, change = {
+            SUMS: (self.asked, self.change),
+            SEEDS: (self.seeds_asked, self.seeds_change),
+        }[path]
+        asked.append(question)
+        got = self.proxy.sums(question, path=path)
         told = Answer(got.status, "", got.body)
-        return told if self.change is None else self.change(told)
+        return told if change is None else change(told)
 
     def _enrol(self):
         tokens = [secrets.token_bytes(32) for _ in range(self.users)]
@@ -201,14 +224,10 @@ class SummedWorld:
             return records.refused(link)
 
     def bodies(self):
-        """What the server has of the open or closing round."""
+        """What the server has of the open or closing round and has not added up."""
         now = self.position()
         with self.database.reading() as link:
-            return {
-                number: body
-                for part in records.bodies(link, now.round, now.attempt)
-                for number, body in part
-            }
+            return dict(sums.bodies(link, now.round, now.attempt))
 
     def view(self):
         return ModelView(self.position().round, self.model())
@@ -220,8 +239,8 @@ class SummedWorld:
             values = self.plain(number, view)
         keeper.model = model_name(view.items)
         record = record or keeper.record(self.terms, now.round, now.attempt)
-        hidden = masked(values, keeper.seed(now.round, now.attempt))
-        return encode_masked(hidden, record, now.round, now.attempt)
+        hidden = masked(values, keeper.seed(now.round, now.attempt), self.terms.bits)
+        return encode_masked(self.terms, hidden, record, now.round, now.attempt)
 
     def plain(self, number, view=None):
         """What this device would send if the server could read it."""
@@ -231,15 +250,25 @@ class SummedWorld:
         whole[reports.item] = reports.values
         return whole
 
-    def report(self, *numbers, **changes):
+    def kept(self):
+        """What is added up of the open or closing round: the sum, and whose sealed seeds."""
+        now = self.position()
+        with self.database.reading() as link:
+            total = sums.total(link, now.round, now.attempt)
+            return total, sums.seeds(link, now.round, now.attempt)
+
+    def submissions(self, *numbers, **changes):
         now, view = self.position(), self.view()
         made = [(n, self.body(n, now=now, view=view, **changes)) for n in numbers]
-        batch = [
+        return [
             records.Submission(now.round, now.attempt, n, records.mark_of(b"", body), body)
             for n, body in made
         ]
+
+    def report(self, *numbers, **changes):
+        batch = self.submissions(*numbers, **changes)
         with self.database.writing() as link:
-            return records.accept(link, batch)
+            return sums.accept(link, batch, most_summed(self.terms))
 
 
 def _devices(terms, users=USERS):

@@ -143,12 +143,13 @@ def i64(values):
     return np.array(values, dtype=np.int64)
 
 
-def summed_terms():
+def summed_terms(**changes):
     from secure_sum_world import summed_terms as made
 
-    return made(THERE.public.hex())
+    return made(THERE.public.hex(), **changes)
 
 
+SHORT = summed_terms(bits=40)
 PLACE = {"n_items": 40, "width": 2, "round": 5}
 ITEM, VALUES = np.array([1, 5, 39], np.int32), i64([[1, -70_000], [3, 2**30], [-5, 0]])
 BEFORE = ModelView(4, np.ones((40, 2), np.float32))
@@ -214,10 +215,12 @@ READERS = {
     "bits": lambda b: plain(reports.decode_bits(b)),
     "model": lambda b: plain(versions.decode_model(b, n_items=40, width=2, have=BEFORE)),
     "envelope": envelope_of,
-    "masked update": lambda b: plain(masked.decode_masked(b, summed_terms(), 5, 1)),
+    "masked update": lambda b: plain(masked.decode_masked(b, summed_terms(), 5, 1, 200)),
+    "masked update of 40 bits": lambda b: plain(masked.decode_masked(b, SHORT, 5, 1, 200)),
     "sealed seed": seed_of,
     "question for masks": lambda b: plain(masked.decode_question(b)),
-    "sum of masks": lambda b: plain(masked.decode_mask_sum(b)),
+    "sum of masks": lambda b: plain(masked.decode_mask_sum(b, summed_terms())),
+    "sum of masks of 40 bits": lambda b: plain(masked.decode_mask_sum(b, SHORT)),
     "sealed reports": opened,
     "submission": submission_of,
     "part of a batch": lambda b: plain(shuffled.decode_part(b)),
@@ -271,16 +274,22 @@ def _federation():
     terms, words = summed_terms(), np.arange(10_000, dtype=np.uint64)
     words = words[: terms.n_rows * terms.width] * np.uint64(2**50)
     one = sealed_seed(terms)
-    update = masked.encode_masked(words, one, 5, 1)
+    update = masked.encode_masked(terms, words, one, 5, 1)
     yield "masked update", update, [b"SVM2" + update[4:], update[:-1]]
+    short = masked.encode_masked(SHORT, words >> np.uint64(24), sealed_seed(SHORT), 5, 1)
+    yield "masked update of 40 bits", short, [update, short[:-1]]
     yield "sealed seed", one.content, []
     yield "sealed seed", one.content[:-1] + b"\0", []
     question = masked.encode_question(terms, 5, 1, bytes(32), [one, one])
     yield "question for masks", question, [question[:-1], b"SVQ3" + question[4:]]
+    many = masked.encode_question(terms, 5, 1, bytes(32), [one, one], 21)
+    yield "question for masks", many, [many[:-1], b"SVQ1" + many[4:]]
     groups = masked.encode_group_question(terms, 5, 1, bytes(32), [[one], [one]], 1)
     yield "question for masks", groups, [groups[:-1], b"SVQ1" + groups[4:]]
     told = masked.encode_mask_sum(MaskSum(5, 2, words[:3]))
     yield "sum of masks", told, [told[:-1], b"SVK2" + told[4:]]
+    short = masked.encode_mask_sum(MaskSum(5, 2, words[:3] >> np.uint64(24), 40))
+    yield "sum of masks of 40 bits", short, [told, short[:-1]]
 
     sealed = sealed_reports([8, 13])
     yield "sealed reports", sealed, [sealed[:-1]]

@@ -23,6 +23,7 @@ from sottovoce.core.one_bit import ReportRule
 from sottovoce.core.quality import Quality
 from sottovoce.core.recommender import FactorScorer, Scorer
 from sottovoce.core.redacted import Redacted
+from sottovoce.core.running import Draws
 from sottovoce.data.dataset import Labels
 from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.registry import Component, Registry
@@ -601,6 +602,12 @@ class Contributing(FactorModel):
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
         """How many of a sum's numbers get noise of which standard deviation, one span after the
         other, for a contribution of norm 1 and noise of 1 in a period."""
+
+    def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
+        """From which draws the noise of this round is put together, where batches share theirs;
+        None where each has its own. It follows from what is published and how the server got
+        there."""
+        return None
 
     @abstractmethod
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:

@@ -165,7 +165,7 @@ def cohort(
         typer.Option(
             metavar="FILE",
             help="People's choices: a CSV file with the columns user, takes_part (yes or no), "
-            "share_positives (0 to 1). Who is not in it takes no part.",
+            "share_positives (0 to 1) and, for gram, epsilon. Who is not in it takes no part.",
         ),
     ] = None,
     catalogue: Annotated[

@@ -296,6 +296,12 @@ class SecureSum(Link):
                 f"leave link.clip and link.noise out: {algorithm.name} has a bound and noise of "
                 "its own, by release.epsilon"
             )
+        own = release.contributing
+        if own is not None and own.parts > self.min_devices:
+            raise ConfigError(
+                f"release.parts = {own.parts:,} parts of noise are the whole: set link.min_devices "
+                "to at least as many, or sums of fewer devices would have less"
+            )
         if self.clip and release.clips:
             if not self.noise:
                 raise ConfigError(

@@ -123,7 +123,7 @@ def from_bytes(content: bytes | memoryview, bits: int) -> Words:
     if bits in (32, 64):
         return np.frombuffer(content, f"<u{bits // 8}").astype(f"u{bits // 8}", copy=False)
     whole = np.zeros((len(content) // (bits // 8), 8), dtype=np.uint8)
-    whole[:, : bits // 8] = np.frombuffer(content, np.uint8).reshape(len(whole), -1)
+    whole[:, : bits // 8] = np.frombuffer(content, np.uint8).reshape(-1, bits // 8)
     return whole.view("<u8").ravel().astype(np.uint64, copy=False)
 
 

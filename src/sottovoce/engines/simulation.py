@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.base import Accelerator
+from sottovoce.algorithms.base import Accelerator, Contributing
 from sottovoce.core.consent import Consent
+from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
 from sottovoce.core.messages import (
     BitReports,
@@ -27,6 +28,7 @@ from sottovoce.core.messages import (
     SummedReports,
     add_up,
 )
+from sottovoce.core.running import Draws
 from sottovoce.engines.observers import MessageObserver, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
 from sottovoce.parties.device import Devices
@@ -128,6 +130,8 @@ class SimulatedDevices(Devices):
         self._hold(view)
         made = self._contributions(view, rows)
         sums = algorithm.sum_contributions(made, threads, self._sums_on)
+        for part in self._noise_parts(view, rows):
+            sums += part
         every = np.arange(len(sums), dtype=np.int32)
         return SummedReports(view.round, every, sums[:, None], len(rows))
 
@@ -199,6 +203,21 @@ class SimulatedDevices(Devices):
         )  # fmt: skip
 
 
+def joining(history: Interactions, rows: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+    """In which of so many groups each user comes: these rows in the order of their first
+    interactions (of their numbers, where there are no times, or equal ones), equally many in each.
+    Who is not among them is in none: -1."""
+    first = np.arange(history.n_users, dtype=np.int64)
+    if history.timestamps is not None:
+        never = np.iinfo(np.int64).max
+        first = np.full(history.n_users, never, dtype=np.int64)
+        np.minimum.at(first, history.users, history.timestamps)
+    found = np.full(history.n_users, -1, dtype=np.int64)
+    for number, group in enumerate(np.array_split(np.argsort(first[rows], kind="stable"), groups)):
+        found[rows[group]] = number
+    return found
+
+
 _MASKED_AT_ONCE = 16
 """Devices whose masked updates are in memory together."""
 
@@ -231,6 +250,8 @@ class Simulation:
     search: Search | None = None
     """For devices that spoil secure sums, as a server makes it; None ends the run at such a sum.
     With it messages are written out."""
+    joined: NDArray[np.int64] | None = None
+    """The round from which each device is there; all from the first, where it is not given."""
     shut_out: set[int] = field(default_factory=set)
     """Users whom the search has found."""
 
@@ -263,6 +284,8 @@ class Simulation:
         on the way."""
         if self.devices.spends:
             willing = self.devices.willing(self.server.round)
+        if self.joined is not None:
+            willing = willing[self.joined[willing] <= self.server.round]
         size = max(self.least, len(willing)) if self.least else self.cohort_size
         if self.shut_out:
             users = self.devices.cohort.users
@@ -320,10 +343,10 @@ class Simulation:
     def _summed_round(self, masker: Helper, view: ModelView, rows: NDArray[np.int64]) -> None:
         """A round of which the server sees the sum alone."""
         link, (n_rows, width) = masker.link, self.server.algorithm.report_shape(view)
-        numbers = n_rows * width
+        numbers, draws = n_rows * width, self._draws(view)
         if self.search is None and not (self.message_observers and self.masked):
             sums = self.devices.report_summed(view, rows, self.threads).dense(n_rows)
-            noise = masker.noise(view.round, numbers)
+            noise = masker.noise(view.round, numbers, draws)
             if noise is not None:
                 sums += noise.reshape(sums.shape)
             whole = summed(view.round, sums, len(rows))
@@ -333,7 +356,7 @@ class Simulation:
         users = self.devices.cohort.users[rows].tolist()
         groups = self._groups(masker, users)
         place = {user: k for k, group in enumerate(groups) for user in group}
-        most = self.largest_value, masker.sigma(view.round, numbers)
+        most = self.largest_value, masker.sigma(view.round, numbers, draws)
         totals = [MaskedSum(view.round, n_rows, width, link, *most) for _ in groups]
         seeds: dict[int, bytes] = {}
         many = self.devices.at_once(rows, _MASKED_AT_ONCE)
@@ -354,9 +377,9 @@ class Simulation:
             self._tell("proxy", one)
         opened: list[SummedReports | None] = []
         if len(named) == 1:
-            answers = [masker.sum_masks(named[0], self.threads, numbers)]
+            answers = [masker.sum_masks(named[0], self.threads, numbers, draws)]
         else:
-            answers = masker.sum_groups(named, self.threads, numbers)
+            answers = masker.sum_groups(named, self.threads, numbers, draws)
         for number, (total, told) in enumerate(zip(totals, answers, strict=True)):
             self._tell("server", told)
             opened.append(self._opened(total, told, number))
@@ -370,6 +393,12 @@ class Simulation:
             spoiled = [one is None for one in opened]
             self.search, out = self.search.after(users, groups, spoiled)
             self.shut_out |= set(out)
+
+    def _draws(self, view: ModelView) -> Draws | None:
+        """From which draws the helper puts the noise of this round together."""
+        if not self.devices.contributes:
+            return None
+        return cast(Contributing, self.server.algorithm).noise_draws(view, self.server.memory)
 
     def _groups(self, masker: Helper, users: list[int]) -> list[list[int]]:
         """Who is summed with whom."""

@@ -220,8 +220,17 @@ class Devices(Redacted):
             yield whole
 
     def _contributed(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        made = self._contributions(view, rows)
-        return (made.whole(row) for row in range(len(rows)))
+        made, noise = self._contributions(view, rows), self._noise_parts(view, rows)
+        return (made.whole(row) + next(noise, 0) for row in range(len(rows)))
+
+    def _noise_parts(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """What each of these devices adds of the noise; nothing where the helper adds it."""
+        algorithm, release = self._contributing()
+        if not release.settings.parts:
+            return
+        spans = algorithm.noise_spans(view.round, algorithm.report_shape(view)[0])
+        for row in rows.tolist():
+            yield release.part(row, view.round, spans)
 
     def _contributions(self, view: ModelView, rows: NDArray[np.int64]) -> Contributions:
         """One round of these devices, as what each adds to the sum. It leaves masked alone."""

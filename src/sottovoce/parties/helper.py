@@ -21,6 +21,7 @@ from sottovoce.algorithms.base import Contributing, FactorModel
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import BITS, Words, sum_masks, words_of
 from sottovoce.core.messages import MaskSeeds, MaskSum
+from sottovoce.core.running import Draws, weights
 from sottovoce.errors import MessageError
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import Spans, noise_on
@@ -112,12 +113,13 @@ def sum_told(
     threads: int = 1,
     group: int | None = None,
     spans: Spans | None = None,
+    draws: Draws | None = None,
 ) -> Words:
     """What the server gets for these seeds: their masks, less the noise of the round, or of this
     group of it, which is thus in what it opens. The noise is a function of key, round and group."""
     bits = link.bits or BITS[-1]
     masks = sum_masks(seeds, numbers, threads, bits)
-    noise = noise_of(link, round, numbers, noise_key, group, spans)
+    noise = noise_of(link, round, numbers, noise_key, group, spans, draws)
     return masks if noise is None else masks - words_of(noise, bits)
 
 
@@ -128,9 +130,12 @@ def noise_of(
     noise_key: bytes,
     group: int | None = None,
     spans: Spans | None = None,
+    draws: Draws | None = None,
 ) -> NDArray[np.int64] | None:
     """The noise on the sum of a round, or of one of its groups, in steps of the grid; none where
-    the terms have none. By `spans` where it is not the link's."""
+    the terms have none. By `spans` where it is not the link's; put together from `draws` where
+    batches share theirs. Those may come from the server: whatever they say, nobody's contribution
+    is told with less noise than she pays for (`core.running`)."""
     if spans is None:
         if not link.noise:
             return None
@@ -138,13 +143,13 @@ def noise_of(
     if group is not None:  # so that no two sums, of whatever grouping, share their noise
         person, place = b"noise of a group", group.to_bytes(4, "little")
         noise_key = hashlib.blake2b(place, digest_size=32, key=noise_key, person=person).digest()
-    return noise_on(spans, noise_key, round)
+    return noise_on(spans, noise_key, round, draws)
 
 
 def noise_spans(algorithm: FactorModel, release: Release) -> Callable[[int, int], Spans] | None:
     """Of a round and its numbers: which noise they get; None where that is the link's to say."""
     own = release.contributing
-    if own is None:
+    if own is None or own.parts:  # devices add their own
         return None
     contributing, unit = cast(Contributing, algorithm), own.sigma * release.steps
 
@@ -179,12 +184,22 @@ class Helper:
     def grouped_rounds_left(self) -> int:
         return self._answered.grouped_rounds_left
 
-    def sum_masks(self, seeds: MaskSeeds, threads: int = 1, numbers: int | None = None) -> MaskSum:
+    def sum_masks(
+        self,
+        seeds: MaskSeeds,
+        threads: int = 1,
+        numbers: int | None = None,
+        draws: Draws | None = None,
+    ) -> MaskSum:
         """The sum over these devices, which the server has named."""
-        return self.sum_groups([seeds], threads, numbers)[0]
+        return self.sum_groups([seeds], threads, numbers, draws)[0]
 
     def sum_groups(
-        self, groups: Sequence[MaskSeeds], threads: int = 1, numbers: int | None = None
+        self,
+        groups: Sequence[MaskSeeds],
+        threads: int = 1,
+        numbers: int | None = None,
+        draws: Draws | None = None,
     ) -> list[MaskSum]:
         """The sums over these groups of devices, which have none in common."""
         if any(len(group.seeds) != len(group.sender) for group in groups):
@@ -208,24 +223,27 @@ class Helper:
             MaskSum(
                 round,
                 len(group),
-                sum_told(link, round, group.seeds, many, key, threads, place, spans),
+                sum_told(link, round, group.seeds, many, key, threads, place, spans, draws),
                 link.bits or BITS[-1],
             )
             for place, group in zip(places, groups, strict=True)
         ]
 
-    def noise(self, round: int, numbers: int | None = None) -> NDArray[np.int64] | None:
+    def noise(
+        self, round: int, numbers: int | None = None, draws: Draws | None = None
+    ) -> NDArray[np.int64] | None:
         """What it would add to a round's sum; for a simulation that writes no messages out."""
         many = self._numbers if numbers is None else numbers
         spans = self._spans_of(round, many)
-        return noise_of(self.link, round, many, self._noise_key, spans=spans)
+        return noise_of(self.link, round, many, self._noise_key, spans=spans, draws=draws)
 
-    def sigma(self, round: int, numbers: int) -> float:
+    def sigma(self, round: int, numbers: int, draws: Draws | None = None) -> float:
         """The largest standard deviation of the noise on a number of this round's sum."""
         spans = self._spans_of(round, numbers)
         if spans is None:
             return self.link.sigma
-        return max(sigma for _, sigma in spans)
+        several = 1.0 if draws is None else float(np.linalg.norm(weights(len(draws.rounds))))
+        return several * max(sigma for _, sigma in spans)
 
     def _spans_of(self, round: int, numbers: int) -> Spans | None:
         return None if self._spans is None else self._spans(round, numbers)

@@ -131,7 +131,8 @@ def most_devices(link: SecureSum, largest: float, sigma: float) -> int:
 
 
 def sigma_of(algorithm: FactorModel, release: Release, link: SecureSum) -> float:
-    """The largest standard deviation of the noise on a number of a sum, in its steps."""
+    """The largest standard deviation of the noise on a number of a sum, in its steps. Of noise in
+    parts: as of so many devices as its parts; more of them add what is far below what they send."""
     own = release.contributing
     if own is None:
         return link.sigma

@@ -23,6 +23,7 @@ and all of them together stay within her `total_epsilon`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.config import require_number
+from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Choice, Consent, affords
 from sottovoce.core.contributions import STEPS
 from sottovoce.core.interactions import Interactions
@@ -40,16 +41,23 @@ from sottovoce.core.links import SUMMED, Link
 from sottovoce.errors import ConsentError
 from sottovoce.privacy.accountant import DELTA
 from sottovoce.privacy.base import RELEASES, BoundRelease, Release, Sends
-from sottovoce.privacy.central import noise_for, price
+from sottovoce.privacy.central import Spans, noise_for, noise_on, price
 from sottovoce.rng import Streams
 
 EPSILONS = (1e-3, 64.0)
 """Smallest and largest ε of a user that the terms may permit."""
-OWN = (
+PUBLISHED = (
     "What is published, sums and model, is bounded for each user by the ε that she chose, at δ = "
-    "{delta:g}, and above ε = 10 that protects nothing. The helper adds the noise: it can take it "
-    "off what is published, nobody would notice if it left it out, and toward server and helper "
-    "together nothing is bounded. See docs/privacy.md."
+    "{delta:g}, and above ε = 10 that protects nothing. "
+)
+BY_HELPER = (
+    "The helper adds the noise: it can take it off what is published, nobody would notice if it "
+    "left it out, and toward server and helper together nothing is bounded. See docs/privacy.md."
+)
+IN_PARTS = (
+    "Devices add the noise, each a part: nobody else can leave it out or take it off, while "
+    "{parts} devices of a sum keep to it. Toward server and helper together a user has the noise "
+    "of her own part, which is next to none. See docs/privacy.md."
 )
 
 
@@ -91,14 +99,30 @@ class OwnEpsilon(Release):
     epsilon: float = 8.0
     """The largest ε of a user: the noise is measured by it, whoever accepts less adds less."""
     delta: float = DELTA
+    parts: int = 0
+    """0: the helper draws the noise. Otherwise every device adds a part of it, and so many parts
+    are the whole: no single party can leave it out, or take it off what is published. It holds for
+    sums with so many devices that keep to it, so that `link.min_devices` is no less; more devices
+    make more noise than is needed."""
+
+    period_days: int = 0
+    """Days from a user's contribution to one period until she contributes to another, by the clock
+    of her device: however fast a server moves on, her ε is for so many days. 0: none. In simulation
+    there is no clock."""
 
     def __post_init__(self) -> None:
+        require_whole("release.parts", self.parts, 0, 1 << 20)
+        require_whole("release.period_days", self.period_days, 0, 36_500)
         require_number("release.epsilon", self.epsilon, *EPSILONS, above=False)
         require_number("release.delta", self.delta, 1e-12, 1e-3, above=False)
 
     @property
     def contributing(self) -> OwnEpsilon:
         return self
+
+    @property
+    def adds_noise(self) -> bool:
+        return self.parts > 0
 
     @property
     def sigma(self) -> float:
@@ -135,7 +159,13 @@ class OwnEpsilon(Release):
         levels, which = np.unique(own, return_inverse=True)
         scale = [distance(one, self.delta) * self.sigma if one else 0.0 for one in levels.tolist()]
         return BoundContributions(
-            "own-epsilon", users, rng, np.minimum(scale, 1.0)[which], consent.total_epsilon, self
+            "own-epsilon",
+            users,
+            rng,
+            np.minimum(scale, 1.0)[which],
+            consent.total_epsilon,
+            self,
+            noise,
         )
 
     # --- how it is shown --------------------------------------------------------------------------
@@ -187,7 +217,8 @@ class OwnEpsilon(Release):
 
     @property
     def unprotected(self) -> str:
-        return OWN.format(delta=self.delta)
+        who = IN_PARTS.format(parts=self.parts) if self.parts else BY_HELPER
+        return PUBLISHED.format(delta=self.delta) + who
 
     def caveats(self, link: Link | None = None) -> tuple[str, ...]:
         return SUMMED, self.unprotected
@@ -204,6 +235,8 @@ class BoundContributions(BoundRelease):
     """c of each user; 0 for who permits nothing."""
     limit: NDArray[np.float64]
     settings: OwnEpsilon
+    noise: bytes = b""
+    """Root of the devices' own parts of the noise."""
 
     def __repr__(self) -> str:
         return f"<BoundContributions devices={len(self.users)}, redacted>"
@@ -220,6 +253,15 @@ class BoundContributions(BoundRelease):
     def epsilons(self) -> NDArray[np.float64]:
         """What a period costs each user."""
         return self._prices(1.0)
+
+    def part(self, row: int, round: int, spans: Spans) -> NDArray[np.int64]:
+        """What a device adds to its contribution where noise comes in parts; `spans` are those of
+        the whole, for a noise of 1 in a period."""
+        settings = self.settings
+        each = settings.sigma * settings.steps / math.sqrt(settings.parts)
+        user = int(self.users[row]).to_bytes(8, "little", signed=True)
+        own = hashlib.blake2b(user, digest_size=32, key=self.noise, person=b"part of noise")
+        return noise_on([(many, size * each) for many, size in spans], own.digest(), round)
 
     def costs(
         self, round: int, sent: NDArray[np.int64], shares: Sequence[float], batches: int = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import (
     AlgorithmSettings,
     Cohort,
+    Contributing,
     Schedule,
 )
 from sottovoce.core.consent import Consent
@@ -20,7 +22,7 @@ from sottovoce.core.links import LINKS, Link
 from sottovoce.core.one_bit import noise_root
 from sottovoce.core.recommender import Scorer
 from sottovoce.engines.observers import MessageObserver, Observer
-from sottovoce.engines.simulation import SimulatedDevices, Simulation
+from sottovoce.engines.simulation import SimulatedDevices, Simulation, joining
 from sottovoce.errors import ConfigError
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.helper import Helper, noise_spans
@@ -172,7 +174,18 @@ class Federation:
             largest_value=self.largest_value,
             masked=masked,
             least=link.min_devices if link and everybody else 0,
+            joined=self._joined(),
         ).run()
+
+    def _joined(self) -> NDArray[np.int64] | None:
+        """From which round each device is there, where users come in batches."""
+        if not self.devices.contributes:
+            return None
+        algorithm, cohort = cast(Contributing, self.server.algorithm), self.devices.cohort
+        if algorithm.batches == 1:
+            return None
+        rows = np.flatnonzero(cohort.consent.takes_part)
+        return len(algorithm.shares) * joining(cohort.history, rows, algorithm.batches)
 
     def vectors(self) -> NDArray[np.float32]:
         """Every device's vector by now. Devices that do not take part have learnt theirs at home

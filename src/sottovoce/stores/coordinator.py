@@ -74,6 +74,12 @@ class Plan:
         return self.terms.reporting is not None
 
     @property
+    def asks_all(self) -> bool:
+        """Whether everybody who is there is asked, also who comes while a round is open. Whoever
+        contributes once is always waited for."""
+        return self.cohort_size == "all" or self.proxied or self.terms.contributes
+
+    @property
     def value_limit(self) -> int:
         """Where the values of reports are cut, in steps of the grid; noise must not be."""
         return self.terms.noise_limit or self.rules.value_limit
@@ -231,7 +237,9 @@ class Coordinator:
         if round == 0 and attempt == 0 and records.count_devices(link)[0] < plan.rules.min_devices:
             return None
         pool = records.pool(link)
-        goal = len(pool) if plan.cohort_size == "all" else plan.cohort_size
+        goal = plan.cohort_size
+        if goal == "all" or plan.asks_all:
+            goal = len(pool)
         if len(pool) < plan.rules.least(goal):
             return None
         items = np.zeros((0, plan.terms.width), np.float32)

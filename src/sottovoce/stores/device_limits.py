@@ -29,6 +29,8 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_rounds import RoundBook
 from sottovoce.wire.terms import Terms
 
+_DAY = 86_400
+
 
 def sum_noise(terms: Terms | None) -> float:
     """The noise on sums under these terms, as a multiple of their clip; 0 where there is none."""
@@ -54,10 +56,26 @@ def stages_done(store: CohortStore, terms: Terms) -> NDArray[np.int64]:
     algorithm = cast(Contributing, terms.build())
     row = {number: at for at, number in enumerate(store.users.tolist())}
     sent = np.zeros(len(row), dtype=np.int64)
-    for number, round in RoundBook(store.file).rounds_of(terms.release.name):
+    for number, round, _ in RoundBook(store.file).rounds_of(terms.release.name):
         mark, one = mark_of(round, len(algorithm.shares), algorithm.batches), [row[number]]
         sent[one] = marked(sent[one], mark)
     return sent
+
+
+def rests_until(store: CohortStore, terms: Terms, round: int) -> NDArray[np.int64]:
+    """The time, in seconds, before which nothing of each user leaves for this round, because she
+    has contributed to an earlier period (`OwnEpsilon.period_days`)."""
+    until = np.zeros(len(store.users), dtype=np.int64)
+    own = terms.release.contributing
+    if own is None or not own.period_days:
+        return until
+    algorithm = cast(Contributing, terms.build())
+    row = {number: at for at, number in enumerate(store.users.tolist())}
+    for number, before, left_at in RoundBook(store.file).rounds_of(terms.release.name):
+        if algorithm.period(before) != algorithm.period(round):
+            ready = left_at + _DAY * own.period_days
+            until[row[number]] = max(until[row[number]], ready)
+    return until
 
 
 def plain_releases(store: CohortStore) -> NDArray[np.int64]:

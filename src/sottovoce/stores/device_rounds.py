@@ -269,14 +269,15 @@ class RoundBook:
         )
         return [(int(number), int(era), int(n)) for number, era, n in self.file.rows(sql)]
 
-    def rounds_of(self, kind: str) -> list[tuple[int, int]]:
-        """User and round of all releases of this kind that have left, or may have, oldest first,
-        under whatever terms."""
+    def rounds_of(self, kind: str) -> list[tuple[int, int, int]]:
+        """User, round and time of all releases of this kind that have left, or may have, under
+        whatever terms."""
         sql = (
-            "SELECT DISTINCT l.number, l.round FROM ledger l JOIN rounds r"
-            f" USING (era, round, attempt) WHERE r.state IN {_GONE} AND l.kind = ? ORDER BY 2, 1"
+            "SELECT l.number, l.round, max(r.left_at) FROM ledger l JOIN rounds r"
+            f" USING (era, round, attempt) WHERE r.state IN {_GONE} AND l.kind = ? GROUP BY 1, 2"
+            " ORDER BY 2, 1"
         )
-        return [(int(number), int(round)) for number, round in self.file.rows(sql, [kind])]
+        return [(int(n), int(round), int(at)) for n, round, at in self.file.rows(sql, [kind])]
 
     def has_left(self, era: int, round: int) -> NDArray[np.int64]:
         """Whose reports have left in any attempt at a round, or may have."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,7 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import (
     has_room,
     plain_releases,
+    rests_until,
     rounds_sent,
     spent_before,
     stages_done,
@@ -320,6 +322,14 @@ class DeviceSession(Agreeing):
             terms.build(), cohort, terms.release, ledger, streams, noise, terms.link
         )
         rows = among(devices.willing(view.round), users, numbers)
+        rested = rests_until(self.store, terms, view.round)[rows]
+        if len(rows) and rested.min() > self.store.now():
+            day = datetime.fromtimestamp(int(rested.min()), UTC).date()
+            raise ConsentError(
+                f"what left in an earlier period is too short ago: the next contribution may leave "
+                f"on {day}, and nothing does until then"
+            )
+        rows = rows[rested <= self.store.now()]
         if not len(rows):
             asked_rows = among(np.arange(len(users), dtype=np.int64), users, numbers)
             plain = plain_releases(self.store)

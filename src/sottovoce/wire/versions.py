@@ -4,8 +4,9 @@ the device has.
 Bytes of equal weight stand together (all lowest bytes, then all second ones, …), because signs and
 exponents of factors are much alike and then compress. A column whose numbers all are whole
 multiples of one power of two, −127 to 127 of them, takes a byte a number where that is shorter:
-first the power for each column (`_NO_STEP` for one that has none), then the multiples row by row,
-then the other columns. Nothing is lost: what arrives is the model bit for bit.
+first a byte for each column, its power or what it has in place of one; then the multiples, row by
+row; then columns with zeros, row by row, because a row's zeros stand together; then the others,
+column by column. Nothing is lost: what arrives is the model bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from sottovoce.errors import MessageError
 from sottovoce.wire.frames import CHANGES_STEPS, MODEL, MODEL_CHANGES, MODEL_STEPS
 
 _FRAMES = {each.magic: each for each in (MODEL, MODEL_CHANGES, MODEL_STEPS, CHANGES_STEPS)}
-_NO_STEP = -128
+_FULL, _GAPS = -128, -127
+"""In place of a power: a column that has none, and no zeros or some."""
 _SOME = 64
 """Rows that are looked at first."""
 
@@ -122,39 +124,42 @@ def _steps(table: NDArray[np.float32]) -> bytes | None:
     """The table with a byte for each number of columns that have a step, or None where it is no
     shorter so."""
     rows, columns = table.shape
-    powers = np.full(columns, _NO_STEP, dtype=np.int8)
     # Most models have no such column, which some rows show already.
-    maybe = np.flatnonzero(_powers(table[:_SOME]) != _NO_STEP)
+    maybe = np.flatnonzero(_powers(table[:_SOME]) > _GAPS)
+    powers = np.full(columns, _FULL, dtype=np.int8)
     powers[maybe] = _powers(table[:, maybe])
-    narrow = powers != _NO_STEP
+    narrow = powers > _GAPS
     if columns >= 3 * rows * np.count_nonzero(narrow):
         return None
+    powers[~narrow & (table == 0).any(axis=0)] = _GAPS
     multiples = np.ldexp(table[:, narrow], -powers[narrow].astype(np.int32)).astype(np.int8)
     packed: bytes = powers.tobytes() + multiples.tobytes()
-    return packed + _planes(table[:, ~narrow])
+    return packed + _planes(table[:, powers == _GAPS]) + _planes(table[:, powers == _FULL].T)
 
 
 def _stepped(body: bytes, rows: int, columns: int) -> NDArray[np.float32]:
     """What `_steps` wrote."""
-    if len(body) < columns:
-        raise _wrong_length()
     powers = np.frombuffer(body[:columns], np.int8)
-    narrow = powers != _NO_STEP
-    many = int(np.count_nonzero(narrow))
-    stop = columns + rows * many
-    if len(body) < stop:
+    if len(powers) != columns:
         raise _wrong_length()
-    multiples = np.frombuffer(body[columns:stop], np.int8).reshape(rows, many)
+    narrow, gaps, full = powers > _GAPS, powers == _GAPS, powers == _FULL
+    n_narrow, n_gaps, n_full = (int(np.count_nonzero(each)) for each in (narrow, gaps, full))
+    first = columns + rows * n_narrow
+    second = first + 4 * rows * n_gaps
+    if len(body) != second + 4 * rows * n_full:
+        raise _wrong_length()
+    multiples = np.frombuffer(body[columns:first], np.int8).reshape(rows, n_narrow)
     table = np.empty((rows, columns), dtype=np.float32)
     with np.errstate(over="ignore"):  # whoever reads this looks for it
         table[:, narrow] = np.ldexp(multiples.astype(np.float32), powers[narrow].astype(np.int32))
-    table[:, ~narrow] = _rows(body[stop:], rows, columns - many)
+    table[:, gaps] = _rows(body[first:second], rows, n_gaps)
+    table[:, full] = _rows(body[second:], n_full, rows).T
     return table
 
 
 def _powers(table: NDArray[np.float32]) -> NDArray[np.int8]:
     """For each column the largest power of two of which all its numbers are whole multiples, or
-    `_NO_STEP` where a multiple does not fit a byte."""
+    `_FULL` where a multiple does not fit a byte."""
     part, exponent = np.frexp(table.astype(np.float64))
     finite = np.isfinite(part)
     bits = np.ldexp(np.where(finite, part, 0.0), 24).astype(np.int64)
@@ -162,8 +167,8 @@ def _powers(table: NDArray[np.float32]) -> NDArray[np.int8]:
     power = np.min(last, axis=0, where=bits != 0, initial=127)
     fits = np.abs(table).max(axis=0, initial=0.0) <= np.ldexp(127.0, power)
     # A byte has no -0.0.
-    fits &= (finite & ~((table == 0) & np.signbit(table))).all(axis=0) & (power > _NO_STEP)
-    return np.where(fits, power, _NO_STEP).astype(np.int8)
+    fits &= (finite & ~((table == 0) & np.signbit(table))).all(axis=0) & (power > _GAPS)
+    return np.where(fits, power, _FULL).astype(np.int8)
 
 
 def _wrong_length() -> MessageError:

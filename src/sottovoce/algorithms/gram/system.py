@@ -9,10 +9,15 @@
 
 Round 0: a device tells its items, weighted, as one vector of norm 1, and that it is there (the
 count). Round 1: the products of all pairs of its head items. What is published after each is a
-table with a row for every item: q, the scale (0 outside the head), the factors. Everything else,
+table with a row for every item: q, the scale (above 0 in the head), the factors. Everything else,
 the model too, follows from the two noisy sums alone (`model`). At home an item scores
 q_j + (Σ v_i Y_i) · Y_j s_j, where v is the unit vector of what her items weigh there. That is
 nobody's business: new ones count at once, and those that are never sent count, too.
+
+With several batches both rounds are held for each, among those who have joined since. q and G are
+then the sums over all batches of the period so far (`sums`); the head is chosen anew in each, and
+until its pairs are in, the factors of the batch before stand: items that are about to leave the
+head have a scale below 0, of which devices take the size. A period begins with nothing.
 
 `recency=False`, or a history without times, weighs all items alike ("plain").
 
@@ -25,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +39,7 @@ from scipy.sparse import csr_array
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Contributing, Schedule
 from sottovoce.algorithms.gram import model
 from sottovoce.algorithms.gram.kernels import sum_pairs
+from sottovoce.algorithms.gram.sums import RunningSums
 from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Consent
 from sottovoce.core.contributions import STEPS, Contributions, Profile, numbers_of, places_of
@@ -43,14 +49,17 @@ from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
+from sottovoce.core.running import Draws, deviation, draw_size
 from sottovoce.data.dataset import Labels
-from sottovoce.errors import DataError, MessageError
+from sottovoce.errors import ConfigError, DataError, MessageError
 from sottovoce.rng import Streams
 
 FIRST_SHARE = 0.1
 """What the first round has where nobody says how many users there are."""
 COUNTED = 0.1
 """The square of what the count has of round 0's norm."""
+_MOST_PAIRED = 90_000
+"""Items of which all pairs have a place among the draws of noise."""
 Q, SCALE, FACTORS = 0, 1, 2
 """Columns of the model: popularity, scale, and the first factor."""
 
@@ -75,6 +84,9 @@ class GramConfig(AlgorithmSettings):
     """Most items in the head: a contribution has half as many numbers as its square."""
     batches: int = 1
     """Of a period: in how many groups users come, one after the other, each counted once."""
+    noise: Literal["independent", "factorised"] = "independent"
+    """Of several batches: whether each has noise of its own, or later ones take back most of what
+    earlier ones added (`core.running`), which pays at the end and costs at the beginning."""
     model_bits: int = 8
     """Of each number that is published (`model.rounded`); 32: as it is."""
 
@@ -85,6 +97,8 @@ class GramConfig(AlgorithmSettings):
         require_whole("least_head", self.least_head, 2, 20_000)
         require_whole("most_head", self.most_head, self.least_head, 20_000)
         require_whole("batches", self.batches, 1, 520)
+        if self.noise not in ("independent", "factorised"):
+            raise ConfigError(f"noise is independent or factorised, not {self.noise!r}")
         require_whole("model_bits", self.model_bits, 2, 32)
 
     @property
@@ -102,6 +116,14 @@ class GramConfig(AlgorithmSettings):
         """Of a period."""
         return len(self.shares) * self.batches
 
+    @property
+    def factorised(self) -> bool:
+        return self.noise == "factorised" and self.batches > 1
+
+    def deviation(self, done: int) -> float:
+        """Of the noise on the sum of so many batches, where 1 is that of a single release."""
+        return deviation(done, self.batches, self.factorised)
+
     def on_data(
         self,
         attributes: Mapping[str, Labels],
@@ -113,11 +135,20 @@ class GramConfig(AlgorithmSettings):
         if self.popularity_share:
             return self, None
         users = int(np.count_nonzero(consent.takes_part))
-        share = model.first_share(users, n_items, release.sigma, places)
+        if self.factorised and n_items > _MOST_PAIRED:
+            raise ConfigError(f"factorised noise takes at most {_MOST_PAIRED:,} items")
+        sigma = release.sigma * self.deviation(self.batches)  # as it will be in the end
+        share = model.first_share(users, n_items, sigma, places)
         return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
-        return Gram(self, release.sigma)
+        return Gram(self, release.sigma, release.parts)
+
+    def check_terms(self) -> None:
+        if self.factorised:
+            raise ConfigError(
+                'noise = "factorised" runs in simulation alone by now; leave it "independent"'
+            )
 
     def most_numbers(self, n_items: int) -> int:
         return max(n_items + 1, numbers_of(min(self.most_head, n_items), True))
@@ -160,6 +191,8 @@ class Gram(Contributing):
     config: GramConfig
     sigma: float
     """Of the noise of a period, for a contribution of norm 1."""
+    parts: int = 0
+    """Of which it is made up, where devices add it."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -187,11 +220,26 @@ class Gram(Contributing):
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
         stage = self.stage(round)
         each = 1.0 / math.sqrt(self.shares[stage])
+        if self.config.factorised:
+            each *= draw_size(self.batches)
         if stage == 0:
             return ((numbers, each),)
         # A pair stands once for its two places in a symmetric matrix.
         places = places_of(numbers)
         return (places, each), (numbers - places, each / math.sqrt(2.0))
+
+    def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
+        if not self.config.factorised:
+            return None
+        batch, n = self.batch(view.round), len(view.items)
+        rounds = tuple(view.round - back * len(self.shares) for back in range(batch + 1))
+        if self.stage(view.round) == 0:
+            return Draws(rounds, (np.arange(n + 1),), (np.full(n + 1, batch),))
+        kept = RunningSums.read(memory)
+        head = kept.head
+        first, second = np.triu_indices(len(head), 1)
+        pairs = head[second] * (head[second] - 1) // 2 + head[first]
+        return Draws(rounds, (head, pairs), kept.pair_ages())
 
     # --- server -----------------------------------------------------------------------------------
 
@@ -199,12 +247,20 @@ class Gram(Contributing):
         return np.zeros((n_items, self.config.width), dtype=np.float32)
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
-        """In its first place, how many users there are, each counted by her scale."""
+        """The running sums; of a single batch, in its first place, how many users there are, each
+        counted by her scale."""
+        if self.batches > 1:
+            return RunningSums.empty(0, n_items).memory()
         return np.zeros((n_items, 1), dtype=np.float32)
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if self.parts and isinstance(aggregate, SummedReports):
+            # More devices than needed have made more noise; of batches, as if all were like this.
+            more = math.sqrt(max(1, aggregate.devices) / self.parts)
+            whole = replace(self, sigma=more * self.sigma, parts=0)
+            return whole.server_fold(items, memory, aggregate)
         items, memory = self._folded(items, memory, aggregate)
         return model.rounded(items, self.config.model_bits, FACTORS), memory
 
@@ -216,30 +272,69 @@ class Gram(Contributing):
         shape = self.report_shape(ModelView(aggregate.round, items))
         sums = aggregate.dense(shape[0])[:, 0] / STEPS
         items, memory = items.copy(), memory.copy()
+        if self.batches > 1:
+            return self._fold_batch(items, memory, aggregate.round, sums)
         if self.stage(aggregate.round) == 0:
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
             count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
-            least, most = self.config.least_head, self.config.most_head
-            size = model.head_size(count, self.sigma, len(q), least, most, self._rules)
             items[:, Q], memory[0, 0] = q, count
-            if len(self.shares) == 1:
-                return items, memory
-            items[model.choose_head(q, size), SCALE] = 1.0
+            if len(self.shares) > 1:
+                size = self._head_size(count, self.sigma, len(q))
+                _announce(items, model.choose_head(q, size))
             return items, memory
+        self._learn(items, sums, self.sigma / math.sqrt(self.shares[1]), float(memory[0, 0]))
+        return items, memory
+
+    def _fold_batch(
+        self,
+        items: NDArray[np.float32],
+        memory: NDArray[np.float32],
+        round: int,
+        sums: NDArray[np.float64],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """One of several: what is published follows from the sums of all so far."""
+        kept, deviation = RunningSums.read(memory), self.config.deviation
+        if kept.period != self.period(round):
+            kept = RunningSums.empty(self.period(round), len(items))
+        if self.stage(round) == 0:
+            kept.q += sums[:-1] / math.sqrt(1.0 - COUNTED)
+            kept.count += float(sums[-1]) / math.sqrt(COUNTED)
+            kept.done += 1
+            items[:, Q] = kept.q
+            if len(self.shares) > 1:
+                sigma = self.sigma * deviation(kept.done)
+                preferred, head = kept.q.copy(), kept.head
+                # Whatever leaves the head is lost: not for a difference that may be noise.
+                preferred[head] += sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+                size = self._head_size(max(kept.count, 0.0), sigma, len(items))
+                kept.move_head(model.choose_head(preferred, size))
+                _announce(items, kept.head)
+            return items, kept.memory()
+        kept.add_pairs(sums)
+        each = np.concatenate(kept.pair_ages())
+        oldest = int(each.max(initial=1))
+        # Brought to one size of noise, that of pairs which were there from the beginning.
+        known = np.array([1.0, *(deviation(age + 1) for age in range(oldest))])
+        level = kept.pairs * (known[oldest] / known[each])
+        noise = self.sigma / math.sqrt(self.shares[1]) * known[oldest]
+        self._learn(items, level, noise, max(kept.count, 0.0))
+        return items, kept.memory()
+
+    def _head_size(self, count: float, sigma: float, n_items: int) -> int:
+        least, most = self.config.least_head, self.config.most_head
+        return model.head_size(count, sigma, n_items, least, most, self._rules)
+
+    def _learn(
+        self, items: NDArray[np.float32], sums: NDArray[np.float64], noise: float, count: float
+    ) -> None:
+        """Put the model of the head's pairs into the table."""
         head = _head(items)
-        fitted = model.fit_pairs(
-            sums,
-            self.sigma / math.sqrt(self.shares[1]),
-            float(memory[0, 0]),
-            self._rules,
-            self.config.embedding_size,
-        )
+        fitted = model.fit_pairs(sums, noise, count, self._rules, self.config.embedding_size)
         items[:, SCALE:] = 0.0
         if fitted is not None:
             factors, scale = fitted
             items[head, SCALE] = scale
             items[head, FACTORS : FACTORS + factors.shape[1]] = factors
-        return items, memory
 
     # --- device -----------------------------------------------------------------------------------
 
@@ -296,11 +391,12 @@ class Gram(Contributing):
         self, vectors: NDArray[np.float32], items: NDArray[np.float32]
     ) -> FactorScorer:
         """By popularity, and for items of the head by factors, which weigh much more."""
-        scaled = items[:, FACTORS:] * items[:, SCALE, None]
+        scaled = items[:, FACTORS:] * np.abs(items[:, SCALE, None])
         return FactorScorer(vectors, scaled, np.ascontiguousarray(items[:, Q]))
 
     def popularity(self, items: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
         noise = self.sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+        noise *= self.config.deviation(self.batches)
         return items[:, Q].astype(np.float64), noise
 
     def device_scorer_knowing(
@@ -323,6 +419,13 @@ class Gram(Contributing):
 def _head(items: NDArray[np.float32]) -> NDArray[np.int64]:
     """Items whose pairs are summed, by the model that is published."""
     return np.flatnonzero(items[:, SCALE] > 0)
+
+
+def _announce(items: NDArray[np.float32], head: NDArray[np.int64]) -> None:
+    """Say which items have pairs from now on; factors stay in force for all that have some."""
+    size = np.abs(items[:, SCALE])
+    items[:, SCALE] = np.where(size > 0, -size, 0.0)
+    items[head, SCALE] = np.where(size[head] > 0, size[head], 1.0)
 
 
 def _unit(indptr: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

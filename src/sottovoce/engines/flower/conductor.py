@@ -254,7 +254,7 @@ class Conductor(RoundLoop):
     def _open(self) -> ConductedRound:
         pool = self._pool()
         size = self.plan.cohort_size
-        goal = min(len(pool) if size == "all" else size, self.most)
+        goal = min(len(pool) if size == "all" or self.plan.asks_all else size, self.most)
         asked = min(self.plan.rules.asked(goal, len(pool)), self.most)
         chosen = pool[self.server.select(len(pool), asked, self.attempt)]
         opened = ConductedRound(self.server.round, self.attempt, goal, np.sort(chosen))

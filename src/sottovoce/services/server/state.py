@@ -62,7 +62,7 @@ class RoundState:
         self._database = database
         self._plan = plan
         self._digest = plan.terms.digest()
-        self._everyone = plan.cohort_size == "all" or plan.proxied
+        self._everyone = plan.asks_all
         self._turn = threading.Lock()
         nothing = Position(-1, 0, "waiting", 0)
         self.now = self._snapshot(nothing, None, {}, (-1, 0))
