@@ -111,6 +111,8 @@ def test_a_cohort_of_a_named_data_set_takes_no_part_until_told(tmp_path, capsys)
         ("user,share_positives\nzoe,0.5\n", DataError, "'zoe', who is not in the data"),
         ("user,share_positives\nada,1.5\n", CorruptData, "line 2: share_positives"),
         ("user,share_positives\nada,much\n", CorruptData, "line 2: share_positives"),
+        ("user,epsilon\nada,-1\n", CorruptData, "line 2: epsilon"),
+        ("user,total_epsilon\nada,nan\n", CorruptData, "line 2: total_epsilon"),
         ("user,takes_part\nada,perhaps\n", CorruptData, "takes_part must be yes or no"),
         ("who,takes_part\nada,yes\n", CorruptData, "the user is missing"),
         ("user\nada\nada\n", CorruptData, "there twice"),

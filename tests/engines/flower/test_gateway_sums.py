@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import test_conductor
+from flower_world import COHORTS, ITEMS, KEY, TRAIN, Town
 from test_conductor import Crash, Office, allotments
 
-from conftest import COHORTS, ITEMS, KEY, TRAIN, Town
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.algorithms.gram.system import GramConfig

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,12 @@ Catalogue = Sequence[tuple[str, str]]
 """Id and title of every item, by the number it has in the federation."""
 
 _TRUE, _FALSE = ("yes", "true", "1"), ("no", "false", "0")
-_NUMBERS = ("share_positives", "epsilon", "total_epsilon")
+_NUMBERS = {
+    "share_positives": "from 0 to 1",
+    "epsilon": "from 0 on",
+    "total_epsilon": "from 0 on",
+}
+"""Columns of a consent file, with what they may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +122,12 @@ def _choice(row: Mapping[str, str | None], where: str) -> Choice:
     part = (row.get("takes_part") or "yes").strip().lower()
     if part not in (*_TRUE, *_FALSE):
         raise CorruptData(f"{where}: takes_part must be yes or no, not {part!r}")
-    numbers: dict[str, float] = {}
-    for name in _NUMBERS:
+    given: dict[str, Any] = {"takes_part": part in _TRUE}
+    for name, rule in _NUMBERS.items():
+        text = row.get(name)
         try:
-            numbers |= {name: float(text)} if (text := row.get(name)) else {}
-            Choice(**numbers)
-        except (ValueError, ConfigError, ConsentError) as error:
-            rule = "from 0 to 1" if name == "share_positives" else f"that can be one ({error})"
+            given |= {name: float(text)} if text else {}
+            Choice(**given)
+        except (ValueError, ConfigError, ConsentError):
             raise CorruptData(f"{where}: {name} must be a number {rule}") from None
-    return Choice(takes_part=part in _TRUE, **numbers)
+    return Choice(**given)
