@@ -58,6 +58,8 @@ CONNECTIONS = 16
 POLLS_PER_SECOND = 10_000 / 60
 """Ten thousand devices that ask once a minute, each on a connection of its own."""
 POLL_THREADS = 8
+POLL_RATIO = 1.15
+"""What polls may take beside those of the bare server."""
 ROWS, SIZE, ITEMS = 60, 10, 3_706
 LARGE_SIZE, LARGE_ITEMS = 50, 245_099
 
@@ -88,7 +90,11 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
                 say(f"turn {turn + 1} of {scale.turns}: {'the bare server' if bare else 'ours'}")
                 found = reports_per_second(path / "reports", scale.reports, bare)
                 best = reports.setdefault(bare, found)
-                reports[bare] = max(best, found, key=lambda r: float(r["rate"]))
+                reports[bare] = {
+                    "rate": max(best["rate"], found["rate"]),
+                    "bytes": found["bytes"],
+                    **{kind: min(best[kind], found[kind]) for kind in ("cpu", "load")},
+                }
                 share = polling(path / "polls", scale.poll_seconds, bare)
                 polls[bare] = min(polls.get(bare, share), share)
                 speed = downloading(path / "large", scale.downloads, bare)
@@ -101,15 +107,16 @@ def run(*, quick: bool = False, progress: Progress | None = None) -> dict[str, A
             ours["rate"],
             "reports/s",
             bare=theirs["rate"],
-            target=1000,
+            target=2000,
         ),
         row("server time per report", ours["cpu"], "ms", bare=theirs["cpu"]),
+        row("load generator's time per report", ours["load"], "ms", bare=theirs["load"]),
         row(
             f"{POLLS_PER_SECOND:.0f} polls/s, a TLS connection each",
             polls[False],
             "% of a core",
             bare=polls[True],
-            target=20,
+            target=POLL_RATIO * polls[True],
             at_most=True,
         ),
         row(
@@ -147,13 +154,14 @@ def row(
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    here = environment()
+    here, (load, *_) = environment(), os.getloadavg()
     return {
         "cpu": here["hardware"]["processor"],
         "cores": here["hardware"]["cores"],
         "python": here["versions"]["python"],
         "tls": ssl.OPENSSL_VERSION,
         "timing": "wall time with server and load generator on the same processors; best turn",
+        "load": f"{load:.1f} at the end",
     }
 
 
@@ -173,6 +181,7 @@ def reports_per_second(path: Path, count: int, bare: bool) -> dict[str, float]:
     return {
         "rate": count / done["seconds"],
         "cpu": 1e3 * spent / count,
+        "load": 1e3 * done["cpu"] / count,
         "bytes": len(requests[0].partition(b"\r\n\r\n")[2]),
     }
 
@@ -245,7 +254,7 @@ def _send_reports(path: Path, port: int, connections: int) -> dict[str, Any]:
     ready = selectors.DefaultSelector()
     by_file = {link.fileno(): link for link in links}
     accepted, other, busy = 0, b"", len(links)
-    started = time.perf_counter()
+    started, before = time.perf_counter(), time.process_time()
     for link in links:
         ready.register(link.fileno(), selectors.EVENT_READ)
         link.sendall(next(waiting))
@@ -263,8 +272,12 @@ def _send_reports(path: Path, port: int, connections: int) -> dict[str, Any]:
                 busy -= 1
             else:
                 link.sendall(request)
-    seconds = time.perf_counter() - started
-    return {"accepted": accepted, "seconds": seconds, "other": other.decode(errors="replace")}
+    return {
+        "accepted": accepted,
+        "seconds": time.perf_counter() - started,
+        "cpu": time.process_time() - before,
+        "other": other.decode(errors="replace"),
+    }
 
 
 # --- polls ----------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ NAMES: Mapping[str, str] = {
     "uc-figure8": "UC-FedRec: learning curves",
     "one-shot": "gram beside everything else: accuracy against ε, and by each user's own ε "
     "(MovieLens 1M and 100K, Gowalla, Foursquare Italy, the town)",
+    "year": "gram through a year in which users join month by month, beside fresh releases "
+    "(MovieLens 1M)",
     "price-list": "every system as printed and as it survives: accuracy, bytes, time, and what "
     "each attack came to (MovieLens 1M, Foursquare Italy)",
     "poisoning": "malicious devices that push an item, with and without defences",
@@ -53,6 +55,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "drift": ("drift_figure61", "drift_figure62", "drift_figure63", "drift_theta"),
     "uc": ("uc_tables", "uc_table3", "uc_sweeps", "uc_figures"),
     "one": ("one_shot",),
+    "year": ("year",),
     "price": ("price_list",),
     "poisoning": ("poisoning",),
     "wu": ("wu_fedgnn",),

@@ -17,7 +17,7 @@ from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.engines.observers import AtRounds
 from sottovoce.engines.simulation import joining
 from sottovoce.errors import ConfigError, Stalled
-from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.privacy.own_epsilon import OwnEpsilon, mark_of
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.folder import RunCheckpoint
@@ -247,6 +247,38 @@ def test_a_new_period_begins_with_nothing_and_the_model_stays_until_its_pairs_ar
     assert np.argmax(after[:, Q]) == 3
     assert after[3, SCALE] > 0
     assert np.array_equal(after[:, FACTORS:], items[:, FACTORS:])
+
+
+@pytest.mark.parametrize("noise", ["independent", "factorised"])
+def test_pairs_may_begin_later_and_then_everybody_who_has_joined_is_in_them(noise):
+    config = replace(CONFIG, noise=noise, pairs_from=2)
+    made, joins = federation(config, epsilon=64.0), joining(TRAIN, np.arange(N), 4)
+    seen = tables(made)
+    assert all(not seen[round][0][:, FACTORS:].any() for round in range(1, 6))
+    assert seen[6][0][:, FACTORS:].any()
+    assert np.array_equal(seen[5][2], np.where(joins <= 2, 1, 0))
+    assert np.array_equal(seen[6][2], np.where(joins <= 2, 3, 0))
+    assert (made.devices.cohort.sent == 3).all()
+    assert np.allclose(made.devices.cohort.spent, 64.0, rtol=1e-8)
+    ledger = made.devices.ledger.pending()["round"].to_numpy()
+    assert np.bincount(ledger).tolist() == [30, 0, 30, 0, 30, 90, 30, 30]
+    with pytest.raises(ConfigError, match="pairs_from"):
+        replace(CONFIG, pairs_from=4)
+    for later in (config, replace(CONFIG, noise="factorised")):
+        if later.factorised or later.pairs_from:
+            with pytest.raises(ConfigError, match="simulation alone"):
+                later.check_terms()
+
+
+def test_rounds_are_stages_of_batches_of_periods_and_one_that_is_given_up_ends_its_batch():
+    algorithm = CONFIG.build_under(OwnEpsilon(8.0), None, 1)
+    where = [(algorithm.period(r), algorithm.batch(r), algorithm.stage(r)) for r in range(20)]
+    assert where == [(r // 8, r // 2 % 4, r % 2) for r in range(20)]
+    assert [algorithm.after_given_up(r) for r in range(5)] == [2, 2, 4, 4, 6]
+    for round in range(20):
+        after = algorithm.after_given_up(round)
+        assert algorithm.stage(after) == 0
+        assert mark_of(after, 2, 4) & 1
 
 
 def test_without_times_users_come_in_the_order_of_their_numbers():

@@ -26,7 +26,7 @@ def within(estimate, truth):
 
 @pytest.mark.parametrize("users", [30, 100, 1000])
 def test_intervals_hold_the_truth_as_often_as_they_say(users):
-    """Also where the noise is a third of all users, for which the delta method is no good."""
+    """Also where the noise is a third of all users."""
     rng, runs, rates = np.random.default_rng(7), 4000, (0.62, 0.55, 0.3)
     held = np.zeros(5)
     for _ in range(runs):

@@ -56,6 +56,8 @@ class Cohort(Redacted):
     """Which items a name stands for, of the names in the records' `never_send`."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """What an algorithm derives from the histories once and uses in every round."""
+    published: NDArray[np.float32] | None = None
+    """The model by which they recommend, where an algorithm has versions and they know it."""
 
     def __post_init__(self) -> None:
         n = len(self.users)
@@ -85,6 +87,7 @@ class Cohort(Redacted):
             spent=self.spent[rows].copy(),
             labels=self.labels[rows],
             sent=self.sent[rows].copy(),
+            published=self.published,
             items_named=self.items_named,
         )
 
@@ -593,6 +596,10 @@ class Contributing(FactorModel):
     def period(self, round: int) -> int:
         """Which one this round is of."""
         return round // (len(self.shares) * self.batches)
+
+    def held(self, round: int) -> bool:
+        """Whether there is this round at all; nobody is asked in one that is left out."""
+        return True
 
     def after_given_up(self, round: int) -> int:
         """The first round of the next batch: stages build on each other."""

@@ -271,7 +271,14 @@ def _quality_words(quality: Mapping[str, Any]) -> str:
 
 @says
 def versions(
-    where: Where, ca: OperatorCa = None, token: OperatorToken = None, database: DatabaseUrl = None
+    where: Where,
+    ca: OperatorCa = None,
+    token: OperatorToken = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw how good they are, as FILE.png and FILE.svg."),
+    ] = None,
+    database: DatabaseUrl = None,
 ) -> Said:
     """List the versions of the model that are kept: how good each is, which one is published, which
     was held back and why.
@@ -283,7 +290,7 @@ def versions(
 
     \b
     Examples:
-      sottovoce serve versions town
+      sottovoce serve versions town --plot town-versions
       sottovoce serve versions https://example.org:8443 --ca ca.crt --token operator.token
     """
     content = _status(where, ca, token, database)
@@ -296,6 +303,12 @@ def versions(
         quality = f"; {_quality_words(one['quality'])}" if one["quality"] is not None else ""
         lines.append(f"Version {one['version']}, made {one['made']}, {state}{quality}")
     told = {"published": content.get("published"), "versions": found}
+    if plot is not None:
+        from sottovoce.evaluation.plots import quality_of_versions
+
+        drawn = quality_of_versions(plot, found)
+        lines.append(f"Drawn: {drawn.png}, {drawn.svg}")
+        told |= {"plot": [str(drawn.png), str(drawn.svg)]}
     return told, lines or ["There are no versions: devices recommend by the newest model"]
 
 

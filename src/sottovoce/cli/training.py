@@ -118,6 +118,7 @@ def run(
                 "protocol": manifest["protocol"],
                 "results": manifest["results"],
                 "ledger": manifest["ledger"],
+                **{name: manifest[name] for name in ("model_versions",) if name in manifest},
                 "notes": advice,
                 "report": page,
                 "seconds": round(outcome.seconds, 3),

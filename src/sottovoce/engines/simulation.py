@@ -269,7 +269,9 @@ class Simulation:
         fuse &= server.guard.defence == NO_DEFENCE
         while server.round < self.rounds:
             stop = self._next_stop()
-            if self.proxy is not None:
+            if not self._held():
+                server.round += 1
+            elif self.proxy is not None:
                 self._mixed_round(self.proxy)
             elif fuse and not self.message_observers:
                 rows = willing[server.select_rounds(len(willing), stop - server.round)]
@@ -299,7 +301,8 @@ class Simulation:
         return willing[self.server.select(len(willing), size)]
 
     def _round(self, rows: NDArray[np.int64]) -> None:
-        view = self.server.publish()
+        view, kept = self.server.publish(), self.server.published
+        self.devices.cohort.published = None if kept is None else kept.items
         self._tell("device", view)
         if self.masker is not None:
             self._summed_round(self.masker, view, rows)
@@ -393,6 +396,12 @@ class Simulation:
             spoiled = [one is None for one in opened]
             self.search, out = self.search.after(users, groups, spoiled)
             self.shut_out |= set(out)
+
+    def _held(self) -> bool:
+        """Whether there is the round that comes."""
+        if not self.devices.contributes:
+            return True
+        return cast(Contributing, self.server.algorithm).held(self.server.round)
 
     def _draws(self, view: ModelView) -> Draws | None:
         """From which draws the helper puts the noise of this round together."""

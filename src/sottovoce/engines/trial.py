@@ -20,6 +20,7 @@ from sottovoce.algorithms.base import AlgorithmSettings, Cohort
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import COLUMNS, Entries, entries_of
 from sottovoce.core.links import Proxied, SecureSum
+from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import noise_root
 from sottovoce.engines.processes import Child, free_port, sottovoce_command, wait_for
 from sottovoce.parties.defence import Defence
@@ -60,6 +61,10 @@ class Gathered:
     round: int
     items: NDArray[np.float32]
     vectors: NDArray[np.float32]
+    published: ModelView | None = None
+    """By which devices recommend, where that is not the newest model."""
+    offered: tuple[Mapping[str, Any], ...] = ()
+    """Versions so far (`parties.server.Offered`)."""
 
 
 class Trial(Protocol):

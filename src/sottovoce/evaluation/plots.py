@@ -244,6 +244,43 @@ def histogram(
     return figure_files(path)
 
 
+Interval = Mapping[str, float]
+"""A `value` and the bounds `low` and `high` of its interval."""
+
+
+def quality_of_versions(
+    path: Path, versions: Sequence[Mapping[str, Any]], *, title: str = ""
+) -> Figures:
+    """For how many users each version had a hit, beside the one that was published then and
+    popularity, with 95 % intervals. White: it was held back."""
+    told = [one for one in versions if one.get("quality")]
+    _need(dict.fromkeys(str(one["version"]) for one in told))
+    place = np.arange(len(told), dtype=np.float64)
+    names = {"candidate": "the version", "published": "published then", "popularity": "popularity"}
+    with drawing(path, title, (6.4, 4.2)) as (figure, axes):
+        for index, (name, words) in enumerate(names.items()):
+            rates: list[Interval] = [one["quality"][name] for one in told]
+            middle = np.array([rate["value"] for rate in rates])
+            low, high = (np.array([rate[end] for rate in rates]) for end in ("low", "high"))
+            at, colour = place + 0.14 * (index - 1), PALETTE[index]
+            spread = np.maximum(0.0, np.array([middle - low, high - middle]))
+            axes.errorbar(
+                at, middle, spread, color=colour, marker=MARKERS[index], markersize=5,
+                linestyle="none", capsize=3, label=words,
+            )  # fmt: skip
+            held = np.array([bool(one["held_back"]) for one in told])
+            if name == "candidate" and held.any():
+                axes.scatter(
+                    at[held], middle[held], facecolor="white", edgecolor=colour, s=44, zorder=4,
+                    marker=MARKERS[index], label="held back",
+                )  # fmt: skip
+        axes.set_xticks(place, [str(one["version"]) for one in told])
+        axes.set(xlabel="version", ylabel="users with a hit among ten")
+        axes.grid(axis="x", visible=False)
+        _legend(figure, axes)
+    return figure_files(path)
+
+
 def pareto_front(points: ArrayLike, maximise: Sequence[bool] = (True, True)) -> NDArray[np.int64]:
     """Indices, ascending, of the points [n, d] that no point dominates.
 

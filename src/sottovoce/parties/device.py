@@ -330,10 +330,13 @@ class Devices(Redacted):
         """The cohort as its algorithm sees it: of consent the fields that it reads, of histories
         what may ever be sent, and no more."""
         cohort = self.cohort
-        if self._seen is None or self._seen.vectors is not cohort.vectors:
+        seen = self._seen
+        same = seen is not None and seen.vectors is cohort.vectors
+        if seen is None or not same or seen.published is not cohort.published:
             shown = cohort.consent.only(self.algorithm.config.reads)
-            self._seen = replace(cohort, consent=shown, history=cohort.sendable())
-        return self._seen
+            seen = replace(cohort, consent=shown, history=cohort.sendable())
+            self._seen = seen
+        return seen
 
     # --- the ledger -------------------------------------------------------------------------------
 

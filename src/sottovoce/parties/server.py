@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from sottovoce.core.messages import (
     SummedReports,
     add_sums,
 )
+from sottovoce.core.quality import Quality
 from sottovoce.errors import ConfigError, MessageError
 from sottovoce.parties.defence import Defence, Guard
 from sottovoce.rng import Streams
@@ -94,6 +96,41 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 NO_DEFENCE = Defence()
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A model that was offered to be published."""
+
+    version: int
+    held_back: str = ""
+    """Why it was not published."""
+    quality: Quality | None = None
+
+    def to_table(self) -> dict[str, Any]:
+        """As it is kept and shown."""
+        quality = None if self.quality is None else self.quality.to_table()
+        return {"version": self.version, "held_back": self.held_back, "quality": quality}
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        found = table.get("quality")
+        quality = None if found is None else Quality.from_table(found)
+        return cls(int(table["version"]), str(table["held_back"]), quality)
+
+    @classmethod
+    def of(
+        cls, algorithm: FactorModel, memory: NDArray[np.float32], version: int, before: int | None
+    ) -> Offered | None:
+        """The model after so many rounds, if it is one to publish, and whether it is published:
+        what its quality says against it is said about the version `before`. While there is none,
+        every model is better than nothing."""
+        whole = algorithm.offers(version)
+        if not algorithm.versioned or not (whole or before is None):
+            return None
+        quality = algorithm.quality(memory) if whole else None
+        why = "" if quality is None or before is None else quality.objection(f"version {before}")
+        return cls(version, why, quality)
+
+
 @dataclass(slots=True)
 class Server:
     algorithm: FactorModel
@@ -106,6 +143,10 @@ class Server:
     given."""
     guard: Guard = field(default_factory=NO_DEFENCE.guard)
     """Caps on what devices can do to the model, and what it remembers of them."""
+    published: ModelView | None = None
+    """By which devices recommend, where that is not the newest model."""
+    offered: list[Offered] = field(default_factory=list)
+    """Versions so far, published or held back."""
 
     def __post_init__(self) -> None:
         if len(self.memory) != len(self.items):
@@ -127,7 +168,13 @@ class Server:
         return self.rng.child("select").choose_one(enrolled, numbers)
 
     def publish(self) -> ModelView:
+        """The model to learn from."""
         return ModelView(self.round, self.items)
+
+    @property
+    def recommending(self) -> ModelView:
+        """The model to recommend by."""
+        return self.published or ModelView(self.round, self.items)
 
     def sum_reports(self, batches: list[DeviceReports]) -> SummedReports:
         """Add up messages in any order. A message that is off is rejected whole, with the batch."""
@@ -183,6 +230,12 @@ class Server:
             aggregate = self.guard.sum_opened(aggregate)
         self.items, self.memory = self.algorithm.server_fold(self.items, self.memory, aggregate)
         self.round += 1
+        before = None if self.published is None else self.published.round
+        offered = Offered.of(self.algorithm, self.memory, self.round, before)
+        if offered is not None:
+            self.offered.append(offered)
+            if not offered.held_back:
+                self.published = ModelView(self.round, self.items)
 
     def advance(self, items: NDArray[np.float32], rounds: int) -> None:
         """Take over the model after rounds that were folded one by one elsewhere."""

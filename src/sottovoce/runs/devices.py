@@ -139,7 +139,14 @@ class DeviceTopology(Topology):
                 trial.advance(stop, run.trained)
                 state = trial.gather()
                 self.federation.restore(
-                    RunCheckpoint(state.round, state.items, state.vectors, Totals())
+                    RunCheckpoint(
+                        state.round,
+                        state.items,
+                        state.vectors,
+                        Totals(),
+                        published=state.published,
+                        offered=state.offered,
+                    )
                 )
                 if stop < rounds:
                     run.note(state.round)
@@ -170,19 +177,22 @@ class DeviceTopology(Topology):
     def reopen(self, folder: RunFolder) -> None:
         items, vectors = folder.model(), folder.vectors()
         totals = totals_of(folder.ledger())
-        self.federation.restore(RunCheckpoint(self.rounds, items, vectors, totals))
+        offered = folder.manifest().get("model_versions", [])
+        self.federation.restore(
+            RunCheckpoint(self.rounds, items, vectors, totals, offered=tuple(offered))
+        )
         self.reopened = self._at_home(vectors, items)
 
     def save(self, folder: RunFolder, round: int) -> None:
         server, cohort = self.federation.server, self.federation.devices.cohort
         folder.save_checkpoint(
             round, server.items, cohort.vectors, self.ledger, server.memory, cohort.spent,
-            cohort.sent,
+            cohort.sent, server.published, [one.to_table() for one in server.offered],
         )  # fmt: skip
 
     def scorer(self) -> Scorer:
         return self.reopened or self._at_home(
-            self.federation.vectors(), self.federation.server.items
+            self.federation.vectors(), self.federation.server.recommending.items
         )
 
     def _at_home(self, vectors: NDArray[np.float32], items: NDArray[np.float32]) -> Scorer:
@@ -190,7 +200,11 @@ class DeviceTopology(Topology):
         return scorer_at_home(self.experiment, self.dataset, train, algorithm, vectors, items)
 
     def state(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return self.federation.server.items, self.federation.vectors()
+        return self.federation.server.recommending.items, self.federation.vectors()
+
+    def at_end(self) -> dict[str, Any]:
+        offered = self.federation.server.offered
+        return {"model_versions": [one.to_table() for one in offered]} if offered else {}
 
     def line(self, round: int, *, final: bool = False) -> dict[str, Any]:
         if final:

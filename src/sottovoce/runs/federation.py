@@ -27,7 +27,7 @@ from sottovoce.errors import ConfigError
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.helper import Helper, noise_spans
 from sottovoce.parties.secure_sum import fitted
-from sottovoce.parties.server import NO_DEFENCE, Server
+from sottovoce.parties.server import NO_DEFENCE, Offered, Server
 from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import KReports
@@ -124,6 +124,8 @@ class Federation:
         if len(saved.sent):
             self.devices.cohort.sent = saved.sent
         self.devices.ledger.totals = saved.totals
+        self.server.published = saved.published
+        self.server.offered = [Offered.from_table(one) for one in saved.offered]
 
     def check_device(self, device: str) -> None:
         """Raises where rounds cannot run on `device`."""
@@ -190,7 +192,7 @@ class Federation:
     def vectors(self) -> NDArray[np.float32]:
         """Every device's vector by now. Devices that do not take part have learnt theirs at home
         from the published model; nothing of theirs has left."""
-        return self.devices.vectors_at_home(self.server.publish())
+        return self.devices.vectors_at_home(self.server.recommending)
 
     def representations(self) -> NDArray[np.float32]:
         """What UC-FedRec's filters, and attackers, read of every user."""
@@ -201,7 +203,7 @@ class Federation:
 
     def scorer(self) -> Scorer:
         """What every device would recommend by now."""
-        return self.server.algorithm.device_scorer(self.vectors(), self.server.items)
+        return self.server.algorithm.device_scorer(self.vectors(), self.server.recommending.items)
 
 
 def _check_contributions(devices: SimulatedDevices) -> NDArray[np.int64]:

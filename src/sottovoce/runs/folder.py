@@ -22,7 +22,7 @@ import shutil
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 import sottovoce
 from sottovoce.core import ledger as ledgers
 from sottovoce.core.ledger import Ledger, Totals
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import CorruptData, FolderInUse, RunError
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class RunCheckpoint:
     sent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """In how many rounds each device has sent. All three are empty where they are not known, but
     where a run folder has budgets and no counts, these come from its ledger."""
+    published: ModelView | None = None
+    """By which devices recommend, where that is not the newest model."""
+    offered: tuple[Mapping[str, Any], ...] = ()
+    """Versions so far (`parties.server.Offered`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,8 @@ class RunFolder:
         memory: NDArray[np.float32] | None = None,
         spent: NDArray[np.float64] | None = None,
         sent: NDArray[np.int64] | None = None,
+        published: ModelView | None = None,
+        offered: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """First the ledger's new rows, then, atomically, the state that refers to them."""
         parts = self.path / "ledger.parts"
@@ -178,6 +185,9 @@ class RunFolder:
             memory=np.zeros((0, 0), np.float32) if memory is None else memory,
             spent=np.zeros(0) if spent is None else spent,
             sent=np.zeros(0, np.int64) if sent is None else sent,
+            published=items[:0] if published is None else published.items,
+            published_round=np.array(0 if published is None else published.round),
+            offered=np.array(json.dumps([*offered])),
         )
 
     def load_checkpoint(self) -> RunCheckpoint | None:
@@ -193,7 +203,8 @@ class RunFolder:
                 names = ("memory", "spent", "sent")
                 found = RunCheckpoint(
                     round, arrays["items"], arrays["vectors"], totals,
-                    **{name: arrays[name] for name in names if name in arrays},
+                    **({name: arrays[name] for name in names if name in arrays}
+                       | _versions_in(arrays)),
                 )  # fmt: skip
             except (KeyError, ValueError, TypeError) as error:
                 raise CorruptData(f"{path} is no checkpoint: {error}") from None
@@ -371,3 +382,11 @@ def check_writable(path: Path) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _versions_in(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Which version is published and which there were, in a checkpoint of models with versions."""
+    if not len(arrays.get("published", ())):
+        return {}
+    published = ModelView(int(arrays["published_round"]), arrays["published"])
+    return {"published": published, "offered": tuple(json.loads(str(arrays["offered"])))}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import AlgorithmSettings, Schedule
 from sottovoce.core.links import Link
+from sottovoce.core.quality import Estimate
 from sottovoce.errors import RunError
 from sottovoce.evaluation import plots
 from sottovoce.evaluation.metrics import bias_disparity
@@ -409,6 +410,7 @@ def write_run_report(
             Section("What people chose", [consent_table(finished)]),
             Section("Results", _results(outcome, also or {}, figures)),
             Section("Does permitting more serve a user better?", _service(outcome, finished)),
+            *_by_devices(outcome, figures),
             *_what_left(outcome, finished, figures),
             *_bias(outcome, figures),
             Section(
@@ -422,6 +424,44 @@ def write_run_report(
             ),
         ]
         return write_report(page, f"{outcome.experiment.name}: {outcome.system}", sections)
+
+
+def _by_devices(outcome: RunOutcome, figures: Path) -> list[Section]:
+    """How good each version of the model is by what devices found on items held out at home."""
+    versions = outcome.folder.manifest().get("model_versions", []) if outcome.folder else []
+    told = [one for one in versions if one["quality"] is not None]
+    if not told:
+        return []
+    names = ("candidate", "published", "popularity", "over_published", "over_popularity")
+    rows: list[Row] = [
+        {
+            "version": one["version"],
+            **{name: str(Estimate(**one["quality"][name])) for name in names},
+            "state": one["held_back"] or "published",
+        }
+        for one in told
+    ]
+    columns = [
+        Column("version"),
+        Column("candidate", "users with a hit"),
+        Column("published", "by the version before"),
+        Column("popularity", "by popularity"),
+        Column("over_published", "gain over the version before"),
+        Column("over_popularity", "gain over popularity"),
+        Column("state", "what became of it"),
+    ]
+    notes = [
+        "One of ten recommendations is among the latest items, which devices held out at home; "
+        "from noisy sums, with 95 % intervals. A version that is worse than the one before or than "
+        "popularity, beyond a one-sided bound of 95 %, is held back."
+    ]
+    words = "Users with a hit among ten, by version, with 95 % intervals"
+    figure = plots.quality_of_versions(figures / "versions", told)
+    blocks: list[Block] = [
+        Table("Versions of the model", columns, rows, notes=notes),
+        FigureBlock(figure.png, words, f"{words}."),
+    ]
+    return [Section("How good the model is, by what devices say", blocks)]
 
 
 def side_by_side(outcome: RunOutcome, also: Mapping[str, Evaluation]) -> dict[str, Evaluation]:

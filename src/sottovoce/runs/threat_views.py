@@ -252,7 +252,7 @@ def _of_devices(
             )
     if finished is None:
         _go_on(federation, plan, threads, tell)
-        final, vectors = federation.server.items, federation.vectors()
+        final, vectors = federation.server.recommending.items, federation.vectors()
     else:
         final, vectors = finished.folder.model(), finished.folder.vectors()
         notes += _differences(finished) + _unlike_ledger(finished, federation, look.end)

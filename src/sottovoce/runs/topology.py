@@ -99,6 +99,10 @@ class Topology(ABC):
     def line(self, round: int, *, final: bool = False) -> dict[str, Any]:
         """Of metrics.jsonl, without what an evaluation adds."""
 
+    def at_end(self) -> dict[str, Any]:
+        """What is known of it at the end."""
+        return {}
+
     def measures(self, scorer: Scorer, threads: int) -> dict[str, float]:
         """How well a scorer does by measures beside those of the protocol."""
         return {}
@@ -181,4 +185,5 @@ class ActiveRun:
             results=results,
             protocol=topology.protocol_line(evaluations[system]),
             ledger={name: getattr(topology.ledger.totals, name) for name in COUNTS},
+            **topology.at_end(),
         )

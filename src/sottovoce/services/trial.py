@@ -116,10 +116,15 @@ class HttpsTrial:
             time.sleep(_LOOK_SECONDS)
 
     def gather(self) -> Gathered:
-        round = self.round()
-        view = self.operator().model(round, self.world.terms)
-        vectors = [self._settled_vector(row, round) for row in range(len(self.world.cohort))]
-        return Gathered(round, view.items, np.concatenate(vectors))
+        status, terms = self._status(), self.world.terms
+        round, version = int(status["round"]), status["published"]
+        view, other = self.operator().model(round, terms), None
+        if version is not None:
+            other = self.operator().model(version, terms)
+        kept = round if version is None else version
+        vectors = [self._settled_vector(row, kept) for row in range(len(self.world.cohort))]
+        offered = tuple(status["versions"])
+        return Gathered(round, view.items, np.concatenate(vectors), other, offered)
 
     def ledger(self) -> list[Entries]:
         return ledger_of(self.store(row) for row in range(len(self.world.cohort)))
@@ -217,8 +222,8 @@ class HttpsTrial:
         return self.folder / "devices" / f"{row:0{number_width(len(self.world.cohort))}d}"
 
     def _settled_vector(self, row: int, round: int) -> NDArray[np.float32]:
-        """A device's vector, once it knows whether its last report counted, and has the model of
-        this round. An agent that was killed is not waited for."""
+        """A device's vector, once it knows whether its last report counted, and has this model to
+        recommend by. An agent that was killed is not waited for."""
         until = time.monotonic() + _SETTLING_SECONDS
         agent = self.agents[row % len(self.agents)] if self.agents else None
         with CohortStore.open(self.store(row), readonly=True) as store:

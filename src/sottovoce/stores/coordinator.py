@@ -16,10 +16,10 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from sottovoce.core.messages import DeviceReports, SummedReports, cut
+from sottovoce.core.messages import DeviceReports, ModelView, SummedReports, cut
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.defence import Defence
-from sottovoce.parties.server import NO_DEFENCE, RoundRules, Server
+from sottovoce.parties.server import NO_DEFENCE, Offered, RoundRules, Server
 from sottovoce.rng import streams_of
 from sottovoce.stores import server as records
 from sottovoce.stores import versions
@@ -264,6 +264,8 @@ class Coordinator:
             before, changed = found
             memory = records.memory(link, now.round, len(before))
             server = self._server(before, now.round, memory)
+            if now.published is not None:  # of which nothing but the number matters here
+                server.published = ModelView(now.published, before)
             left_out = self._fold(link, server, now)
         moved = (before.view(np.uint32) != server.items.view(np.uint32)).any(axis=1)
         changed = np.where(moved, now.round + 1, changed).astype(np.int32)
@@ -272,7 +274,7 @@ class Coordinator:
                 return self._diverged(link, now)
             outcome = records.outcome(link, now.round, now.attempt)
             over = [self._end(link, now, "closing", "closed", outcome, outcome)]
-            over += self._offer(link, server)
+            over += [self._offer(link, one) for one in server.offered]
             records.save_model(link, now.round + 1, server.items, changed, server.memory)
             self._forget(link, now)
             records.count_refusals(link, left_out)
@@ -281,18 +283,13 @@ class Coordinator:
         self._guard = server.guard  # not before it counts: what is cut off is done again
         return over if opened is None else [*over, opened]
 
-    def _offer(self, link: sa.Connection, server: Server) -> list[Event]:
-        """What a folded model means for what devices recommend by, where that is not always the
-        newest: one that is offered is published, unless its quality speaks against it. While
-        nothing is published, every model is better than none."""
-        first = versions.published(link) is None
-        if not self._algorithm.versioned or not (first or self._algorithm.offers(server.round)):
-            return []
-        made = datetime.now(UTC).isoformat(timespec="seconds")
-        why = versions.offer(link, server.round, made, self._algorithm.quality(server.memory))
-        notices = (f"version {server.round} was held back: {why}",) if why else ()
+    def _offer(self, link: sa.Connection, offered: Offered) -> Event:
+        """Keep a version, and say what became of it."""
+        versions.keep(link, offered, datetime.now(UTC).isoformat(timespec="seconds"))
+        why = offered.held_back
+        notices = (f"version {offered.version} was held back: {why}",) if why else ()
         what: What = "held_back" if why else "published"
-        return [Event(what, server.round, 0, 0, notices=notices)]
+        return Event(what, offered.version, 0, 0, notices=notices)
 
     def _server(
         self, items: NDArray[np.float32], round: int, memory: NDArray[np.float32] | None = None

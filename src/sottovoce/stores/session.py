@@ -390,7 +390,11 @@ class DeviceSession(Agreeing):
             stages_done(store, terms) if terms.contributes else rounds_sent(store, sum_noise(terms))
         )
         named = items_named(store.catalogue()) if store.choices().things else {}
-        return Cohort(store.users, history, store.choices(), vectors, spent, labels, sent, named)
+        kept = self.model() if terms.build().versioned else None
+        return Cohort(
+            store.users, history, store.choices(), vectors, spent, labels, sent, named,
+            published=None if kept is None else kept.items,
+        )  # fmt: skip
 
     def _vectors(self, round: int | None) -> NDArray[np.float32]:
         """Everybody's vector as a round starts with it, or (None) as it is now."""

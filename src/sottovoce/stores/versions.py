@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from sottovoce.core.quality import Quality
 from sottovoce.errors import UsageError
+from sottovoce.parties.server import Offered
 from sottovoce.stores import server as records
 from sottovoce.stores.database import meta, models
 
@@ -53,19 +54,16 @@ def all_of(link: sa.Connection) -> list[ModelVersion]:
     return [_version(link, number) for number in records.kept_versions(link)]
 
 
-def offer(link: sa.Connection, version: int, made: str, quality: Quality | None = None) -> str:
-    """A new version. It is published, unless its quality speaks against it: then this says why.
-    The oldest is let go."""
-    before = published(link)
-    why = "" if quality is None or before is None else quality.objection(f"version {before}")
-    _keep(link, ModelVersion(version, made, why, quality))
-    if not why:
-        records.set_fact(link, records.PUBLISHED, str(version))
-    there, named = records.kept_versions(link), published(link)
-    for old in there[:-KEPT]:
+def keep(link: sa.Connection, offered: Offered, made: str) -> None:
+    """A new version, which is published unless it was held back. The oldest is let go."""
+    found = ModelVersion(offered.version, made, offered.held_back, offered.quality)
+    _write(link, found)
+    if not offered.held_back:
+        records.set_fact(link, records.PUBLISHED, str(offered.version))
+    named = published(link)
+    for old in records.kept_versions(link)[:-KEPT]:
         if old != named:
             link.execute(meta.delete().where(meta.c.key == _key(old)))
-    return why
 
 
 def publish(link: sa.Connection, version: int) -> int | None:
@@ -82,7 +80,7 @@ def publish(link: sa.Connection, version: int) -> int | None:
         named = ", ".join(map(str, there))
         raise UsageError(f"version {version} is not here; these are: {named}")
     found = _version(link, version)
-    _keep(link, ModelVersion(version, found.made, "", found.quality))
+    _write(link, ModelVersion(version, found.made, "", found.quality))
     records.set_fact(link, records.PUBLISHED, str(version))
     return before
 
@@ -98,7 +96,7 @@ def _version(link: sa.Connection, version: int) -> ModelVersion:
     return ModelVersion(version, table.get("made", ""), table.get("held_back", ""), found)
 
 
-def _keep(link: sa.Connection, kept: ModelVersion) -> None:
+def _write(link: sa.Connection, kept: ModelVersion) -> None:
     table = kept.to_table(None)
     del table["published"]
     records.set_fact(link, _key(kept.version), json.dumps(table))

@@ -117,16 +117,16 @@ def _unpack(
     if rows > (n_items if max_rows is None else min(max_rows, n_items)):
         raise MessageError("message has more rows than a device may send")
     body = _opened(payload[REPORT.size :], rows * (4 + columns * size), bool(packed))
-    steps = np.frombuffer(body, np.uint8, 4 * rows).reshape(4, rows)
-    item = np.ascontiguousarray(steps.T).view("<u4").ravel().astype(np.int64).cumsum()
-    if rows and (item[-1] >= n_items or np.any(np.diff(item) <= 0)):
+    steps = np.frombuffer(body, np.uint8, 4 * rows).reshape(4, rows).T.copy().view("<u4").ravel()
+    item = steps.cumsum(dtype=np.int64)
+    if rows and (item[-1] >= n_items or not steps[1:].all()):
         raise MessageError("items must be known, ascending and sent once each")
     narrow = np.frombuffer(body, np.uint8, rows * columns * size, 4 * rows)
     wide = np.zeros((rows * columns, 8), dtype=np.uint8)
     wide[:, 8 - size :] = narrow.reshape(size, rows * columns).T
     # The high bytes are filled and shifted down, which carries the sign along.
     values = wide.view("<i8").reshape(rows, columns) >> (8 * (8 - size))
-    return item.astype(np.int32), values.astype(np.int64)
+    return item.astype(np.int32), values.astype(np.int64, copy=False)
 
 
 def _opened(body: bytes, length: int, packed: bool) -> bytes:

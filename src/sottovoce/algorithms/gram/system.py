@@ -19,6 +19,9 @@ then the sums over all batches of the period so far (`sums`); the head is chosen
 until its pairs are in, the factors of the batch before stand: items that are about to leave the
 head have a scale below 0, of which devices take the size. A period begins with nothing.
 
+With a `quality_share` there is a third round, in which devices say how good the model is on their
+latest items, which they keep out of both sums for that (`quality`).
+
 `recency=False`, or a history without times, weighs all items alike ("plain").
 
 What leaves, and what that costs: release "own-epsilon". McSherry and Mironov (2009) have released a
@@ -37,7 +40,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from sottovoce.algorithms.base import ALGORITHMS, AlgorithmSettings, Cohort, Contributing, Schedule
-from sottovoce.algorithms.gram import model
+from sottovoce.algorithms.gram import model, quality
 from sottovoce.algorithms.gram.kernels import sum_pairs
 from sottovoce.algorithms.gram.sums import RunningSums
 from sottovoce.config import require_number, require_whole
@@ -47,6 +50,7 @@ from sottovoce.core.interactions import Interactions
 from sottovoce.core.knowledge import Prior
 from sottovoce.core.links import Link
 from sottovoce.core.messages import Aggregate, ModelView, SummedReports
+from sottovoce.core.quality import Quality
 from sottovoce.core.recency import positions, recency
 from sottovoce.core.recommender import FactorScorer
 from sottovoce.core.running import Draws, deviation, draw_size
@@ -84,6 +88,14 @@ class GramConfig(AlgorithmSettings):
     """Most items in the head: a contribution has half as many numbers as its square."""
     batches: int = 1
     """Of a period: in how many groups users come, one after the other, each counted once."""
+    pairs_from: int = 0
+    """The first batch in which pairs are summed, of all who have joined by then: before, too little
+    is known of which items matter."""
+    quality_share: float = 0.0
+    """What a last round has of 1/noise², in which devices say how good the model is on items that
+    they held out; the others share the rest. 0: there is none, and nothing is held out."""
+    held_out: float = 0.1
+    """Which part of her items, the latest, a user holds out then; at least one."""
     noise: Literal["independent", "factorised"] = "independent"
     """Of several batches: whether each has noise of its own, or later ones take back most of what
     earlier ones added (`core.running`), which pays at the end and costs at the beginning."""
@@ -97,6 +109,9 @@ class GramConfig(AlgorithmSettings):
         require_whole("least_head", self.least_head, 2, 20_000)
         require_whole("most_head", self.most_head, self.least_head, 20_000)
         require_whole("batches", self.batches, 1, 520)
+        require_whole("pairs_from", self.pairs_from, 0, self.batches - 1)
+        require_number("quality_share", self.quality_share, 0.0, 0.9, above=False)
+        require_number("held_out", self.held_out, 0.0, 0.5, above=False)
         if self.noise not in ("independent", "factorised"):
             raise ConfigError(f"noise is independent or factorised, not {self.noise!r}")
         require_whole("model_bits", self.model_bits, 2, 32)
@@ -108,8 +123,9 @@ class GramConfig(AlgorithmSettings):
     @property
     def shares(self) -> tuple[float, ...]:
         """Of the stages, in 1/noise²."""
-        first = self.popularity_share or FIRST_SHARE
-        return (first, 1.0 - first) if first < 1.0 else (1.0,)
+        first, last = self.popularity_share or FIRST_SHARE, self.quality_share
+        learnt = (first, 1.0 - first) if first < 1.0 else (1.0,)
+        return (*((1.0 - last) * share for share in learnt), last) if last else learnt
 
     @property
     def rounds(self) -> int:  # type: ignore[override]
@@ -120,9 +136,13 @@ class GramConfig(AlgorithmSettings):
     def factorised(self) -> bool:
         return self.noise == "factorised" and self.batches > 1
 
-    def deviation(self, done: int) -> float:
+    def held(self, stage: int) -> int:
+        """In how many batches of a period there is this stage."""
+        return self.batches - self.pairs_from * (stage > 0)
+
+    def deviation(self, done: int, stage: int = 0) -> float:
         """Of the noise on the sum of so many batches, where 1 is that of a single release."""
-        return deviation(done, self.batches, self.factorised)
+        return deviation(done, self.held(stage), self.factorised)
 
     def on_data(
         self,
@@ -145,9 +165,9 @@ class GramConfig(AlgorithmSettings):
         return Gram(self, release.sigma, release.parts)
 
     def check_terms(self) -> None:
-        if self.factorised:
+        if self.factorised or self.pairs_from:
             raise ConfigError(
-                'noise = "factorised" runs in simulation alone by now; leave it "independent"'
+                'noise = "factorised" and pairs_from run in simulation alone by now; leave them out'
             )
 
     def most_numbers(self, n_items: int) -> int:
@@ -162,8 +182,10 @@ class GramConfig(AlgorithmSettings):
 
     def learning(self) -> str:
         time = f", memory of {self.memory:g} items at home" if self.recency else ", times unused"
+        joined = f", {self.batches} batches with {self.noise} noise" if self.batches > 1 else ""
         return (
-            f"at most {self.embedding_size} factors and {self.most_head:,} items with pairs{time}"
+            f"at most {self.embedding_size} factors and {self.most_head:,} items with "
+            f"pairs{time}{joined}"
         )
 
     def advice(self, cohort_size: int) -> str:
@@ -188,6 +210,7 @@ class Gram(Contributing):
     """Both halves of gram."""
 
     sums: ClassVar[bool] = True
+    versioned: ClassVar[bool] = True
     config: GramConfig
     sigma: float
     """Of the noise of a period, for a contribution of norm 1."""
@@ -202,6 +225,9 @@ class Gram(Contributing):
     def batches(self) -> int:
         return self.config.batches
 
+    def held(self, round: int) -> bool:
+        return self.stage(round) == 0 or self.batch(round) >= self.config.pairs_from
+
     @property
     def refits(self) -> bool:
         return True
@@ -210,9 +236,19 @@ class Gram(Contributing):
     def _rules(self) -> model.Rules:
         return model.TIMED if self.config.recency else model.PLAIN
 
+    @property
+    def _has_pairs(self) -> bool:
+        return self.config.popularity_share != 1.0
+
+    def _asks(self, round: int) -> bool:
+        """Whether this round is about how good the model is."""
+        return bool(self.config.quality_share) and self.stage(round) == len(self.shares) - 1
+
     # --- what travels -----------------------------------------------------------------------------
 
     def report_shape(self, view: ModelView) -> tuple[int, int]:
+        if self._asks(view.round):
+            return quality.NUMBERS, 1
         if self.stage(view.round) == 0:
             return len(view.items) + 1, 1
         return numbers_of(len(_head(view.items)), True), 1
@@ -220,8 +256,10 @@ class Gram(Contributing):
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:
         stage = self.stage(round)
         each = 1.0 / math.sqrt(self.shares[stage])
+        if self._asks(round):
+            return ((numbers, each),)
         if self.config.factorised:
-            each *= draw_size(self.batches)
+            each *= draw_size(self.config.held(stage))
         if stage == 0:
             return ((numbers, each),)
         # A pair stands once for its two places in a symmetric matrix.
@@ -229,13 +267,14 @@ class Gram(Contributing):
         return (places, each), (numbers - places, each / math.sqrt(2.0))
 
     def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
-        if not self.config.factorised:
+        if not self.config.factorised or self._asks(view.round):
             return None
-        batch, n = self.batch(view.round), len(view.items)
+        stage, n = self.stage(view.round), len(view.items)
+        batch = self.batch(view.round) - (self.batches - self.config.held(stage))
         rounds = tuple(view.round - back * len(self.shares) for back in range(batch + 1))
-        if self.stage(view.round) == 0:
+        if stage == 0:
             return Draws(rounds, (np.arange(n + 1),), (np.full(n + 1, batch),))
-        kept = RunningSums.read(memory)
+        kept = RunningSums.read(self._split(memory)[0])
         head = kept.head
         first, second = np.triu_indices(len(head), 1)
         pairs = head[second] * (head[second] - 1) // 2 + head[first]
@@ -248,10 +287,12 @@ class Gram(Contributing):
 
     def server_memory(self, n_items: int) -> NDArray[np.float32]:
         """The running sums; of a single batch, in its first place, how many users there are, each
-        counted by her scale."""
+        counted by her scale. Where there is a round about quality, its sums are in the first row's
+        last places."""
+        learnt = np.zeros((n_items, 1), dtype=np.float32)
         if self.batches > 1:
-            return RunningSums.empty(0, n_items).memory()
-        return np.zeros((n_items, 1), dtype=np.float32)
+            learnt = RunningSums.empty(0, n_items).memory()
+        return self._beside(learnt, np.zeros((n_items, self._told), dtype=np.float32))
 
     def server_fold(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
@@ -261,16 +302,38 @@ class Gram(Contributing):
             more = math.sqrt(max(1, aggregate.devices) / self.parts)
             whole = replace(self, sigma=more * self.sigma, parts=0)
             return whole.server_fold(items, memory, aggregate)
-        items, memory = self._folded(items, memory, aggregate)
-        return model.rounded(items, self.config.model_bits, FACTORS), memory
+        learnt, told = self._split(memory)
+        if self._asks(aggregate.round):  # of the model, which stays as it is
+            told = told.copy()
+            told[0, :-1] = _opened(aggregate, quality.NUMBERS)
+            told[0, -1] = self.sigma / math.sqrt(self.config.quality_share)
+            return items, self._beside(learnt, told)
+        items, learnt = self._folded(items, learnt, aggregate)
+        items = model.rounded(items, self.config.model_bits, FACTORS)
+        return items, self._beside(learnt, np.zeros_like(told))
+
+    @property
+    def _told(self) -> int:
+        """Numbers of the memory for what devices say of the model: sums, and their noise."""
+        return quality.NUMBERS + 1 if self.config.quality_share else 0
+
+    def _split(
+        self, memory: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What the model follows from, and what devices say of it."""
+        learnt = memory.shape[1] - self._told
+        return np.ascontiguousarray(memory[:, :learnt]), memory[:, learnt:]
+
+    def _beside(
+        self, learnt: NDArray[np.float32], told: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        return np.hstack([learnt, told]) if self._told else learnt
 
     def _folded(
         self, items: NDArray[np.float32], memory: NDArray[np.float32], aggregate: Aggregate
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        if not isinstance(aggregate, SummedReports):
-            raise MessageError("gram folds sums of contributions, not randomised reports")
         shape = self.report_shape(ModelView(aggregate.round, items))
-        sums = aggregate.dense(shape[0])[:, 0] / STEPS
+        sums = _opened(aggregate, shape[0])
         items, memory = items.copy(), memory.copy()
         if self.batches > 1:
             return self._fold_batch(items, memory, aggregate.round, sums)
@@ -278,7 +341,7 @@ class Gram(Contributing):
             q = sums[:-1] / math.sqrt(1.0 - COUNTED)
             count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
             items[:, Q], memory[0, 0] = q, count
-            if len(self.shares) > 1:
+            if self._has_pairs:
                 size = self._head_size(count, self.sigma, len(q))
                 _announce(items, model.choose_head(q, size))
             return items, memory
@@ -301,11 +364,13 @@ class Gram(Contributing):
             kept.count += float(sums[-1]) / math.sqrt(COUNTED)
             kept.done += 1
             items[:, Q] = kept.q
-            if len(self.shares) > 1:
-                sigma = self.sigma * deviation(kept.done)
-                preferred, head = kept.q.copy(), kept.head
-                # Whatever leaves the head is lost: not for a difference that may be noise.
-                preferred[head] += sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+            if self._has_pairs:
+                noise = self.sigma * deviation(kept.done)
+                preferred = kept.q.copy()
+                # What leaves the head is lost: not for a difference that may be noise.
+                preferred[kept.age > 0] += noise / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+                batches = max(1, self.batch(round) + 1 - self.config.pairs_from)
+                sigma = self.sigma * deviation(batches, 1)
                 size = self._head_size(max(kept.count, 0.0), sigma, len(items))
                 kept.move_head(model.choose_head(preferred, size))
                 _announce(items, kept.head)
@@ -314,7 +379,7 @@ class Gram(Contributing):
         each = np.concatenate(kept.pair_ages())
         oldest = int(each.max(initial=1))
         # Brought to one size of noise, that of pairs which were there from the beginning.
-        known = np.array([1.0, *(deviation(age + 1) for age in range(oldest))])
+        known = np.array([1.0, *(deviation(age + 1, 1) for age in range(oldest))])
         level = kept.pairs * (known[oldest] / known[each])
         noise = self.sigma / math.sqrt(self.shares[1]) * known[oldest]
         self._learn(items, level, noise, max(kept.count, 0.0))
@@ -336,6 +401,16 @@ class Gram(Contributing):
             items[head, SCALE] = scale
             items[head, FACTORS : FACTORS + factors.shape[1]] = factors
 
+    def offers(self, round: int) -> bool:
+        """After the last round of a batch that there is."""
+        return self.stage(round) == 0 or not self.held(round)
+
+    def quality(self, memory: NDArray[np.float32]) -> Quality | None:
+        if not self._told:
+            return None
+        sums = self._split(memory)[1][0]
+        return quality.quality_of(sums[:-1], float(sums[-1])) if sums[-1] > 0 else None
+
     # --- device -----------------------------------------------------------------------------------
 
     def device_init(self, users: NDArray[np.int64], rng: Streams) -> NDArray[np.float32]:
@@ -352,6 +427,10 @@ class Gram(Contributing):
                 f"know {cohort.history.n_items:,}"
             )
         history = cohort.history.take_users(rows)
+        if self.config.quality_share:
+            history, held = quality.parted(history, self.config.held_out)
+            if self._asks(view.round):
+                return quality.told(self._hits(view.items, cohort.published, history, held), held)
         weights = self._sent_weights(history)
         if self.stage(view.round) == 0:
             return _with_count(history, _unit(history.indptr, weights))
@@ -379,13 +458,34 @@ class Gram(Contributing):
 
     def device_fit(self, view: ModelView, cohort: Cohort, rng: Streams) -> None:
         """Her items' factors, added up by what each weighs at home (a vector of norm 1)."""
-        history, factors = cohort.history, view.items[:, FACTORS:].astype(np.float64)
+        cohort.vectors = self._vectors(view.items, cohort.history)
+
+    def _vectors(self, items: NDArray[np.float32], history: Interactions) -> NDArray[np.float32]:
         memory = self.config.memory if self.config.recency else 0.0
         weights = _unit(history.indptr, recency(history, memory))
-        mine = csr_array(
-            (weights, history.items, history.indptr), shape=(len(cohort), history.n_items)
+        shape = history.n_users, history.n_items
+        mine = csr_array((weights, history.items, history.indptr), shape=shape)
+        found: NDArray[np.float32] = (mine @ items[:, FACTORS:].astype(np.float64)).astype(
+            np.float32
         )
-        cohort.vectors = (mine @ factors).astype(np.float32)
+        return found
+
+    def _hits(
+        self,
+        items: NDArray[np.float32],
+        published: NDArray[np.float32] | None,
+        before: Interactions,
+        held: Interactions,
+    ) -> tuple[NDArray[np.bool_], ...]:
+        """By the model of the round, by the published one, and by popularity alone."""
+        popular = items.copy()
+        popular[:, SCALE:] = 0.0
+        # Where no other is known, the model of the round is compared with itself.
+        other = items if published is None or published.shape != items.shape else published
+        return tuple(
+            quality.hits(self.device_scorer(self._vectors(one, before), one), before, held)
+            for one in (items, other, popular)
+        )
 
     def device_scorer(
         self, vectors: NDArray[np.float32], items: NDArray[np.float32]
@@ -414,6 +514,14 @@ class Gram(Contributing):
         many = np.repeat(history.counts, history.counts)
         weights: NDArray[np.float64] = np.sqrt((positions(history) + 1.0) / many)
         return weights
+
+
+def _opened(aggregate: Aggregate, numbers: int) -> NDArray[np.float64]:
+    """The numbers of a sum."""
+    if not isinstance(aggregate, SummedReports):
+        raise MessageError("gram folds sums of contributions, not randomised reports")
+    sums: NDArray[np.float64] = aggregate.dense(numbers)[:, 0] / STEPS
+    return sums
 
 
 def _head(items: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Iterable
+from http import HTTPStatus
 from typing import Any
 
 from sottovoce.services.kit.connections import Share
@@ -24,17 +25,18 @@ _LENGTH_DIGITS = 15
 JSON = (b"content-type", b"application/json")
 OCTETS = (b"content-type", b"application/octet-stream")
 TEXT = (b"content-type", b"text/plain")
+_STATUS_LINES = {
+    int(status): f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
 
 
 async def publish(scope: Scope, send: Send, document: Document, headers: Headers) -> None:
     """A document, a part of it, or word that the asker has it already."""
-    tagged = [(b"etag", document.etag), *headers]
     known = header(scope, b"if-none-match")
     if known and etag_matches(known, document.etag):
-        await answer(send, 304, tagged, b"")
+        await answer(send, 304, [(b"etag", document.etag), *headers], b"")
         return
-    if document.coding != "identity":
-        tagged.append((b"content-encoding", document.coding.encode()))
+    tagged = _described(document, headers)
     size, status, body = len(document.body), 200, memoryview(document.body)
     asked, condition = header(scope, b"range"), header(scope, b"if-range")
     if asked and (not condition or condition == document.etag):
@@ -49,9 +51,35 @@ async def publish(scope: Scope, send: Send, document: Document, headers: Headers
     await answer(send, status, tagged, body)
 
 
+def ready_answer(document: Document, headers: Headers) -> tuple[bytes, bytes]:
+    """What `publish` says to whoever asks for all of a document: a head, which has no end yet, and
+    a body."""
+    body = document.body
+    return head_of(200, [*_described(document, headers), _length(body)]), body
+
+
+def head_of(status: int, headers: Headers) -> bytes:
+    """The head of an answer, without the empty line at its end."""
+    parts = [_STATUS_LINES[status]]
+    for name, value in headers:
+        parts += name, b": ", value, b"\r\n"
+    return b"".join(parts)
+
+
+def _described(document: Document, headers: Headers) -> Headers:
+    tagged = [(b"etag", document.etag), *headers]
+    if document.coding != "identity":
+        tagged.append((b"content-encoding", document.coding.encode()))
+    return tagged
+
+
+def _length(body: bytes | memoryview) -> tuple[bytes, bytes]:
+    return b"content-length", b"%d" % len(body)
+
+
 async def answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
     if status not in (204, 304):
-        headers = [*headers, (b"content-length", str(len(body)).encode())]
+        headers = [*headers, _length(body)]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     # Large bodies go out piece by piece, as fast as they are taken, so that slow readers cost no
     # memory.

@@ -102,6 +102,11 @@ class HttpApplication(ABC, Generic[L]):
         for end in self._ends:
             end()
 
+    def at_hand(self, url: bytes) -> tuple[bytes, bytes] | None:
+        """What anybody gets who asks for all that is at this address, as `ready_answer` makes it;
+        None where that takes more than a look."""
+        return None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return

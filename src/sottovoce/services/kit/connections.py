@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import ipaddress
 import resource
+import select
+import selectors
 import socket
 import ssl
 import time
@@ -195,6 +197,8 @@ _OTHER_FILES = 256
 """Open files that are none of our connections: databases, logs, those just being closed."""
 _AT_ONCE, _HANDSHAKES = 64, 4
 """Connections accepted, and handshakes begun, before others have their turn again."""
+_FIRST_LOOK = 2048
+"""Bytes of a connection that are looked at first; most greetings are no longer."""
 _SENDERS_LOOKED_AT = 64
 _PAUSE = 0.05
 _RECORD_HEAD, _HANDSHAKE_RECORD, _LONGEST_RECORD = 5, 0x16, 5 + (1 << 14)
@@ -258,9 +262,7 @@ class PeerAddress:
 class Visitor:
     """One connection, from when it is accepted until it is closed."""
 
-    __slots__ = (
-        *("extra", "looks", "protocol", "sender", "since", "sock", "stage", "task", "timer"),
-    )
+    __slots__ = ("extra", "looks", "protocol", "sender", "since", "sock", "stage", "task")
 
     def __init__(self, sock: socket.socket, sender: PeerAddress, extra: bool) -> None:
         self.sock, self.sender, self.extra = sock, sender, extra
@@ -269,7 +271,6 @@ class Visitor:
         sender.stages[SILENT][self] = None
         self.protocol: Any = None
         self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def name(self) -> Hashable:
@@ -283,6 +284,40 @@ class Visitor:
             del stages[self.stage][self]
             stages[stage][self] = None
             self.stage, self.since = stage, time.monotonic()
+
+
+class Deadlines:
+    """Gives everybody the same time. Whoever is still there when it is over is dealt with; one
+    timer does for all."""
+
+    def __init__(self, seconds: float, over: Callable[[Visitor], None]) -> None:
+        self._seconds, self._over = seconds, over
+        self._due: dict[Visitor, float] = {}
+        """Whoever came first is first."""
+        self._loop = asyncio.get_running_loop()
+        self._armed = False
+
+    def begin(self, visitor: Visitor) -> None:
+        self._due[visitor] = self._loop.time() + self._seconds
+        if not self._armed:
+            self._arm(self._seconds)
+
+    def end(self, visitor: Visitor) -> None:
+        self._due.pop(visitor, None)
+
+    def _arm(self, seconds: float) -> None:
+        self._armed = True
+        self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._armed = False
+        now = self._loop.time()
+        for visitor, due in list(self._due.items()):
+            if due > now:
+                self._arm(due - now)
+                return
+            self.end(visitor)
+            self._over(visitor)
 
 
 class Acceptor:
@@ -300,6 +335,7 @@ class Acceptor:
         """`make` makes the protocol of one connection, which has a `visitor`."""
         self._listener, self._make, self._context = listener, make, context
         self._tally, self._seconds = tally, limits.handshake_seconds
+        self._greeted = Deadlines(limits.handshake_seconds, self._drop)
         self._behind = networks(limits.behind)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = min(limits.connections, max(1, files - _OTHER_FILES))
@@ -310,8 +346,15 @@ class Acceptor:
         self._count = 0
         self._greeting: dict[PeerAddress, deque[Visitor]] = {}
         self._pumping = False
+        self._turn, self._begun = 0.0, 0
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(listener, self._accept)
+        self._knocking = select.poll()
+        self._knocking.register(listener, select.POLLIN)
+        # The silent have a selector of their own: for the event loop each of them would be as much
+        # as a connection.
+        self._silent = selectors.DefaultSelector()
+        self._loop.add_reader(self._silent, self._hear_some)
 
     def crowds(self, visitor: Visitor) -> bool:
         """Whether it is one of too many, and not one of those that were there before."""
@@ -323,6 +366,8 @@ class Acceptor:
         for sender in list(self._senders.values()):
             for visitor in [*sender.stages[SILENT], *sender.stages[GREETING]]:
                 self._drop(visitor)
+        self._loop.remove_reader(self._silent)
+        self._silent.close()
 
     async def wait_closed(self) -> None:
         """Nothing is left to wait for."""
@@ -342,6 +387,8 @@ class Acceptor:
                 self._loop.call_later(_PAUSE, self._go_on)
                 return
             self._admit(sock, address[0])
+            if not self._knocking.poll(0):  # to be told so by an error costs as much as all of this
+                return
 
     def _go_on(self) -> None:
         if self._listener.fileno() >= 0:
@@ -358,8 +405,8 @@ class Acceptor:
         sock.setblocking(False)
         visitor = Visitor(sock, sender, extra)
         self._resize(sender, 1)
-        visitor.timer = self._loop.call_later(self._seconds, self._drop, visitor)
-        self._loop.add_reader(sock, self._hear, visitor)
+        self._greeted.begin(visitor)
+        self._silent.register(sock, selectors.EVENT_READ, visitor)
 
     def _has_room(self, sender: PeerAddress) -> bool:
         """Whether there is room for another one of this sender, where need be after a cut."""
@@ -430,7 +477,9 @@ class Acceptor:
             visitor.task.add_done_callback(lambda _: _quietly_close(visitor.sock))
             visitor.task.cancel()
         else:
-            self._close(visitor.sock)
+            if stage == SILENT:
+                self._silent.unregister(visitor.sock)
+            _quietly_close(visitor.sock)
 
     def gone(self, visitor: Visitor) -> None:
         """It is closed, or about to be."""
@@ -439,8 +488,7 @@ class Acceptor:
         sender = visitor.sender
         del sender.stages[visitor.stage][visitor]
         visitor.stage = _GONE
-        if visitor.timer is not None:
-            visitor.timer.cancel()
+        self._greeted.end(visitor)
         self._resize(sender, -1)
 
     def _resize(self, sender: PeerAddress, by: int) -> None:
@@ -459,12 +507,12 @@ class Acceptor:
         while len(sizes) > 1 and not sizes[-1]:
             sizes.pop()
 
-    def _close(self, sock: socket.socket) -> None:
-        if sock.fileno() >= 0:
-            self._loop.remove_reader(sock)
-            sock.close()
-
     # --- beginning to talk ------------------------------------------------------------------------
+
+    def _hear_some(self) -> None:
+        for key, _ in self._silent.select(0):
+            if key.data.stage == SILENT:
+                self._hear(key.data)
 
     def _hear(self, visitor: Visitor) -> None:
         """Something has come of somebody silent."""
@@ -475,9 +523,13 @@ class Acceptor:
         except OSError:
             self._drop(visitor)
             return
-        if begun:
-            self._loop.remove_reader(visitor.sock)
-            visitor.now(GREETING)
+        if not begun:
+            return
+        self._silent.unregister(visitor.sock)
+        visitor.now(GREETING)
+        if not self._greeting and self._has_turn():
+            self._greet_soon(visitor)
+        else:
             self._greeting.setdefault(visitor.sender, deque()).append(visitor)
             self._pump_soon()
 
@@ -485,21 +537,33 @@ class Acceptor:
         """Whether the first record is here. Until then no memory is spent on TLS, and the system
         is asked to wake us no sooner."""
         sock = visitor.sock
-        head = sock.recv(_RECORD_HEAD, socket.MSG_PEEK)
+        head = sock.recv(_FIRST_LOOK, socket.MSG_PEEK)
         if not head:
             raise ConnectionResetError
         if self._context is None or head[0] != _HANDSHAKE_RECORD:
             return True
-        wanted = _RECORD_HEAD
-        if len(head) == _RECORD_HEAD:
-            wanted += int.from_bytes(head[3:], "big")
-            if wanted > _LONGEST_RECORD or len(sock.recv(wanted, socket.MSG_PEEK)) == wanted:
+        wanted, here = _RECORD_HEAD, len(head)
+        if here >= _RECORD_HEAD:
+            wanted += int.from_bytes(head[3:_RECORD_HEAD], "big")
+            if wanted > _LONGEST_RECORD or here >= wanted:
+                return True
+            if here == _FIRST_LOOK and len(sock.recv(wanted, socket.MSG_PEEK)) == wanted:
                 return True
         visitor.looks += 1
         if visitor.looks >= _LOOKS:
             return True
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
         return False
+
+    def _has_turn(self) -> bool:
+        """Whether another handshake may begin in this turn of the event loop."""
+        now = self._loop.time()
+        self._begun = self._begun + 1 if now == self._turn else 1
+        self._turn = now
+        return self._begun <= _HANDSHAKES
+
+    def _greet_soon(self, visitor: Visitor) -> None:
+        visitor.task = self._loop.create_task(self._greet(visitor))
 
     def _pump_soon(self) -> None:
         if not self._pumping:
@@ -516,7 +580,7 @@ class Acceptor:
             if waiting:
                 self._greeting[sender] = waiting
             if visitor.stage != _GONE:
-                visitor.task = self._loop.create_task(self._greet(visitor))
+                self._greet_soon(visitor)
         if self._greeting:
             self._pump_soon()
 
@@ -527,7 +591,6 @@ class Acceptor:
         try:
             if visitor.looks:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 sock,
@@ -539,8 +602,7 @@ class Acceptor:
             _quietly_close(sock)
         finally:
             visitor.task = None
-            if visitor.timer is not None:
-                visitor.timer.cancel()
+            self._greeted.end(visitor)
 
 
 def _quietly_close(sock: socket.socket) -> None:

@@ -75,9 +75,14 @@ class HttpListener(uvicorn.Server):
         super().__init__(config)
         self._limits, self._context, self._tally = limits, context, tally
         self._ready = ready
+        self._stopping = asyncio.Event()
 
     def stop(self) -> None:
         self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        await self._stopping.wait()  # the library's looks around ten times a second
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()

@@ -38,6 +38,9 @@ class GroupWriter(Generic[S, D]):
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._ready = threading.Condition()
+        self._gathered: list[tuple[S, asyncio.Future[D]]] = []
+        """What has come while the event loop goes through what is at hand. It is handed over in
+        one piece then: every transaction costs as much as some submissions do."""
         self._waiting: list[tuple[S, asyncio.Future[D]]] = []
         self._seen: set[int] = set()
         self._stopping = False
@@ -47,18 +50,23 @@ class GroupWriter(Generic[S, D]):
     @property
     def full(self) -> bool:
         """Whether what comes now would be refused."""
-        return len(self._waiting) >= self._limit
+        return len(self._waiting) + len(self._gathered) >= self._limit
 
     def store(self, submission: S) -> asyncio.Future[D]:
         """Decided when it is on the disk. Raises where too many wait."""
+        if self.full:
+            raise Refused("overload", "the server has too much to do; come back later")
         future: asyncio.Future[D] = self._loop.create_future()
-        with self._ready:
-            if self.full:
-                raise Refused("overload", "the server has too much to do; come back later")
-            self._waiting.append((submission, future))
-            if len(self._waiting) == 1:
-                self._ready.notify()
+        self._gathered.append((submission, future))
+        if len(self._gathered) == 1:
+            self._loop.call_soon(self._hand_over)
         return future
+
+    def _hand_over(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        with self._ready:
+            self._waiting += gathered
+            self._ready.notify()
 
     def seen(self, number: int) -> None:
         """Note that a device is there, soon."""
@@ -67,9 +75,8 @@ class GroupWriter(Generic[S, D]):
 
     def close(self) -> None:
         """Write what is waiting, and stop."""
-        with self._ready:
-            self._stopping = True
-            self._ready.notify()
+        self._stopping = True
+        self._hand_over()
         self._thread.join(timeout=3)
 
     def _run(self) -> None:

@@ -24,6 +24,7 @@ from sottovoce.services.kit.answers import (
     number_of,
     publish,
     read_body,
+    ready_answer,
     table_of,
 )
 from sottovoce.services.kit.application import (
@@ -56,6 +57,8 @@ from sottovoce.stores.server_folder import ShufflerSecrets
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.signing import DIGEST_HEADER
 
+_ROUND = b"/v1/round"
+"""What devices ask for most."""
 _SMALL_BODY = 4096
 _SLOWEST = 32 << 10
 """Bytes a second of the slowest line on which the largest report still gets through."""
@@ -168,8 +171,18 @@ class ServerApplication(HttpApplication[ServerLimits]):
             JSON,
             (b"cache-control", f"public, max-age={fresh}".encode()),
         ]
+        now = state.now.descriptor
+        self._told = now, ready_answer(now, self._round_headers)
 
     # --- what everyone may fetch ------------------------------------------------------------------
+
+    def at_hand(self, url: bytes) -> tuple[bytes, bytes] | None:
+        if url != _ROUND:
+            return None
+        now = self._state.now.descriptor
+        if now is not self._told[0]:
+            self._told = now, ready_answer(now, self._round_headers)
+        return self._told[1]
 
     async def _round(self, scope: Scope, receive: Receive, send: Send) -> None:
         document = self._state.now.descriptor

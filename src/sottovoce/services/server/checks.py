@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sottovoce.core.messages import GRID
@@ -197,9 +196,9 @@ class Checks:
             max_rows=terms.max_rows,
         )
         values = reports.values
-        if terms.counts_senders and np.any(values[:, -1] != int(GRID)):
+        if terms.counts_senders and (values[:, -1] != int(GRID)).any():
             raise Refused("malformed", "a row does not count its sender once")
-        if values.size and max(int(np.max(values)), -int(np.min(values))) > self._largest:
+        if values.size and max(int(values.max()), -int(values.min())) > self._largest:
             raise Refused("malformed", "a value is larger than an honest device can send")
 
 

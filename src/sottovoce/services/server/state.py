@@ -42,7 +42,8 @@ class RoundSnapshot:
 
     def asked(self, number: int) -> bool:
         """Whether it was asked when the round was opened."""
-        at = int(np.searchsorted(self.selected, number))
+        # A number of another type would have all of them converted.
+        at = int(self.selected.searchsorted(np.uint32(number)))
         return at < len(self.selected) and int(self.selected[at]) == number
 
     def open_for(self, round: int, attempt: int) -> bool:

@@ -146,7 +146,7 @@ def test_the_oldest_is_let_go_and_the_published_one_never(world):
 
 
 def test_a_worse_one_is_held_back_until_the_operator_says_otherwise(world):
-    here = world(None, GOOD, BAD, BAD, GOOD)
+    here = world(GOOD, BAD, BAD, GOOD)
     for _ in range(3):
         here.run_round()
     over, held, opened = here.run_round()
@@ -175,7 +175,7 @@ def test_a_worse_one_is_held_back_until_the_operator_says_otherwise(world):
 
 
 def test_learning_is_the_same_whatever_is_published(world):
-    here = world(None, GOOD, BAD)
+    here = world(GOOD, BAD)
     for _ in range(3):
         here.run_round()
     before = here.model(3)
