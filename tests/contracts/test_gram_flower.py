@@ -44,6 +44,7 @@ deadline_seconds = 280.0    # a busy machine is no reason to go on without someb
 name = "gram"
 embedding_size = 16
 popularity_share = 0.2
+quality_share = 0.1
 least_head = 10
 most_head = 30
 
@@ -81,10 +82,13 @@ def test_three_gateways_give_the_simulations_model_and_ledger(tmp_path):
     assert np.array_equal(got.model(), expected.model()), "to the last bit"
     assert np.array_equal(got.vectors(), expected.vectors())
     assert got.ledger().to_pydict() == expected.ledger().to_pydict()
-    assert got.ledger().num_rows == 2 * got.manifest()["schedule"]["devices"] > 0
+    assert got.ledger().num_rows == 3 * got.manifest()["schedule"]["devices"] > 0
     assert told_there["results"] == told["results"]
     rounds = [json.loads(line) for line in (got.path / "rounds.jsonl").read_text().splitlines()]
-    assert [(r["outcome"], r["missing"]) for r in rounds] == [("goal", [])] * 2
+    assert [(r["outcome"], r["missing"]) for r in rounds] == [("goal", [])] * 3
+    versions = expected.manifest()["model_versions"]
+    assert versions[-1]["quality"] is not None
+    assert got.manifest()["model_versions"] == versions
     assert got.manifest()["refused"] == {}
     stores = sorted((got.path / "services" / "cohorts").iterdir())
     assert len(stores) == 3
@@ -127,6 +131,7 @@ def fold(simulated, rows):
 def test_a_gateway_away_for_a_stage_and_a_helper_and_a_server_that_are_killed(tmp_path):
     table = tomllib.loads(TOWN)
     table["service"]["min_devices"] = 10
+    del table["algorithm"]["quality_share"]
     simulated, world = parties(table)
     trial = FlowerTrial(world, tmp_path / "services", 3)
     server, said = trial.folder / "server", []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import FolderInUse, RunError, UsageError, VersionMismatch
 from sottovoce.stores.allotment import Ranges, overlap, show_ranges
 from sottovoce.stores.file import SQLiteFile
@@ -49,11 +50,12 @@ UPDATE open_round SET numbers = stamp(numbers, 'numbers', round, attempt)
 """,
     """
 CREATE TABLE masked (place INTEGER PRIMARY KEY, devices INTEGER, numbers BLOB, body BLOB);
-CREATE TABLE closing (round INTEGER, attempt INTEGER)
+CREATE TABLE closing (round INTEGER, attempt INTEGER);
+CREATE TABLE published (round INTEGER, items BLOB, offered TEXT)
 """,
 )
-_STAMPED_SINCE = 4
-"""The first version in which contents carry stamps."""
+_STAMPED_SINCE, _PUBLISHED_SINCE = 4, 5
+"""The first versions in which contents carry stamps, and in which there are versions of a model."""
 
 Outcome = Literal["goal", "deadline", "abandoned"]
 
@@ -136,6 +138,17 @@ class Checkpoint(SQLiteFile):
         flat = self._finite(b"" if row is None else self._genuine(row[0], "memory"))
         return flat.reshape(n_items, -1) if len(flat) else np.zeros((n_items, 0), np.float32)
 
+    def published(self, n_items: int) -> tuple[ModelView | None, list[Mapping[str, Any]]]:
+        """The version to recommend by, where that is not always the newest model, and all that were
+        offered so far."""
+        row = None
+        if self.version >= _PUBLISHED_SINCE:
+            row = self.row("SELECT round, items, offered FROM published")
+        if row is None:
+            return None, []
+        items = self._finite(self._genuine(row[1], "published", row[0]))
+        return ModelView(row[0], items.reshape(n_items, -1)), json.loads(row[2])
+
     def begin(self, items: NDArray[np.float32], terms: str) -> None:
         """The first model. `terms` is their digest: another federation is refused later."""
         with self.transaction():
@@ -209,6 +222,8 @@ class Checkpoint(SQLiteFile):
         items: NDArray[np.float32],
         changed: NDArray[np.int64],
         memory: NDArray[np.float32] | None = None,
+        published: ModelView | None = None,
+        offered: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """The round was folded: model, who was counted and the log move together."""
         with self.transaction():
@@ -217,6 +232,13 @@ class Checkpoint(SQLiteFile):
                 self.write("DELETE FROM memory")
                 content = stamp(memory.astype("<f4").tobytes(), "memory")
                 self.write("INSERT INTO memory VALUES (?)", (content,))
+            if published is not None:
+                self.write("DELETE FROM published")
+                content = stamp(
+                    published.items.astype("<f4").tobytes(), "published", published.round
+                )
+                kept = published.round, content, json.dumps(list(offered))
+                self.write("INSERT INTO published VALUES (?, ?, ?)", kept)
             self.write_many(
                 "INSERT OR REPLACE INTO counted VALUES (?, ?, ?)",
                 [(number, record.round, record.attempt) for number in counted.tolist()],

@@ -477,7 +477,7 @@ def test_a_checkpoint_of_the_last_release_is_taken_over(town):
         checkpoint.refuse("malformed")
         checkpoint.write("DROP TABLE allotted")
         checkpoint.write("DROP TABLE memory")
-        for table in ("masked", "closing"):
+        for table in ("masked", "closing", "published"):
             checkpoint.write(f"DROP TABLE {table}")
         checkpoint.pragma("user_version", 1)
     with Checkpoint(town.folder, readonly=True) as checkpoint:

@@ -27,7 +27,7 @@ from sottovoce.engines.flower.members import (
     Transport,
 )
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
-from sottovoce.parties.server import Server, Verdict
+from sottovoce.parties.server import Offered, Server, Verdict
 from sottovoce.rng import streams_of
 from sottovoce.stores.allotment import within
 from sottovoce.stores.conductor import (
@@ -138,6 +138,8 @@ class Conductor(RoundLoop):
         self.server.round, self.server.items = saved.round, saved.items
         if saved.round:
             self.server.memory = self.checkpoint.memory(len(saved.items))
+            self.server.published, offered = self.checkpoint.published(len(saved.items))
+            self.server.offered = [Offered.from_table(table) for table in offered]
         self.attempt, self.changed = saved.attempt, saved.changed
 
     def _gather(
@@ -338,7 +340,15 @@ class Conductor(RoundLoop):
         # Bits, not values: 0.0 and -0.0 are different rows to a device.
         moved = (before.view(np.uint32) != after.view(np.uint32)).any(axis=1)
         self.changed = np.where(moved, self.server.round, self.changed)
-        self.checkpoint.close_round(record, numbers, after, self.changed, self.server.memory)
+        self.checkpoint.close_round(
+            record,
+            numbers,
+            after,
+            self.changed,
+            self.server.memory,
+            self.server.published,
+            [offered.to_table() for offered in self.server.offered],
+        )
         self.attempt = 0
 
     def _send(self, asked: Mapping[int, AskedNode], nodes: list[int], start: float) -> None:
@@ -350,7 +360,7 @@ class Conductor(RoundLoop):
             member, entry = self.members[node], asked[node]
             entry.since, entry.resend_at = member.since, now + LOST_AFTER * deadline
             asks = self._question(member, with_model=True)
-            about = asks.terms, asks.round, asks.attempt, asks.counted, asks.model
+            about = asks.terms, asks.round, asks.attempt, asks.counted, asks.model, asks.published
             letters[node] = CohortTask(*about, numbers=entry.numbers).to_content()
         for node, message in self.transport.send("train", letters, max(left, 1.0)).items():
             asked[node].messages.add(message)
@@ -395,13 +405,17 @@ class Conductor(RoundLoop):
         entry.part = cut_sum(part, limit)
 
     def _question(self, member: Member, *, with_model: bool = False) -> CohortQuestion:
-        model = self._model_for(member) if with_model else b""
+        model, other = self._model_for(member) if with_model else b"", b""
+        kept = self.server.published
+        if with_model and kept is not None and kept.round != self.server.round:
+            other = encode_model(kept)
         return CohortQuestion(
             self.plan.terms,
             self.server.round,
             self.attempt,
             self.checkpoint.counted(member.identity),
             model,
+            other,
         )
 
     def _model_for(self, member: Member) -> bytes:

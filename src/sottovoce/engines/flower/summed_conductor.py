@@ -222,7 +222,8 @@ class SummedConductor(Conductor):
     def _sum_up(self, opened: ConductedRound, record: RoundRecord) -> None:
         """Until the helper has answered."""
         pause, view = _FIRST_PAUSE, self.server.publish()
-        before = self.server.items, self.server.memory
+        server = self.server
+        before = server.items, server.memory, server.published, [*server.offered]
         while True:
             try:
                 total = self.sums.open(self.parts, opened, view)
@@ -239,7 +240,7 @@ class SummedConductor(Conductor):
                 self.transport.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             except (WrongSum, SumRefused, Diverged) as error:
-                self.server.items, self.server.memory = before
+                server.items, server.memory, server.published, server.offered = before
                 self._give_up(opened, record, error)
                 break
         self.parts = []

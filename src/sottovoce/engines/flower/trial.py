@@ -89,15 +89,16 @@ class FlowerTrial:
     def gather(self) -> Gathered:
         with self._checkpoint() as checkpoint:
             saved = checkpoint.load()
-        if saved is None:
-            raise RunError(f"{self._server} holds no model yet")
+            if saved is None:
+                raise RunError(f"{self._server} holds no model yet")
+            published, offered = checkpoint.published(len(saved.items))
         vectors = self.world.cohort.vectors.copy()
         for path in self._cohorts():
             with CohortStore.open(path, readonly=True) as store:
                 hosted = DeviceSession(store)
                 if hosted.terms is not None:
                     vectors[store.users] = hosted.vectors()
-        return Gathered(saved.round, saved.items, vectors)
+        return Gathered(saved.round, saved.items, vectors, published, tuple(offered))
 
     def ledger(self) -> list[Entries]:
         return ledger_of(self._cohorts())
