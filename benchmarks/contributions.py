@@ -33,7 +33,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from https import _connect, machine, row, serving
 from sottovoce.algorithms.gram.system import SCALE, GramConfig
 from sottovoce.core.contributions import PAIR_STEPS, Contributions, numbers_of
 from sottovoce.core.links import SecureSum
@@ -41,6 +40,7 @@ from sottovoce.core.masking import masked
 from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
 from sottovoce.errors import ServiceError
+from sottovoce.experiment import load_benchmark
 from sottovoce.parties.secure_sum import fitted
 from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.own_epsilon import OwnEpsilon
@@ -56,6 +56,9 @@ from sottovoce.wire.signing import DIGEST_HEADER, digest_of, seal
 from sottovoce.wire.terms import Terms
 
 Progress = Callable[[str], None]
+_HTTPS = load_benchmark("https")
+machine, row = _HTTPS.machine, _HTTPS.row
+serving, connect = _HTTPS.serving, _HTTPS._connect
 CONNECTIONS = 16
 ITEMS, HEAD = 3_706, 264
 _LENGTH = struct.Struct("<I")
@@ -297,7 +300,7 @@ def _send(path: Path, port: int) -> dict[str, Any]:
     answer."""
     waiting = _messages(path)
     context = device_context(authority_pem(open_folder(path / "server").keys))
-    links = {link.fileno(): link for link in (_connect(context, port) for _ in range(CONNECTIONS))}
+    links = {link.fileno(): link for link in (connect(context, port) for _ in range(CONNECTIONS))}
     ready, sent = selectors.DefaultSelector(), dict[int, bytes]()
     accepted, again, other = 0, 0, b""
     started = time.perf_counter()

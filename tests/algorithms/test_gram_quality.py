@@ -15,14 +15,16 @@ from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS, cut
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SecureSum
-from sottovoce.core.messages import ModelView
+from sottovoce.core.messages import ModelView, SummedReports
 from sottovoce.core.recommender import top_n
 from sottovoce.errors import ConfigError
 from sottovoce.experiment import Experiment
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
+from sottovoce.runs.devices import federation_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.report import write_run_report
+from sottovoce.runs.threat_views import _contributed
 from sottovoce.runs.train import run_experiment
 from sottovoce.testing import checkerboard, random_world
 
@@ -281,6 +283,28 @@ def test_a_run_says_how_good_its_versions_are(tmp_path):
     assert (tmp_path / "run" / "figures" / "versions.svg").is_file()
     again = run_experiment(Experiment.from_table(TOWN), tmp_path / "run", resume=True)
     assert [one.to_table() for one in again.federation.server.offered] == told
+
+
+def test_whoever_knows_everybody_else_is_scored_on_the_sums_of_all_rounds():
+    """What is left of the last sum without what everybody has added is its noise."""
+    table = {**TOWN, "town": {"residents": 300}}
+    prepared = Experiment.from_table(table).prepared(Experiment.from_table(table).dataset())
+    made, ears = federation_of(prepared), Ears()
+    made.run(message_observers=[ears], masked=False)
+    known = _contributed(prepared, ears.seen)
+    told = next(m for m in ears.seen["server"][2] if isinstance(m, SummedReports))
+    opened = told.dense(6)[:, 0]
+    rest = (opened - made.server.algorithm.sum_contributions(known.rounds[2], 1)) / STEPS
+    noise = made.server.algorithm.sigma / math.sqrt(0.2)
+    assert np.abs(rest).max() < 4.5 * noise
+
+
+class Ears:
+    def __init__(self):
+        self.seen = {}
+
+    def on_message(self, party, message):
+        self.seen.setdefault(party, {}).setdefault(message.round, []).append(message)
 
 
 @pytest.mark.parametrize("after", [1, 2])

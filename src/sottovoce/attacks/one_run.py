@@ -391,6 +391,8 @@ def score_contributions(
         users = np.arange(history.n_users, dtype=np.int64)
         consent = Consent.uniform(users, Choice(epsilon=view.release.epsilon))
         cohort = Cohort(users, history, consent, algorithm.device_init(users, Streams(0)))
+        if model.round and 1 in published:  # the first version that devices recommend by
+            cohort.published = published[1].items
         profile = algorithm.device_profile(model, cohort, users)
         return cut(profile, np.ones(len(users)), view.algorithm.name)
 

@@ -276,6 +276,7 @@ def quality_of_versions(
                 )  # fmt: skip
         axes.set_xticks(place, [str(one["version"]) for one in told])
         axes.set(xlabel="version", ylabel="users with a hit among ten")
+        axes.margins(x=0.15)
         axes.grid(axis="x", visible=False)
         _legend(figure, axes)
     return figure_files(path)

@@ -435,6 +435,8 @@ def _contributed(world: PreparedExperiment, kept: SeenMessages) -> Contributed:
     for round in range(len(algorithm.shares)):
         view = next((m for m in kept["device"].get(round, ()) if isinstance(m, ModelView)), None)
         if view is not None:
+            if round == 1 and algorithm.versioned:
+                shown = replace(shown, published=view.items)  # the first one that is published
             profile = algorithm.device_profile(view, shown, rows)
             rounds.append(cut(profile, terms.scale[rows], algorithm.config.name))
     return Contributed(tuple(rounds), terms.epsilons[rows])

@@ -345,7 +345,7 @@ def _prepare_sqlite(connection: object, record: object) -> None:
     # The driver must not begin transactions by itself: `_begin_sqlite` says which kind.
     connection.isolation_level = None  # type: ignore[attr-defined]
     cursor = connection.cursor()  # type: ignore[attr-defined]
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=4000"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=2000"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -27,6 +27,8 @@ def accept(
         return []
     decisions: list[records.Decision] = ["busy"] * len(batch)
     places = {(one.round, one.attempt) for one in batch}
+    for place in sorted(places):  # before anything is counted: processes take turns
+        records.hold_round(link, *place)
     now = records.position(link)
     reported = now.reported if (now.round, now.attempt) in places else 0
     free = most - reported

@@ -178,6 +178,11 @@ class GramConfig(AlgorithmSettings):
             "add a vector of their items to one sum and, for the most popular items, the products "
             "of its pairs to another. Both are masked, so that the server opens noisy sums alone, "
             "and makes a linear item model of them."
+        ) + (
+            f" Of their latest items ({self.held_out:.0%}) they tell nothing in these, and say in "
+            "a last sum whether the model would have recommended one of them."
+            if self.quality_share
+            else ""
         )
 
     def learning(self) -> str:

@@ -59,13 +59,14 @@ from sottovoce.wire.masked import (
     decode_masked,
     encode_group_question,
     encode_question,
+    message_bytes,
     model_name,
 )
 from sottovoce.wire.terms import Terms
 
 _ENOUGH = 16
 """Messages that wait, for which it pays to write the sum anew."""
-_AT_ONCE = 256
+_AT_ONCE, _BYTES_AT_ONCE = 256, 32 << 20
 """Of these that are added up together at most."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
@@ -182,11 +183,12 @@ class SummedCoordinator(Coordinator):
         while True:
             with leader.reading() as link:
                 view, name = self._model(link, now.round)
-                part = sums.next_ones(link, *place, _AT_ONCE)
+                rows, width = self._algorithm.report_shape(view)
+                size = message_bytes(self._plan.terms, rows * width)
+                part = sums.next_ones(link, *place, max(1, min(_AT_ONCE, _BYTES_AT_ONCE // size)))
                 before = sums.total(link, *place)
             if not part:
                 return
-            rows, width = self._algorithm.report_shape(view)
             read = [
                 (number, decode_masked(body, self._plan.terms, *place, rows * width))
                 for number, body in part
