@@ -45,7 +45,8 @@ class CohortQuestion:
 
     def to_content(self) -> Content:
         counted = self.counted or (NOTHING, NOTHING)
-        return {
+        other: Content = {"published": self.published} if self.published else {}
+        return other | {
             "protocol": PROTOCOL,
             "terms": json.dumps(self.terms.to_table()),
             "round": self.round,
@@ -53,7 +54,6 @@ class CohortQuestion:
             "counted_round": counted[0],
             "counted_attempt": counted[1],
             "model": self.model,
-            "published": self.published,
         }
 
     @classmethod
@@ -137,5 +137,5 @@ def _question(fields: Fields) -> dict[str, Any]:
         "attempt": fields.of("attempt", int),
         "counted": None if counted[0] == NOTHING else counted,
         "model": fields.of("model", bytes),
-        "published": fields.of("published", bytes),
+        "published": fields.of("published", bytes) if "published" in fields else b"",
     }
