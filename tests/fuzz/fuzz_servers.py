@@ -26,10 +26,10 @@ from sottovoce.algorithms.uc.settings import UCConfig
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.core.messages import GRID, DeviceReports
+from sottovoce.engines.client import Answer
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.privacy.updates import Clipped
 from sottovoce.rng import Streams
-from sottovoce.services.agent.client import Answer
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.process import RoundsThread

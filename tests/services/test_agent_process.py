@@ -27,9 +27,9 @@ from forked import COMMAND, ForkedProcess
 from forwarder import Forwarder
 
 from sottovoce.core.consent import Choice
+from sottovoce.engines.client import Client
 from sottovoce.parties.server import RoundRules
 from sottovoce.rng import Streams
-from sottovoce.services.agent.client import Client
 from sottovoce.stores import keys
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.server_folder import create_folder, invite
@@ -252,7 +252,7 @@ def test_an_agent_whose_log_cannot_be_written_goes_on(serve, folder, tmp_path):
 
 CRASH = """
 import os, sys
-from sottovoce.services.agent.client import Client
+from sottovoce.engines.client import Client
 from sottovoce.stores.session import DeviceSession
 from sottovoce.stores.device import CohortStore
 point, kind, name = {point!r}, {kind}, {name!r}

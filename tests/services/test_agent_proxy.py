@@ -14,10 +14,10 @@ from fake_server import FakeServer, Reply
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.core.consent import Choice
 from sottovoce.core.links import Proxied
+from sottovoce.engines.client import Busy
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable
 from sottovoce.privacy.reports import KReports, Tier
 from sottovoce.services.agent.agent import Agent
-from sottovoce.services.agent.client import Busy
 from sottovoce.stores import keys
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import ReportKey

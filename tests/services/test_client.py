@@ -17,9 +17,9 @@ from forwarder import Forwarder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.engines.client import Busy, Client, loopback
 from sottovoce.errors import ConfigError, KeyTrouble, Unreachable, UsageError
 from sottovoce.parties.leaving import Booked, let_go
-from sottovoce.services.agent.client import Busy, Client, loopback
 from sottovoce.stores import keys
 
 LARGE = np.random.default_rng(7).integers(0, 40, 400_000, dtype=np.uint8).tobytes()

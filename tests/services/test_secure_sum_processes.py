@@ -15,8 +15,8 @@ from server_world import ITEMS, SEED, Client, ServerProcess, enrolment, program,
 from sottovoce.cli import call
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
+from sottovoce.engines.trial import prepare_helper
 from sottovoce.rng import Streams
-from sottovoce.services.trial import prepare_helper
 from sottovoce.stores.helper_folder import create_helper, helper_introduction
 from sottovoce.stores.server_folder import create_folder, invite
 from sottovoce.wire.masked import binding, encode_masked, model_name, seal_seed

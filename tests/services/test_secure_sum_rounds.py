@@ -10,10 +10,10 @@ from server_world import USERS, simulated
 from sottovoce.algorithms.fpl.system import FPLConfig
 from sottovoce.core.links import SecureSum
 from sottovoce.core.messages import MaskSum
+from sottovoce.engines.client import Answer
+from sottovoce.engines.helper_client import HelperClient
 from sottovoce.errors import ConfigError, ServiceError, UsageError
 from sottovoce.parties.helper import noise_of
-from sottovoce.services.agent.client import Answer
-from sottovoce.services.server.summed_rounds import HelperClient
 from sottovoce.wire.masked import (
     SEALED_SEED_BYTES,
     decode_mask_sum,

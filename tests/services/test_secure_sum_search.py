@@ -8,9 +8,9 @@ from server_world import ITEMS
 
 from sottovoce.cli import serve_server
 from sottovoce.core.messages import MaskSum
+from sottovoce.engines.client import Answer
 from sottovoce.errors import ServiceError
 from sottovoce.parties.helper import GROUPED_ROUNDS, REGAINED_AFTER, Answered
-from sottovoce.services.agent.client import Answer
 from sottovoce.services.kit.metrics import exposition
 from sottovoce.services.server.operator import figures, status
 from sottovoce.stores import server as searches

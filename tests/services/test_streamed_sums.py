@@ -10,8 +10,8 @@ from secure_sum_world import SummedWorld, folded
 from server_world import ITEMS
 
 from sottovoce.core.masking import from_bytes, sum_masks, unmasked
+from sottovoce.engines.client import Answer
 from sottovoce.errors import ServiceError
-from sottovoce.services.agent.client import Answer
 from sottovoce.services.server.checks import most_summed
 from sottovoce.services.server.summed_rounds import SummedCoordinator
 from sottovoce.stores import server as records

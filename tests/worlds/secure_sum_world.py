@@ -16,12 +16,12 @@ from sottovoce.core.ledger import Ledger
 from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.core.messages import ModelView
+from sottovoce.engines.client import Answer
 from sottovoce.errors import Unreachable
 from sottovoce.parties.device import Devices
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import ShareFraction
 from sottovoce.rng import Streams
-from sottovoce.services.agent.client import Answer
 from sottovoce.services.helper import Answering, HelperApplication, HelperLimits
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.checks import most_summed

@@ -44,8 +44,8 @@ def make_federation(
 
     experiment = Experiment.from_file(find_experiment(file), settings)
     algorithm, release, chosen = experiment.cross_device()
-    if gateways and chosen.hosts:
-        raise ConfigError(chosen.hosts)
+    if gateways and (objection := chosen.hosts(release)):
+        raise ConfigError(objection)
     if gateways and experiment.defence != NO_DEFENCE:
         raise ConfigError(
             "[defence] is the server's, and Flower's gateways tell it sums over their devices; use "
@@ -107,7 +107,7 @@ def _link(link: Link, proxy: tuple[str, Path] | None, key: Path | None) -> Link:
 
 def _require_proxy(url: str, authority: str) -> None:
     """Raises where nobody could reach a proxy there."""
-    from sottovoce.services.agent.client import loopback
+    from sottovoce.engines.client import loopback
     from sottovoce.stores.server_folder import require_address
 
     require_address(url, "--proxy")

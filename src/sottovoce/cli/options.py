@@ -13,6 +13,7 @@ import typer
 
 from sottovoce.cli import output
 from sottovoce.core.choice import FIELDS, Choice
+from sottovoce.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR")]
@@ -70,6 +71,41 @@ IntroductionFile = Annotated[
         help="Make DIR from this introduction first, a file from the server's operator.",
     ),
 ]
+
+ProxyUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        metavar="URL",
+        help="Where the federation's shuffler or helper is reached; goes into its terms.",
+    ),
+]
+ProxyCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--proxy-ca", metavar="FILE", help="With --proxy: its ca.crt, which its owner has."
+    ),
+]
+ProxyKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--proxy-key",
+        metavar="FILE",
+        help="With --proxy, for a secure sum: its public key, seal.pub.",
+    ),
+]
+
+
+def through_proxy(
+    proxy: str | None, proxy_ca: Path | None, proxy_key: Path | None
+) -> tuple[str, Path] | None:
+    """Address and authority of a federation's proxy, as they were given. Raises where something is
+    missing."""
+    if (proxy is None) != (proxy_ca is None):
+        raise UsageError("--proxy and --proxy-ca go together")
+    if proxy_key is not None and proxy is None:
+        raise UsageError("--proxy-key goes with --proxy and --proxy-ca")
+    return None if proxy is None or proxy_ca is None else (proxy, proxy_ca)
 
 
 _SERVED: dict[str, tuple[Any, Any]] = {

@@ -16,9 +16,13 @@ from sottovoce.cli.options import (
     ExperimentFile,
     HostNames,
     Json,
+    ProxyCa,
+    ProxyKey,
+    ProxyUrl,
     Said,
     Settings,
     says,
+    through_proxy,
 )
 from sottovoce.errors import DataNotFound, ServiceError, UsageError
 
@@ -40,6 +44,9 @@ def superlink(
     catalogue: CatalogueFile = None,
     settings: Settings = None,
     names: HostNames = None,
+    proxy: ProxyUrl = None,
+    proxy_ca: ProxyCa = None,
+    proxy_key: ProxyKey = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Rounds that it is to run.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -51,6 +58,10 @@ def superlink(
     keys, a secret for the executor and a database in DIR/superlink are all on. SIGTERM and Ctrl-C
     stop it; a killed one is started again with the same command.
 
+    gram needs --proxy, --proxy-ca and --proxy-key of its helper (`sottovoce serve helper --init`),
+    which is then given what `sottovoce serve introduce DIR` writes. A gateway adds up what its
+    people contribute, and counts as one of link.min_devices.
+
     \b
     Examples:
       sottovoce serve superlink town --experiment my.toml --catalogue items.csv --name example.org
@@ -61,14 +72,17 @@ def superlink(
     from sottovoce.stores.private import private_file
     from sottovoce.stores.server_folder import open_folder
 
+    through = through_proxy(proxy, proxy_ca, proxy_key)
     if experiment is not None:
         from sottovoce.cli.making import make_federation
 
         make_federation(
-            folder, experiment, settings or [], catalogue, names or [], rounds, gateways=True
+            *(folder, experiment, settings or [], catalogue, names or [], rounds),
+            *(through, proxy_key),
+            gateways=True,
         )
-    elif catalogue is not None or settings or names or rounds is not None:
-        raise UsageError("--catalogue, --set, --name and --rounds go with --experiment")
+    elif catalogue is not None or settings or names or rounds is not None or through:
+        raise UsageError("--catalogue, --set, --name, --proxy and --rounds go with --experiment")
     open_folder(folder)
     place = _place(folder, port)
     ready = folder / READY
@@ -151,7 +165,7 @@ def cohort(
         typer.Option(
             metavar="FILE",
             help="People's choices: a CSV file with the columns user, takes_part (yes or no), "
-            "share_positives (0 to 1). Who is not in it takes no part.",
+            "share_positives (0 to 1) and, for gram, epsilon. Who is not in it takes no part.",
         ),
     ] = None,
     catalogue: Annotated[
@@ -326,12 +340,15 @@ def nginx(
     from sottovoce.engines.flower.gateway import Site
     from sottovoce.stores.keys import show_keys
     from sottovoce.stores.server_folder import open_folder
+    from sottovoce.wire.masked import message_bytes
     from sottovoce.wire.reports import longest_report
 
     show_keys(folder / "keys")
     terms = open_folder(folder).plan.terms
     # A row for every item, and the numbers of a million people.
     longest = longest_report(terms.n_items, terms.width) + 4 * 2**20
+    if terms.secure_sum is not None:
+        longest = message_bytes(terms, terms.most_numbers) + 4 * 2**20
     text = Site(folder.absolute() / "keys", link_port, port, host, report_bytes=longest).render()
     if as_json:
         output.emit({"configuration": text})
@@ -431,6 +448,8 @@ def _show_status(folder: Path, as_json: bool) -> None:
         f"Refused: {output.words(refused)}",
         *(f"A node says: {sentence}" for sentence in status.get("problems", [])),
     ]
+    if status.get("state") == "summing":
+        lines.append(f"Waits for the helper: {status.get('helper')}")
     if strangers := status.get("without_numbers"):
         lines.append(f"Connected without numbers, and not asked: {strangers}; see --numbers")
     for record in past[-10:]:

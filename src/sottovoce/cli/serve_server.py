@@ -16,10 +16,14 @@ from sottovoce.cli.options import (
     CatalogueFile,
     ExperimentFile,
     HostNames,
+    ProxyCa,
+    ProxyKey,
+    ProxyUrl,
     Said,
     Settings,
     says,
     served,
+    through_proxy,
 )
 from sottovoce.errors import UsageError
 
@@ -57,24 +61,9 @@ def server(
     catalogue: CatalogueFile = None,
     settings: Settings = None,
     names: HostNames = None,
-    proxy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where the federation's shuffler or helper is reached; goes into its terms.",
-        ),
-    ] = None,
-    proxy_ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --proxy: its ca.crt, which its owner has."),
-    ] = None,
-    proxy_key: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --proxy, for a secure sum: its public key, seal.pub.",
-        ),
-    ] = None,
+    proxy: ProxyUrl = None,
+    proxy_ca: ProxyCa = None,
+    proxy_key: ProxyKey = None,
     spare: Annotated[
         int,
         typer.Option(
@@ -116,11 +105,7 @@ def server(
     """
     from sottovoce.services.server.process import ServerService
 
-    if (proxy is None) != (proxy_ca is None):
-        raise UsageError("--proxy and --proxy-ca go together")
-    if proxy_key is not None and proxy is None:
-        raise UsageError("--proxy-key goes with --proxy and --proxy-ca")
-    through = None if proxy is None or proxy_ca is None else (proxy, proxy_ca)
+    through = through_proxy(proxy, proxy_ca, proxy_key)
     if experiment is not None:
         made = make_federation(
             *(folder, experiment, settings or [], catalogue, names or [], rounds, through),

@@ -62,8 +62,6 @@ class Link(Component, ABC):
     """Whether the server sees what single devices send."""
     shows_sums: ClassVar[bool] = False
     """Whether it sees sums of what they send."""
-    hosts: ClassVar[str] = ""
-    """Why an organisation cannot host devices on this way, in a sentence; empty where it can."""
     deployed: ClassVar[tuple[str, ...]] = ()
     """Settings that stay empty in simulation, and that a real federation must have."""
 
@@ -96,6 +94,11 @@ class Link(Component, ABC):
 
     def check(self, algorithm: Any, release: Any) -> None:
         """Raises where this link cannot carry what these components make together."""
+
+    def hosts(self, release: Any) -> str:
+        """Why an organisation cannot host devices on this way under this release, in a sentence;
+        empty where it can."""
+        return ""
 
     # --- how it is shown --------------------------------------------------------------------------
 
@@ -175,10 +178,6 @@ class Proxied(Link):
     authority: str = ""
     """Certificate authority that vouches for it (PEM)."""
 
-    hosts = (
-        "randomised reports go through a proxy to a server that must not know whose they are, and "
-        "Flower's gateways say who sends; use `sottovoce serve server`"
-    )
     deployed = ("url", "authority")
     sees: ClassVar[Sight] = MappingProxyType(
         {
@@ -191,6 +190,12 @@ class Proxied(Link):
     @property
     def mixing(self) -> Proxied:
         return self
+
+    def hosts(self, release: Any) -> str:
+        return (
+            "randomised reports go through a proxy to a server that must not know whose they are, "
+            "and Flower's gateways say who sends; use `sottovoce serve server`"
+        )
 
     def describe(self) -> str:
         return "through a proxy that mixes reports and cannot read them"
@@ -207,7 +212,8 @@ class SecureSum(Link):
     hide in. What the sum itself tells is not hidden, but for `noise`."""
 
     min_devices: int = 20
-    """Devices below which the proxy says nothing."""
+    """Devices below which the proxy says nothing; on Flower gateways, each of which sends one
+    message for all of its devices."""
     clip: float = 0.0
     """The largest L2 norm of an update as a whole; 0 does not limit it."""
     noise: float = 0.0
@@ -229,10 +235,6 @@ class SecureSum(Link):
     """The proxy's public key in hexadecimal, to which devices seal their seeds."""
 
     shows_sums = True
-    hosts = (
-        "in a secure sum every device masks its own update, and Flower's gateways see the updates "
-        "of the devices they host; use `sottovoce serve server`"
-    )
     deployed = ("url", "authority", "key")
     sees: ClassVar[Sight] = MappingProxyType(
         {
@@ -267,6 +269,16 @@ class SecureSum(Link):
     @property
     def summing(self) -> SecureSum:
         return self
+
+    def hosts(self, release: Any) -> str:
+        """Contributions may be added up before they are masked: each user's bound holds whoever
+        does it, and the noise is the proxy's."""
+        if release.sends == "contributions":
+            return ""
+        return (
+            "in a secure sum every device masks its own update, and Flower's gateways see the "
+            "updates of the devices they host; use `sottovoce serve server`"
+        )
 
     def of_bits(self, bits: int) -> SecureSum:
         """The same with numbers of so many."""

@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import AlgorithmSettings, Cohort
 from sottovoce.core.interactions import Vocabulary
 from sottovoce.core.ledger import COLUMNS, Entries, entries_of
+from sottovoce.core.links import Proxied, SecureSum
 from sottovoce.core.messages import ModelView
+from sottovoce.core.one_bit import noise_root
+from sottovoce.engines.processes import Child, free_port, sottovoce_command, wait_for
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
+from sottovoce.rng import streams_of
 from sottovoce.wire.terms import Terms
 
 if TYPE_CHECKING:
@@ -187,3 +191,58 @@ def number_width(users: int) -> int:
 def folder_of(run: Path) -> Path:
     """Where a trial keeps its services' files in a run folder."""
     return run / "services"
+
+
+# --- the proxy of a trial -------------------------------------------------------------------------
+
+PROXY = "proxy"
+"""Its folder, within that of a trial."""
+_PORT = "port"
+
+
+def prepare_proxy(folder: Path) -> Proxied:
+    """Address and authority of a trial's shuffler, which the terms name and so must be there before
+    them; the same ones where the trial is gone on with."""
+    from sottovoce.stores.keys import CA_CERTIFICATE, authority_pem, init_keys, write_new_files
+
+    place = folder / PROXY
+    if not (place / "keys" / CA_CERTIFICATE).exists():
+        init_keys(place / "keys")
+    if not (place / _PORT).exists():
+        write_new_files(place, {_PORT: str(free_port()).encode()})
+    return Proxied(f"https://127.0.0.1:{kept_port(place)}", authority_pem(place / "keys"))
+
+
+def prepare_helper(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
+    """The same for the helper of a secure sum, with the noise of the simulation."""
+    from sottovoce.stores.helper_folder import PUBLIC_KEY, init_helper
+
+    place = folder / PROXY
+    if not (place / PUBLIC_KEY).exists():
+        init_helper(place, noise_key=noise_root(streams_of(root_key).child("masker").root))
+    told = prepare_proxy(folder)
+    key = (place / PUBLIC_KEY).read_text().strip()
+    return replace(link, url=told.url, authority=told.authority, key=key)
+
+
+def start_helper(folder: Path, server: ServerFolder, logs: Path) -> Child:
+    """The helper of a trial, at the address that the terms name; also after it was stopped."""
+    from sottovoce.stores.helper_folder import (
+        INTRODUCTION,
+        create_helper,
+        helper_introduction,
+        open_helper,
+    )
+
+    place = folder / PROXY
+    if not (place / INTRODUCTION).exists():
+        create_helper(place, helper_introduction(server))
+    found, port = open_helper(place), str(kept_port(place))
+    command = sottovoce_command("serve", "helper", place, "--port", port)
+    helper = Child("the proxy", command, log=logs / "proxy.log")
+    wait_for(helper, lambda: found.running() is not None)
+    return helper
+
+
+def kept_port(place: Path) -> int:
+    return int((place / _PORT).read_text())

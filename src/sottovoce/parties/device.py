@@ -184,18 +184,29 @@ class Devices(Redacted):
         return len(rows) if self.algorithm.needs_whole_cohort else many
 
     def report_masked(
-        self, view: ModelView, rows: NDArray[np.int64], seeds: tuple[bytes, ...] | None = None
+        self,
+        view: ModelView,
+        rows: NDArray[np.int64],
+        seeds: tuple[bytes, ...] | None = None,
+        *,
+        summed: bool = False,
     ) -> tuple[MaskedReports, MaskSeeds]:
         """One round of these devices as masked messages and the seeds of their masks, which are for
-        the proxy alone. A simulation leaves `seeds` out."""
-        if self._link.summing is None:
-            raise ConfigError("masked reports are for a secure sum")
+        the proxy alone. A simulation leaves `seeds` out. `summed`: as one message, their sum, which
+        goes by the number of the first of them; of contributions alone."""
+        if self._link.summing is None or (summed and not self.contributes):
+            raise ConfigError(
+                "masked reports are for a secure sum, and sums of them for contributions"
+            )
         users, shape = self.cohort.users[rows], self.algorithm.report_shape(view)
-        written = self._contributed(view, rows) if self.contributes else self._rows(view, rows)
+        if summed:
+            written, users = iter([self.report_sum(view, rows).sums]), users[:1]
+        else:
+            written = self._contributed(view, rows) if self.contributes else self._rows(view, rows)
         if seeds is None:
             seeds = tuple(seeds_from(self._noise, users, view.round))
         bits = self._link.summing.bits or BITS[-1]
-        hidden = no_words(len(rows) * shape[0] * shape[1], bits).reshape(len(rows), -1)
+        hidden = no_words(len(users) * shape[0] * shape[1], bits).reshape(len(users), -1)
         for row, (whole, seed) in enumerate(zip(written, seeds, strict=True)):
             hidden[row] = masked(whole, seed, bits)
         return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.ledger import Ledger, Totals, totals_of
+from sottovoce.core.links import SecureSum
 from sottovoce.core.recommender import Scorer
 from sottovoce.data.dataset import Dataset
 from sottovoce.data.splitting import Split
@@ -31,10 +32,8 @@ from sottovoce.wire.terms import Terms
 MOST_DEVICES = 512
 """Users of a trial over HTTPS: each is a device with a store of its own."""
 _TRIALS = {"https": "sottovoce.services.trial", "flower": "sottovoce.engines.flower.trial"}
-_OPEN_TO_GATEWAYS = (
-    "in a secure sum every device masks its own update, and Flower's gateways see the updates of "
-    "the devices they host; use --engine https or --engine simulation"
-)
+_GATEWAYS = 3
+"""Of a trial on Flower, where nobody says how many."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -165,11 +164,9 @@ class DeviceTopology(Topology):
             from sottovoce.services.trial import HttpsTrial
 
             return HttpsTrial(world, folder_of(run), options.processes or 8)
-        if self.federation.masker is not None:
-            raise ConfigError(_OPEN_TO_GATEWAYS)
         from sottovoce.engines.flower.trial import FlowerTrial
 
-        return FlowerTrial(world, folder_of(run), options.processes or 3)
+        return FlowerTrial(world, folder_of(run), options.processes or _GATEWAYS)
 
     def _stops(self) -> range:
         """Rounds after which it is evaluated on the way."""
@@ -233,7 +230,7 @@ def check_engine(options: RunOptions, federation: Federation, users: int) -> Non
                 "simulation"
             )
         if federation.masker is not None:
-            raise ConfigError(_OPEN_TO_GATEWAYS)
+            _check_gateways(federation, federation.masker.link, options.processes or _GATEWAYS)
         if federation.server.guard.defence != NO_DEFENCE:
             raise ConfigError(
                 "[defence] is the server's, and Flower's gateways tell it sums over their "
@@ -245,6 +242,21 @@ def check_engine(options: RunOptions, federation: Federation, users: int) -> Non
             f"{MOST_DEVICES}: use fewer users, --engine flower, or --engine simulation"
         )
     import_module(_TRIALS[engine])  # now, if libraries are missing
+
+
+def _check_gateways(federation: Federation, link: SecureSum, gateways: int) -> None:
+    """Raises where so many gateways cannot take part in a secure sum."""
+    if not federation.devices.contributes:
+        raise ConfigError(
+            "in a secure sum every device masks its own update, and Flower's gateways see the "
+            "updates of the devices they host; use --engine https or --engine simulation"
+        )
+    if gateways < link.min_devices:
+        raise ConfigError(
+            f"a gateway counts as one device of a secure sum: {gateways} are fewer than "
+            f"link.min_devices = {link.min_devices}; start more with --processes, or set "
+            "link.min_devices lower"
+        )
 
 
 def world_of(experiment: Experiment, dataset: Dataset, federation: Federation) -> TrialWorld:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sottovoce.engines.client import Busy, ServiceClient, loopback
 from sottovoce.errors import (
     ConfigError,
     MessageError,
@@ -19,7 +20,6 @@ from sottovoce.errors import (
     Unreachable,
 )
 from sottovoce.parties.shuffler import ShufflerRules, in_parts
-from sottovoce.services.agent.client import Busy, ServiceClient, loopback
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.stores.shuffler import Held, ShufflerPosition, ShufflerStore
 from sottovoce.stores.shuffler_folder import ShufflerFolder

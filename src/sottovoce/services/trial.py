@@ -15,17 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.ledger import Entries, Ledger
-from sottovoce.core.links import Proxied, SecureSum
-from sottovoce.core.one_bit import noise_root
-from sottovoce.engines.processes import Child, free_port, sottovoce_command, stop_all, wait_for
+from sottovoce.engines.processes import Child, sottovoce_command, stop_all, wait_for
 from sottovoce.engines.trial import (
+    PROXY,
     Gathered,
     Tick,
     TrialWorld,
+    kept_port,
     ledger_of,
     make_server_folder,
     make_store,
     number_width,
+    prepare_helper,
+    prepare_proxy,
+    start_helper,
 )
 from sottovoce.errors import ServiceError, Stalled, Unreachable
 from sottovoce.parties.device import Devices
@@ -33,19 +36,6 @@ from sottovoce.rng import streams_of
 from sottovoce.services.server.operator import Operator
 from sottovoce.stores import server as records
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.helper_folder import (
-    PUBLIC_KEY,
-    create_helper,
-    helper_introduction,
-    init_helper,
-    open_helper,
-)
-from sottovoce.stores.keys import (
-    CA_CERTIFICATE,
-    authority_pem,
-    init_keys,
-    write_new_files,
-)
 from sottovoce.stores.server_folder import (
     Introduction,
     ServerFolder,
@@ -61,7 +51,7 @@ _LOOK_SECONDS = 0.1
 _SETTLING_SECONDS = 30.0
 _HOLD_SECONDS = 20.0
 """How long the shuffler waits for devices that have used up their budgets."""
-_PROXY, _PORT, _INTRODUCTION = "proxy", "port", "introduction.json"
+_INTRODUCTION = "introduction.json"
 
 
 @dataclass(slots=True, repr=False)
@@ -158,14 +148,14 @@ class HttpsTrial:
 
     def _start_shuffler(self, introduced: Introduction) -> None:
         """At the address that the terms name; the server may listen elsewhere than before."""
-        place = self.folder / _PROXY
+        place = self.folder / PROXY
         (place / _INTRODUCTION).unlink(missing_ok=True)
         folder = create_shuffler_folder(place, introduced)
         goals = [
             f"--goal={tier}={devices}" for tier, devices in enumerate(self._tiers()) if devices
         ]
         self.proxy = self._start(
-            *("proxy", "serve", "shuffler", place, "--port", str(_kept_port(place))),
+            *("proxy", "serve", "shuffler", place, "--port", str(kept_port(place))),
             *goals,
             f"--hold-seconds={_HOLD_SECONDS}",
         )
@@ -173,13 +163,8 @@ class HttpsTrial:
 
     def start_helper(self) -> None:
         """Who knows the masks, at the address that the terms name; also after it was stopped."""
-        place = self.folder / _PROXY
-        if not (place / _INTRODUCTION).exists():
-            create_helper(place, helper_introduction(open_folder(self.folder / "server")))
-        folder = open_helper(place)
-        port = str(_kept_port(place))
-        self.proxy = self._start("proxy", "serve", "helper", place, "--port", port)
-        wait_for(self.proxy, lambda: folder.running() is not None)
+        logs = self.folder / "logs"
+        self.proxy = start_helper(self.folder, open_folder(self.folder / "server"), logs)
 
     def _tiers(self) -> list[int]:
         """How many devices report in each tier, in the first round."""
@@ -275,31 +260,6 @@ class HttpsTrial:
             self.proxy.require_alive()
         if self.agents and not any(agent.alive for agent in self.agents):
             self.agents[0].require_alive()
-
-
-def prepare_proxy(folder: Path) -> Proxied:
-    """Address and authority of a trial's shuffler, which the terms name and so must be there before
-    them; the same ones where the trial is gone on with."""
-    place = folder / _PROXY
-    if not (place / "keys" / CA_CERTIFICATE).exists():
-        init_keys(place / "keys")
-    if not (place / _PORT).exists():
-        write_new_files(place, {_PORT: str(free_port()).encode()})
-    return Proxied(f"https://127.0.0.1:{_kept_port(place)}", authority_pem(place / "keys"))
-
-
-def prepare_helper(folder: Path, link: SecureSum, root_key: int) -> SecureSum:
-    """The same for the helper of a secure sum, with the noise of the simulation."""
-    place = folder / _PROXY
-    if not (place / PUBLIC_KEY).exists():
-        init_helper(place, noise_key=noise_root(streams_of(root_key).child("masker").root))
-    told = prepare_proxy(folder)
-    key = (place / PUBLIC_KEY).read_text().strip()
-    return replace(link, url=told.url, authority=told.authority, key=key)
-
-
-def _kept_port(place: Path) -> int:
-    return int((place / _PORT).read_text())
 
 
 def _settled(hosted: DeviceSession, round: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.messages import ModelView
 from sottovoce.errors import FolderInUse, RunError, UsageError, VersionMismatch
 from sottovoce.stores.allotment import Ranges, overlap, show_ranges
 from sottovoce.stores.file import SQLiteFile
@@ -47,9 +48,14 @@ UPDATE model SET items = stamp(items, 'items', round), changed = stamp(changed, 
 UPDATE memory SET content = stamp(content, 'memory');
 UPDATE open_round SET numbers = stamp(numbers, 'numbers', round, attempt)
 """,
+    """
+CREATE TABLE masked (place INTEGER PRIMARY KEY, devices INTEGER, numbers BLOB, body BLOB);
+CREATE TABLE closing (round INTEGER, attempt INTEGER);
+CREATE TABLE published (round INTEGER, items BLOB, offered TEXT)
+""",
 )
-_STAMPED_SINCE = 4
-"""The first version in which contents carry stamps."""
+_STAMPED_SINCE, _PUBLISHED_SINCE = 4, 5
+"""The first versions in which contents carry stamps, and in which there are versions of a model."""
 
 Outcome = Literal["goal", "deadline", "abandoned"]
 
@@ -76,6 +82,19 @@ class ConductedRound:
     attempt: int
     goal: int
     numbers: NDArray[np.int64] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MaskedPart:
+    """What a node has sent in the open round of a secure sum."""
+
+    place: int
+    """In the order in which they came."""
+    numbers: NDArray[np.int64]
+    """The devices that it was asked for."""
+    devices: int
+    """How many of them are in it."""
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -119,6 +138,17 @@ class Checkpoint(SQLiteFile):
         flat = self._finite(b"" if row is None else self._genuine(row[0], "memory"))
         return flat.reshape(n_items, -1) if len(flat) else np.zeros((n_items, 0), np.float32)
 
+    def published(self, n_items: int) -> tuple[ModelView | None, list[Mapping[str, Any]]]:
+        """The version to recommend by, where that is not always the newest model, and all that were
+        offered so far."""
+        row = None
+        if self.version >= _PUBLISHED_SINCE:
+            row = self.row("SELECT round, items, offered FROM published")
+        if row is None:
+            return None, []
+        items = self._finite(self._genuine(row[1], "published", row[0]))
+        return ModelView(row[0], items.reshape(n_items, -1)), json.loads(row[2])
+
     def begin(self, items: NDArray[np.float32], terms: str) -> None:
         """The first model. `terms` is their digest: another federation is refused later."""
         with self.transaction():
@@ -154,6 +184,37 @@ class Checkpoint(SQLiteFile):
             numbers = stamp(opened.numbers.astype("<i8").tobytes(), "numbers", *where)
             self.write("INSERT INTO open_round VALUES (?, ?, ?, ?)", (*where, opened.goal, numbers))
 
+    def keep_masked(self, numbers: NDArray[np.int64], devices: int, body: bytes) -> None:
+        """Durable before it counts: what has left is not sent a second time."""
+        with self.transaction():
+            place = int(self.value("SELECT ifnull(max(place), 0) + 1 FROM masked"))
+            asked = stamp(numbers.astype("<i8").tobytes(), "asked", place)
+            content = stamp(body, "masked", place)
+            self.write("INSERT INTO masked VALUES (?, ?, ?, ?)", (place, devices, asked, content))
+
+    def masked(self) -> list[MaskedPart]:
+        """What nodes have sent in the open round."""
+        found = []
+        for place, devices, numbers, body in self.rows("SELECT * FROM masked ORDER BY place"):
+            asked = np.frombuffer(self._genuine(numbers, "asked", place), "<i8").astype(np.int64)
+            content = self._genuine(body, "masked", place)
+            found.append(MaskedPart(place, asked, devices, content))
+        return found
+
+    def leave_out(self, part: MaskedPart) -> None:
+        """It is not summed with the others."""
+        with self.transaction():
+            self.write("DELETE FROM masked WHERE place = ?", (part.place,))
+
+    def start_closing(self, opened: ConductedRound) -> None:
+        """From now on nothing more comes into the open round, and what is there is summed: the
+        helper answers for one set alone."""
+        with self.transaction():
+            self.write("INSERT INTO closing VALUES (?, ?)", (opened.round, opened.attempt))
+
+    def is_closing(self) -> bool:
+        return self.row("SELECT 1 FROM closing") is not None
+
     def close_round(
         self,
         record: RoundRecord,
@@ -161,6 +222,8 @@ class Checkpoint(SQLiteFile):
         items: NDArray[np.float32],
         changed: NDArray[np.int64],
         memory: NDArray[np.float32] | None = None,
+        published: ModelView | None = None,
+        offered: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """The round was folded: model, who was counted and the log move together."""
         with self.transaction():
@@ -169,6 +232,13 @@ class Checkpoint(SQLiteFile):
                 self.write("DELETE FROM memory")
                 content = stamp(memory.astype("<f4").tobytes(), "memory")
                 self.write("INSERT INTO memory VALUES (?)", (content,))
+            if published is not None:
+                self.write("DELETE FROM published")
+                content = stamp(
+                    published.items.astype("<f4").tobytes(), "published", published.round
+                )
+                kept = published.round, content, json.dumps(list(offered))
+                self.write("INSERT INTO published VALUES (?, ?, ?)", kept)
             self.write_many(
                 "INSERT OR REPLACE INTO counted VALUES (?, ?, ?)",
                 [(number, record.round, record.attempt) for number in counted.tolist()],
@@ -180,11 +250,19 @@ class Checkpoint(SQLiteFile):
             self.write("UPDATE model SET attempt = ?", (record.attempt + 1,))
             self._log(record)
 
+    def give_up_round(self, record: RoundRecord, after: int) -> None:
+        """Nothing of the round counts, and a later one begins from the same model."""
+        with self.transaction():
+            saved = self.load()
+            if saved is not None:
+                self._put_model(after, 0, saved.items, saved.changed, self.terms())
+            self._log(record)
+
     def skip_to(self, round: int) -> None:
         """Go on with a later round from the model that is there. For a file that was set back:
         devices never do a round twice."""
         with self.transaction():
-            self.write("DELETE FROM open_round")
+            self._forget_open()
             saved = self.load()
             if saved is not None and round > saved.round:
                 # Nodes may have versions in between that are lost here.
@@ -307,8 +385,12 @@ class Checkpoint(SQLiteFile):
             )
         return numbers
 
+    def _forget_open(self) -> None:
+        for table in ("open_round", "masked", "closing"):
+            self.write(f"DELETE FROM {table}")
+
     def _log(self, record: RoundRecord) -> None:
-        self.write("DELETE FROM open_round")
+        self._forget_open()
         self.write(
             "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
             (

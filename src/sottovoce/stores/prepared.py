@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from sottovoce.core.masking import SEED_BYTES
@@ -21,12 +22,14 @@ from sottovoce.privacy.accountant import rounded_up
 from sottovoce.privacy.central import MOST_ROUNDS, price
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_rounds import Round, RoundBook, State, kept_terms
+from sottovoce.wire.masked import seal_masked
 from sottovoce.wire.reports import encode_bits, encode_report, encode_sum
 from sottovoce.wire.terms import Terms
 
 Pack = Callable[[Terms, int, ModelView, MaskedReports, MaskSeeds], bytes]
-"""One device's message from the terms, the attempt, the model that it learnt from, its masked
-update and the seed of the mask."""
+"""The message of a device or a gateway from the terms, the attempt, the model that was learnt from,
+the masked update and the seed of its mask."""
+_SIGNING_KEY = "signing-key"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,11 +86,11 @@ def as_bytes(
     """What leaves these devices in a round, through the door, as one message."""
     if summed and devices.reports_bits:
         raise UsageError("randomised reports are sent by each device itself, not as a sum")
-    if summed and terms.secure_sum is not None:
+    if summed and terms.secure_sum is not None and not devices.contributes:
         raise UsageError("masked updates are sent by each device itself, not as a sum")
-    if summed:
+    if summed and terms.secure_sum is None:
         return encode_sum(devices.report_sum(view, rows))
-    if len(rows) > 1:
+    if len(rows) > 1 and not summed:
         raise UsageError(f"{len(rows)} devices take part, a message carries the report of one")
     if devices.reports_bits:
         return encode_bits(devices.report_bits(view, rows))
@@ -97,7 +100,25 @@ def as_bytes(
         raise UsageError("this store has no key to sign with, which a secure sum needs")
     # From the operating system, anew for every message: a mask serves once.
     seed = secrets.token_bytes(SEED_BYTES)
-    return pack(terms, attempt, view, *devices.report_masked(view, rows, (seed,)))
+    return pack(terms, attempt, view, *devices.report_masked(view, rows, (seed,), summed=summed))
+
+
+def signing_key(store: CohortStore) -> Ed25519PrivateKey:
+    """The key of whoever sends for this store, made here at first use and durable before it is
+    used."""
+    kept = store.secret(_SIGNING_KEY)
+    if kept is not None:
+        return Ed25519PrivateKey.from_private_bytes(kept)
+    key = Ed25519PrivateKey.generate()
+    store.set_secret(_SIGNING_KEY, key.private_bytes_raw())
+    return key
+
+
+def sealed_by(store: CohortStore) -> Pack:
+    """A masked update with its seed, sealed to the helper and signed with this store's key."""
+    return lambda terms, attempt, view, reports, seeds: seal_masked(
+        terms, attempt, view, reports, seeds, signing_key(store)
+    )
 
 
 def items_named(catalogue: Sequence[tuple[str, str]]) -> dict[str, NDArray[np.int32]]:

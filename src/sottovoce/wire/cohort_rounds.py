@@ -36,14 +36,17 @@ class CohortQuestion:
     counted: tuple[int, int] | None
     """Round and attempt of this node's last report that was counted."""
     model: bytes = b""
-    """The model to keep; empty if the node need not have it now."""
+    """The model to learn from; empty if the node need not have it now."""
+    published: bytes = b""
+    """The version to recommend by and to keep, where that is another one."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} round={self.round} attempt={self.attempt}>"
 
     def to_content(self) -> Content:
         counted = self.counted or (NOTHING, NOTHING)
-        return {
+        other: Content = {"published": self.published} if self.published else {}
+        return other | {
             "protocol": PROTOCOL,
             "terms": json.dumps(self.terms.to_table()),
             "round": self.round,
@@ -134,4 +137,5 @@ def _question(fields: Fields) -> dict[str, Any]:
         "attempt": fields.of("attempt", int),
         "counted": None if counted[0] == NOTHING else counted,
         "model": fields.of("model", bytes),
+        "published": fields.of("published", bytes) if "published" in fields else b"",
     }

@@ -23,6 +23,7 @@ from sottovoce.stores.conductor import (
     read_status,
 )
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.prepared import sealed_by
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.cohort_rounds import CohortAnswer, CohortQuestion, CohortTask
 from sottovoce.wire.reports import encode_sum
@@ -65,7 +66,7 @@ class Office:
             asked = (CohortTask if kind == "train" else CohortQuestion).from_content(letter)
             with CohortStore.open(self.nodes[node]) as store:
                 do = answer_task if kind == "train" else answer_question
-                answer = told(do(DeviceSession(store), asked))
+                answer = told(do(DeviceSession(store, pack=sealed_by(store)), asked))
             answer = self.twist(node, kind, asked, answer)
             if isinstance(answer, Crash):
                 raise answer
@@ -476,6 +477,8 @@ def test_a_checkpoint_of_the_last_release_is_taken_over(town):
         checkpoint.refuse("malformed")
         checkpoint.write("DROP TABLE allotted")
         checkpoint.write("DROP TABLE memory")
+        for table in ("masked", "closing", "published"):
+            checkpoint.write(f"DROP TABLE {table}")
         checkpoint.pragma("user_version", 1)
     with Checkpoint(town.folder, readonly=True) as checkpoint:
         assert checkpoint.allotted() == {}

@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 import typer
 
+from sottovoce import cli
 from sottovoce.cli import serve_flower
+from sottovoce.cli.making import make_federation
 from sottovoce.core.consent import Choice
 from sottovoce.engines.flower import superlink
+from sottovoce.engines.flower.cohort import read_choices
 from sottovoce.engines.flower.gateway import Site, start_gateway
 from sottovoce.engines.flower.launch import LocalFlower, NodePlan
 from sottovoce.engines.flower.quiet import flower_environment
@@ -26,6 +29,7 @@ from sottovoce.engines.flower.supernode import Connection
 from sottovoce.engines.flower.trial import FlowerTrial
 from sottovoce.engines.processes import Child, free_port
 from sottovoce.errors import (
+    ConfigError,
     CorruptData,
     DataError,
     DataNotFound,
@@ -35,6 +39,7 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.helper_folder import helper_introduction, init_helper
 from sottovoce.stores.keys import init_keys, node_keys
 from sottovoce.stores.session import DeviceSession
 
@@ -98,6 +103,62 @@ def test_a_cohort_from_files(files, capsys, catalogue):
         assert not store.choice(22).takes_part
 
 
+def test_choices_with_an_epsilon(tmp_path):
+    file = tmp_path / "choices.csv"
+    file.write_text("user,epsilon,total_epsilon\nada,0.5,\nbea,1,2.5\ncleo,,0\n")
+    assert read_choices(file) == {
+        "ada": Choice(epsilon=0.5),
+        "bea": Choice(epsilon=1.0, total_epsilon=2.5),
+        "cleo": Choice(total_epsilon=0.0),
+    }
+
+
+GRAM = """
+name = "gateways"
+[town]
+residents = 20
+venues = 60
+districts = 2
+[algorithm]
+name = "gram"
+popularity_share = 0.2
+[consent]
+mix = [{ weight = 1, epsilon = 1.0 }]
+[link]
+min_devices = 4
+"""
+
+
+def test_a_federation_of_gateways_with_a_secure_sum_has_a_helper(tmp_path):
+    (tmp_path / "gram.toml").write_text(GRAM)
+    key = init_helper(tmp_path / "helper", ["masks.example.org"])
+    ca, public = tmp_path / "helper" / "keys" / "ca.crt", tmp_path / "helper" / "seal.pub"
+    words = "superlink", tmp_path / "town", "--experiment", tmp_path / "gram.toml"
+    with pytest.raises(ConfigError, match="needs a proxy"):
+        call(*words)
+    with pytest.raises(UsageError, match="go together"):
+        call(*words, "--proxy", "https://masks.example.org:8447")
+    with pytest.raises(UsageError, match="go with --experiment"):
+        call(*words[:2], "--proxy", "https://masks.example.org:8447", "--proxy-ca", ca)
+    folder = make_federation(
+        *(tmp_path / "town", str(tmp_path / "gram.toml"), [], None, [], None),
+        *(("https://masks.example.org:8447", ca), public),
+        gateways=True,
+    )
+    link = folder.plan.terms.secure_sum
+    assert (link.key, link.min_devices, folder.plan.rounds) == (key, 4, 2)
+    assert helper_introduction(folder).link == link
+
+
+def test_a_trial_needs_as_many_gateways_as_a_sum(tmp_path, capsys):
+    (tmp_path / "gram.toml").write_text(GRAM)
+    words = "run", tmp_path / "gram.toml", "--engine", "flower", "--out", tmp_path / "out"
+    assert cli.call([*map(str, words)]) == 2
+    told = capsys.readouterr().err
+    assert "3 are fewer than link.min_devices = 4" in told
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_cohort_of_a_named_data_set_takes_no_part_until_told(tmp_path, capsys):
     call("cohort", tmp_path / "all", "town")
     assert "0 take part" in capsys.readouterr().out
@@ -111,6 +172,8 @@ def test_a_cohort_of_a_named_data_set_takes_no_part_until_told(tmp_path, capsys)
         ("user,share_positives\nzoe,0.5\n", DataError, "'zoe', who is not in the data"),
         ("user,share_positives\nada,1.5\n", CorruptData, "line 2: share_positives"),
         ("user,share_positives\nada,much\n", CorruptData, "line 2: share_positives"),
+        ("user,epsilon\nada,-1\n", CorruptData, "line 2: epsilon"),
+        ("user,total_epsilon\nada,nan\n", CorruptData, "line 2: total_epsilon"),
         ("user,takes_part\nada,perhaps\n", CorruptData, "takes_part must be yes or no"),
         ("who,takes_part\nada,yes\n", CorruptData, "the user is missing"),
         ("user\nada\nada\n", CorruptData, "there twice"),

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from sottovoce.engines.flower.node import Outgoing, answer_question, answer_task
 from sottovoce.errors import MessageError, StoreError
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.prepared import sealed_by
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.cohort_rounds import CohortQuestion, CohortTask
 
@@ -61,7 +62,7 @@ def store_of_node(context: Context) -> Iterator[DeviceSession]:
             "`sottovoce serve supernode STORE`"
         )
     with CohortStore.open(Path(path)) as store:
-        yield DeviceSession(store)
+        yield DeviceSession(store, pack=sealed_by(store))
 
 
 def _reply(message: Message, answer: Outgoing) -> Message:

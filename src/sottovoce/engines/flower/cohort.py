@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,12 @@ Catalogue = Sequence[tuple[str, str]]
 """Id and title of every item, by the number it has in the federation."""
 
 _TRUE, _FALSE = ("yes", "true", "1"), ("no", "false", "0")
+_NUMBERS = {
+    "share_positives": "from 0 to 1",
+    "epsilon": "from 0 on",
+    "total_epsilon": "from 0 on",
+}
+"""Columns of a consent file, with what they may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +94,9 @@ def read_server_catalogue(path: Path) -> list[tuple[str, str]]:
 
 
 def read_choices(path: Path) -> dict[str, Choice]:
-    """Choices from a CSV file with the columns user and, if there, takes_part (yes or no) and
-    share_positives (0 to 1). A user in the file takes part unless she says no."""
+    """Choices from a CSV file with the columns user and, if there, takes_part (yes or no),
+    share_positives (0 to 1), epsilon and total_epsilon. A user in the file takes part unless she
+    says no."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as source:
             rows = list(csv.DictReader(source))
@@ -101,8 +109,8 @@ def read_choices(path: Path) -> dict[str, Choice]:
         user = row.get("user")
         if not user:
             raise CorruptData(
-                f"{path}, line {line}: the user is missing; the columns are user, takes_part and "
-                "share_positives"
+                f"{path}, line {line}: the user is missing; the columns are user, takes_part, "
+                "share_positives, epsilon and total_epsilon"
             )
         if user in found:
             raise CorruptData(f"{path}, line {line}: {user!r} is there twice")
@@ -114,9 +122,12 @@ def _choice(row: Mapping[str, str | None], where: str) -> Choice:
     part = (row.get("takes_part") or "yes").strip().lower()
     if part not in (*_TRUE, *_FALSE):
         raise CorruptData(f"{where}: takes_part must be yes or no, not {part!r}")
-    try:
-        return Choice(
-            takes_part=part in _TRUE, share_positives=float(row.get("share_positives") or 0)
-        )
-    except (ValueError, ConfigError, ConsentError):
-        raise CorruptData(f"{where}: share_positives must be a number from 0 to 1") from None
+    given: dict[str, Any] = {"takes_part": part in _TRUE}
+    for name, rule in _NUMBERS.items():
+        text = row.get(name)
+        try:
+            given |= {name: float(text)} if text else {}
+            Choice(**given)
+        except (ValueError, ConfigError, ConsentError):
+            raise CorruptData(f"{where}: {name} must be a number {rule}") from None
+    return Choice(**given)

@@ -8,7 +8,7 @@ with the same participants.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from sottovoce.engines.flower.members import (
     Transport,
 )
 from sottovoce.errors import ConfigError, Diverged, MessageError, VersionMismatch
-from sottovoce.parties.server import Server
+from sottovoce.parties.server import Offered, Server, Verdict
 from sottovoce.rng import streams_of
 from sottovoce.stores.allotment import within
 from sottovoce.stores.conductor import (
@@ -54,12 +54,21 @@ _LARGEST = 2**63 - 1
 
 
 @dataclass(slots=True, repr=False, kw_only=True)
-class _AskedNode(Asked):
+class AskedNode(Asked):
     """One node in the open round."""
 
     numbers: NDArray[np.int64]
     lost_models: int = 0
     part: SummedReports | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSoFar:
+    """Whose reports a round has so far."""
+
+    devices: int
+    numbers: NDArray[np.int64]
+    """The devices whose nodes were asked for them and have answered."""
 
 
 class Conductor(RoundLoop):
@@ -91,6 +100,8 @@ class Conductor(RoundLoop):
         self.changed = np.zeros(plan.terms.n_rows, np.int64)
         self._restore()
         self._unknown = 0
+        self.most = _LARGEST
+        """Devices that a round may ask."""
 
     def _reach_target(self) -> None:
         """Then tell the nodes how the last round went and give them the model."""
@@ -107,7 +118,7 @@ class Conductor(RoundLoop):
     def _next_round(self) -> None:
         opened = self.checkpoint.open_round()
         if opened is not None:  # of a run that was cut off: the same devices are asked again
-            self._gather(self.nodes, opened.numbers, self.plan.rules.deadline_seconds)
+            self._gather(self.nodes, self._unheard(opened), self.plan.rules.deadline_seconds)
         else:
             self._gather(self.nodes)
             opened = self._open()
@@ -127,6 +138,8 @@ class Conductor(RoundLoop):
         self.server.round, self.server.items = saved.round, saved.items
         if saved.round:
             self.server.memory = self.checkpoint.memory(len(saved.items))
+            self.server.published, offered = self.checkpoint.published(len(saved.items))
+            self.server.offered = [Offered.from_table(table) for table in offered]
         self.attempt, self.changed = saved.attempt, saved.changed
 
     def _gather(
@@ -139,15 +152,16 @@ class Conductor(RoundLoop):
         long. Nodes that were just heard are not asked again, and a silent one
         keeps nobody waiting for long."""
         start = asked = self.transport.clock()
-        first = self.plan.rules.min_devices if self.server.round == 0 else 1
         while True:
             self._look(force=True)
             stale = [m for m in self.members.values() if not m.fresh]
             self._ask({m.node: self._question(m) for m in stale})
             heard = sum(member.heard for member in self.members.values())
             pool, now = self._pool(), self.transport.clock()
-            covered = numbers is None or bool(np.isin(numbers, pool).all())
-            if (heard >= nodes and len(pool) >= first and covered) or now - start >= seconds:
+            enough = self._is_enough(pool)
+            if numbers is not None:
+                enough = bool(np.isin(numbers, pool).all())
+            if (heard >= nodes and enough) or now - start >= seconds:
                 return
             self._status("waiting")
             self.transport.wait(LOOK_SECONDS)
@@ -155,6 +169,14 @@ class Conductor(RoundLoop):
                 asked = now
                 for member in self.members.values():
                     member.fresh = False
+
+    def _is_enough(self, pool: NDArray[np.int64]) -> bool:
+        """Whether a round can begin with these devices."""
+        return len(pool) >= (self.plan.rules.min_devices if self.server.round == 0 else 1)
+
+    def _unheard(self, opened: ConductedRound) -> NDArray[np.int64]:
+        """Whose reports an open round lacks when a run takes it up again."""
+        return opened.numbers
 
     def _look(self, *, force: bool = False) -> None:
         """Who is online."""
@@ -234,8 +256,8 @@ class Conductor(RoundLoop):
     def _open(self) -> ConductedRound:
         pool = self._pool()
         size = self.plan.cohort_size
-        goal = len(pool) if size == "all" else size
-        asked = self.plan.rules.asked(goal, len(pool))
+        goal = min(len(pool) if size == "all" or self.plan.asks_all else size, self.most)
+        asked = min(self.plan.rules.asked(goal, len(pool)), self.most)
         chosen = pool[self.server.select(len(pool), asked, self.attempt)]
         opened = ConductedRound(self.server.round, self.attempt, goal, np.sort(chosen))
         self.checkpoint.open(opened)
@@ -245,11 +267,7 @@ class Conductor(RoundLoop):
 
     def _round(self, opened: ConductedRound) -> None:
         start = self.transport.clock()
-        owners, asked = self._owners(), dict[int, _AskedNode]()
-        for node in sorted(set(owners.values())):
-            mine = [n for n in opened.numbers.tolist() if owners.get(n) == node]
-            if mine:
-                asked[node] = _AskedNode(numbers=np.array(mine, dtype=np.int64))
+        asked = self._by_node(self._unheard(opened))
         for member in self.members.values():
             member.fresh = False
         self._send(asked, list(asked), start)
@@ -259,52 +277,81 @@ class Conductor(RoundLoop):
             now = self.transport.clock()
             elapsed = now - start
             self._resend(asked, start, now)
-            reported = sum(a.part.devices for a in asked.values() if a.part is not None)
+            counted = self._counted(asked)
+            reported = counted.devices
             silent = [node for node, a in asked.items() if not a.settled]
             self._status("open", reported=reported, asked=len(opened.numbers), goal=opened.goal)
             # With nobody left to wait for, the deadline would bring nothing new.
             waited = elapsed if silent else math.inf
-            verdict = self.plan.rules.verdict(opened.goal, reported, waited)
+            verdict = self._verdict(opened, reported, waited)
             if verdict != "wait":
                 break
+            opened = self._ask_more(opened, asked, waited)
             self.transport.wait(PULL_SECONDS)
         for node in silent:
             if node in self.members:
                 self.members[node].misses += 1
-        counted = [a for a in asked.values() if a.part is not None]
-        numbers = np.concatenate([np.zeros(0, np.int64), *(a.numbers for a in counted)])
-        missing = opened.numbers[~np.isin(opened.numbers, numbers)]
-        outcome: Outcome = "goal" if reported >= opened.goal else "deadline"
-        record = RoundRecord(
-            opened.round,
-            opened.attempt,
-            outcome if verdict == "close" else "abandoned",
-            len(opened.numbers),
-            reported,
-            tuple(missing.tolist()),
-            round(elapsed, 3),
-        )
+        record = round_record(opened, counted, elapsed, given_up=verdict != "close")
         if verdict == "close":
-            self._fold([a.part for a in counted if a.part is not None], numbers, record)
+            parts = [a.part for a in asked.values() if a.part is not None]
+            self._close(opened, parts, counted.numbers, record)
         else:
             self.checkpoint.abandon_round(record)
             self.attempt = opened.attempt + 1
 
-    def _fold(
-        self, parts: list[SummedReports], numbers: NDArray[np.int64], record: RoundRecord
+    def _by_node(self, numbers: NDArray[np.int64]) -> dict[int, AskedNode]:
+        """Which node is asked for which of these devices."""
+        owners, asked = self._owners(), dict[int, AskedNode]()
+        for node in sorted(set(owners.values())):
+            mine = [n for n in numbers.tolist() if owners.get(n) == node]
+            if mine:
+                asked[node] = AskedNode(numbers=np.array(mine, dtype=np.int64))
+        return asked
+
+    def _counted(self, asked: Mapping[int, AskedNode]) -> ReportedSoFar:
+        there = [a for a in asked.values() if a.part is not None]
+        devices = sum(a.part.devices for a in there if a.part is not None)
+        return ReportedSoFar(devices, joined([a.numbers for a in there]))
+
+    def _verdict(self, opened: ConductedRound, reported: int, waited: float) -> Verdict:
+        return self.plan.rules.verdict(opened.goal, reported, waited)
+
+    def _ask_more(
+        self, opened: ConductedRound, asked: dict[int, AskedNode], waited: float
+    ) -> ConductedRound:
+        """A round that waits may ask others, too."""
+        return opened
+
+    def _close(
+        self,
+        opened: ConductedRound,
+        parts: list[SummedReports],
+        numbers: NDArray[np.int64],
+        record: RoundRecord,
     ) -> None:
+        self._fold(self.server.add_sums(parts), numbers, record)
+
+    def _fold(self, total: SummedReports, numbers: NDArray[np.int64], record: RoundRecord) -> None:
         before = self.server.items
-        self.server.fold(self.server.add_sums(parts))
+        self.server.fold(total)
         after = self.server.items
         if not np.isfinite(after).all():
             raise Diverged(f"the model ran off to infinity in round {record.round}")
         # Bits, not values: 0.0 and -0.0 are different rows to a device.
         moved = (before.view(np.uint32) != after.view(np.uint32)).any(axis=1)
         self.changed = np.where(moved, self.server.round, self.changed)
-        self.checkpoint.close_round(record, numbers, after, self.changed, self.server.memory)
+        self.checkpoint.close_round(
+            record,
+            numbers,
+            after,
+            self.changed,
+            self.server.memory,
+            self.server.published,
+            [offered.to_table() for offered in self.server.offered],
+        )
         self.attempt = 0
 
-    def _send(self, asked: Mapping[int, _AskedNode], nodes: list[int], start: float) -> None:
+    def _send(self, asked: Mapping[int, AskedNode], nodes: list[int], start: float) -> None:
         """The task to these nodes; each message is void when the round is."""
         now, deadline = self.transport.clock(), self.plan.rules.deadline_seconds
         left = deadline - (now - start)
@@ -313,12 +360,12 @@ class Conductor(RoundLoop):
             member, entry = self.members[node], asked[node]
             entry.since, entry.resend_at = member.since, now + LOST_AFTER * deadline
             asks = self._question(member, with_model=True)
-            about = asks.terms, asks.round, asks.attempt, asks.counted, asks.model
+            about = asks.terms, asks.round, asks.attempt, asks.counted, asks.model, asks.published
             letters[node] = CohortTask(*about, numbers=entry.numbers).to_content()
         for node, message in self.transport.send("train", letters, max(left, 1.0)).items():
             asked[node].messages.add(message)
 
-    def _resend(self, asked: Mapping[int, _AskedNode], start: float, now: float) -> None:
+    def _resend(self, asked: Mapping[int, AskedNode], start: float, now: float) -> None:
         """A node that was restarted, or whose message was lost, gets the task again."""
         self._look()
         due = [
@@ -329,7 +376,7 @@ class Conductor(RoundLoop):
         if due:
             self._send(asked, due, start)
 
-    def _judge(self, node: int, entry: _AskedNode, reply: Reply, opened: ConductedRound) -> None:
+    def _judge(self, node: int, entry: AskedNode, reply: Reply, opened: ConductedRound) -> None:
         """Count a reply, or refuse it and go on without it."""
         answer = self._read(reply)
         if answer is None:
@@ -346,21 +393,29 @@ class Conductor(RoundLoop):
             self._refuse("node_problem")
         elif answer.sum:
             try:
-                part = check_sum(answer, opened, len(entry.numbers), self.plan.terms)
-                limit = min(self.plan.value_limit, _LARGEST // part.devices)
-                entry.part = cut_sum(part, limit)
+                self._take(entry, answer, opened)
             except MessageError:
                 self._refuse("malformed")
         entry.settled = True
 
+    def _take(self, entry: AskedNode, answer: CohortAnswer, opened: ConductedRound) -> None:
+        """Raises `MessageError` where it cannot be true."""
+        part = check_sum(answer, opened, len(entry.numbers), self.plan.terms)
+        limit = min(self.plan.value_limit, _LARGEST // part.devices)
+        entry.part = cut_sum(part, limit)
+
     def _question(self, member: Member, *, with_model: bool = False) -> CohortQuestion:
-        model = self._model_for(member) if with_model else b""
+        model, other = self._model_for(member) if with_model else b"", b""
+        kept = self.server.published
+        if with_model and kept is not None and kept.round != self.server.round:
+            other = encode_model(kept)
         return CohortQuestion(
             self.plan.terms,
             self.server.round,
             self.attempt,
             self.checkpoint.counted(member.identity),
             model,
+            other,
         )
 
     def _model_for(self, member: Member) -> bytes:
@@ -389,14 +444,40 @@ class Conductor(RoundLoop):
         }
 
 
-def check_sum(
-    answer: CohortAnswer, opened: ConductedRound, asked: int, terms: Terms
-) -> SummedReports:
-    """A node's sum as far as it can be true; raises `MessageError` where it cannot."""
+def joined(numbers: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *numbers])
+
+
+def round_record(
+    opened: ConductedRound, counted: ReportedSoFar, seconds: float, *, given_up: bool = False
+) -> RoundRecord:
+    """How a round ended."""
+    missing = opened.numbers[~np.isin(opened.numbers, counted.numbers)]
+    outcome: Outcome = "goal" if counted.devices >= opened.goal else "deadline"
+    return RoundRecord(
+        opened.round,
+        opened.attempt,
+        "abandoned" if given_up else outcome,
+        len(opened.numbers),
+        counted.devices,
+        tuple(missing.tolist()),
+        round(seconds, 3),
+    )
+
+
+def check_answer(answer: CohortAnswer, opened: ConductedRound, asked: int) -> None:
+    """Raises `MessageError` where it cannot be one to what was asked."""
     if (answer.round, answer.attempt) != (opened.round, opened.attempt):
         raise MessageError("the report is for another round")
     if not 1 <= answer.devices <= asked:
         raise MessageError("the report speaks for more devices than were asked, or for none")
+
+
+def check_sum(
+    answer: CohortAnswer, opened: ConductedRound, asked: int, terms: Terms
+) -> SummedReports:
+    """A node's sum as far as it can be true; raises `MessageError` where it cannot."""
+    check_answer(answer, opened, asked)
     most = min(answer.devices * terms.max_rows, terms.n_rows)
     if len(answer.sum) > longest_report(most, terms.width) + 4:
         raise MessageError("the report is too long")

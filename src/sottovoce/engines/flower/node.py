@@ -48,7 +48,7 @@ def answer_question(hosted: DeviceSession, question: CohortQuestion) -> Outgoing
         hosted.require_agreed()
         _settle(hosted, question)
         if question.model:
-            hosted.keep_model(_model(hosted, question))
+            _keep(hosted, question, _model(hosted, question))
         willing = hosted.willing()
     except SottovoceError as error:
         return _trouble(hosted, question, error)
@@ -63,7 +63,7 @@ def answer_task(hosted: DeviceSession, task: CohortTask) -> Outgoing:
         hosted.require_agreed()
         _settle(hosted, task)
         view = _model(hosted, task)
-        hosted.keep_model(view)
+        _keep(hosted, task, view)
         report = _report(hosted, view, task)
         willing = hosted.willing()
     except SottovoceError as error:
@@ -87,6 +87,14 @@ def _model(hosted: DeviceSession, question: CohortQuestion) -> ModelView:
     if view.round != question.round:
         raise MessageError(f"the model is of round {view.round}, the round is {question.round}")
     return view
+
+
+def _keep(hosted: DeviceSession, question: CohortQuestion, view: ModelView) -> None:
+    """Keep the model to recommend by: the one to learn from, unless there is another."""
+    if question.published:
+        terms = question.terms
+        view = decode_model(question.published, n_items=terms.n_rows, width=terms.width, have=None)
+    hosted.keep_model(view)
 
 
 def _settle(hosted: DeviceSession, question: CohortQuestion) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
@@ -16,12 +17,15 @@ from sottovoce.engines.flower.client_app import content_of, record_of
 from sottovoce.engines.flower.conductor import Conductor
 from sottovoce.engines.flower.members import Kind, OnlineNode, Reply
 from sottovoce.engines.flower.silo_conductor import SiloConductor
+from sottovoce.engines.flower.summed_conductor import SummedConductor
+from sottovoce.engines.helper_client import HelperClient
 from sottovoce.errors import ConfigError, MessageError, SottovoceError
 from sottovoce.stores.allotment import identity_of
 from sottovoce.stores.conductor import Checkpoint, only_one, write_status
 from sottovoce.stores.orchestrator import OrchestratorStore
-from sottovoce.stores.server_folder import open_folder
+from sottovoce.stores.server_folder import ServerFolder, open_folder, proxy_token
 from sottovoce.wire.cohort_rounds import Content
+from sottovoce.wire.masked import mask_sum_bytes
 
 
 class GridTransport:
@@ -80,19 +84,28 @@ def conduct(grid: Grid, context: Context) -> None:
 
 
 def _conduct_cohorts(folder: Path, grid: Grid, context: Context) -> None:
-    settings = context.run_config
+    settings, found = context.run_config, open_folder(folder)
+    options: dict[str, Any] = {
+        "target": _whole(settings.get("rounds")),
+        "nodes": _whole(settings.get("nodes")) or 1,
+        "pinned": settings.get("pinned") is not False,
+        "hold": settings.get("hold") is True,
+        "run": str(context.run_id),
+    }
     with Checkpoint(folder) as checkpoint:
-        Conductor(
-            folder,
-            open_folder(folder).plan,
-            checkpoint,
-            GridTransport(grid),
-            target=_whole(settings.get("rounds")),
-            nodes=_whole(settings.get("nodes")) or 1,
-            pinned=settings.get("pinned") is not False,
-            hold=settings.get("hold") is True,
-            run=str(context.run_id),
-        ).run()
+        parts = folder, found.plan, checkpoint, GridTransport(grid)
+        if found.plan.summed:
+            SummedConductor(*parts, _helper(found).ask, **options).run()
+        else:
+            Conductor(*parts, **options).run()
+
+
+def _helper(folder: ServerFolder) -> HelperClient:
+    """The helper that the federation's terms name."""
+    terms = folder.plan.terms
+    if terms.secure_sum is None:
+        raise ConfigError("only a secure sum has a helper")
+    return HelperClient(terms.secure_sum, proxy_token(folder.keys), mask_sum_bytes(terms))
 
 
 def _conduct_owners(folder: Path, grid: Grid, context: Context) -> None:

@@ -24,6 +24,7 @@ from sottovoce.engines.flower.quiet import flower_environment, supernode_command
 from sottovoce.engines.processes import Child
 from sottovoce.errors import KeyTrouble, ServiceError, SottovoceError, Unreachable, UsageError
 from sottovoce.stores.device import CohortStore
+from sottovoce.stores.prepared import sealed_by
 from sottovoce.stores.session import DeviceSession
 
 _NODE = "flower-node"
@@ -77,7 +78,7 @@ def serve_node(
     with CohortStore.open(store.absolute(), agent=True) as opened:
         from sottovoce.engines.flower.client_app import build_client_app
 
-        hosted = DeviceSession(opened, foreseen=foreseen)
+        hosted = DeviceSession(opened, pack=sealed_by(opened), foreseen=foreseen)
 
         @contextmanager
         def devices(context: Any) -> Iterator[DeviceSession]:

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
+from sottovoce.core.messages import ModelView
+from sottovoce.engines.client import SMALL, Answer, Busy, Client, Traffic, good
 from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
@@ -29,18 +30,16 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.parties.leaving import Leaving, body_of
-from sottovoce.services.agent.client import SMALL, Answer, Busy, Client, Traffic, good
 from sottovoce.services.agent.loop import Log, Loop, Sleep
 from sottovoce.services.agent.shuffled import ShufflerLink, admission_in, may_report
 from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
-from sottovoce.stores.prepared import Prepared
+from sottovoce.stores.prepared import Prepared, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
 from sottovoce.wire.catalogue import require_same_places
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
-from sottovoce.wire.masked import seal_masked
 from sottovoce.wire.reports import report_rows
 from sottovoce.wire.signing import DIGEST_HEADER, NONCE_BYTES, Purpose, digest_of, prove, seal
 from sottovoce.wire.terms import Terms
@@ -264,7 +263,7 @@ class Reader(Loop):
 
 _CHECK_IN_SECONDS = 3600
 _LARGEST_LIST = 1 << 26
-_KEY, _ENROLLED, _ADMISSION = "signing-key", "enrolled", "proxy-admission"
+_ENROLLED, _ADMISSION = "enrolled", "proxy-admission"
 _CHECKED_IN, _WAITED = "checked-in", "checked-in-while-waiting"
 
 
@@ -286,7 +285,7 @@ class Agent(Reader):
     ) -> None:
         pacing: dict[str, Any] = {"poll": poll, "log": log, "draw": draw, "sleep": sleep}
         super().__init__(store, server, plaintext=plaintext, clock=clock, **pacing)
-        self.hosted = DeviceSession(store, pack=self._pack, foreseen=foreseen)
+        self.hosted = DeviceSession(store, pack=sealed_by(store), foreseen=foreseen)
         self._asked: tuple[tuple[int, int], bool] | None = None
         self._said: tuple[object, ...] = ()
         self._returned = False
@@ -558,24 +557,7 @@ class Agent(Reader):
         return bool(self.store.choices().takes_part.all())
 
     def _signing_key(self) -> Ed25519PrivateKey:
-        """This device's own key, made here at first use and durable before it is used."""
-        kept = self.store.secret(_KEY)
-        if kept is not None:
-            return Ed25519PrivateKey.from_private_bytes(kept)
-        key = Ed25519PrivateKey.generate()
-        self.store.set_secret(_KEY, key.private_bytes_raw())
-        return key
-
-    def _pack(
-        self,
-        terms: Terms,
-        attempt: int,
-        view: ModelView,
-        reports: MaskedReports,
-        seeds: MaskSeeds,
-    ) -> bytes:
-        """A masked update with its seed, sealed to the proxy and signed by this device."""
-        return seal_masked(terms, attempt, view, reports, seeds, self._signing_key())
+        return signing_key(self.store)
 
     async def _signer(
         self, purpose: Purpose, round: int, attempt: int, nonce: bytes

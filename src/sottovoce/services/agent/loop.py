@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sottovoce.engines.client import Busy, Client, Traffic, loopback
 from sottovoce.errors import (
     ConsentError,
     ServiceError,
@@ -20,7 +21,6 @@ from sottovoce.errors import (
     Unreachable,
     VersionMismatch,
 )
-from sottovoce.services.agent.client import Busy, Client, Traffic, loopback
 from sottovoce.services.kit.pacing import Draw, Pace, from_system
 
 T = TypeVar("T")

@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.core.consent import affords
+from sottovoce.engines.client import Answer, Busy, Client, good
 from sottovoce.errors import KeyTrouble, MessageError, Unreachable, VersionMismatch
 from sottovoce.parties.leaving import Leaving
-from sottovoce.services.agent.client import Answer, Busy, Client, good
 from sottovoce.services.shuffler import CHALLENGE_BYTES
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.device_limits import spent_before

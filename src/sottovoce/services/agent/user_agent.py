@@ -20,6 +20,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
+from sottovoce.engines.client import Answer, Client, Traffic, good
 from sottovoce.errors import (
     ConsentError,
     KeyTrouble,
@@ -31,7 +32,6 @@ from sottovoce.errors import (
     UsageError,
     VersionMismatch,
 )
-from sottovoce.services.agent.client import Answer, Client, Traffic, good
 from sottovoce.services.agent.loop import Log, Loop, Retries, Sleep
 from sottovoce.services.agent.user_delivery import Books, OwnerLine
 from sottovoce.services.kit.pacing import Draw, from_system

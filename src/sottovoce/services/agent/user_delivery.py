@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from sottovoce.engines.client import Answer, Client, Traffic, good
 from sottovoce.errors import (
     DataError,
     KeyTrouble,
@@ -25,7 +26,6 @@ from sottovoce.errors import (
     UsageError,
 )
 from sottovoce.parties.leaving import Leaving
-from sottovoce.services.agent.client import Answer, Client, Traffic, good
 from sottovoce.services.agent.loop import Retries
 from sottovoce.stores.user import UserStore
 from sottovoce.stores.user_door import Departure, Settlement, UserDoor

@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 
 from sottovoce.core.messages import ModelView
+from sottovoce.engines.client import loopback
 from sottovoce.errors import KeyTrouble, ServiceError, Unreachable, UsageError
-from sottovoce.services.agent.client import loopback
 from sottovoce.services.kit.metrics import Figure, by
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.stores import server as records

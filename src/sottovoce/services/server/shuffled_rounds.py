@@ -341,7 +341,8 @@ def coordinator_of(plan: Plan, clock: Clock, keys: Path) -> Coordinator:
         return ShuffledCoordinator(plan, clock, ReportKeys(keys))
     if plan.terms.secure_sum is not None:
         # A client's libraries, without which other servers start sooner.
-        from sottovoce.services.server.summed_rounds import HelperClient, SummedCoordinator
+        from sottovoce.engines.helper_client import HelperClient
+        from sottovoce.services.server.summed_rounds import SummedCoordinator
 
         helper = HelperClient(plan.terms.secure_sum, proxy_token(keys), mask_sum_bytes(plan.terms))
         return SummedCoordinator(plan, clock, helper.ask)

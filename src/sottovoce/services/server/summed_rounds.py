@@ -14,21 +14,29 @@ spoiled sum rounds are summed in groups until it is found out whose fault that i
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-import httpx2
 import numpy as np
 import sqlalchemy as sa
 
 from sottovoce.algorithms.base import Contributing
-from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import from_bytes, to_bytes
 from sottovoce.core.messages import MaskedReports, ModelView, SummedReports, add_sums, cut_sum
+from sottovoce.engines.client import Answer
+from sottovoce.engines.helper_client import (
+    SEEDS,
+    SUMS,
+    Ask,
+    SumRefused,
+    check_reached,
+    is_undecryptable,
+    told_sum,
+    which_unopened,
+)
 from sottovoce.errors import (
     ConfigError,
     KeyTrouble,
@@ -41,7 +49,6 @@ from sottovoce.errors import (
 from sottovoce.parties.searching import Mark, leniency
 from sottovoce.parties.secure_sum import MaskedSum, most_devices, sigma_of
 from sottovoce.parties.server import Server
-from sottovoce.services.agent.client import Answer, ServiceClient
 from sottovoce.stores import server as records
 from sottovoce.stores import sums
 from sottovoce.stores.coordinator import Clock, Coordinator, Event, Plan, Verdict, What
@@ -49,7 +56,6 @@ from sottovoce.stores.database import Leader
 from sottovoce.stores.server import Drawn
 from sottovoce.wire.masked import (
     SealedSeed,
-    decode_mask_sum,
     decode_masked,
     encode_group_question,
     encode_question,
@@ -58,25 +64,11 @@ from sottovoce.wire.masked import (
 )
 from sottovoce.wire.terms import Terms
 
-Ask = Callable[[bytes, str], Answer]
-"""Puts a question to the helper, at one of its addresses; raises `Unreachable` or `KeyTrouble`
-where it cannot."""
-
 _ENOUGH = 16
 """Messages that wait, for which it pays to write the sum anew."""
 _AT_ONCE, _BYTES_AT_ONCE = 256, 32 << 20
 """Of these that are added up together at most."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_SUMS, _SEEDS = "/v1/sums", "/v1/seeds"
-_TIMEOUT = httpx2.Timeout(20.0, read=600.0)
-"""The helper adds up before it answers."""
-_LONGEST_REFUSAL = 1 << 22
-_SETTLED_ELSEWHERE = (401, 403, 404, 405, 426)
-"""Answers that say nothing of the question: somebody has to put the services right."""
-
-
-class _Refused(MessageError):
-    """The helper will not tell this sum."""
 
 
 class _Elsewise(MessageError):
@@ -101,35 +93,6 @@ class _Opened:
     """Whose seeds the helper could not open."""
     why: str
     """What was wrong with a spoiled one."""
-
-
-class HelperClient:
-    """The server's way to the helper that the terms name."""
-
-    def __init__(self, link: SecureSum, token: str, answer_bytes: int) -> None:
-        if not link.url or not link.key:
-            raise ConfigError("the terms of the federation name no helper for its secure sum")
-        self._link, self._token = link, token
-        self._limit = max(answer_bytes, _LONGEST_REFUSAL)
-        self._client()  # raises now where it cannot be one
-
-    def __repr__(self) -> str:
-        return f"<HelperClient {self._link.url}, redacted>"
-
-    def ask(self, question: bytes, path: str) -> Answer:
-        return asyncio.run(self._ask(question, path))
-
-    async def _ask(self, question: bytes, path: str) -> Answer:
-        client = self._client()
-        try:
-            return await client.hand_over(path, question, self._token, limit=self._limit)
-        finally:
-            await client.rest()
-
-    def _client(self) -> ServiceClient:
-        link = self._link
-        plain = link.url.startswith("http://")
-        return ServiceClient(link.url, link.authority, plaintext=plain, timeout=_TIMEOUT)
 
 
 class SummedCoordinator(Coordinator):
@@ -209,7 +172,7 @@ class SummedCoordinator(Coordinator):
                 self._add_up(leader, now)
             except (Unreachable, KeyTrouble) as error:
                 raise self._waits(now, error) from None
-            except _Refused as error:
+            except SumRefused as error:
                 self._later()
                 raise ServiceError(f"round {now.round}: {error}") from None
 
@@ -249,14 +212,14 @@ class SummedCoordinator(Coordinator):
     ) -> set[int]:
         """The places of those that the helper cannot open."""
         question = encode_question(*self._named(now, model), sealed, self._of_each(numbers))
-        answer = self._ask(question, _SEEDS)
-        self._check_reached(answer)
+        answer = self._ask(question, SEEDS)
+        check_reached(answer)
         if answer.status != 200:
-            raise _Refused(
+            raise SumRefused(
                 f"the helper did not say which seeds it can open: status {answer.status}, "
                 f"{answer.reason or 'no reason'}: {answer.detail}"
             )
-        return set(_which(answer, len(sealed)))
+        return set(which_unopened(answer, len(sealed)))
 
     def _total(self, round: int, shape: tuple[int, int]) -> MaskedSum:
         return MaskedSum(round, *shape, self._link, self._largest, self._sigma)
@@ -296,7 +259,7 @@ class SummedCoordinator(Coordinator):
             self._opened = self._open_sums(leader, now)
         except (Unreachable, KeyTrouble) as error:
             raise self._waits(now, error) from None
-        except (WrongSum, _Refused) as error:
+        except (WrongSum, SumRefused) as error:
             what: What = "wrong_sum" if isinstance(error, WrongSum) else "sum_refused"
             with leader.writing() as link:
                 return self._give_up(link, now, what, str(error))
@@ -351,9 +314,9 @@ class SummedCoordinator(Coordinator):
         total.go_on(from_bytes(kept, self._plan.terms.bits), set(seeds))
         sealed = [SealedSeed.of(content) for content in seeds.values()]
         named = self._named(now, model)
-        answer = self._ask(encode_question(*named, sealed, self._of_each(rows * width)), _SUMS)
-        if (answer.status, answer.reason) == (409, "undecryptable"):
-            raise _Refused("the helper cannot open seeds that it could open before")
+        answer = self._ask(encode_question(*named, sealed, self._of_each(rows * width)), SUMS)
+        if is_undecryptable(answer):
+            raise SumRefused("the helper cannot open seeds that it could open before")
         drawn = Drawn(*place, list(seeds), [list(seeds)])
         left_out = tuple(sorted(set(there) - set(seeds)))
         try:
@@ -361,8 +324,8 @@ class SummedCoordinator(Coordinator):
         except SpoiledSum as error:
             return _Opened(drawn, (True,), None, left_out, str(error))
 
-    def _too_few(self, good: int) -> _Refused:
-        return _Refused(
+    def _too_few(self, good: int) -> SumRefused:
+        return SumRefused(
             f"{good:,} good submissions are left, and a sum needs {self._link.min_devices:,}; the "
             "helper was not asked"
         )
@@ -404,9 +367,9 @@ class SummedCoordinator(Coordinator):
                 question = encode_question(*where, sealed[0])
             else:
                 question = encode_group_question(*where, sealed, place)
-            answer = self._ask(question, _SUMS)
-            if (answer.status, answer.reason) == (409, "undecryptable"):
-                raise _Elsewise([everyone[at] for at in _which(answer, len(everyone))])
+            answer = self._ask(question, SUMS)
+            if is_undecryptable(answer):
+                raise _Elsewise([everyone[at] for at in which_unopened(answer, len(everyone))])
             if (answer.status, answer.reason) == (429, "too_often") and len(groups) > 1:
                 raise _Elsewise
             try:
@@ -439,27 +402,9 @@ class SummedCoordinator(Coordinator):
             found[number] = message.record
         return totals, [[found[number] for number in group] for group in groups]
 
-    def _check_reached(self, answer: Answer) -> None:
-        """Raises where it was not the helper of this federation that answered."""
-        if answer.status in _SETTLED_ELSEWHERE or answer.reason == "other_terms":
-            raise Unreachable(
-                f"it answered with status {answer.status}, {answer.reason or 'no reason'}: "
-                f"{answer.detail or 'nothing more'}; see whether it is the helper of this "
-                "federation, of this release, and has its introduction"
-            )
-
     def _read(self, total: MaskedSum, answer: Answer) -> SummedReports:
         """The opened sum, from the helper's answer."""
-        self._check_reached(answer)
-        if answer.status != 200:
-            raise _Refused(
-                f"the helper refused with status {answer.status}, {answer.reason or 'no reason'}: "
-                f"{answer.detail}"
-            )
-        try:
-            told = decode_mask_sum(answer.body, self._plan.terms)
-        except MessageError as error:
-            raise WrongSum(str(error)) from None
+        told = told_sum(answer, self._plan.terms)
         lenient = 0.0  # contributions come once, and nobody is looked for
         if not self._plan.terms.contributes:
             lenient = leniency(secrets.SystemRandom().random())
@@ -546,13 +491,3 @@ class SummedCoordinator(Coordinator):
         opened = self._open(link, after, 0) if after < now.target else None
         ended = replace(over, trouble=f"round {now.round} does not count: {why}")
         return [ended] if opened is None else [ended, opened]
-
-
-def _which(answer: Answer, devices: int) -> list[int]:
-    """The places that the helper names; at least one where it refuses for their sake."""
-    named = answer.table().get("which")
-    places = named if isinstance(named, list) else [-1]
-    good = all(type(at) is int and 0 <= at < devices for at in places)
-    if not good or not (places or answer.status == 200):
-        raise _Refused("the helper did not say which seeds it could not open")
-    return places

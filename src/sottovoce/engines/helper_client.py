@@ -1,0 +1,99 @@
+"""The way to the helper of a secure sum for whoever adds up what it cannot read: a server over
+HTTPS, or the conductor of a Flower federation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import httpx2
+
+from sottovoce.core.links import SecureSum
+from sottovoce.core.messages import MaskSum
+from sottovoce.engines.client import Answer, ServiceClient
+from sottovoce.errors import ConfigError, MessageError, Unreachable, WrongSum
+from sottovoce.wire.masked import decode_mask_sum
+from sottovoce.wire.terms import Terms
+
+Ask = Callable[[bytes, str], Answer]
+"""Puts a question to the helper, at one of its addresses; raises `Unreachable` or `KeyTrouble`
+where it cannot."""
+
+SUMS, SEEDS = "/v1/sums", "/v1/seeds"
+_TIMEOUT = httpx2.Timeout(20.0, read=600.0)
+"""The helper adds up before it answers."""
+_LONGEST_REFUSAL = 1 << 22
+_SETTLED_ELSEWHERE = (401, 403, 404, 405, 426)
+"""Answers that say nothing of the question: somebody has to put the services right."""
+
+
+class SumRefused(MessageError):
+    """The helper will not tell this sum."""
+
+
+class HelperClient:
+    """The server's way to the helper that the terms name."""
+
+    def __init__(self, link: SecureSum, token: str, answer_bytes: int) -> None:
+        if not link.url or not link.key:
+            raise ConfigError("the terms of the federation name no helper for its secure sum")
+        self._link, self._token = link, token
+        self._limit = max(answer_bytes, _LONGEST_REFUSAL)
+        self._client()  # raises now where it cannot be one
+
+    def __repr__(self) -> str:
+        return f"<HelperClient {self._link.url}, redacted>"
+
+    def ask(self, question: bytes, path: str) -> Answer:
+        return asyncio.run(self._ask(question, path))
+
+    async def _ask(self, question: bytes, path: str) -> Answer:
+        client = self._client()
+        try:
+            return await client.hand_over(path, question, self._token, limit=self._limit)
+        finally:
+            await client.rest()
+
+    def _client(self) -> ServiceClient:
+        link = self._link
+        plain = link.url.startswith("http://")
+        return ServiceClient(link.url, link.authority, plaintext=plain, timeout=_TIMEOUT)
+
+
+def check_reached(answer: Answer) -> None:
+    """Raises where it was not the helper of this federation that answered."""
+    if answer.status in _SETTLED_ELSEWHERE or answer.reason == "other_terms":
+        raise Unreachable(
+            f"it answered with status {answer.status}, {answer.reason or 'no reason'}: "
+            f"{answer.detail or 'nothing more'}; see whether it is the helper of this "
+            "federation, of this release, and has its introduction"
+        )
+
+
+def told_sum(answer: Answer, terms: Terms) -> MaskSum:
+    """The sum of masks in the helper's answer. Raises where it told none."""
+    check_reached(answer)
+    if answer.status != 200:
+        raise SumRefused(
+            f"the helper refused with status {answer.status}, {answer.reason or 'no reason'}: "
+            f"{answer.detail}"
+        )
+    try:
+        return decode_mask_sum(answer.body, terms)
+    except MessageError as error:
+        raise WrongSum(str(error)) from None
+
+
+def is_undecryptable(answer: Answer) -> bool:
+    """Whether the helper has told nothing, since it cannot open some of the seeds."""
+    return (answer.status, answer.reason) == (409, "undecryptable")
+
+
+def which_unopened(answer: Answer, devices: int) -> list[int]:
+    """The places that the helper names; at least one where it refuses for their sake."""
+    named = answer.table().get("which")
+    places = named if isinstance(named, list) else [-1]
+    good = all(type(at) is int and 0 <= at < devices for at in places)
+    if not good or not (places or answer.status == 200):
+        raise SumRefused("the helper did not say which seeds it could not open")
+    return places

@@ -1,0 +1,170 @@
+"""gram on Flower by real processes: three gateways with cohorts of unequal size, a helper, and a
+server that sees sums alone. Model and ledgers are the simulation's, bit for bit: undisturbed, and
+with a gateway that was away for the first stage, a helper and a server that are killed."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce.cli import call
+from sottovoce.core.ledger import COLUMNS, entries_of
+from sottovoce.engines.flower.launch import run_settings, start_run, wait_for_run
+from sottovoce.engines.flower.trial import FlowerTrial
+from sottovoce.engines.trial import in_order, unequal_parts
+from sottovoce.experiment import Experiment
+from sottovoce.parties.secure_sum import summed
+from sottovoce.runs.devices import world_of
+from sottovoce.runs.federation import Federation
+from sottovoce.runs.folder import RunFolder
+from sottovoce.stores.conductor import LOCK, Checkpoint, conducted
+
+USERS = 64
+TOWN = """
+name = "gateways"
+seed = 3
+draws = "secret"    # as in deployment
+
+[town]
+residents = 64
+venues = 60
+districts = 2
+
+[service]
+deadline_seconds = 280.0    # a busy machine is no reason to go on without somebody
+
+[algorithm]
+name = "gram"
+embedding_size = 16
+popularity_share = 0.2
+quality_share = 0.1
+least_head = 10
+most_head = 30
+
+[release]
+epsilon = 16.0    # enough for pairs to be seen among so few
+
+[consent]
+mix = [
+  { weight = 1, takes_part = false },
+  { weight = 3, epsilon = 4.0 },
+  { weight = 3, epsilon = 16.0 },
+]
+
+[link]
+min_devices = 2    # gateways
+
+[baselines.top-pop]
+"""
+
+
+def ran(engine, place):
+    """The folder of a run, and what it told."""
+    file, out = place / "gram.toml", io.StringIO()
+    file.write_text(TOWN)
+    with contextlib.redirect_stdout(out):
+        words = ["run", file, "--engine", engine, "--out", place / engine, "--json"]
+        assert call([*map(str, words)]) == 0
+    return RunFolder.open(place / engine), json.loads(out.getvalue())
+
+
+def test_three_gateways_give_the_simulations_model_and_ledger(tmp_path):
+    expected, told = ran("simulation", tmp_path)
+    got, told_there = ran("flower", tmp_path)
+    assert expected.model()[:, 2:].any(), "pairs were counted"
+    assert np.array_equal(got.model(), expected.model()), "to the last bit"
+    assert np.array_equal(got.vectors(), expected.vectors())
+    assert got.ledger().to_pydict() == expected.ledger().to_pydict()
+    assert got.ledger().num_rows == 3 * got.manifest()["schedule"]["devices"] > 0
+    assert told_there["results"] == told["results"]
+    rounds = [json.loads(line) for line in (got.path / "rounds.jsonl").read_text().splitlines()]
+    assert [(r["outcome"], r["missing"]) for r in rounds] == [("goal", [])] * 3
+    versions = expected.manifest()["model_versions"]
+    assert versions[-1]["quality"] is not None
+    assert got.manifest()["model_versions"] == versions
+    assert got.manifest()["refused"] == {}
+    stores = sorted((got.path / "services" / "cohorts").iterdir())
+    assert len(stores) == 3
+    assert len({len(part) for part in unequal_parts(USERS, 3)}) == 3
+
+
+def parties(table):
+    experiment = Experiment.from_table(table)
+    dataset = experiment.dataset()
+    consent, chosen = experiment.records(dataset), experiment.cross_device()
+    settings, labels = experiment.on(dataset, consent)
+    rng, train = experiment.party_streams(), experiment.split(dataset).train
+    made = Federation.build(settings, train, consent, chosen.release, rng, labels, chosen.link)
+    return made, world_of(experiment, dataset, made)
+
+
+def kill_conductor(folder):
+    """The ServerApp, by the lock that it holds."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if link.resolve() == (folder / LOCK).resolve():
+                os.kill(int(link.parts[2]), signal.SIGKILL)
+    end = time.monotonic() + 20
+    while conducted(folder):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def fold(simulated, rows):
+    """A round of these devices, with the helper's noise."""
+    server, view = simulated.server, simulated.server.publish()
+    numbers, _ = server.algorithm.report_shape(view)
+    sums = simulated.devices.report_summed(view, rows).dense(numbers)
+    noise = simulated.masker.noise(view.round, numbers)[:, None]
+    server.fold(summed(view.round, sums + noise, len(rows)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a federation's start, some ten processes, and a second run
+def test_a_gateway_away_for_a_stage_and_a_helper_and_a_server_that_are_killed(tmp_path):
+    table = tomllib.loads(TOWN)
+    table["service"]["min_devices"] = 10
+    del table["algorithm"]["quality_share"]
+    simulated, world = parties(table)
+    trial = FlowerTrial(world, tmp_path / "services", 3)
+    server, said = trial.folder / "server", []
+    with trial.running():
+        flower = trial._flower
+        flower.running["gateway-000"].stop()
+        with Checkpoint(server) as checkpoint:
+            checkpoint.raise_target(1)
+        flower._allot(server)
+        # The run holds after the first stage, so that it is killed between the two.
+        run = start_run(flower.place, run_settings(server, 1, 2, hold=True))
+        wait_for_run(flower.place, server, run, 1)
+        kill_conductor(server)
+        trial.helper.kill()
+        flower.start_node("gateway-000")
+
+        def look(status):
+            said.append(status["state"])
+            if status["state"] == "summing" and not trial.helper.alive:
+                trial.start_helper()
+
+        flower.train(server, 2, look)
+        got, (rounds, refused) = trial.gather(), trial.log()
+    willing = simulated.devices.willing(0)
+    away = unequal_parts(USERS, 3)[0]
+    fold(simulated, np.setdiff1d(willing, away))
+    fold(simulated, willing)
+    assert np.intersect1d(willing, away).size, "somebody was away"
+    assert np.array_equal(got.items, simulated.server.items), "to the last bit"
+    assert got.items[:, 2:].any()
+    assert "summing" in said, "the helper was waited for"
+    assert [r["reported"] for r in rounds] == [len(np.setdiff1d(willing, away)), len(willing)]
+    assert not {k for k in refused if k != "stranger"}
+    (mine,), (theirs,) = trial.ledger(), in_order(entries_of(simulated.devices.ledger.pending()))
+    for column in COLUMNS:
+        assert np.array_equal(getattr(mine, column), getattr(theirs, column)), column
