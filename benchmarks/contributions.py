@@ -39,13 +39,13 @@ from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
 from sottovoce.engines.processes import Child, sottovoce_command, wait_for
+from sottovoce.engines.trial import prepare_helper
 from sottovoce.errors import ServiceError
 from sottovoce.experiment import load_benchmark
 from sottovoce.parties.secure_sum import fitted
 from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
-from sottovoce.services.trial import prepare_helper
 from sottovoce.stores import server as records
 from sottovoce.stores.database import devices
 from sottovoce.stores.helper_folder import create_helper, helper_introduction, open_helper

@@ -1002,3 +1002,40 @@ def test_waits_are_never_absurd(steps, fixed):
             assert wait >= retry_after
             assert wait >= 0.5 * min(poll, LONGEST_BACK_OFF)
             assert wait <= max(LONGEST_BACK_OFF, poll, 1.1 * retry_after)
+
+
+def published(federation, items, name):
+    """The server has another catalogue from now on."""
+    federation.hook = lambda r: (
+        Reply(200, json.dumps({"items": items}).encode())
+        if r.path == "/v1/catalogue"
+        else Reply(200, json.dumps({**federation.descriptor(), "catalogue": name}).encode())
+        if r.path == "/v1/round"
+        else None
+    )
+
+
+def test_items_that_come_and_go_reach_a_device_and_none_takes_anothers_place(one):
+    before = [list(item) for item in CATALOGUE]
+    before[-1] = ["~spare-last", ""]
+    published(one.federation, before, "first")
+    one.federation.state = "open"
+    one.visit()
+    asked = [r.path for r in one.server.requests].count("/v1/catalogue")
+    one.visit()
+    assert [r.path for r in one.server.requests].count("/v1/catalogue") == asked, "it is known"
+    after = [[before[0][0], ""], *before[1:-1], ["new", "New"]]
+    published(one.federation, after, "second")
+    one.visit()
+    assert one.store().catalogue() == [tuple(item) for item in after]
+    named = [item for item, _, _ in one.hosted().recommend(0, len(after))]
+    assert before[0][0] not in named
+    assert "~spare-last" not in named
+    # Two items that have changed places would make her history another's.
+    wrong = [after[0], after[2], after[1], *after[3:]]
+    published(one.federation, wrong, "third")
+    posts = len(one.posts())
+    with pytest.raises(MessageError, match="in the place of"):
+        one.visit()
+    assert one.store().catalogue() == [tuple(item) for item in after]
+    assert len(one.posts()) == posts

@@ -28,16 +28,18 @@ def make_federation(
     proxy_key: Path | None = None,
     *,
     gateways: bool = False,
+    spare: int = 0,
 ) -> ServerFolder:
     """The folder of a new federation, from an experiment file; `proxy` is the address of its proxy
     and the file with the proxy's authority, `proxy_key` the file with its public key, for a secure
-    sum. `gateways`: it will run on Flower."""
+    sum. `gateways`: it will run on Flower. `spare`: places for items that are yet to come."""
     import secrets
 
     from sottovoce.experiment import Experiment, find_experiment
     from sottovoce.parties.secure_sum import fitted
     from sottovoce.parties.server import NO_DEFENCE
     from sottovoce.stores.server_folder import create_folder
+    from sottovoce.wire.catalogue import with_spare
     from sottovoce.wire.terms import Terms
 
     experiment = Experiment.from_file(find_experiment(file), settings)
@@ -54,6 +56,7 @@ def make_federation(
     if not to_run:
         raise ConfigError("say how many rounds to run: --rounds N, or algorithm.rounds in the file")
     items = _items_of(experiment) if catalogue is None else read_catalogue(catalogue)
+    items = with_spare(items, spare)
     federation = f"{experiment.name}-{secrets.token_hex(4)}"
     size = algorithm.waits_for
     built = algorithm.build_under(release, chosen, algorithm.draws)

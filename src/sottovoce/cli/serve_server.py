@@ -64,6 +64,14 @@ def server(
     proxy: ProxyUrl = None,
     proxy_ca: ProxyCa = None,
     proxy_key: ProxyKey = None,
+    spare: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=10_000_000,
+            help="With --experiment: places for items that are yet to come (`serve catalogue`).",
+        ),
+    ] = 0,
     database: DatabaseUrl = None,
     rounds: Annotated[int | None, typer.Option(min=0, help="Run at least so many rounds.")] = None,
     skip_to_round: Annotated[
@@ -100,13 +108,16 @@ def server(
     through = through_proxy(proxy, proxy_ca, proxy_key)
     if experiment is not None:
         made = make_federation(
-            folder, experiment, settings or [], catalogue, names or [], rounds, through, proxy_key
+            *(folder, experiment, settings or [], catalogue, names or [], rounds, through),
+            proxy_key,
+            spare=spare,
         )
         words = f"{folder} holds the federation {made.plan.terms.federation}"
         output.note(f"{words}, {made.plan.terms.n_items:,} items")
-    elif catalogue is not None or settings or names or through:
+    elif catalogue is not None or settings or names or through or spare:
         raise UsageError(
-            "--catalogue, --set, --name and --proxy go with --experiment, at the first start"
+            "--catalogue, --spare, --set, --name and --proxy go with --experiment, at the first "
+            "start"
         )
     return ServerService(database, rounds, skip_to_round)
 
@@ -335,6 +346,54 @@ def publish(
         before = kept.publish(link, version)
     told = f"Version {version} is published; before, {'none' if before is None else before}"
     return {"folder": folder, "published": version, "before": before}, [told]
+
+
+@says
+def catalogue(
+    folder: Folder,
+    add: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Items that come, as CSV or Parquet with the columns item and, if you like, "
+            "title.",
+        ),
+    ] = None,
+    gone: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ITEM", help="An item that goes; may be repeated."),
+    ] = None,
+    database: DatabaseUrl = None,
+) -> Said:
+    """Change the items of a federation: some come, others go. Without options, say how many there
+    are.
+
+    New items take places that were kept for them (`serve server --spare N`, at the first start),
+    since devices know items by their place. Items that go keep theirs, and nobody is recommended
+    them. Stop the server first. Devices take the new catalogue up when they next ask for the round;
+    what they have of a new item counts at home at once.
+
+    \b
+    Examples:
+      sottovoce serve catalogue town --add new.csv
+      sottovoce serve catalogue town --gone venue-17 --gone venue-20
+    """
+    import json
+
+    from sottovoce.cli.making import read_catalogue
+    from sottovoce.stores.server_folder import open_folder
+    from sottovoce.wire.catalogue import spare_places
+
+    made = open_folder(folder)
+    added = [] if add is None else read_catalogue(add)
+    items = [(item, title) for item, title in json.loads(made.catalogue())["items"]]
+    if added or gone:
+        items = list(made.change_catalogue(added, gone or [], database))
+    free = len(spare_places(items))
+    there = sum(bool(title) for _, title in items)
+    told = {"folder": folder, "items": there, "gone": len(items) - free - there, "spare": free}
+    words = f"{there:,} items, {told['gone']:,} that are gone, {free:,} places to spare"
+    return told, [words]
 
 
 def _search_words(search: Mapping[str, Any]) -> list[str]:

@@ -162,20 +162,6 @@ def set_fact(link: sa.Connection, key: str, value: str) -> None:
         link.execute(meta.insert().values(key=key, value=value))
 
 
-def require_catalogue(link: sa.Connection, catalogue: bytes) -> None:
-    """Raises where this is not the catalogue that was published first: devices know items by their
-    place in it."""
-    name = hashlib.sha256(catalogue).hexdigest()
-    before = fact(link, "catalogue")
-    if before is None:
-        set_fact(link, "catalogue", name)
-    elif before != name:
-        raise ServiceError(
-            "catalogue.json is damaged, or another than this federation began with; put the right "
-            "file back"
-        )
-
-
 def raise_target(link: sa.Connection, rounds_to_run: int) -> int:
     """The number of rounds to run, never lowered. What it is now."""
     target = max(int(fact(link, "target") or 0), rounds_to_run)

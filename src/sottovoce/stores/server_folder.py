@@ -34,11 +34,13 @@ from sottovoce.parties.defence import Defence
 from sottovoce.parties.server import NO_DEFENCE, RoundRules
 from sottovoce.rng import SECRET_BYTES
 from sottovoce.stores import server as records
+from sottovoce.stores.catalogue import change_catalogue
 from sottovoce.stores.coordinator import CohortSize, Plan
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys, authority_pem, init_keys, read_secret, write_new_files
 from sottovoce.stores.private import close_to_others, private_folder
 from sottovoce.stores.ready import locked, running
+from sottovoce.wire.catalogue import Items, changed
 from sottovoce.wire.frames import PROTOCOL, check_protocol
 from sottovoce.wire.invitations import MAX_NUMBER, Invitation
 from sottovoce.wire.signing import is_signed
@@ -216,6 +218,23 @@ class ServerFolder:
     @property
     def keys(self) -> Path:
         return self.path / "keys"
+
+    def change_catalogue(self, added: Items, gone: Sequence[str], url: str | None = None) -> Items:
+        """Items come and go; what is in the catalogue then. No server of the federation runs."""
+        before = self.catalogue()
+        now = [(item, title) for item, title in json.loads(before)["items"]]
+        after = changed(now, added, gone)
+        table = {"items": [list(item) for item in after]}
+        database = self.database(url)
+        try:
+            with contextlib.nullcontext() if database.shared else self.locked():
+                with database.writing() as link:
+                    database.take_turn(link)
+                    change_catalogue(link, before, json.dumps(table).encode())
+                _write(self.path / "catalogue.json", table)
+        finally:
+            database.close()
+        return after
 
     def catalogue(self) -> bytes:
         """As it is published. Raises where it is not that of the terms."""

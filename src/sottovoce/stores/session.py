@@ -269,7 +269,9 @@ class DeviceSession(Agreeing):
                 algorithm, cohort, terms.release, Ledger(), self.store.streams()
             ).vectors_at_home(view)
         scorer = algorithm.device_scorer(vectors, view.items)
-        items, scores = recommend(scorer, 0, cohort.history.row(0), n)
+        untitled = np.array([at for at, (_, title) in enumerate(catalogue) if not title], np.int32)
+        kept = np.union1d(cohort.history.row(0), untitled).astype(np.int32)
+        items, scores = recommend(scorer, 0, kept, n)
         return [
             (*catalogue[item], score)
             for item, score in zip(items.tolist(), scores.tolist(), strict=True)

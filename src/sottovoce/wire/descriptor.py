@@ -12,6 +12,7 @@ from sottovoce.wire.sealing import KEY_BYTES, key_id
 
 State = Literal["waiting", "open", "finished"]
 Selection = Literal["all", "list"]
+_LONGEST_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Descriptor:
     """Public key to which reports are sealed, in an open round of a federation with a proxy."""
     published: int | None = None
     """The version to recommend by, where that is not always the newest model."""
+    catalogue: str = ""
+    """Name of the catalogue that is published; servers of earlier releases do not say it."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -41,12 +44,14 @@ class Descriptor:
         """From what a server published; fields that are not known here are left alone."""
         check_protocol(table.get("protocol"), "the server speaks", SAME_RELEASE)
         texts = [table.get(name) for name in ("federation", "terms", "state", "selection")]
+        catalogue = table.get("catalogue", "")
         counts = [table.get(name) for name in ("round", "attempt", "model")]
         seconds, version = table.get("poll_seconds"), table.get("published")
         if version is not None:
             counts.append(version)
         if (
-            not all(isinstance(text, str) for text in texts)
+            not all(isinstance(text, str) for text in (*texts, catalogue))
+            or len(catalogue) > _LONGEST_NAME
             or not all(type(count) is int and 0 <= count < 2**32 for count in counts)
             or isinstance(seconds, bool)
             or not isinstance(seconds, int | float)
@@ -58,7 +63,8 @@ class Descriptor:
         names = ("federation", "terms", "round", "attempt", "state", "selection", "model")
         told = {name: table[name] for name in names}
         key = _report_key(table.get("report_key"))
-        return cls(**told, poll_seconds=float(seconds), report_key=key, published=version)
+        told |= {"poll_seconds": float(seconds), "published": version, "catalogue": catalogue}
+        return cls(**told, report_key=key)
 
 
 def _report_key(told: object) -> bytes:

@@ -36,6 +36,7 @@ from sottovoce.services.kit.pacing import Draw, from_system
 from sottovoce.stores.device import CohortStore
 from sottovoce.stores.prepared import Prepared, sealed_by, signing_key
 from sottovoce.stores.session import DeviceSession
+from sottovoce.wire.catalogue import require_same_places
 from sottovoce.wire.descriptor import Descriptor
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.invitations import Invitation, kept_invitation
@@ -109,7 +110,7 @@ def _is_text(value: object) -> bool:
 T = TypeVar("T")
 
 _REFRESH_SECONDS = 86400
-_REFRESHED = "refreshed"
+_REFRESHED, _CATALOGUE = "refreshed", "catalogue-seen"
 
 
 class Reader(Loop):
@@ -161,14 +162,26 @@ class Reader(Loop):
                 raise Unreachable(f"the server at {self.client.url} is about to change its terms")
             await self._aside(lambda: self.hosted.meet(told))
             terms = told
-        if await self._aside(self.store.count_items) != terms.n_items:
-            await self._fetch_catalogue(terms)
+        known = await self._aside(self.store.count_items) == terms.n_items
+        seen = await self._aside(lambda: self.store.secret(_CATALOGUE)) or b""
+        if not known or now.catalogue.encode() != seen:
+            await self._fetch_catalogue(terms, now.catalogue)
         return terms
 
-    async def _fetch_catalogue(self, terms: Terms) -> None:
+    async def _fetch_catalogue(self, terms: Terms, name: str) -> None:
+        """Items come and go, but none in the place of one that this device knows."""
         answer = await self.client.get("/v1/catalogue", limit=catalogue_limit(terms), packed=True)
         items = catalogue_items(self._good(answer).table(), terms)
-        await self._aside(lambda: self.store.set_catalogue(items))
+
+        def keep() -> None:
+            before = self.store.catalogue()
+            if len(before) == len(items):
+                require_same_places(before, items)
+            if before != items:
+                self.store.set_catalogue(items)
+            self.store.set_secret(_CATALOGUE, name.encode())
+
+        await self._aside(keep)
 
     async def _model(self, now: Descriptor, terms: Terms) -> ModelView:
         """The model to learn from in the round. Where recommendations are made by an earlier one,

@@ -14,10 +14,11 @@ from sottovoce.services.kit.serving import Beside, Parts, Service, Start
 from sottovoce.services.server.application import ServerApplication, ServerLimits
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.services.server.state import RoundState
+from sottovoce.stores.catalogue import catalogue_name, require_catalogue
 from sottovoce.stores.coordinator import Coordinator
 from sottovoce.stores.database import Database
 from sottovoce.stores.keys import ReportKeys
-from sottovoce.stores.server import raise_target, require_catalogue
+from sottovoce.stores.server import raise_target
 from sottovoce.stores.server_folder import ServerFolder, ShufflerSecrets, open_folder
 
 _WATCH_SHARED, _WATCH_ALONE = 0.2, 1.0
@@ -64,7 +65,7 @@ class ServerService(Service[ServerFolder, ServerLimits]):
                 raise_target(link, self.rounds)
             if self.skip_to_round is not None:
                 coordinator.skip_to(link, self.skip_to_round)
-        state = RoundState(store, plan)
+        state = RoundState(store, plan, catalogue_name(catalogue))
         state.refresh()
         rounds = RoundsThread(store, coordinator, state, start.log)
         return Parts(

@@ -59,10 +59,11 @@ class RoundSnapshot:
 class RoundState:
     """The newest snapshot. Any thread may read it."""
 
-    def __init__(self, database: Database, plan: Plan) -> None:
+    def __init__(self, database: Database, plan: Plan, catalogue: str = "") -> None:
+        """`catalogue` is the name of the one that is published."""
         self._database = database
         self._plan = plan
-        self._digest = plan.terms.digest()
+        self._digest, self._catalogue = plan.terms.digest(), catalogue
         self._everyone = plan.asks_all
         self._turn = threading.Lock()
         nothing = Position(-1, 0, "waiting", 0)
@@ -125,6 +126,8 @@ class RoundState:
         }
         if position.published is not None:
             content["published"] = position.published
+        if self._catalogue:
+            content["catalogue"] = self._catalogue
         if state == "open" and position.report_key:
             key = position.report_key
             content["report_key"] = {"id": key_id(key).hex(), "public": key.hex()}
