@@ -297,3 +297,9 @@ def test_bad_settings_and_batches_that_are_too_small_get_a_sentence():
         replace(CONFIG, noise="none")
     with pytest.raises(Stalled, match="may still send"):
         federation(least=31).run()
+
+
+def test_a_server_that_was_set_back_begins_with_a_batch():
+    gram = GramConfig(popularity_share=0.3, batches=3).build_under(OwnEpsilon(8.0), None, 1)
+    assert [gram.begins_at(round) for round in range(6)] == [0, 2, 2, 4, 4, 6]
+    assert [gram.after_given_up(round) for round in range(4)] == [2, 2, 4, 4]

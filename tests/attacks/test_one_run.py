@@ -274,10 +274,10 @@ def test_a_proxy_that_adds_half_the_noise_is_caught(monkeypatch):
     assert 0.6 * claimed < distance(sums_run(2.0)) <= claimed
     sum_masks = Helper.sum_masks
 
-    def lazy(self, seeds, threads=1, numbers=None):
+    def lazy(self, seeds, threads=1, numbers=None, draws=None):
         self.link = replace(self.link, noise=self.link.noise / 2)
         try:
-            return sum_masks(self, seeds, threads, numbers)
+            return sum_masks(self, seeds, threads, numbers, draws)
         finally:
             self.link = replace(self.link, noise=self.link.noise * 2)
 

@@ -12,6 +12,7 @@ from sottovoce.attacks.suite import a08_attributes as attributes
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.links import Direct, SecureSum
+from sottovoce.core.masking import words_of
 from sottovoce.engines.transcripts import Recorder, seen_by
 from sottovoce.errors import DataError, WrongSum
 from sottovoce.privacy.updates import Clipped
@@ -118,7 +119,10 @@ def test_a_mask_of_nothing_is_caught(monkeypatch):
     """The broken control: devices send their updates bare, and both attacks read them."""
     from sottovoce.parties import device
 
-    monkeypatch.setattr(device, "masked", lambda whole, seed: whole.ravel().view(np.uint64).copy())
+    def bare_words(whole, seed, bits):
+        return words_of(whole, bits)
+
+    monkeypatch.setattr(device, "masked", bare_words)
     heard = All()
     with pytest.raises(WrongSum):  # the server notices that the masks do not add up
         played(SecureSum(), heard=heard)

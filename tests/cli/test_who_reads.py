@@ -5,10 +5,12 @@ import pytest
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.algorithms.fmf.system import FMFConfig
 from sottovoce.algorithms.fpl.system import FPLConfig
+from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.algorithms.uc.settings import FilterConfig, UCConfig
 from sottovoce.cli.device_terms import who_reads
 from sottovoce.core.links import Direct, Proxied, SecureSum
 from sottovoce.privacy.mechanisms import Everything, ShareFraction
+from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.privacy.reports import KReports
 from sottovoce.privacy.updates import Clipped
 from sottovoce.wire.terms import Terms
@@ -73,3 +75,20 @@ def test_a_gateway_says_what_it_and_the_server_read():
     noisy = told(UCConfig, "direct", Clipped(norm="l1", epsilon=2.0), gateway=True)
     assert "costs ε = 2 a round" in " ".join(noisy)
     assert "No ε" not in " ".join(noisy)
+
+
+@pytest.mark.parametrize("gateway", [False, True])
+@pytest.mark.parametrize("parts", [0, 30])
+def test_gram_is_described_by_what_bounds_it(parts, gateway):
+    release = OwnEpsilon(8.0, parts=parts, period_days=365)
+    terms = Terms("town", 40, GramConfig(), release, SecureSum(min_devices=30, key="ab" * 32))
+    told = " ".join(who_reads(terms, gateway=gateway))
+    assert "bounded by the ε that you choose, at most 8" in told
+    assert "no noise" not in told
+    assert "can read yours" not in told
+    assert "better than by chance" not in told
+    assert ("The proxy adds the noise" in told) == (parts == 0)
+    assert ("30 parts are the whole" in told) == (parts > 0)
+    assert ("runs this gateway can read everything" in told) == gateway
+    assert "together they read your contribution" in told
+    assert "waits 365 days" in told

@@ -8,6 +8,7 @@ between. What it has acknowledged is there afterwards, once.
 import contextlib
 import http.client
 import itertools
+import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +19,31 @@ import owner_world
 import pytest
 import secure_sum_world
 from chaos_world import Forked, Mishaps, Nursery
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from proxy_world import PATIENT, App, Link, proxied, proxy_terms
 from server_world import USERS, Client, Fleet, new_folder, simulated
 from test_owner_process import Phone
 from test_proxy_service import devices, wait_for
 
+from sottovoce.algorithms.gram.system import GramConfig
+from sottovoce.core.contributions import STEPS
+from sottovoce.core.links import SecureSum
+from sottovoce.core.masking import masked
+from sottovoce.core.messages import MaskedReports, MaskSeeds
+from sottovoce.core.one_bit import noise_root
+from sottovoce.engines.trial import prepare_helper, start_helper
+from sottovoce.parties.helper import Helper, noise_spans
+from sottovoce.parties.secure_sum import summed
+from sottovoce.parties.server import RoundRules, Server
+from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.rng import streams_of
+from sottovoce.stores import server as records
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_folder import invite
+from sottovoce.stores.server_folder import create_folder
+from sottovoce.wire.masked import seal_masked
+from sottovoce.wire.signing import seal
+from sottovoce.wire.terms import Terms
 
 KILLS = 50
 FEW = 3
@@ -116,6 +135,94 @@ def test_server(tmp_path):
     assert {past["reported"] for past in past} == {USERS}
     assert here.figures.acknowledged + here.figures.again == rounds * USERS
     here.figures.say(f"server ({rounds} rounds)")
+
+
+@pytest.mark.parametrize("kills", [FEW, often])
+def test_server_that_adds_up(tmp_path, kills):
+    """gram's, which forgets what it has added up: everybody is in each sum, once; the helper is
+    killed now and then, too."""
+    crowd = Crowd(tmp_path)
+    helper = start_helper(tmp_path, crowd.folder, tmp_path)
+    with Nursery("server", crowd.folder.path) as nursery:
+        here = Mishaps(nursery, lambda: Forked(nursery, crowd.folder.path), kills=kills, seed=6)
+        senders = Senders(here, crowd.folder)
+        with here, ThreadPoolExecutor(8) as pool:
+            for round in itertools.count():
+                view, attempt = _opened(here, crowd.folder, round)
+                payloads = [crowd.payload(n, view, attempt) for n in range(len(crowd.keys))]
+                posts = [("POST", "/v1/reports", payload) for payload in payloads]
+                for got, lost in pool.map(lambda post: senders.ask(*post), posts):
+                    settled(here.figures, got, lost)
+                for got, _ in pool.map(lambda post: senders.ask(*post), posts[:2]):
+                    assert got.error in ("replay", "late"), "it would count twice"
+                if round % 4 == 1:
+                    helper.kill()
+                    helper = start_helper(tmp_path, crowd.folder, tmp_path)
+                if here.over.is_set():
+                    break
+            rounds = round + 1
+            _opened(here, crowd.folder, rounds)
+            with Client(crowd.folder, here.port) as client:
+                assert np.array_equal(client.model(rounds).items, crowd.simulated(rounds))
+                past = client.status()["rounds"]
+            senders.close()
+    helper.stop()
+    assert {past["reported"] for past in past} == {len(crowd.keys)}
+    assert here.figures.acknowledged + here.figures.again == rounds * len(crowd.keys)
+    here.figures.say(f"server that adds up ({rounds} rounds)")
+
+
+class Crowd:
+    """Enough devices for the server to add up before a round ends."""
+
+    def __init__(self, path, many=40, items=30):
+        config, release = GramConfig(popularity_share=1.0, batches=500), OwnEpsilon(8.0)
+        link = SecureSum(min_devices=many, bits=32)
+        self.terms = Terms("crowd", items, config, release, prepare_helper(path, link, 1))
+        self.items, self.keys = items, [Ed25519PrivateKey.generate() for _ in range(many)]
+        self.folder = create_folder(
+            path / "server",
+            self.terms,
+            [(f"i{n}", f"Item {n}") for n in range(items)],
+            rounds=500,
+            root_key=1,
+            rules=RoundRules(min_devices=many, deadline_seconds=3600.0, poll_seconds=0.05),
+        )
+        tokens = [secrets.token_bytes(32) for _ in self.keys]
+        database = self.folder.database()
+        with database.writing() as at:
+            records.invite(at, range(many), tokens)
+            for token, key in zip(tokens, self.keys, strict=True):
+                records.enrol(at, token, key.public_key().public_bytes_raw())
+        database.close()
+
+    def contribution(self, number, round):
+        rng = np.random.default_rng([number, round])
+        return rng.integers(0, STEPS // 8, self.items + 1)
+
+    def payload(self, number, view, attempt):
+        seed, who = secrets.token_bytes(32), np.array([number])
+        hidden = masked(self.contribution(number, view.round), seed, self.terms.bits)
+        reports = MaskedReports(view.round, who, hidden[None, :])
+        seeds = MaskSeeds(view.round, who, (seed,))
+        key, about = self.keys[number], {"number": number, "round": view.round, "attempt": attempt}
+        body = seal_masked(self.terms, attempt, view, reports, seeds, key)
+        return seal(key, "crowd", "report", **about, nonce=secrets.token_bytes(16), body=body)
+
+    def simulated(self, rounds):
+        """The model after rounds of which everybody was a part."""
+        algorithm, rng = self.terms.build(), streams_of(1)
+        server, many = Server.start(algorithm, self.items, rng), self.items + 1
+        key, spans = (
+            noise_root(rng.child("masker").root),
+            noise_spans(algorithm, self.terms.release),
+        )
+        helper = Helper(self.terms.secure_sum, many, key, spans)
+        for round in range(rounds):
+            sums = sum(self.contribution(n, round) for n in range(len(self.keys)))
+            sums = (sums + helper.noise(round, many)).reshape(-1, 1)
+            server.fold(summed(round, sums, len(self.keys)))
+        return server.items
 
 
 def _opened(here, folder, round):

@@ -19,6 +19,7 @@ from sottovoce.rng import Streams
 from sottovoce.services.server import shuffled_rounds as batches
 from sottovoce.services.server.shuffled_rounds import coordinator_of
 from sottovoce.stores import server as records
+from sottovoce.stores.catalogue import require_catalogue
 from sottovoce.stores.conductor import Checkpoint, ConductedRound, RoundRecord
 from sottovoce.stores.database import Database
 from sottovoce.stores.helper_folder import Answers, init_helper
@@ -102,7 +103,7 @@ def start(folder):
     database = folder.database()
     with contextlib.closing(database), database.writing() as link:
         coordinator_of(folder.plan, time.monotonic, folder.keys).start(link)
-        records.require_catalogue(link, folder.catalogue())
+        require_catalogue(link, folder.catalogue())
 
 
 @pytest.mark.parametrize(

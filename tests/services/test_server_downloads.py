@@ -1,5 +1,6 @@
 """What everyone may fetch: the right bytes, once, whole or in parts."""
 
+import hashlib
 import json
 import zlib
 
@@ -186,6 +187,7 @@ def test_the_descriptor_is_cheap_to_ask_again(running):
     client, _ = running
     got = client.get("/v1/round")
     assert got.json() == {
+        "catalogue": hashlib.sha256(client.folder.catalogue()).hexdigest(),
         "protocol": 2,
         "federation": "little-town",
         "terms": terms().digest(),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from sottovoce.algorithms.gram.system import SCALE, GramConfig
+from sottovoce.cli.spent import of_store
 from sottovoce.core.consent import Choice
 from sottovoce.core.contributions import STEPS
 from sottovoce.core.links import SecureSum
@@ -148,3 +149,16 @@ def test_a_limit_below_her_epsilon_lets_nothing_leave(tmp_path):
     with pytest.raises(ConsentError, match="limit"):
         phone.contribute(0)
     assert phone.spent == 0.0
+
+
+def test_her_budget_is_in_periods_and_says_what_bounds_it(tmp_path):
+    phone = Phone(tmp_path / "phone", Choice(epsilon=2.0, total_epsilon=7.0))
+    phone.contribute(0)
+    phone.contribute(1)
+    budget = of_store(phone.store, 7, phone.terms)
+    assert budget.spent == pytest.approx(2.0)
+    assert (budget.account.reports, budget.rounds_left) == (0, 2)
+    told = " ".join(budget.lines())
+    assert "2 periods left" in told
+    assert "noisy sums cost ε = 2" in told
+    assert "report" not in told

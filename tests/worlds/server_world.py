@@ -232,7 +232,8 @@ class Client:
         since = "" if have is None else f"?since={have.round}"
         got = self.get(f"/v1/model/{round}{since}")
         assert got.status == 200, got.body
-        return decode_model(got.body, n_items=ITEMS, width=terms().width, have=have)
+        ours = self.folder.plan.terms
+        return decode_model(got.body, n_items=ours.n_rows, width=ours.width, have=have)
 
     def close(self):
         if self.link is not None:

@@ -380,6 +380,11 @@ class FactorModel(ABC):
         """The round that follows on one whose sum could not be read."""
         return round + 1
 
+    def begins_at(self, round: int) -> int:
+        """The first round, from this one on, with which a server can begin that knows nothing of
+        those before."""
+        return round
+
     # --- server -----------------------------------------------------------------------------------
 
     def server_init(self, n_items: int, rng: Streams) -> NDArray[np.float32]:
@@ -604,6 +609,9 @@ class Contributing(FactorModel):
     def after_given_up(self, round: int) -> int:
         """The first round of the next batch: stages build on each other."""
         return round - self.stage(round) + len(self.shares)
+
+    def begins_at(self, round: int) -> int:
+        return self.after_given_up(round) if self.stage(round) else round
 
     @abstractmethod
     def noise_spans(self, round: int, numbers: int) -> tuple[tuple[int, float], ...]:

@@ -202,6 +202,7 @@ def _changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, 
 if TYPE_CHECKING:
     from sottovoce.algorithms.base import AlgorithmSettings
     from sottovoce.core.links import SecureSum
+    from sottovoce.privacy.own_epsilon import OwnEpsilon
     from sottovoce.wire.terms import Terms
 
 _SAME_PEOPLE = (
@@ -218,6 +219,8 @@ def who_reads(terms: Terms, *, gateway: bool = False) -> list[str]:
     filters = _filters(algorithm) if "hidden_attributes" in algorithm.reads else []
     if terms.reporting is not None:
         told = _reports(terms)
+    elif terms.release.contributing is not None and terms.secure_sum is not None:
+        told = _contributions(terms.release.contributing, terms.secure_sum, gateway=gateway)
     elif terms.secure_sum is not None:
         told = [*filters, *_summed(terms.secure_sum)]
     elif gateway:
@@ -287,6 +290,42 @@ def _summed(link: SecureSum) -> list[str]:
             "to which one device alone has added can be read by everybody."
         )
     return [*told, _SAME_PEOPLE]
+
+
+def _contributions(release: OwnEpsilon, link: SecureSum, *, gateway: bool) -> list[str]:
+    """gram."""
+    whole, who = ("the sum of its users", "gateways") if gateway else ("it", "devices")
+    told = [
+        "What leaves: one contribution in each stage of a period, as long as your ε permits and no "
+        f"longer, masked. The server cannot read {whole}; the proxy gets the mask and nothing "
+        f"else. What the server reads is one sum over at least {link.min_devices:,} {who}, with "
+        "noise.",
+        "What everybody can tell of you from all that is published in a period is bounded by the ε "
+        f"that you choose, at most {release.epsilon:g}, but for a chance of {release.delta:g}. "
+        "Nobody learns which ε that is.",
+    ]
+    if release.parts:
+        told.append(
+            f"Devices add the noise, each a part, and {release.parts:,} parts are the whole: your "
+            "ε holds while so many devices of a sum keep to it."
+        )
+    else:
+        told.append(
+            "The proxy adds the noise: your ε does not hold toward it, and nobody would notice if "
+            "it added none."
+        )
+    if gateway:
+        told.append(
+            "Whoever runs this gateway can read everything of its users: histories and choices are "
+            "in this store."
+        )
+    if release.period_days:
+        told.append(f"Between two periods your device waits {release.period_days:,} days.")
+    return [
+        *told,
+        "This holds while whoever runs the server and whoever runs the proxy do not put together "
+        "what they have: together they read your contribution.",
+    ]
 
 
 def _groups_words(link: SecureSum) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,7 @@ if TYPE_CHECKING:
     from sottovoce.stores.device import CohortStore
     from sottovoce.wire.terms import Terms
 
-_METER = 24
+_METER, _OWN = 24, "own-epsilon"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,8 @@ class Budget:
     """Whether other releases have left, too, of which nothing can be vouched for."""
     sums: float = 0.0
     """ε of noisy sums, which is spent as well."""
+    each: str = "round"
+    """What `round_cost` is the cost of: of contributions, a period."""
 
     @property
     def spent(self) -> float:
@@ -190,8 +193,8 @@ class Budget:
         if self.rounds_left is None:
             return ""
         if self.rounds_left < 1:
-            return ", no further round fits: nothing leaves any more"
-        return f", {count_of(int(self.rounds_left), 'round')} left"
+            return f", no further {self.each} fits: nothing leaves any more"
+        return f", {count_of(int(self.rounds_left), self.each)} left"
 
     def _with_proxy(self) -> str:
         if self.smallest_batch < 2:
@@ -215,12 +218,24 @@ def of_store(store: CohortStore, number: int, terms: Terms | None) -> Budget | N
     from sottovoce.stores.device_limits import plain_releases, spent_on_sums
 
     choice, row = store.choice(number), store.users.tolist().index(number)
-    sent = [Sent(s.reports, s.epsilon, s.batch) for s in store.sent_reports(number)]
-    cost = round_cost(choice, terms)
-    if not sent and cost is None:
+    own = _contributed(store.ledger(number))
+    sent = [
+        Sent(s.reports - own[s.epsilon] * (s.batch == 0), s.epsilon, s.batch)
+        for s in store.sent_reports(number)
+    ]
+    sent, cost = [one for one in sent if one.reports], round_cost(choice, terms)
+    if not sent and not own and cost is None:
         return None
-    unbounded, sums = bool(plain_releases(store)[row]), float(spent_on_sums(store)[row])
-    return _budget(sent, choice, cost, unbounded, sums)
+    unbounded = bool(plain_releases(store)[row])
+    sums = float(spent_on_sums(store)[row]) + math.fsum(own.elements())
+    contributes = terms is not None and terms.contributes
+    return _budget(sent, choice, cost, unbounded, sums, "period" if contributes else "round")
+
+
+def _contributed(table: pa.Table) -> Counter[float]:
+    """How often contributions of each cost are in a ledger."""
+    rows = zip(table["kind"].to_pylist(), table["epsilon"].to_pylist(), strict=True)
+    return Counter(epsilon for kind, epsilon in rows if kind == _OWN)
 
 
 def spent_so_far(store: CohortStore, number: int) -> float:
@@ -234,17 +249,15 @@ def spent_so_far(store: CohortStore, number: int) -> float:
 def of_ledger(table: pa.Table, choice: Choice) -> Budget | None:
     """The same from one user's rows of a run's ledger; None where no ε bounds what she has sent."""
     from sottovoce.privacy.accountant import Sent
-    from sottovoce.privacy.own_epsilon import OwnEpsilon
 
     counted: dict[tuple[float, int], int] = {}
-    cost, unbounded, sums = None, False, 0.0
+    cost, unbounded, sums = None, False, math.fsum(_contributed(table).elements())
     columns = ("kind", "epsilon", "reports", "report_epsilon", "batch")
     for kind, epsilon, reports, each, batch in zip(
         *(table[name].to_pylist() for name in columns), strict=True
     ):
         unbounded |= math.isinf(epsilon)
-        if kind == OwnEpsilon.name:
-            sums += epsilon
+        if kind == _OWN:
             continue
         if not reports and 0 < epsilon < math.inf:  # an update with noise counts as one report
             reports, each, batch = 1, epsilon, 0
@@ -258,7 +271,12 @@ def of_ledger(table: pa.Table, choice: Choice) -> Budget | None:
 
 
 def _budget(
-    sent: list[Sent], choice: Choice, cost: float | None, unbounded: bool, sums: float = 0.0
+    sent: list[Sent],
+    choice: Choice,
+    cost: float | None,
+    unbounded: bool,
+    sums: float = 0.0,
+    each: str = "round",
 ) -> Budget:
     from sottovoce.privacy.accountant import account, rounds_left
 
@@ -266,7 +284,7 @@ def _budget(
     spent = found.without_proxy + sums
     left = None if cost is None else rounds_left(choice.total_epsilon, spent, cost, 1)
     batch = min((s.batch for s in sent), default=0)
-    return Budget(found, choice.total_epsilon, cost, left, batch, unbounded, sums)
+    return Budget(found, choice.total_epsilon, cost, left, batch, unbounded, sums, each)
 
 
 def round_cost(choice: Choice, terms: Terms | None) -> float | None:
@@ -300,8 +318,9 @@ def choice_lines(
     if bound is not None and terms.reporting is not None:
         return _reports_lines(choice, spent, terms.reporting.max_reports, bound)
     if bound is not None:
-        told = f"A round costs ε = {bound_text(bound)}; what was spent never comes back."
-        return [told, _lasting(choice, spent, bound)]
+        each = "period" if terms.contributes else "round"
+        told = f"A {each} costs ε = {bound_text(bound)}; what was spent never comes back."
+        return [told, _lasting(choice, spent, bound, each)]
     if sums is not None:
         return sums.lines()
     if math.isfinite(choice.total_epsilon):
@@ -319,17 +338,17 @@ def _reports_lines(choice: Choice, spent: float, k: int, cost: float, most: str 
     return [told, _lasting(choice, spent, cost)]
 
 
-def _lasting(choice: Choice, spent: float, cost: float) -> str:
-    """How many rounds of this cost the limit has room for."""
+def _lasting(choice: Choice, spent: float, cost: float, each: str = "round") -> str:
+    """For how many rounds (or periods) of this cost the limit has room."""
     from sottovoce.privacy.accountant import rounds_left
 
     if math.isinf(choice.total_epsilon):
         return "There is no limit in all: set one with --total-epsilon."
     left = int(rounds_left(choice.total_epsilon, spent, cost, 1))
     rest = f" ({bound_text(spent)} is spent)" if spent else ""
-    lasts = f"lasts for {count_of(left, 'more round' if spent else 'round')}"
+    lasts = f"lasts for {count_of(left, f'more {each}' if spent else each)}"
     if left < 1:
-        lasts = "has no room for a round: nothing leaves"
+        lasts = f"has no room for a {each}: nothing leaves"
     return f"The limit of {choice.total_epsilon:.10g} in all{rest} {lasts}."
 
 

@@ -148,7 +148,7 @@ class Coordinator:
     def skip_to(self, link: sa.Connection, round: int) -> None:
         """Go on with round `round` from the model that is there. For a database that was set back:
         devices never do a round twice, so it must go on after the last one that they have seen."""
-        now = records.position(link)
+        now, round = records.position(link), self._algorithm.begins_at(round)
         found = records.model(link, now.round, self._plan.terms.width)
         if found is None or round <= now.round:
             raise UsageError(

@@ -73,6 +73,7 @@ Q, SCALE, FACTORS = 0, 1, 2
 class GramConfig(AlgorithmSettings):
     releases: ClassVar[tuple[str, ...]] = ("own-epsilon",)
     links: ClassVar[tuple[str, ...]] = ("secure-sum",)
+    published: ClassVar[str] = "Everybody can read the models that are published."
     embedding_size: int = 128
     """Most factors that are published."""
     recency: bool = True

@@ -75,7 +75,7 @@ def _go_on(copy: Path, folder: ServerFolder, round: int) -> None:
         from sottovoce.stores.conductor import Checkpoint
 
         with Checkpoint(copy) as checkpoint:
-            checkpoint.skip_to(round)
+            checkpoint.skip_to(folder.plan.terms.build().begins_at(round))
 
 
 def _rounds(folder: Path | None) -> list[int]:

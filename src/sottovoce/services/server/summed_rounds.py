@@ -18,12 +18,11 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import sqlalchemy as sa
 
-from sottovoce.algorithms.base import Contributing
 from sottovoce.core.masking import from_bytes, to_bytes
 from sottovoce.core.messages import MaskedReports, ModelView, SummedReports, add_sums, cut_sum
 from sottovoce.engines.client import Answer
@@ -483,9 +482,7 @@ class SummedCoordinator(Coordinator):
         sums.forget(link, now.round)
         self._note(link, now)
         memory = records.memory(link, now.round, len(items))
-        after = now.round + 1
-        if self._plan.terms.contributes:
-            after = cast(Contributing, self._algorithm).after_given_up(now.round)
+        after = self._algorithm.after_given_up(now.round)
         records.save_model(link, after, items, changed, memory)
         records.count_refusals(link, {what: 1})
         opened = self._open(link, after, 0) if after < now.target else None
