@@ -64,6 +64,12 @@ def waiting(link: sa.Connection, round: int, attempt: int) -> int:
     return int(link.execute(query).scalar() or 0)
 
 
+def there(link: sa.Connection, round: int, attempt: int) -> int:
+    """How many are in the sum, or wait to be; who was left out is not."""
+    query = sa.select(sa.func.count()).where(*_is(summed_seeds, round, attempt))
+    return int(link.execute(query).scalar() or 0) + waiting(link, round, attempt)
+
+
 def next_ones(
     link: sa.Connection, round: int, attempt: int, many: int, after: int = -1
 ) -> list[tuple[int, bytes]]:

@@ -134,11 +134,13 @@ class SummedCoordinator(Coordinator):
         late = self._elapsed() >= self._plan.rules.deadline_seconds
         if now.reported >= self._most:
             return "goal"
-        if self._plan.terms.contributes and verdict != "goal":
+        if self._plan.terms.contributes:
             # Whoever has contributed is not asked for it again: the round waits for enough.
-            return "deadline" if late and now.reported >= self._link.min_devices else None
+            enough = sums.there(link, now.round, now.attempt) >= self._link.min_devices
+            ended: Verdict = "goal" if verdict == "goal" else "deadline"
+            return ended if enough and (late or verdict == "goal") else None
         if verdict in ("goal", "deadline") and now.reported < self._link.min_devices:
-            return "abandoned" if late and not self._plan.terms.contributes else None
+            return "abandoned" if late else None
         return verdict
 
     def seconds_left(self) -> float:
@@ -169,6 +171,7 @@ class SummedCoordinator(Coordinator):
         if many >= _ENOUGH:
             try:
                 self._add_up(leader, now)
+                self._pause = _FIRST_PAUSE
             except (Unreachable, KeyTrouble) as error:
                 raise self._waits(now, error) from None
             except SumRefused as error:

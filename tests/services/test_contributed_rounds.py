@@ -1,0 +1,147 @@
+"""Rounds of gram at the server: a batch below its minimum waits, a sum without room ends a round, a
+spoiled one ends its batch, and a server that was set back begins with a batch."""
+
+import secrets
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from secure_sum_world import TOKEN, MaskerApp
+from server_world import quick_rules
+
+from sottovoce.algorithms.gram.system import SCALE, GramConfig
+from sottovoce.core.contributions import STEPS
+from sottovoce.core.links import SEALED_SEED_BYTES, SecureSum
+from sottovoce.core.masking import masked
+from sottovoce.core.messages import MaskedReports, MaskSeeds, ModelView
+from sottovoce.engines.client import Answer
+from sottovoce.privacy.own_epsilon import OwnEpsilon
+from sottovoce.services.server.summed_rounds import SummedCoordinator
+from sottovoce.stores import server as records
+from sottovoce.stores import sums
+from sottovoce.stores.coordinator import Plan
+from sottovoce.stores.database import Database
+from sottovoce.stores.helper_folder import HelperIntroduction, create_helper, init_helper
+from sottovoce.wire.masked import seal_masked
+from sottovoce.wire.terms import Terms
+
+ITEMS, DEVICES, LEAST = 12, 8, 4
+
+
+class World:
+    def __init__(self, path, **link):
+        key = init_helper(path / "masker", noise_key=bytes(range(32)))
+        config = GramConfig(popularity_share=0.3, least_head=4, batches=3)
+        way = SecureSum(**{"min_devices": LEAST, "bits": 32, **link}, url="https://h", key=key)
+        self.terms = Terms("town", ITEMS, config, OwnEpsilon(8.0), way)
+        folder = create_helper(path / "masker", HelperIntroduction(self.terms, TOKEN))
+        self.helper = MaskerApp(folder).__enter__()
+        self.database = Database.sqlite(path / "server.db")
+        self.database.create()
+        self.time, self.keys = 0.0, [Ed25519PrivateKey.generate() for _ in range(DEVICES)]
+        rules = quick_rules(min_devices=LEAST, deadline_seconds=100.0)
+        plan = Plan(self.terms, "all", 6, 1, rules)
+        self.coordinator = SummedCoordinator(plan, lambda: self.time, self.ask)
+        with self.database.writing() as at:
+            self.coordinator.start(at)
+            tokens = [secrets.token_bytes(32) for _ in self.keys]
+            records.invite(at, range(DEVICES), tokens)
+            for token, one in zip(tokens, self.keys, strict=True):
+                records.enrol(at, token, one.public_key().public_bytes_raw())
+
+    def close(self):
+        self.helper.__exit__()
+        self.database.close()
+
+    def ask(self, question, path):
+        got = self.helper.ask("POST", path, question, {"authorization": f"Bearer {TOKEN}"})
+        return Answer(got.status, "", got.body)
+
+    def step(self):
+        with self.database.leading() as leader:
+            return [event.what for event in self.coordinator.step(leader)]
+
+    def position(self):
+        with self.database.reading() as at:
+            return records.position(at)
+
+    def view(self):
+        now = self.position()
+        with self.database.reading() as at:
+            return ModelView(now.round, records.model(at, now.round, self.terms.width)[0])
+
+    def send(self, *numbers, size=1000, foreign=False, most=10**6):
+        now, view, batch = self.position(), self.view(), []
+        many, _ = self.terms.build().report_shape(view)
+        for number in numbers:
+            seed, who = secrets.token_bytes(32), np.array([number])
+            hidden = masked(np.full(many, size), seed, self.terms.bits)[None, :]
+            seeds = MaskSeeds(now.round, who, (seed,))
+            told = MaskedReports(now.round, who, hidden)
+            made = self.terms, now.attempt, view, told, seeds, self.keys[number]
+            body = seal_masked(*made)
+            if foreign:  # a seed that is bound to another attempt does not open
+                other = seal_masked(self.terms, now.attempt + 1, *made[2:])
+                body = body[:-SEALED_SEED_BYTES] + other[-SEALED_SEED_BYTES:]
+            mark = records.mark_of(b"", body)
+            batch.append(records.Submission(now.round, now.attempt, number, mark, body))
+        with self.database.writing() as at:
+            return sums.accept(at, batch, most)
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_batch_below_its_minimum_waits_and_nothing_is_lost(world):
+    assert world.step() == ["opened"]
+    world.send(0, 1, 2)
+    world.time = 1000.0
+    assert world.step() == []
+    assert world.position().state == "open"
+    world.send(3)
+    assert world.step() == ["closing"]
+    assert world.step() == ["deadline", "published", "opened"]
+    assert (world.position().round, world.position().attempt) == (1, 0)
+    assert (world.view().items[:, SCALE] > 0).sum() >= 4
+
+
+def test_whose_seeds_do_not_open_do_not_make_a_minimum(world):
+    world.step()
+    world.send(0, 1, 2)
+    world.send(3, foreign=True)
+    world.time = 1000.0
+    with world.database.leading() as leader:
+        world.coordinator._add_up(leader, world.position())
+    assert world.step() == []
+    world.send(4)
+    assert world.step() == ["closing"]
+    assert "deadline" in world.step()
+    assert world.position().round == 1
+
+
+def test_a_round_ends_when_its_sum_has_no_room_for_another(world):
+    world.step()
+    assert world.send(0, 1, 2, 3, 4, most=3)[-2:] == ["busy", "busy"]
+
+
+def test_garbage_ends_the_batch_and_the_next_one_begins_with_its_first_stage(world):
+    world.step()
+    world.send(*range(DEVICES - 1))
+    world.send(DEVICES - 1, size=STEPS << 14)
+    assert world.step() == ["closing"]
+    assert world.step() == ["wrong_sum", "opened"]
+    assert world.position().round == 2
+    assert not world.view().items.any()
+    with world.database.reading() as at:
+        assert not records.found(at).on, "contributions come once: nobody is looked for"
+
+
+def test_a_server_that_was_set_back_goes_on_with_a_batch(world):
+    world.step()
+    with world.database.writing() as at:
+        world.coordinator.skip_to(at, 3)
+    assert world.position().round == 4
