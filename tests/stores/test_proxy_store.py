@@ -233,3 +233,19 @@ def test_an_account_has_one_generation_after_the_other(tmp_path):
         assert store.generation(ACCOUNTS[0]) == 2
         assert store.accounts() == 1
     assert (tmp_path / "proxy.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_submission_that_comes_again_when_its_round_is_closed_has_counted(tmp_path):
+    """Its answer was lost, and the batch has gone meanwhile."""
+    with contextlib.closing(ShufflerStore(tmp_path / "proxy.db")) as store:
+        store.move(ShufflerPosition(0, True, key_of(0)))
+        body = secrets.token_bytes(REPORTS * SEALED_BYTES)
+        made = SealedSubmission(ACCOUNTS[0], 0, 0, key_of(0), bytes(16), memoryview(body))
+        assert store.accept([made], {}) == ["accepted"]
+        (held,) = store.held()
+        store.end(store.seal(held), "handed_over")
+        store.move(ShufflerPosition(0, False, key_of(0)))
+        other = SealedSubmission(ACCOUNTS[1], 0, 0, key_of(0), bytes(16), memoryview(body))
+        assert store.accept([made, other], {}) == ["replay", "late"]
+        store.move(ShufflerPosition(1, True, key_of(1)))
+        assert store.accept([made], {}) == ["late"]

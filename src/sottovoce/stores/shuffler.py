@@ -188,12 +188,14 @@ class ShufflerStore:
 
     def _accept(self, submission: SealedSubmission) -> Decision:
         now, where = self.position, (submission.round, submission.tier)
+        known = self._writer.value(_SEEN, [submission.round, submission.account])
+        if submission.round == now.round and known == submission.mark:
+            return "replay"  # also where its batch has gone, and the round with it
         if not now.open or submission.round != now.round or submission.key != now.key:
             return "late"
         run = self._writer.write
-        known = self._writer.value(_SEEN, [submission.round, submission.account])
         if known is not None:
-            return "replay" if known == submission.mark else "second_submission"
+            return "second_submission"
         held = self._held.get(where)
         if held is None:
             taken = {held.number for held in self._held.values()}
