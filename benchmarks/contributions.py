@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.gram.system import SCALE, GramConfig
@@ -47,7 +46,6 @@ from sottovoce.parties.server import RoundRules
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.stores import server as records
-from sottovoce.stores.database import devices
 from sottovoce.stores.helper_folder import create_helper, helper_introduction, open_helper
 from sottovoce.stores.keys import authority_pem, device_context
 from sottovoce.stores.server_folder import ServerFolder, create_folder, open_folder
@@ -222,25 +220,12 @@ def _federation(path: Path, count: int) -> tuple[ServerFolder, int]:
     create_helper(path / "proxy", helper_introduction(folder))
     items = algorithm.server_init(ITEMS, Streams.from_seed(1))
     items[:HEAD, SCALE] = 1.0
-    view, keys = ModelView(1, items), [Ed25519PrivateKey.generate() for _ in range(count)]
+    view, keys = ModelView(1, items), _HTTPS.enrolled(folder, count)
     database = folder.database()
     with database.writing() as at:
         records.set_fact(at, "terms", terms.digest())
         memory = algorithm.server_memory(ITEMS)
         records.save_model(at, 1, items, np.zeros(ITEMS, np.int32), memory)
-        at.execute(
-            devices.insert(),
-            [
-                {
-                    "number": number,
-                    "token_hash": secrets.token_bytes(32),
-                    "public_key": key.public_key().public_bytes_raw(),
-                    "missed": 0,
-                    "dormant": False,
-                }
-                for number, key in enumerate(keys)
-            ],
-        )
     database.close()
     size, numbers = 0, numbers_of(HEAD, True)
     with (path / "requests").open("wb") as out:

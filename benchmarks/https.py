@@ -186,9 +186,8 @@ def reports_per_second(path: Path, count: int, bare: bool) -> dict[str, float]:
     }
 
 
-def _requests(folder: ServerFolder, count: int) -> list[bytes]:
-    """Signed reports of devices that have enrolled, each with its request."""
-    rng = Streams.from_seed(1).child("reports").generator()
+def enrolled(folder: ServerFolder, count: int) -> list[Ed25519PrivateKey]:
+    """So many devices of a federation, by number."""
     keys = [Ed25519PrivateKey.generate() for _ in range(count)]
     database = folder.database()
     with database.writing() as link:
@@ -206,6 +205,13 @@ def _requests(folder: ServerFolder, count: int) -> list[bytes]:
             ],
         )
     database.close()
+    return keys
+
+
+def _requests(folder: ServerFolder, count: int) -> list[bytes]:
+    """Signed reports of devices that have enrolled, each with its request."""
+    rng = Streams.from_seed(1).child("reports").generator()
+    keys = enrolled(folder, count)
     body = _some_report(rng)
     found = []
     for number, key in enumerate(keys):

@@ -182,12 +182,14 @@ class SummedCoordinator(Coordinator):
         """Adds all that waits to the sum of the round, but for those whose seeds the helper cannot
         open."""
         place = now.round, now.attempt
+        with leader.reading() as link:
+            view, name = self._model(link, now.round)
+        rows, width = self._algorithm.report_shape(view)
+        size = message_bytes(self._plan.terms, rows * width)
+        many = max(1, min(_AT_ONCE, _BYTES_AT_ONCE // size))
         while True:
             with leader.reading() as link:
-                view, name = self._model(link, now.round)
-                rows, width = self._algorithm.report_shape(view)
-                size = message_bytes(self._plan.terms, rows * width)
-                part = sums.next_ones(link, *place, max(1, min(_AT_ONCE, _BYTES_AT_ONCE // size)))
+                part = sums.next_ones(link, *place, many)
                 before = sums.total(link, *place)
             if not part:
                 return
