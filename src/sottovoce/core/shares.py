@@ -15,9 +15,9 @@ A part is blinded before it is told (`zeros`): three numbers that add up to 0, d
 that two aggregators share each and bound to all that was said before. Where two of them were told
 different things, what opens is noise.
 
-**Checks.** For every device opens Σ rⱼ(bⱼ² − bⱼ) + r(Σ x² + slack − bound), twice, for numbers r that
-are drawn after all devices have committed. It is 0 for whoever keeps to the rules, and for anybody
-else with a chance of p⁻². Since entries are sums of bits, nothing wraps around: Σ x² is below p.
+**Checks.** For every device opens Σ rⱼ(bⱼ² − bⱼ) + r(Σ x² + slack − bound), twice, for numbers r
+that are drawn after all devices have committed. It is 0 for whoever keeps to the rules, and for
+anybody else with a chance of p⁻². Since entries are sums of bits, nothing wraps around: Σ x² is below p.
 
 Why this prime, and not 2⁶¹ − 1: half the bytes a bit, products by four times fewer multiplications
 of exact floats; two checks of 31 bits are as good as one of 61. Sums must stay below 2³⁰

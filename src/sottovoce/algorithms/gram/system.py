@@ -72,7 +72,7 @@ Q, SCALE, FACTORS = 0, 1, 2
 @dataclass(frozen=True, slots=True)
 class GramConfig(AlgorithmSettings):
     releases: ClassVar[tuple[str, ...]] = ("own-epsilon",)
-    links: ClassVar[tuple[str, ...]] = ("secure-sum",)
+    links: ClassVar[tuple[str, ...]] = ("secure-sum", "checked-sum")
     published: ClassVar[str] = "Everybody can read the models that are published."
     embedding_size: int = 128
     """Most factors that are published."""
@@ -271,6 +271,10 @@ class Gram(Contributing):
         # A pair stands once for its two places in a symmetric matrix.
         places = places_of(numbers)
         return (places, each), (numbers - places, each / math.sqrt(2.0))
+
+    def contribution(self, round: int, numbers: int) -> tuple[int, bool]:
+        pairs = self.stage(round) > 0 and not self._asks(round)
+        return (places_of(numbers), True) if pairs else (numbers, False)
 
     def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
         if not self.config.factorised or self._asks(view.round):
