@@ -75,8 +75,8 @@ class Form:
             if not 1 <= weight <= below + 1:
                 raise ConfigError("bits of an entry must reach every number up to the largest")
             below += weight
-        if not self.weights or self.places < 1 or self.bound < 1:
-            raise ConfigError("a shared vector needs places, bits and a bound")
+        if not self.weights or self.places < 0 or self.bound < 1:
+            raise ConfigError("a shared vector needs bits and a bound")
         if self.places * self.most**2 + (1 << self.slack) >= P:
             raise ConfigError(
                 f"the squares of {self.places:,} entries of up to {self.most} could wrap around in "
