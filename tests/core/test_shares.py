@@ -28,6 +28,7 @@ from sottovoce.core.shares import (
 from sottovoce.errors import ConfigError, MessageError
 
 PAIRS = Form(9, (1, 2, 4, 8, 16, 26), 65536, True)
+LOUD = Form(9, (1, 2, 4, 8, 16, 26), 65536, True, 15_000)
 PLACES = Form(23, (1, 2, 4, 8), 4096, False)
 CHALLENGE = bytes(range(32))
 BLINDS = [bytes([k + 1]) * 32 for k in range(AGGREGATORS)]
@@ -41,6 +42,8 @@ def vectors(form, n, seed=0):
         room = np.floor(np.sqrt(form.bound - (found**2).sum(axis=1)))
         most = np.minimum(form.most, room)
         found[:, place] = np.minimum(most, rng.random(n) * (form.most + 1))
+    while form.loudness and (loud := found.max(axis=1) * found.sum(axis=1) > form.loudness).any():
+        found[loud] = found[loud] * 9 // 10
     return found
 
 
@@ -92,7 +95,7 @@ def plain(form, entries):
 # --- what opens is right -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", [PAIRS, PLACES], ids=["pairs", "places"])
+@pytest.mark.parametrize("form", [PAIRS, PLACES, LOUD], ids=["pairs", "places", "loud"])
 def test_a_device_shares_and_three_aggregators_open_the_sum(form):
     """From secrets and what travels, as it really goes."""
     entries, n = vectors(form, 40), 40
@@ -170,8 +173,17 @@ def is_good(form, bits):
     good = np.all(bits <= 1, axis=1)
     whole, n = bits[good].astype(np.int64), len(form.weights)
     entries = whole[:, : form.places * n].reshape(len(whole), form.places, n) @ form.weights
-    slack = whole[:, form.places * n :] @ (1 << np.arange(form.slack))
-    good[good] = (entries**2).sum(axis=1) + slack == form.bound
+    slack, rest = np.split(whole[:, form.places * n :], [form.slack], axis=1)
+    slack = slack @ (1 << np.arange(form.slack))
+    within = (entries**2).sum(axis=1) + slack == form.bound
+    if form.loudness:
+        below, most, quiet = np.split(rest, [form.places * n, (form.places + 1) * n], axis=1)
+        most = most @ form.weights
+        below = below.reshape(len(whole), form.places, n) @ form.weights
+        within &= np.all(entries + below == most[:, None], axis=1)
+        loud = most * entries.sum(axis=1) + quiet @ (1 << np.arange(form.loud_slack))
+        within &= loud == form.loudness
+    good[good] = within
     return good
 
 
@@ -203,12 +215,15 @@ def corrupted(form, bits, rng):
     return (bad % P).astype(np.uint32)
 
 
-@pytest.mark.parametrize("form", [Form(4, (1, 2, 3), 60, True), Form(5, (1, 2), 30, False)])
+@pytest.mark.parametrize(
+    "form",
+    [Form(4, (1, 2, 3), 60, True), Form(5, (1, 2), 30, False), Form(4, (1, 2, 3), 60, True, 40)],
+)
 def test_of_a_million_corruptions_none_gets_through(form):
     """What is accepted keeps to the bounds, by the definition; so none changes a sum by more than
     an honest device could. (Corruptions that are within the bounds again are accepted.)"""
     rng, tried, accepted = np.random.default_rng(5), 0, 0
-    while tried < 500_000:
+    while tried < 350_000:
         bits = corrupted(form, bits_of(form, vectors(form, 50_000, tried)), rng)
         passed = ~open_checks(form, uniform_shares(bits, tried), rng.bytes(32)).any(axis=1)
         good = is_good(form, bits)
@@ -217,12 +232,37 @@ def test_of_a_million_corruptions_none_gets_through(form):
     assert 0 < accepted < tried / 4
 
 
+@pytest.mark.parametrize(
+    "name", ["an entry above the largest", "louder than permitted", "a largest that is too small"]
+)
+def test_who_is_too_loud_is_named(name):
+    entries = vectors(LOUD, 20)
+    bits = bits_of(LOUD, entries)
+    n, top = len(LOUD.weights), LOUD.elements - LOUD.loud_slack - len(LOUD.weights)
+    plain_form = Form(LOUD.places, LOUD.weights, LOUD.bound, True, 10**6)
+    if name == "louder than permitted":
+        loud = bits_of(plain_form, np.full((1, LOUD.places), 57))[0]
+        bits[7, : top + n] = loud[: top + n]
+        bits[7, top + n :] = 0
+    elif name == "an entry above the largest":
+        bits[7, top - n : top] = [1, 1, 1, 1, 1, 1]
+    else:
+        bits[7, top : top + n] = 0
+    out = open_checks(LOUD, uniform_shares(bits, 3)).any(axis=1)
+    assert np.flatnonzero(out).tolist() == [7]
+
+
+def test_loudness_is_limited_when_it_is_shared():
+    with pytest.raises(MessageError, match="beyond the bounds"):
+        bits_of(LOUD, np.full((1, 9), 57))
+    assert bits_of(LOUD, np.full((1, 9), 40)).shape == (1, LOUD.elements)
+
+
 def garbled(form, name):
     """What a device might share that does not keep to the rules."""
     n, size = len(form.weights), form.places
     entries = vectors(form, 1, 3)
     bits = bits_of(form, entries)[0].astype(np.int64)
-    squares = int((entries**2).sum())
     if name == "an entry out of range":
         bits[:n] = [2, 0, 0, 0, 0, 2][:n]
     elif name == "a bit that is none":
@@ -230,12 +270,11 @@ def garbled(form, name):
     elif name == "one too long":
         bits[size * n] = 1 - bits[size * n]
     elif name == "much too long":
-        bits[: size * n], bits[size * n :] = 1, 0
+        bits[: size * n], bits[size * n : size * n + form.slack] = 1, 0
     elif name == "a slack that wraps around":
-        bits[size * n] = (bits[size * n] + form.bound - squares - P) % P
         bits[: size * n] = 1
-        worth = int((np.array(form.weights).sum() ** 2) * size)
-        bits[size * n :], bits[size * n] = 0, (form.bound - worth) % P
+        bits[size * n : size * n + form.slack] = 0
+        bits[size * n] = (form.bound - form.most**2 * size) % P
     elif name == "halves":
         bits[0] = (P + 1) // 2
     elif name == "minus one":
@@ -243,7 +282,7 @@ def garbled(form, name):
     return (bits % P).astype(np.uint32)
 
 
-@pytest.mark.parametrize("form", [PAIRS, PLACES], ids=["pairs", "places"])
+@pytest.mark.parametrize("form", [PAIRS, PLACES, LOUD], ids=["pairs", "places", "loud"])
 @pytest.mark.parametrize(
     "name",
     [

@@ -484,8 +484,8 @@ def cut_profile(
     if link.checking is None:
         return cut(profile, scale, algorithm.config.name)
     grid = link.checking.grid(_shared(link.checking, algorithm, view))
-    drawn = rng.child("fixed-point", view.round).words(users, 1)[:, 0]
-    return cut_to(profile, scale, algorithm.config.name, grid, drawn)
+    keys = rng.child("fixed-point", view.round).keys(users)
+    return cut_to(profile, scale, algorithm.config.name, grid, keys)
 
 
 def _shared(link: CheckedSum, algorithm: Contributing, view: ModelView) -> Form:
