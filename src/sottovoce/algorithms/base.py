@@ -625,6 +625,11 @@ class Contributing(FactorModel):
         return None
 
     @abstractmethod
+    def contribution(self, round: int, numbers: int) -> tuple[int, bool]:
+        """Of a round whose sum has so many numbers: how many places a device's vector has, and
+        whether all products of its pairs are summed."""
+
+    @abstractmethod
     def device_profile(self, view: ModelView, cohort: Cohort, rows: NDArray[np.int64]) -> Profile:
         """What each device could tell: a vector of norm 1 at most."""
 

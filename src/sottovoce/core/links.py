@@ -6,6 +6,7 @@ records what arrives and compares.
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
+from sottovoce.core.contributions import PAIR_STEPS, STEPS, Grid
 from sottovoce.core.masking import BITS
 from sottovoce.core.messages import GRID
+from sottovoce.core.shares import NUMBER_BYTES, Form
 from sottovoce.errors import ConfigError
 from sottovoce.registry import Component, Registry
 
@@ -26,6 +29,8 @@ Sight = Mapping[str, Mapping[str, frozenset[str]]]
 LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
 """Of the noise on sums, in steps of the grid."""
 MOST_GROUPS = 64
+SHARED_RECORD_BYTES = 560
+"""Beside a device's shares: its key, commitments, the sealed secrets, a signature."""
 SEALED_SEED_BYTES = 176
 """Of a mask's seed on its way to the proxy: the device's key, the sealed seed, a signature."""
 
@@ -78,7 +83,17 @@ class Link(Component, ABC):
 
     @property
     def summing(self) -> SecureSum | None:
-        """Itself, where the server sees sums alone."""
+        """Itself, where devices mask what a helper knows the masks of."""
+        return None
+
+    @property
+    def adds_up(self) -> SecureSum | CheckedSum | None:
+        """Itself, where the server sees sums alone, of whatever kind."""
+        return self.summing or self.checking
+
+    @property
+    def checking(self) -> CheckedSum | None:
+        """Itself, where aggregators check what they cannot see."""
         return None
 
     @property
@@ -109,7 +124,7 @@ class Link(Component, ABC):
     @property
     def remedies(self) -> tuple[str, ...]:
         """What it has of "secure-sum" and "noise", which a report card recommends to others."""
-        return ("secure-sum",) * (self.summing is not None) + ("noise",) * (self.noise > 0)
+        return ("secure-sum",) * (self.adds_up is not None) + ("noise",) * (self.noise > 0)
 
     def caveats(self, *, bounded: bool = False) -> tuple[str, ...]:
         """What it does not protect, a paragraph each; nothing where that is the release's to say.
@@ -345,6 +360,160 @@ class SecureSum(Link):
         if self.bits == BITS[-1]:
             del table["bits"]
         return table
+
+
+CHECKED = (
+    "Three aggregators, of which the server is one, have two of three shares of every "
+    "contribution each. None of them alone learns anything of it, and what is opened is the noisy "
+    "sum, and of each device whether it kept to the bounds; who did not is left out. That holds "
+    "while no two of the three put together what they have: together they read everything. An "
+    "aggregator that does not keep to the rules can have devices left out and can spoil a sum; it "
+    "reads nobody. All three see who takes part in which round. Devices that the server has made "
+    "up hide nobody."
+)
+NOISE_BY = MappingProxyType(
+    {
+        "helper": (
+            "The first helper adds the noise: it can take it off what is published, and nobody "
+            "would notice if it left it out."
+        ),
+        "halves": (
+            "Each of the three adds half of the noise: what is published is bounded towards each "
+            "of them alone, too, and it is bounded as long as two of them add theirs."
+        ),
+    }
+)
+_PAIR_WEIGHTS, _PAIR_BOUND = (1, 2, 4, 8, 16, 26), PAIR_STEPS**2
+"""Entries up to 57 of 256 steps: no pair is above .05 of the norm."""
+_PLACE_WEIGHTS, _PLACE_UNIT = (1, 2, 4, 8), 64
+"""Entries up to 15 of 64 steps: a catalogue is long, and every bit costs 4 bytes."""
+_FEW, _FEW_WEIGHTS, _FEW_UNIT = 64, tuple(1 << k for k in range(12)), 1 << 12
+"""Where places are few, entries may be finer, and nearly as large as the norm."""
+
+
+@LINKS.register("checked-sum")
+@dataclass(frozen=True, slots=True)
+class CheckedSum(Link):
+    """A sum that checks what nobody sees: three aggregators of three organisations, the server is
+    the first, have shares of every contribution (`core.shares`). A device whose vector is beyond
+    the bounds is named and left out, and the others go on.
+
+    It holds while no two of the three put together what they have."""
+
+    min_devices: int = 20
+    """Devices below which aggregators say nothing; who is left out does not count."""
+    noise_by: str = "helper"
+    """Who adds the noise: "helper", aggregator 1 alone, or "halves", each of the three half of its
+    variance, so that what is published is bounded towards each of them, too, at 1.5 times the
+    variance."""
+    urls: tuple[str, ...] = ()
+    """Addresses of aggregators 1 and 2, to which the server turns; empty in simulation, like the
+    two below."""
+    authorities: tuple[str, ...] = ()
+    """Certificate authorities that vouch for them (PEM)."""
+    keys: tuple[str, ...] = ()
+    """Public keys of aggregators 0, 1 and 2 in hexadecimal, to which devices seal."""
+
+    shows_sums = True
+    groups: ClassVar[int] = 1
+    deployed = ("urls", "authorities", "keys")
+    sees: ClassVar[Sight] = MappingProxyType(
+        {
+            "server": {
+                "SharedReports": frozenset({"round", "sender", "secrets", "travelled"}),
+                "CheckParts": frozenset({"round", "aggregator", "parts"}),
+                "SumPart": frozenset({"round", "aggregator", "devices", "part"}),
+            },
+            **{
+                f"aggregator-{number}": {
+                    "SharedReports": frozenset({"round", "sender", "secrets", "travelled"})
+                }
+                for number in (1, 2)
+            },
+            "device": {"ModelView": frozenset({"round", "items"})},
+        }
+    )
+
+    def __post_init__(self) -> None:
+        require_whole("link.min_devices", self.min_devices, 2)
+        if self.noise_by not in NOISE_BY:
+            raise ConfigError(f'link.noise_by is "helper" or "halves", not {self.noise_by!r}')
+        for name, many in (("urls", 2), ("authorities", 2), ("keys", 3)):
+            found = getattr(self, name)
+            if not found:
+                continue
+            if len(found) != many or not all(isinstance(one, str) and one for one in found):
+                raise ConfigError(f"link.{name} names {many} of them, one for each organisation")
+            if len(set(found)) < many:
+                raise ConfigError(
+                    f"link.{name} names one organisation twice: who has two of three shares reads "
+                    "everything; name three organisations"
+                )
+
+    @property
+    def checking(self) -> CheckedSum:
+        return self
+
+    def form(self, places: int, pairs: bool) -> Form:
+        """What devices share of a contribution, and what is checked of it."""
+        if pairs:
+            return Form(places, _PAIR_WEIGHTS, _PAIR_BOUND, True)
+        if places <= _FEW:
+            return Form(places, _FEW_WEIGHTS, _FEW_UNIT**2, False)
+        return Form(places, _PLACE_WEIGHTS, _PLACE_UNIT**2, False)
+
+    @property
+    def largest(self) -> float:
+        """Of a norm of 1, the most that a catalogue's entry can have."""
+        return sum(_PLACE_WEIGHTS) / _PLACE_UNIT
+
+    def grid(self, form: Form) -> Grid:
+        """To which whole numbers contributions are cut."""
+        unit = math.isqrt(form.bound)
+        return Grid(1 if form.pairs else STEPS // unit, form.most, unit)
+
+    def noise_of(self, aggregator: int) -> float:
+        """Which part of the noise's standard deviation an aggregator adds."""
+        if self.noise_by == "halves":
+            return math.sqrt(0.5)
+        return 1.0 if aggregator == 1 else 0.0
+
+    @property
+    def more_noise(self) -> float:
+        """The standard deviation of all noise, where 1 is what is promised."""
+        return math.sqrt(1.5) if self.noise_by == "halves" else 1.0
+
+    def hosts(self, release: Any) -> str:
+        return (
+            "in a checked sum every device is checked by itself, and Flower's gateways send for "
+            "many; use `sottovoce serve server`"
+        )
+
+    def message_bytes(
+        self, rows: NDArray[np.int64], row_bytes: int, numbers: int
+    ) -> NDArray[np.int64]:
+        """`numbers` are those that are shared."""
+        return np.full(len(rows), NUMBER_BYTES * numbers + SHARED_RECORD_BYTES, dtype=np.int64)
+
+    def check(self, algorithm: Any, release: Any) -> None:
+        own = release.contributing
+        if own is None:
+            raise ConfigError("a checked sum is for contributions; choose algorithm gram")
+        if own.parts:
+            raise ConfigError(
+                "leave release.parts out: aggregators add the noise of a checked sum; "
+                'link.noise_by = "halves" divides it among them'
+            )
+
+    def describe(self) -> str:
+        noise = "one of them adds" if self.noise_by == "helper" else "each adds half of"
+        return (
+            f"in three shares; sums of at least {self.min_devices:,} devices are checked and "
+            f"opened by three aggregators, {noise} the noise"
+        )
+
+    def caveats(self, *, bounded: bool = False) -> tuple[str, ...]:
+        return (CHECKED,)
 
 
 def require_sigma(sigma: float) -> None:

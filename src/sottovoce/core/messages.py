@@ -206,6 +206,51 @@ class MaskSum:
         return f"<MaskSum round={self.round} devices={self.devices}>"
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class SharedReports:
+    """device → aggregator, sealed on its way through the server: of each sender two of the three
+    secrets of its shares (`shares`), and what travels beside them."""
+
+    round: int
+    sender: NDArray[np.int64]
+    secrets: tuple[tuple[bytes, bytes], ...]
+    travelled: NDArray[np.uint32]
+    """[senders, elements]; the server cannot read it, and no aggregator its vector."""
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    def __repr__(self) -> str:
+        return f"<SharedReports round={self.round} devices={len(self)}, redacted>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckParts:
+    """aggregator → server: its blinded part of what opens of every device."""
+
+    round: int
+    aggregator: int
+    parts: NDArray[np.uint32]
+    """[devices, checks]."""
+
+    def __repr__(self) -> str:
+        return f"<CheckParts round={self.round} aggregator={self.aggregator}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SumPart:
+    """aggregator → server: its blinded part of the sum over the devices that are not left out, with
+    its noise."""
+
+    round: int
+    aggregator: int
+    devices: int
+    part: NDArray[np.uint32]
+
+    def __repr__(self) -> str:
+        return f"<SumPart round={self.round} aggregator={self.aggregator}>"
+
+
 Aggregate = SummedReports | BitCounts
 """What the server folds into its model."""
 

@@ -13,7 +13,8 @@ A simulation, which sends nothing, has faster ways to the same results (`engines
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, cast
 
@@ -30,9 +31,9 @@ from sottovoce.algorithms.base import (
 )
 from sottovoce.core.arrays import sum_groups
 from sottovoce.core.consent import Consent, ShareRule
-from sottovoce.core.contributions import Contributions, cut
+from sottovoce.core.contributions import Contributions, cut, cut_to
 from sottovoce.core.ledger import Entries, Ledger
-from sottovoce.core.links import Direct, Link, has_noise
+from sottovoce.core.links import CheckedSum, Direct, Link, has_noise
 from sottovoce.core.masking import BITS, masked, no_words, seeds_from
 from sottovoce.core.messages import (
     BitReports,
@@ -40,6 +41,7 @@ from sottovoce.core.messages import (
     MaskedReports,
     MaskSeeds,
     ModelView,
+    SharedReports,
     SummedReports,
     Updates,
     add_sums,
@@ -47,6 +49,7 @@ from sottovoce.core.messages import (
 )
 from sottovoce.core.one_bit import drawn_coordinates, noise_root, randomised
 from sottovoce.core.redacted import Redacted
+from sottovoce.core.shares import AGGREGATORS, Form, bits_of, split
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
@@ -211,6 +214,38 @@ class Devices(Redacted):
             hidden[row] = masked(whole, seed, bits)
         return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)
 
+    def report_shared(
+        self,
+        view: ModelView,
+        rows: NDArray[np.int64],
+        secrets: Sequence[tuple[bytes, ...]] | None = None,
+    ) -> tuple[SharedReports, ...]:
+        """One round of these devices in shares: what each aggregator gets. `secrets` are three of
+        each device; a simulation leaves them out."""
+        link, users = self._link.checking, self.cohort.users[rows]
+        if link is None:
+            raise ConfigError("only a checked sum takes shares")
+        form = _shared(link, self._contributing()[0], view)
+        made = self._contributions(view, rows)
+        if secrets is None:
+            roots = seeds_from(self._noise, users, view.round)
+            secrets = [tuple(_share_secret(root, k) for k in range(AGGREGATORS)) for root in roots]
+        step = link.grid(form).step
+        entries = np.zeros((len(rows), form.places), dtype=np.int64)
+        of = np.repeat(np.arange(len(rows)), np.diff(made.indptr))
+        entries[of, made.place] = made.steps // step
+        bits = bits_of(form, entries)
+        travelled = np.stack([split(one, mine) for one, mine in zip(bits, secrets, strict=True)])
+        return tuple(
+            SharedReports(
+                view.round,
+                users,
+                tuple((mine[k], mine[(k + 1) % AGGREGATORS]) for mine in secrets),
+                travelled,
+            )
+            for k in range(AGGREGATORS)
+        )
+
     def _rows(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """`report` of each, with a row for every row of the model."""
         reports = self.report(view, rows)
@@ -236,16 +271,17 @@ class Devices(Redacted):
         """One round of these devices, as what each adds to the sum. It leaves masked alone."""
         algorithm, release = self._contributing()
         self._admit(rows, view.round)
-        made = cut(
-            algorithm.device_profile(view, self._shown(), rows),
-            release.scale[rows],
-            algorithm.config.name,
-        )
+        profile = algorithm.device_profile(view, self._shown(), rows)
+        who = self.cohort.users[rows], release.scale[rows]
+        made = cut_profile(algorithm, self._link, self.rng, profile, view, *who)
         if (made.numbers, 1) != algorithm.report_shape(view):
             raise MessageError(
                 f"{algorithm.config.name} gave a profile of another size than the round's; nothing "
                 "was sent"
             )
+        numbers = made.numbers
+        if self._link.checking is not None:
+            numbers = _shared(self._link.checking, algorithm, view).elements
         shares, batches = algorithm.shares, algorithm.batches
         epsilon = release.costs(view.round, self.cohort.sent, shares, batches)[rows]
         self._charge(rows, epsilon, mark_of(view.round, len(shares), batches))
@@ -256,7 +292,7 @@ class Devices(Redacted):
                 round=np.full(len(rows), view.round),
                 positive_rows=made.items,
                 negative_rows=np.zeros_like(made.items),
-                bytes=self._link.message_bytes(made.items.astype(np.int64), 0, made.numbers),
+                bytes=self._link.message_bytes(made.items.astype(np.int64), 0, numbers),
                 epsilon=epsilon,
             )
         )
@@ -431,6 +467,35 @@ class Devices(Redacted):
         )
         sender = self.cohort.users[rows][row[starts]]
         return DeviceReports(round, sender, item[starts], sums), counts
+
+
+def cut_profile(
+    algorithm: Contributing,
+    link: Link,
+    rng: Streams,
+    profile: object,
+    view: ModelView,
+    users: NDArray[np.int64],
+    scale: NDArray[np.float64],
+) -> Contributions:
+    """What of these users' profiles may leave, given the scale of each: where sums are checked, in
+    whole numbers that can be. How those are rounded may depend on draws, what they add up to at
+    most does not."""
+    if link.checking is None:
+        return cut(profile, scale, algorithm.config.name)
+    grid = link.checking.grid(_shared(link.checking, algorithm, view))
+    keys = rng.child("fixed-point", view.round).keys(users)
+    return cut_to(profile, scale, algorithm.config.name, grid, keys)
+
+
+def _shared(link: CheckedSum, algorithm: Contributing, view: ModelView) -> Form:
+    """What devices share in this round."""
+    return link.form(*algorithm.contribution(view.round, algorithm.report_shape(view)[0]))
+
+
+def _share_secret(root: bytes, which: int) -> bytes:
+    """A simulation's; a real device draws its own from the operating system."""
+    return hashlib.blake2b(bytes([which]), digest_size=32, key=root, person=b"share").digest()
 
 
 def _leaving(updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.algorithms.base import Contributing, FactorModel
-from sottovoce.core.links import SecureSum
+from sottovoce.core.links import CheckedSum, SecureSum
 from sottovoce.core.masking import BITS, Words, sum_masks, words_of
 from sottovoce.core.messages import MaskSeeds, MaskSum
 from sottovoce.core.running import Draws, weights
@@ -68,7 +68,10 @@ def groups_name(groups: Sequence[Sequence[bytes]]) -> bytes:
 
 
 def check_groups(
-    link: SecureSum, answered: Answered, round: int, groups: Sequence[Sequence[bytes]]
+    link: SecureSum | CheckedSum,
+    answered: Answered,
+    round: int,
+    groups: Sequence[Sequence[bytes]],
 ) -> Answered:
     """What the helper has to remember before it tells the sums over these groups of submissions,
     each of which says whose it is and has its seed. Raises if they must not be told."""

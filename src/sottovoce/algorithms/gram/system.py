@@ -72,7 +72,7 @@ Q, SCALE, FACTORS = 0, 1, 2
 @dataclass(frozen=True, slots=True)
 class GramConfig(AlgorithmSettings):
     releases: ClassVar[tuple[str, ...]] = ("own-epsilon",)
-    links: ClassVar[tuple[str, ...]] = ("secure-sum",)
+    links: ClassVar[tuple[str, ...]] = ("secure-sum", "checked-sum")
     published: ClassVar[str] = "Everybody can read the models that are published."
     embedding_size: int = 128
     """Most factors that are published."""
@@ -163,7 +163,10 @@ class GramConfig(AlgorithmSettings):
         return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
-        return Gram(self, release.sigma, release.parts)
+        checking = None if link is None else link.checking
+        if checking is None:
+            return Gram(self, release.sigma, release.parts)
+        return Gram(self, checking.more_noise * release.sigma, counted=checking.largest**2)
 
     def check_terms(self) -> None:
         if self.factorised or self.pairs_from:
@@ -219,9 +222,11 @@ class Gram(Contributing):
     versioned: ClassVar[bool] = True
     config: GramConfig
     sigma: float
-    """Of the noise of a period, for a contribution of norm 1."""
+    """Of the noise of a period that sums have, for a contribution of norm 1."""
     parts: int = 0
     """Of which it is made up, where devices add it."""
+    counted: float = COUNTED
+    """The square of what the count has of round 0's norm; less where entries are capped."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -271,6 +276,10 @@ class Gram(Contributing):
         # A pair stands once for its two places in a symmetric matrix.
         places = places_of(numbers)
         return (places, each), (numbers - places, each / math.sqrt(2.0))
+
+    def contribution(self, round: int, numbers: int) -> tuple[int, bool]:
+        pairs = self.stage(round) > 0 and not self._asks(round)
+        return (places_of(numbers), True) if pairs else (numbers, False)
 
     def noise_draws(self, view: ModelView, memory: NDArray[np.float32]) -> Draws | None:
         if not self.config.factorised or self._asks(view.round):
@@ -344,8 +353,8 @@ class Gram(Contributing):
         if self.batches > 1:
             return self._fold_batch(items, memory, aggregate.round, sums)
         if self.stage(aggregate.round) == 0:
-            q = sums[:-1] / math.sqrt(1.0 - COUNTED)
-            count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
+            q = sums[:-1] / math.sqrt(1.0 - self.counted)
+            count = max(0.0, float(sums[-1]) / math.sqrt(self.counted))
             items[:, Q], memory[0, 0] = q, count
             if self._has_pairs:
                 size = self._head_size(count, self.sigma, len(q))
@@ -366,15 +375,15 @@ class Gram(Contributing):
         if kept.period != self.period(round):
             kept = RunningSums.empty(self.period(round), len(items))
         if self.stage(round) == 0:
-            kept.q += sums[:-1] / math.sqrt(1.0 - COUNTED)
-            kept.count += float(sums[-1]) / math.sqrt(COUNTED)
+            kept.q += sums[:-1] / math.sqrt(1.0 - self.counted)
+            kept.count += float(sums[-1]) / math.sqrt(self.counted)
             kept.done += 1
             items[:, Q] = kept.q
             if self._has_pairs:
                 noise = self.sigma * deviation(kept.done)
                 preferred = kept.q.copy()
                 # What leaves the head is lost: not for a difference that may be noise.
-                preferred[kept.age > 0] += noise / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+                preferred[kept.age > 0] += noise / math.sqrt(self.shares[0] * (1.0 - self.counted))
                 batches = max(1, self.batch(round) + 1 - self.config.pairs_from)
                 sigma = self.sigma * deviation(batches, 1)
                 size = self._head_size(max(kept.count, 0.0), sigma, len(items))
@@ -439,7 +448,7 @@ class Gram(Contributing):
                 return quality.told(self._hits(view.items, cohort.published, history, held), held)
         weights = self._sent_weights(history)
         if self.stage(view.round) == 0:
-            return _with_count(history, _unit(history.indptr, weights))
+            return _with_count(history, _unit(history.indptr, weights), self.counted)
         place = np.full(history.n_items, -1, dtype=np.int32)
         head = _head(view.items)
         place[head] = np.arange(len(head), dtype=np.int32)
@@ -501,7 +510,7 @@ class Gram(Contributing):
         return FactorScorer(vectors, scaled, np.ascontiguousarray(items[:, Q]))
 
     def popularity(self, items: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
-        noise = self.sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+        noise = self.sigma / math.sqrt(self.shares[0] * (1.0 - self.counted))
         noise *= self.config.deviation(self.batches)
         return items[:, Q].astype(np.float64), noise
 
@@ -551,11 +560,11 @@ def _unit(indptr: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np
     return unit
 
 
-def _with_count(history: Interactions, unit: NDArray[np.float64]) -> Profile:
+def _with_count(history: Interactions, unit: NDArray[np.float64], counted: float) -> Profile:
     """Her items, and behind all of them that she is there."""
     n, last = history.n_users, history.indptr[1:]
     place = np.insert(history.items, last, np.int32(history.n_items)).astype(np.int32)
-    value = np.insert(math.sqrt(1.0 - COUNTED) * unit, last, math.sqrt(COUNTED))
+    value = np.insert(math.sqrt(1.0 - counted) * unit, last, math.sqrt(counted))
     indptr = history.indptr + np.arange(n + 1)
     counts = history.counts.astype(np.int32)
     return Profile(indptr, place, value, history.n_items + 1, False, counts)
