@@ -215,8 +215,11 @@ class Poisoning(Study):
     def read(
         cls, name: str, quick: bool, cells: Path, threads: int, report: Report, device: str = "cpu"
     ) -> Self:
-        gram = config.build(stuffed.StuffedConfig, installed(NAME, quick).get("gram", {}), "gram")
-        return cls(PoisoningConfig.read(quick), cells, threads, report, gram)
+        return cls(PoisoningConfig.read(quick), cells, threads, report, cls.gram_settings(quick))
+
+    @staticmethod
+    def gram_settings(quick: bool) -> stuffed.StuffedConfig:
+        return config.build(stuffed.StuffedConfig, installed(NAME, quick).get("gram", {}), "gram")
 
     def describe_data(self) -> str:
         return "; ".join(world.describe() for world in self.worlds)
