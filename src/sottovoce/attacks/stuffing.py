@@ -81,6 +81,8 @@ class Stuffing:
     weights: tuple[float, ...] = ()
     """Of a `checked` one: what every item weighs as a partner; without them, so many of the popular
     ones weigh alike."""
+    entry: int = 0
+    """Of a `checked` one: what the target weighs; 0: as much as an entry can."""
     demotes: bool = False
 
     def __post_init__(self) -> None:
@@ -156,7 +158,7 @@ class Stuffing:
         else:
             weights[others] = 1.0
         weights[place] = 0.0
-        own = 0 if self.demotes else form.most
+        own = 0 if self.demotes else min(self.entry or form.most, form.most)
 
         def entries(times: float) -> Ints:
             found = np.minimum(np.floor(times * weights), form.most).astype(np.int64)
