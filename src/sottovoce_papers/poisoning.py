@@ -281,7 +281,9 @@ class Poisoning(Study):
 
     def stuffed_case(self, case: stuffed.Stuffed) -> Arrays:
         world = self._world(case)
-        about = [NAME, "gram", stuffed.VERSION, world.fingerprint, repr(world.algorithm),
+        # What a run depends on: also what is checked, so that a cell is not kept beyond that.
+        checks = world.link and [repr(world.link.form(100, pairs)) for pairs in (False, True)]
+        about = [NAME, "gram", stuffed.VERSION, world.fingerprint, repr(world.algorithm), checks,
                  repr(case), self.gram.targets]  # fmt: skip
         return self.kept(about, ["exposure"], lambda: world.run(case))
 
