@@ -13,7 +13,7 @@ the Frobenius norm of k kᵀ: the norm of (diagonal, √2 · upper triangle).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -139,6 +139,27 @@ def cut(profile: object, scale: NDArray[np.float64], name: str) -> Contributions
     if len(long) or over:
         raise MessageError(f"{name} gave a profile that is longer than 1; nothing was sent")
     return Contributions(profile.indptr, place, steps, profile.size, profile.pairs, profile.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Whole numbers that a checked contribution may have."""
+
+    step: int
+    """What one of them is worth in a sum of entries, in 1 / `STEPS`; 1 where pairs are summed."""
+    most: int
+    unit: int
+    """Of them to a norm of 1."""
+
+
+def cut_to(
+    profile: object, scale: NDArray[np.float64], name: str, grid: Grid, keys: NDArray[np.uint64]
+) -> Contributions:
+    """`cut` to the whole numbers of a grid."""
+    made = cut(profile, scale, name)
+    unit = PAIR_STEPS if made.pairs else STEPS
+    steps = np.minimum(made.steps.astype(np.int64) * grid.unit // unit, grid.most) * grid.step
+    return replace(made, steps=steps.astype(np.int32))
 
 
 def _longer(steps: NDArray[np.int32], scale: float, pairs: bool) -> bool:

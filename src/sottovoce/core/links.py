@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import require_number, require_whole
-from sottovoce.core.contributions import PAIR_STEPS, STEPS
+from sottovoce.core.contributions import PAIR_STEPS, STEPS, Grid
 from sottovoce.core.masking import BITS
 from sottovoce.core.messages import GRID
 from sottovoce.core.shares import NUMBER_BYTES, Form
@@ -83,8 +83,13 @@ class Link(Component, ABC):
 
     @property
     def summing(self) -> SecureSum | None:
-        """Itself, where the server sees sums alone."""
+        """Itself, where devices mask what a helper knows the masks of."""
         return None
+
+    @property
+    def adds_up(self) -> SecureSum | CheckedSum | None:
+        """Itself, where the server sees sums alone, of whatever kind."""
+        return self.summing or self.checking
 
     @property
     def checking(self) -> CheckedSum | None:
@@ -119,8 +124,7 @@ class Link(Component, ABC):
     @property
     def remedies(self) -> tuple[str, ...]:
         """What it has of "secure-sum" and "noise", which a report card recommends to others."""
-        summed = self.summing is not None or self.checking is not None
-        return ("secure-sum",) * summed + ("noise",) * (self.noise > 0)
+        return ("secure-sum",) * (self.adds_up is not None) + ("noise",) * (self.noise > 0)
 
     def caveats(self, *, bounded: bool = False) -> tuple[str, ...]:
         """What it does not protect, a paragraph each; nothing where that is the release's to say.
@@ -458,11 +462,10 @@ class CheckedSum(Link):
             return Form(places, _FEW_WEIGHTS, _FEW_UNIT**2, False)
         return Form(places, _PLACE_WEIGHTS, _PLACE_UNIT**2, False)
 
-    def step(self, form: Form) -> int:
-        """What a step of its sum is worth, in steps of contributions."""
-        if form.pairs:
-            return 1
-        return STEPS // (_FEW_UNIT if form.weights == _FEW_WEIGHTS else _PLACE_UNIT)
+    def grid(self, form: Form) -> Grid:
+        """To which whole numbers contributions are cut."""
+        unit = math.isqrt(form.bound)
+        return Grid(1 if form.pairs else STEPS // unit, form.most, unit)
 
     def noise_of(self, aggregator: int) -> float:
         """Which part of the noise's standard deviation an aggregator adds."""

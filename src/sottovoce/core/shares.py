@@ -17,7 +17,8 @@ different things, what opens is noise.
 
 **Checks.** For every device opens Σ rⱼ(bⱼ² − bⱼ) + r(Σ x² + slack − bound), twice, for numbers r
 that are drawn after all devices have committed. It is 0 for whoever keeps to the rules, and for
-anybody else with a chance of p⁻². Since entries are sums of bits, nothing wraps around: Σ x² is below p.
+anybody else with a chance of p⁻². Since entries are sums of bits, nothing wraps around: Σ x² is
+below p.
 
 Why this prime, and not 2⁶¹ − 1: half the bytes a bit, products by four times fewer multiplications
 of exact floats; two checks of 31 bits are as good as one of 61. Sums must stay below 2³⁰

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from hashlib import sha256
 from typing import TypeVar, cast
 
 import numpy as np
@@ -31,6 +32,14 @@ from sottovoce.core.messages import (
 from sottovoce.core.running import Draws
 from sottovoce.engines.observers import MessageObserver, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
+from sottovoce.parties.aggregator import (
+    AT_ONCE,
+    Aggregator,
+    check_room,
+    left_out,
+    opened_sum,
+    sigma_on,
+)
 from sottovoce.parties.device import Devices
 from sottovoce.parties.helper import Helper
 from sottovoce.parties.searching import Search, leniency
@@ -218,6 +227,7 @@ def joining(history: Interactions, rows: NDArray[np.int64], groups: int) -> NDAr
     return found
 
 
+_AGGREGATORS = ("server", "aggregator-1", "aggregator-2")
 _MASKED_AT_ONCE = 16
 """Devices whose masked updates are in memory together."""
 
@@ -250,10 +260,14 @@ class Simulation:
     search: Search | None = None
     """For devices that spoil secure sums, as a server makes it; None ends the run at such a sum.
     With it messages are written out."""
+    aggregators: Sequence[Aggregator] = ()
+    """Three of them, where sums are checked."""
     joined: NDArray[np.int64] | None = None
     """The round from which each device is there; all from the first, where it is not given."""
     shut_out: set[int] = field(default_factory=set)
     """Users whom the search has found."""
+    left_out: list[tuple[int, int]] = field(default_factory=list)
+    """Rounds and users whose contributions did not pass the checks."""
 
     def run(self) -> None:
         """Go on from the server's round to `rounds`."""
@@ -306,6 +320,8 @@ class Simulation:
         self._tell("device", view)
         if self.masker is not None:
             self._summed_round(self.masker, view, rows)
+        elif self.aggregators:
+            self._checked_round(view, rows)
         elif self.message_observers or self.server.guard.defence.looks_at_devices:
             self.server.fold(self._sum_written(view, rows))
         else:
@@ -396,6 +412,43 @@ class Simulation:
             spoiled = [one is None for one in opened]
             self.search, out = self.search.after(users, groups, spoiled)
             self.shut_out |= set(out)
+
+    def _checked_round(self, view: ModelView, rows: NDArray[np.int64]) -> None:
+        """A round of which the server sees the sum over those who keep to the bounds."""
+        rules, draws = self.aggregators[0].rules, self._draws(view)
+        numbers = self.server.algorithm.report_shape(view)[0]
+        form = rules.form(view.round, numbers)
+        sigma = sigma_on(rules.algorithm, rules.release, rules.link, view.round, numbers)
+        check_room(form, sigma, len(rows))
+        step, users = rules.link.grid(form).step, self.devices.cohort.users[rows]
+        if not (self.message_observers and self.masked):
+            sums = self.devices.report_summed(view, rows, self.threads).dense(numbers)
+            for one in self.aggregators:
+                noise = one.rules.noise(view.round, numbers, draws)
+                if noise is not None:
+                    sums[:, 0] += step * noise
+            whole = summed(view.round, sums, len(rows))
+        else:
+            for start in range(0, len(rows), AT_ONCE):
+                told = self.devices.report_shared(view, rows[start : start + AT_ONCE])
+                names = [sha256(one.tobytes()).digest() for one in told[0].travelled]
+                for party, one, mine in zip(_AGGREGATORS, self.aggregators, told, strict=True):
+                    self._tell(party, mine)
+                    one.take(mine, names)
+            coins = [one.coin(view.round) for one in self.aggregators]
+            checks = [
+                one.checks(view.round, numbers, coins, self.threads) for one in self.aggregators
+            ]
+            out = left_out([one.parts for one in checks])
+            self.left_out += [(view.round, user) for user in users[out].tolist()]
+            parts = [one.total(view.round, numbers, coins, ~out, draws) for one in self.aggregators]
+            for message in (*checks[1:], *parts[1:]):
+                self._tell("server", message)
+            many = int((~out).sum())
+            sums = step * opened_sum(form, [one.part for one in parts], many, sigma)
+            whole = summed(view.round, sums[:, None], many)
+        self._tell("server", whole)
+        self.server.fold(whole)
 
     def _held(self) -> bool:
         """Whether there is the round that comes."""

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms.base import Contributing, FactorModel
 from sottovoce.core.links import CheckedSum
 from sottovoce.core.messages import CheckParts, SharedReports, SumPart
+from sottovoce.core.one_bit import noise_root
 from sottovoce.core.running import Draws
 from sottovoce.core.shares import (
     AGGREGATORS,
@@ -42,10 +43,11 @@ from sottovoce.core.shares import (
     sum_parts,
     zeros,
 )
-from sottovoce.errors import MessageError, WrongSum
+from sottovoce.errors import ConfigError, MessageError, WrongSum
 from sottovoce.parties.helper import NEVER, check_groups, noise_spans, set_name
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import Spans, noise_on
+from sottovoce.rng import Streams
 
 AT_ONCE = 256
 """Devices whose shares are in memory together."""
@@ -161,16 +163,32 @@ def spans_of(
     spans = noise_spans(algorithm, release)
     if spans is None:
         raise MessageError("a checked sum is for contributions, to which aggregators add noise")
-    step = link.step(form_of(algorithm, link, round, numbers))
+    step = link.grid(form_of(algorithm, link, round, numbers)).step
     return [(many, sigma / step) for many, sigma in spans(round, numbers)]
+
+
+def sigma_on(
+    algorithm: FactorModel, release: Release, link: CheckedSum, round: int, numbers: int
+) -> float:
+    """The largest standard deviation of all noise on a number of a sum, in its steps."""
+    spans = spans_of(algorithm, release, link, round, numbers)
+    return link.more_noise * max(sigma for _, sigma in spans)
+
+
+def check_room(form: Form, sigma: float, devices: int) -> None:
+    """Raises where the field has no room for the sum of so many devices."""
+    if devices > form.most_devices(sigma):
+        raise ConfigError(
+            f"a checked sum of this round has room for {form.most_devices(sigma):,} devices, and "
+            f"{devices:,} are asked; ask fewer, or let them come in algorithm.batches"
+        )
 
 
 def left_out(parts: Sequence[Elements]) -> NDArray[np.bool_]:
     """Whose checks do not open to 0, from all aggregators' parts."""
     if len(parts) != AGGREGATORS or len({one.shape for one in parts}) != 1:
         raise WrongSum("the aggregators' parts of the checks do not fit each other")
-    found: NDArray[np.bool_] = added(parts).any(axis=1)
-    return found
+    return np.asarray(added(parts).any(axis=1))
 
 
 def opened_sum(
@@ -259,3 +277,28 @@ def pair_of(
         for one, sent in zip(secrets, travelled, strict=True)
     ]
     return Pair(*(np.stack([mine[k] for mine in both]) for k in range(2)))
+
+
+def in_memory(
+    link: CheckedSum, algorithm: FactorModel, release: Release, rng: Streams
+) -> tuple[Aggregator, ...]:
+    """A simulation's three, whose secrets repeat with its seed."""
+
+    def secret(*names: str | int) -> bytes:
+        return noise_root(rng.child(*names).root)
+
+    pairs = [secret("aggregators", "pair", k) for k in range(AGGREGATORS)]
+    return tuple(
+        Aggregator(
+            Aggregating(
+                link,
+                k,
+                secret("aggregators", "coins", k),
+                (pairs[k], pairs[k - 1]),
+                secret("aggregator", k),
+                algorithm,
+                release,
+            )
+        )
+        for k in range(AGGREGATORS)
+    )

@@ -13,7 +13,8 @@ A simulation, which sends nothing, has faster ways to the same results (`engines
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, cast
 
@@ -30,9 +31,9 @@ from sottovoce.algorithms.base import (
 )
 from sottovoce.core.arrays import sum_groups
 from sottovoce.core.consent import Consent, ShareRule
-from sottovoce.core.contributions import Contributions, cut
+from sottovoce.core.contributions import Contributions, cut, cut_to
 from sottovoce.core.ledger import Entries, Ledger
-from sottovoce.core.links import Direct, Link, has_noise
+from sottovoce.core.links import CheckedSum, Direct, Link, has_noise
 from sottovoce.core.masking import BITS, masked, no_words, seeds_from
 from sottovoce.core.messages import (
     BitReports,
@@ -40,6 +41,7 @@ from sottovoce.core.messages import (
     MaskedReports,
     MaskSeeds,
     ModelView,
+    SharedReports,
     SummedReports,
     Updates,
     add_sums,
@@ -47,6 +49,7 @@ from sottovoce.core.messages import (
 )
 from sottovoce.core.one_bit import drawn_coordinates, noise_root, randomised
 from sottovoce.core.redacted import Redacted
+from sottovoce.core.shares import AGGREGATORS, Form, bits_of, split
 from sottovoce.errors import ConfigError, ConsentError, MessageError
 from sottovoce.privacy.base import BoundRelease, Release
 from sottovoce.privacy.central import clip_reports, room_for_sums
@@ -211,6 +214,35 @@ class Devices(Redacted):
             hidden[row] = masked(whole, seed, bits)
         return MaskedReports(view.round, users, hidden), MaskSeeds(view.round, users, seeds)
 
+    def report_shared(
+        self,
+        view: ModelView,
+        rows: NDArray[np.int64],
+        secrets: Sequence[tuple[bytes, ...]] | None = None,
+    ) -> tuple[SharedReports, ...]:
+        """One round of these devices in shares: what each aggregator gets. `secrets` are three of
+        each device; a simulation leaves them out."""
+        form, users = self._shared_form(view), self.cohort.users[rows]
+        made = self._contributions(view, rows)
+        if secrets is None:
+            roots = seeds_from(self._noise, users, view.round)
+            secrets = [tuple(_share_secret(root, k) for k in range(AGGREGATORS)) for root in roots]
+        step = self._checking().grid(form).step
+        entries = np.zeros((len(rows), form.places), dtype=np.int64)
+        of = np.repeat(np.arange(len(rows)), np.diff(made.indptr))
+        entries[of, made.place] = made.steps // step
+        bits = bits_of(form, entries)
+        travelled = np.stack([split(one, mine) for one, mine in zip(bits, secrets, strict=True)])
+        return tuple(
+            SharedReports(
+                view.round,
+                users,
+                tuple((mine[k], mine[(k + 1) % AGGREGATORS]) for mine in secrets),
+                travelled,
+            )
+            for k in range(AGGREGATORS)
+        )
+
     def _rows(self, view: ModelView, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """`report` of each, with a row for every row of the model."""
         reports = self.report(view, rows)
@@ -236,11 +268,11 @@ class Devices(Redacted):
         """One round of these devices, as what each adds to the sum. It leaves masked alone."""
         algorithm, release = self._contributing()
         self._admit(rows, view.round)
-        made = cut(
-            algorithm.device_profile(view, self._shown(), rows),
-            release.scale[rows],
-            algorithm.config.name,
-        )
+        profile = algorithm.device_profile(view, self._shown(), rows)
+        numbers = algorithm.report_shape(view)[0]
+        if self._link.checking is not None:
+            numbers = self._shared_form(view).elements
+        made = self.cut_profile(profile, view, rows)
         if (made.numbers, 1) != algorithm.report_shape(view):
             raise MessageError(
                 f"{algorithm.config.name} gave a profile of another size than the round's; nothing "
@@ -256,11 +288,35 @@ class Devices(Redacted):
                 round=np.full(len(rows), view.round),
                 positive_rows=made.items,
                 negative_rows=np.zeros_like(made.items),
-                bytes=self._link.message_bytes(made.items.astype(np.int64), 0, made.numbers),
+                bytes=self._link.message_bytes(made.items.astype(np.int64), 0, numbers),
                 epsilon=epsilon,
             )
         )
         return made
+
+    def cut_profile(
+        self, profile: object, view: ModelView, rows: NDArray[np.int64]
+    ) -> Contributions:
+        """What of these devices' profiles may leave: where sums are checked, in whole numbers that
+        can be. How those are rounded may depend on draws, what they add up to at most does not."""
+        algorithm, release = self._contributing()
+        scale, name = release.scale[rows], algorithm.config.name
+        if self._link.checking is None:
+            return cut(profile, scale, name)
+        grid = self._link.checking.grid(self._shared_form(view))
+        drawn = self.rng.child("fixed-point", view.round).words(self.cohort.users[rows], 1)
+        return cut_to(profile, scale, name, grid, drawn[:, 0])
+
+    def _shared_form(self, view: ModelView) -> Form:
+        algorithm = self._contributing()[0]
+        numbers = algorithm.report_shape(view)[0]
+        return self._checking().form(*algorithm.contribution(view.round, numbers))
+
+    def _checking(self) -> CheckedSum:
+        link = self._link.checking
+        if link is None:
+            raise ConfigError("only a checked sum takes shares")
+        return link
 
     def report_bits(self, view: ModelView, rows: NDArray[np.int64]) -> BitReports:
         """One round of these devices as k randomised reports each. Coordinates are drawn here, what
@@ -431,6 +487,11 @@ class Devices(Redacted):
         )
         sender = self.cohort.users[rows][row[starts]]
         return DeviceReports(round, sender, item[starts], sums), counts
+
+
+def _share_secret(root: bytes, which: int) -> bytes:
+    """A simulation's; a real device draws its own from the operating system."""
+    return hashlib.blake2b(bytes([which]), digest_size=32, key=root, person=b"share").digest()
 
 
 def _leaving(updates: Updates, rule: ShareRule) -> NDArray[np.bool_]:

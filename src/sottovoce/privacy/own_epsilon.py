@@ -37,7 +37,7 @@ from sottovoce.config import require_number, require_whole
 from sottovoce.core.consent import Choice, Consent, affords
 from sottovoce.core.contributions import STEPS
 from sottovoce.core.interactions import Interactions
-from sottovoce.core.links import SUMMED, Link
+from sottovoce.core.links import CHECKED, NOISE_BY, SUMMED, Link
 from sottovoce.errors import ConsentError
 from sottovoce.privacy.accountant import DELTA
 from sottovoce.privacy.base import RELEASES, BoundRelease, Release, Sends
@@ -53,6 +53,10 @@ PUBLISHED = (
 BY_HELPER = (
     "The helper adds the noise: it can take it off what is published, nobody would notice if it "
     "left it out, and toward server and helper together nothing is bounded. See docs/privacy.md."
+)
+BY_TWO = (
+    "Toward two of the aggregators together nothing is bounded. Bounds are checked, honesty is "
+    "not: whoever keeps to them may still tell what is not so. See docs/privacy.md."
 )
 IN_PARTS = (
     "Devices add the noise, each a part: nobody else can leave it out or take it off, while "
@@ -212,7 +216,7 @@ class OwnEpsilon(Release):
         return (
             "The server sees your contribution masked, and of all contributions one noisy sum. "
             "What it can compute from that, and from the model, is bounded by the ε that you "
-            "chose, as long as it does not work together with the helper.",
+            "chose, as long as it does not work together with a helper.",
         )
 
     @property
@@ -221,7 +225,10 @@ class OwnEpsilon(Release):
         return PUBLISHED.format(delta=self.delta) + who
 
     def caveats(self, link: Link | None = None) -> tuple[str, ...]:
-        return SUMMED, self.unprotected
+        if link is None or link.checking is None:
+            return SUMMED, self.unprotected
+        said = PUBLISHED.format(delta=self.delta) + NOISE_BY[link.checking.noise_by]
+        return CHECKED, f"{said} {BY_TWO}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -171,7 +171,7 @@ def audit_system(experiment: Experiment, canaries: int, threads: int = 1) -> Aud
         # Canaries have no times, and so nobody has in their run.
         score = partial(score_contributions, others=replace(train, timestamps=None))
     else:
-        summed = link.summing is not None
+        summed = link.adds_up is not None
         planted = Canaries.single_items(canaries, train.n_items, rng, summed)
         consent = Consent.uniform(users, choice)
 

@@ -18,12 +18,13 @@ from sottovoce.algorithms.base import (
 from sottovoce.core.consent import Consent
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.ledger import Ledger
-from sottovoce.core.links import LINKS, Link
+from sottovoce.core.links import LINKS, CheckedSum, Link, SecureSum
 from sottovoce.core.one_bit import noise_root
 from sottovoce.core.recommender import Scorer
 from sottovoce.engines.observers import MessageObserver, Observer
 from sottovoce.engines.simulation import SimulatedDevices, Simulation, joining
 from sottovoce.errors import ConfigError
+from sottovoce.parties.aggregator import Aggregator, in_memory
 from sottovoce.parties.defence import Defence
 from sottovoce.parties.helper import Helper, noise_spans
 from sottovoce.parties.secure_sum import fitted
@@ -48,6 +49,8 @@ class Federation:
     masker: Helper | None = None
     """Who knows the masks, where the server sees sums alone."""
     largest_value: float = 0.0
+    aggregators: tuple[Aggregator, ...] = ()
+    """Three of them, where sums are checked."""
     """Of a number in one device's update, in steps of the grid."""
 
     @classmethod
@@ -105,8 +108,23 @@ class Federation:
                 )
             key, spans = noise_root(rng.child("masker").root), noise_spans(algorithm, release)
             masker = Helper(way.summing, server.items.size, key, spans)
+        aggregators: tuple[Aggregator, ...] = ()
+        if way.checking is not None:
+            if plan.cohort_size < way.checking.min_devices:
+                raise ConfigError(
+                    f"a checked sum needs at least link.min_devices = {way.checking.min_devices} "
+                    f"devices in a round, and {plan.cohort_size} are asked"
+                )
+            aggregators = in_memory(way.checking, algorithm, release, rng)
         most = release.largest_value(plan.triples) * release.steps
-        return cls(plan, server, devices, proxy, masker, most)
+        return cls(plan, server, devices, proxy, masker, most, aggregators)
+
+    @property
+    def _summing(self) -> SecureSum | CheckedSum | None:
+        """The link, where the server sees sums alone."""
+        if self.aggregators:
+            return self.aggregators[0].rules.link
+        return None if self.masker is None else self.masker.link
 
     @property
     def sum_width(self) -> int | None:
@@ -160,7 +178,7 @@ class Federation:
         masked: bool = True,
     ) -> None:
         """`masked`: whether observers see masked updates, or of each round the sum alone."""
-        plan, link = self.schedule, self.masker and self.masker.link
+        plan, link = self.schedule, self._summing
         noisy = link is not None and (link.noise or self.devices.contributes)
         everybody = noisy and plan.cohort_size == plan.devices
         Simulation(
@@ -176,6 +194,7 @@ class Federation:
             largest_value=self.largest_value,
             masked=masked,
             least=link.min_devices if link and everybody else 0,
+            aggregators=self.aggregators,
             joined=self._joined(),
         ).run()
 

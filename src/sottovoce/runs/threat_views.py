@@ -24,7 +24,6 @@ from sottovoce.attacks.suite.a12_known_others import Contributed
 from sottovoce.attacks.suite.a12_shadows import Again
 from sottovoce.attacks.suite.a13_draws import told_words
 from sottovoce.attacks.views import Truth, View
-from sottovoce.core.contributions import cut
 from sottovoce.core.interactions import Interactions
 from sottovoce.core.links import SEALED_SEED_BYTES, Link
 from sottovoce.core.messages import Batch, BitReports, DeviceReports, MaskSeeds, ModelView
@@ -134,7 +133,7 @@ def watched(
     Masked updates are large and look like noise. So behind a secure sum devices are seen `SELDOM`
     times. Of as many rounds as are left the sums are looked at: half of all are the first ones, in
     which vectors are read best, and half are spread over the rest of the run, to its end."""
-    summed = link.summing is not None
+    summed = link.adds_up is not None
     often = summed or release.reporting is not None or (plan.triples > 0 and plan.cohort_size > 1)
     count = rounds or _sightings(plan, OFTEN if often else SELDOM)
     room = MOST_MODEL_BYTES // max(1, model_bytes * (2 if summed else 1))
@@ -413,7 +412,7 @@ def _again(world: PreparedExperiment, plan: Schedule, threads: int) -> Again:
         made.run(threads=threads)
         return made.server.items
 
-    summing = parts.link.summing
+    summing = parts.link.adds_up
     least = 0 if summing is None else summing.min_devices
     locally = getattr(algorithm, "pairs", 0) * getattr(algorithm, "local_epochs", 1)
     steps = plan.triples or locally or plan.positives / plan.devices
@@ -438,7 +437,7 @@ def _contributed(world: PreparedExperiment, kept: SeenMessages) -> Contributed:
             if round == 1 and algorithm.versioned:
                 shown = replace(shown, published=view.items)  # the first one that is published
             profile = algorithm.device_profile(view, shown, rows)
-            rounds.append(cut(profile, terms.scale[rows], algorithm.config.name))
+            rounds.append(made.devices.cut_profile(profile, view, rows))
     return Contributed(tuple(rounds), terms.epsilons[rows])
 
 

@@ -163,7 +163,9 @@ class GramConfig(AlgorithmSettings):
         return replace(self, popularity_share=share), None
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
-        return Gram(self, release.sigma, release.parts)
+        checking = None if link is None else link.checking
+        more = 1.0 if checking is None else checking.more_noise
+        return Gram(self, more * release.sigma, release.parts)
 
     def check_terms(self) -> None:
         if self.factorised or self.pairs_from:
@@ -219,7 +221,7 @@ class Gram(Contributing):
     versioned: ClassVar[bool] = True
     config: GramConfig
     sigma: float
-    """Of the noise of a period, for a contribution of norm 1."""
+    """Of the noise of a period that sums have, for a contribution of norm 1."""
     parts: int = 0
     """Of which it is made up, where devices add it."""
 

@@ -71,7 +71,7 @@ def opened_once(view: View) -> OpenedOnce:
     if len(sums) != len(algorithm.shares):
         raise DoesNotApply("the server has not opened the sums of all rounds")
     sigmas = [
-        algorithm.noise_spans(round, len(one))[0][1] * view.release.sigma * STEPS
+        algorithm.noise_spans(round, len(one))[0][1] * algorithm.sigma * STEPS
         for round, one in enumerate(sums)
     ]
     return OpenedOnce(sums, tuple(sigmas), view.release.delta, algorithm)
