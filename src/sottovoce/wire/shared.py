@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +82,7 @@ class SharedRecord:
         found = bytes(content)
         sizes = [_KEY_BYTES, *[_HASH_BYTES] * (AGGREGATORS + 1), *[_SEALED_BYTES] * AGGREGATORS]
         ends = np.cumsum([0, *sizes]).tolist()
-        device, *parts = (found[a:b] for a, b in zip(ends, ends[1:], strict=False))
+        device, *parts = (found[a:b] for a, b in pairwise(ends))
         *committed, travelled = parts[: AGGREGATORS + 1]
         return cls(
             device, tuple(committed), travelled, tuple(parts[AGGREGATORS + 1 :]), found[ends[-1] :]
@@ -370,7 +371,7 @@ def decode_question(payload: bytes, *, coins: bool = False, kept: bool = False) 
         raise MessageError("the length of the message does not match its head")
     ends = frame.size + count * NAME_BYTES
     names = _pieces(payload[frame.size : ends], NAME_BYTES)
-    if any(one >= other for one, other in zip(names, names[1:], strict=False)):
+    if any(one >= other for one, other in pairwise(names)):
         raise MessageError("the submissions of a set are named in order, and once each")
     found = None
     if kept:
@@ -442,9 +443,7 @@ def part_bytes(numbers: int) -> int:
     return SUM_PART.size + numbers * NUMBER_BYTES
 
 
-def decode_part(
-    payload: bytes, round: int, aggregator: int, devices: int, numbers: int
-) -> SumPart:
+def decode_part(payload: bytes, round: int, aggregator: int, devices: int, numbers: int) -> SumPart:
     """The inverse of `encode_part`. Rejects what is not of so many devices of this round."""
     of, many, told = SUM_PART.unpack(payload)
     found = _numbers(payload[SUM_PART.size :], numbers)
@@ -455,6 +454,8 @@ def decode_part(
 
 def _numbers(content: bytes, many: int) -> Elements:
     if len(content) != many * NUMBER_BYTES or not _below(content):
-        raise MessageError("the aggregator's answer has another length than it should, or numbers "
-                           "that there are not")
+        raise MessageError(
+            "the aggregator's answer has another length than it should, or numbers "
+            "that there are not"
+        )
     return elements_of(content)
