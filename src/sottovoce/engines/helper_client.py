@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import httpx2
 
-from sottovoce.core.links import CheckedSum, SecureSum
+from sottovoce.core.links import Link
 from sottovoce.core.messages import MaskSum
 from sottovoce.engines.client import Answer, ServiceClient
 from sottovoce.errors import ConfigError, MessageError, Unreachable, WrongSum
@@ -34,19 +34,20 @@ class SumRefused(MessageError):
 class HelperClient:
     """The server's way to the helper that the terms name, or to one of their aggregators."""
 
-    def __init__(
-        self, link: SecureSum | CheckedSum, token: str, answer_bytes: int, number: int = 1
-    ) -> None:
+    def __init__(self, link: Link, token: str, answer_bytes: int, number: int = 1) -> None:
         """`number` is that of an aggregator."""
-        if isinstance(link, CheckedSum):
-            places = [*link.urls[number - 1 :], ""], [*link.authorities[number - 1 :], ""]
-            self._url, self._authority, key = places[0][0], places[1][0], "".join(link.keys)
-            self.who = f"aggregator {number}"
-        else:
-            self._url, self._authority, key = link.url, link.authority, link.key
-            self.who = "the helper"
+        summed, checked, key = link.summing, link.checking, ""
+        self._url, self._authority, self.who = "", "", "the helper"
+        if summed is not None:
+            self._url, self._authority, key = summed.url, summed.authority, summed.key
+        elif checked is not None:
+            self.who, key = f"aggregator {number}", "".join(checked.keys)
+            self._url = "".join(checked.urls[number - 1 : number])
+            self._authority = "".join(checked.authorities[number - 1 : number])
         if not self._url or not key:
-            raise ConfigError(f"the terms of the federation name no address or key of {self.who}")
+            raise ConfigError(
+                f"the terms of the federation name no {self.who.removeprefix('the ')} for its sums"
+            )
         self._token = token
         self._limit = max(answer_bytes, _LONGEST_REFUSAL)
         self._client()  # raises now where it cannot be one

@@ -52,6 +52,7 @@ from sottovoce.stores.server import Drawn
 from sottovoce.wire.shared import (
     About,
     SetQuestion,
+    SharedMessage,
     SharedRecord,
     decode_checks,
     decode_coin,
@@ -91,7 +92,7 @@ class _Asked:
 class CheckedCoordinator(SumCoordinator):
     """`Coordinator` where contributions come in shares."""
 
-    _asked = "aggregators"
+    _asked = "aggregators were"
 
     def __init__(
         self,
@@ -132,12 +133,9 @@ class CheckedCoordinator(SumCoordinator):
                 part = sums.next_ones(link, *place, many)
             if not part:
                 return
-            read = [
-                (number, decode_shared(body, *place, asked.form.elements)) for number, body in part
-            ]
-            # What is sealed to the server itself it opens now; the others look at everything.
-            out = {n for n, one in read if self._secrets(one.record, asked.bound) is None}
-            mine = [(n, one.record, one.travelled) for n, one in read if n not in out]
+            read = {number: self._read(body, now, asked) for number, body in part}
+            out = {number for number, one in read.items() if one is None}
+            mine = [(n, one.record, one.travelled) for n, one in read.items() if one is not None]
             if mine:
                 question = encode_shares(asked.about, [(record, sent) for _, record, sent in mine])
                 for bad in self._of_all(question, SHARES, _bad):
@@ -153,8 +151,15 @@ class CheckedCoordinator(SumCoordinator):
         form = self._rules.form(now.round, numbers)
         return _Asked(about, about.bound(terms), form, numbers)
 
-    def _secrets(self, record: SharedRecord, bound: bytes) -> tuple[bytes, bytes] | None:
-        return open_secrets(record, self._rules.number, self._key, bound)
+    def _read(self, body: bytes, now: records.Position, asked: _Asked) -> SharedMessage | None:
+        """A submission whose secrets for the server itself are good; the other aggregators look at
+        everything."""
+        try:
+            found = decode_shared(body, now.round, now.attempt, asked.form.elements)
+        except MessageError:
+            return None
+        mine = open_secrets(found.record, self._rules.number, self._key, asked.bound)
+        return None if mine is None else found
 
     # --- opening ----------------------------------------------------------------------------------
 

@@ -99,14 +99,14 @@ class SumCoordinator(Coordinator, ABC):
     """`Coordinator` where the server adds up what it cannot read, and somebody else helps to open
     the sum."""
 
-    _asked = "helper"
-    """Who does."""
+    _asked = "helper was"
+    """Who does, and a verb."""
 
     def __init__(self, plan: Plan, clock: Clock, least: int, most: int) -> None:
         """A sum is over `least` devices at least, and over `most` at most."""
         super().__init__(plan, clock)
         self._least, self._most = least, most
-        self._waits_for = f"the {self._asked}"
+        self._waits_for = "the helper"
         self._opened: _Opened | None = None
         self._notices: tuple[str, ...] = ()
         self._pause, self._next_try = _FIRST_PAUSE, -math.inf
@@ -252,7 +252,7 @@ class SumCoordinator(Coordinator, ABC):
     def _too_few(self, good: int) -> SumRefused:
         return SumRefused(
             f"{good:,} good submissions are left, and a sum needs {self._least:,}; the "
-            f"{self._asked} was not asked"
+            f"{self._asked} not asked"
         )
 
     def _fold(self, link: sa.Connection, server: Server, now: records.Position) -> dict[str, int]:
