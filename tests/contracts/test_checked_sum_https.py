@@ -4,16 +4,13 @@ device that does not keep to the bounds is left out by real services, and named.
 
 import asyncio
 import contextlib
-import json
 from copy import deepcopy
 
 import numpy as np
 import pytest
-from checked_world import forged
 from forwarder import Forwarder
 from test_secure_sum_https import nobody
 
-from sottovoce.core.shares import bits_of, split
 from sottovoce.engines.processes import wait_for
 from sottovoce.engines.trial import aggregator_place
 from sottovoce.experiment import Experiment
@@ -22,7 +19,6 @@ from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
 from sottovoce.runs.train import run_experiment
 from sottovoce.services.trial import HttpsTrial
-from sottovoce.stores import prepared
 from sottovoce.stores.aggregator_folder import (
     OTHERS,
     aggregator_introduction,
@@ -33,8 +29,6 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import write_new_files
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.stores.session import DeviceSession
-from sottovoce.wire.masked import binding, model_name
-from sottovoce.wire.shared import decode_question, encode_shared
 
 TOWN = {
     "name": "checked-for-real",

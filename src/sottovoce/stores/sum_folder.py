@@ -233,7 +233,8 @@ def begin_folder(folder: F) -> F:
     path, introduced = folder.path, folder.introduction
     who, command = introduced.who, introduced.command
     if (path / INTRODUCTION).exists():
-        raise UsageError(f"{path} holds a {who} already; start it without --introduction")
+        article = "an" if who.startswith("a") else "a"
+        raise UsageError(f"{path} holds {article} {who} already; start it without --introduction")
     if not (path / SEAL_KEY).exists():
         raise UsageError(
             f"{path} has no keys, which the terms of the federation name; make them first, with "
