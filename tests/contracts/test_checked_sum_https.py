@@ -4,16 +4,23 @@ device that does not keep to the bounds is left out by real services, and named.
 
 import asyncio
 import contextlib
+import secrets
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from checked_world import forged
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forwarder import Forwarder
+from server_world import Client, enrolment
 from test_secure_sum_https import nobody
 
+from sottovoce.core.shares import P, bits_of, split
 from sottovoce.engines.processes import wait_for
 from sottovoce.engines.trial import aggregator_place
 from sottovoce.experiment import Experiment
+from sottovoce.parties.aggregator import form_of
 from sottovoce.parties.secure_sum import summed
 from sottovoce.runs.devices import world_of
 from sottovoce.runs.federation import Federation
@@ -29,6 +36,10 @@ from sottovoce.stores.device import CohortStore
 from sottovoce.stores.keys import write_new_files
 from sottovoce.stores.server_folder import open_folder
 from sottovoce.stores.session import DeviceSession
+from sottovoce.wire.invitations import kept_invitation
+from sottovoce.wire.masked import binding, model_name
+from sottovoce.wire.shared import encode_shared
+from sottovoce.wire.signing import seal
 
 TOWN = {
     "name": "checked-for-real",
@@ -165,6 +176,98 @@ def test_a_killed_aggregator_and_lost_devices_leave_the_sum_what_it_is(tmp_path)
     assert sorted(set(table.user.tolist())) == sorted([*groups[0], *groups[1]])
     with CohortStore.open(trial.store(0), readonly=True) as store:
         assert DeviceSession(store).recommend(0, 5)
+
+
+class Liar:
+    """A device of a trial that does what it likes, over HTTPS."""
+
+    def __init__(self, trial, row):
+        self.folder = open_folder(trial.folder / "server")
+        self.number, self.terms = row, self.folder.plan.terms
+        self.client = Client(self.folder, self.folder.running()["port"])
+        with CohortStore.open(trial.store(row), readonly=True) as store:
+            invitation = kept_invitation(store)
+        self.key = Ed25519PrivateKey.generate()
+        assert self.client.post("/v1/enrol", enrolment(invitation, self.key)).status == 200
+
+    def made(self, change=lambda bits, form: None, **forgery):
+        """Record and what travels, of honest bits that were changed."""
+        now = self.client.round()
+        view = self.client.model(now["model"])
+        numbers = self.terms.build().report_shape(view)[0]
+        bound = binding(self.terms, now["round"], 0, model_name(view.items), numbers)
+        form = form_of(self.terms.build(), self.terms.link, now["round"], numbers)
+        bits = bits_of(form, np.zeros((1, form.places), int))[0]
+        change(bits, form)
+        secret = tuple(secrets.token_bytes(32) for _ in range(3))
+        travelled = split(bits, secret).astype("<u4").tobytes()
+        forgery = {k: v(secret) for k, v in forgery.items()}
+        return forged(secret, travelled, self.key, self.terms.link, bound, **forgery), travelled
+
+    def send(self, record, travelled, cut=None, round=0):
+        body = encode_shared(travelled, record, round, 0)[:cut]
+        place = {"number": self.number, "round": round, "attempt": 0}
+        nonce = secrets.token_bytes(16)
+        sent = seal(self.key, self.terms.federation, "report", **place, nonce=nonce, body=body)
+        return self.client.post("/v1/reports", sent)
+
+
+def test_liars_are_refused_or_left_out_and_named(tmp_path):
+    made, world = parties()
+    honest, liars = range(7), {}
+
+    class Some(HttpsTrial):
+        def _start_agents(self, url):
+            stores = [self.store(row) for row in honest]
+            self.agents.append(self._start("agent", "serve", "device", *stores, "--server", url))
+
+    def two(bits, form):
+        bits[3] = 2
+
+    def long(bits, form):
+        bits[:] = 1
+
+    def half(bits, form):
+        bits[0] = (P + 1) // 2
+
+    trial = Some(world, tmp_path / "services", 1)
+    with trial.running():
+        trial.operator().raise_target(1)
+        liars = {row: Liar(trial, row) for row in range(7, 12)}
+        liars[7].client.wait(state="open", round=0)
+        for row, change in ((7, two), (8, long), (9, half)):
+            assert liars[row].send(*liars[row].made(change)).status == 204
+        other = {"sealed": lambda q: {2: secrets.token_bytes(32) + q[0]}}
+        assert liars[10].send(*liars[10].made(**other)).status == 204
+        eleven, (record, travelled) = liars[11], liars[11].made()
+        large = travelled[:4] + (P + 5).to_bytes(4, "little") + travelled[8:]
+        for answer, reason in (
+            (eleven.send(record, large), "malformed"),
+            (eleven.send(record, travelled[4:] + travelled[:4]), "malformed"),
+            (eleven.send(record, travelled[: len(travelled) // 2]), "malformed"),
+            (eleven.send(record, travelled, cut=-1), "malformed"),
+            (eleven.send(record, travelled, round=1), "malformed"),
+            (eleven.send(*liars[10].made()), "bad_signature"),
+            (eleven.send(replace(record, sealed=record.sealed[::-1]), travelled), "bad_signature"),
+        ):
+            assert 400 <= answer.status < 500
+            assert answer.error == reason
+        assert liars[7].send(*liars[7].made()).error == "second_submission"
+        trial.advance(1, nobody)
+        items = trial.operator().model(1, trial.world.terms).items
+        said = trial.operator().status()
+        fold(made, list(honest))
+        for liar in liars.values():
+            liar.client.close()
+    assert np.array_equal(items, made.server.items), "to the last bit"
+    assert said["rounds"][0]["left_out"] == {"bad_shares": 1, "out_of_range": 3}
+    assert said["refused"]["out_of_range"] == 3
+    log = (trial.folder / "logs" / "server.log").read_text()
+    assert "what devices 7, 8, 9 have shared is beyond the bounds that are checked" in log
+    assert "the shares of devices 10 are not what they have signed" in log
+    for number in OTHERS:
+        log = (trial.folder / "logs" / f"aggregator-{number}.log").read_text()
+        assert liars[7].key.public_key().public_bytes_raw().hex() not in log
 
 
 @pytest.mark.slow
