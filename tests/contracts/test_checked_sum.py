@@ -62,7 +62,8 @@ def test_shares_give_what_the_plain_sum_gives(config, noise_by):
     assert np.array_equal(fast.server.memory, written.server.memory)
     assert fast.devices.ledger.pending().equals(written.devices.ledger.pending())
     opened = [m for m in ears.messages["server"] if isinstance(m, SummedReports)]
-    assert len(opened) == config.rounds and all(m.devices > 0 for m in opened)
+    assert len(opened) == config.rounds
+    assert all(m.devices > 0 for m in opened)
 
 
 def test_the_sum_is_that_of_the_contributions_and_the_aggregators_noise():
@@ -106,7 +107,8 @@ def test_contributions_are_within_the_bounds_that_are_checked():
     rows = made.devices.willing(0)
     some = made.devices._contributions(view, rows)
     grid = CheckedSum().grid(CheckedSum().form(some.size, False))
-    assert np.all(some.steps % grid.step == 0) and some.steps.max() <= grid.most * grid.step
+    assert np.all(some.steps % grid.step == 0)
+    assert some.steps.max() <= grid.most * grid.step
     squares = np.add.reduceat(some.steps.astype(float) ** 2, some.indptr[:-1])
     assert np.all(squares <= STEPS**2)
 
@@ -116,8 +118,8 @@ def test_messages_cost_what_the_ledger_says():
     made.run()
     table = made.devices.ledger.pending()
     form = CheckedSum().form(TRAIN.n_items + 1, False)
-    first = [b for b, r in zip(table["bytes"].to_pylist(), table["round"].to_pylist()) if r == 0]
-    assert set(first) == {4 * form.elements + 560}
+    first = table["bytes"].to_numpy()[table["round"].to_numpy() == 0]
+    assert set(first.tolist()) == {4 * form.elements + 560}
 
 
 def test_too_few_devices_are_not_asked():
@@ -126,7 +128,7 @@ def test_too_few_devices_are_not_asked():
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    ("settings", "said"),
     [
         ({"urls": ("https://a", "https://a")}, "twice"),
         ({"keys": ("aa", "bb", "aa")}, "twice"),

@@ -112,7 +112,7 @@ def test_the_door_has_no_other_way_out():
     ways = {name for name in vars(Devices) if not name.startswith("_")}
     assert ways == {
         # ways out, each with consent and ledger
-        "report", "report_in_parts", "report_sum", "report_masked", "report_bits",
+        "report", "report_in_parts", "report_sum", "report_masked", "report_bits", "report_shared",
         # at home
         "vectors_at_home", "willing", "tiers", "behind_door", "change_consent",
         "reports_bits", "contributes", "spends", "at_once",

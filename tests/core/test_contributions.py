@@ -11,13 +11,16 @@ from sottovoce.core.contributions import (
     PAIR_STEPS,
     STEPS,
     Contributions,
+    Grid,
     Profile,
     cut,
+    cut_to,
     numbers_of,
     pair_places,
     places_of,
 )
 from sottovoce.errors import MessageError
+from sottovoce.rng import SecretStreams, Streams
 
 weights = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12).filter(lambda w: sum(w) > 1e-3)
 scales = st.floats(1e-3, 1.0)
@@ -101,8 +104,93 @@ def test_a_profile_that_is_none_is_refused(kind, words):
     for pairs in (True, False):
         with pytest.raises(MessageError, match=words):
             cut(broken(kind | {"pairs": pairs}), np.ones(2), "stranger")
+        with pytest.raises(MessageError, match=words):
+            cut_to(
+                broken(kind | {"pairs": pairs}), np.ones(2), "stranger", grid_of(pairs), keys_of(2)
+            )
     with pytest.raises(MessageError, match="stranger gave list"):
         cut([1.0], np.ones(1), "stranger")
+    with pytest.raises(MessageError, match="stranger gave list"):
+        cut_to([1.0], np.ones(1), "stranger", PAIRS, keys_of(1))
+    with pytest.raises(MessageError, match="2 keys are not one for each of 1"):
+        cut_to(profile([1.0]), np.ones(1), "stranger", PAIRS, keys_of(2))
+
+
+# --- few whole numbers ----------------------------------------------------------------------------
+
+LINEAR, PAIRS = Grid(STEPS // 64, 15, 64), Grid(1, 57, PAIR_STEPS)
+seeds = st.integers(0, 2**63 - 1)
+
+
+def grid_of(pairs):
+    return PAIRS if pairs else LINEAR
+
+
+def keys_of(n, seed=0):
+    return Streams.from_seed(seed).keys(np.arange(n))
+
+
+@settings(max_examples=300, deadline=None)  # it compiles
+@given(weights, scales, st.booleans(), seeds)
+def test_on_a_grid_nothing_is_longer_than_its_scale_permits_or_above_the_largest(
+    row, scale, pairs, seed
+):
+    grid = grid_of(pairs)
+    made = cut_to(profile(row, pairs=pairs), np.array([scale]), "x", grid, keys_of(1, seed))
+    assert not np.any(made.steps % grid.step)
+    k = [int(number) // grid.step for number in made.steps]
+    bound = Fraction(scale) * grid.unit**2 * (1 if pairs else Fraction(scale))
+    assert sum(n * n for n in k) <= bound
+    assert 0 <= min(k) <= max(k) <= grid.most
+    assert not np.any(made.steps[np.array(row) == 0.0])
+    whole = [int(number) for number in made.whole(0)]
+    twice = 2 * sum(n * n for n in whole[12:]) if pairs else 0
+    assert sum(n * n for n in whole[:12]) + twice <= (Fraction(scale) * STEPS) ** 2
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(weights, scales), min_size=1, max_size=5), st.booleans(), seeds)
+def test_on_a_grid_a_device_among_others_tells_what_it_tells_alone(devices, pairs, seed):
+    rows, scale = zip(*devices, strict=True)
+    for rng in (Streams.from_seed(seed), SecretStreams.from_seed(seed)):
+        keys = rng.keys(np.arange(len(rows)))
+        made = cut_to(profile(*rows, pairs=pairs), np.array(scale), "x", grid_of(pairs), keys)
+        for n, row in enumerate(rows):
+            mine = slice(made.indptr[n], made.indptr[n + 1])
+            alone = cut_to(
+                profile(row, pairs=pairs), np.array(scale[n : n + 1]), "x", grid_of(pairs),
+                keys[n : n + 1],
+            )  # fmt: skip
+            assert np.array_equal(made.steps[mine], alone.steps)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("scale", [0.05, 0.3, 1.0])
+def test_on_a_grid_items_are_told_on_average_as_they_weigh(pairs, scale):
+    """Also those of a user so quiet that none of them is worth a step."""
+    n, many = 4000, 120
+    row = np.sqrt(np.arange(1, many + 1))
+    told = profile(*[row] * n, size=many, pairs=pairs)
+    grid = grid_of(pairs)
+    made = cut_to(told, np.full(n, scale), "x", grid, keys_of(n))
+    k = made.steps.reshape(n, many) // grid.step
+    mean = k.mean(axis=0)
+    factor = mean.sum() / row.sum()
+    assert mean == pytest.approx(factor * row, abs=6 * np.sqrt(0.25 / n), rel=0.03)
+    bound = grid.unit**2 * (scale if pairs else scale**2)
+    squares = (k.astype(float) ** 2).sum(axis=1)
+    assert squares.min() > bound - 2 * k.max() - 2  # nearly all of the norm is used
+
+
+def test_on_a_grid_what_the_largest_are_kept_from_the_others_get():
+    row = [8.0] + [1.0] * 24
+    made = cut_to(profile(row, size=25), np.ones(1), "x", PAIRS, keys_of(1))
+    assert made.steps[0] == PAIRS.most
+    assert np.all(made.steps[1:] >= 50)
+    few = cut_to(profile([1.0, 1.0], size=25), np.ones(1), "x", PAIRS, keys_of(1))
+    assert few.steps.tolist() == [57, 57]
+    silent = cut_to(profile([1.0, 1.0], size=25), np.zeros(1), "x", PAIRS, keys_of(1))
+    assert silent.steps.tolist() == [0, 0]
 
 
 def test_it_does_not_print_what_it_holds():

@@ -9,7 +9,20 @@ whole numbers of 1 / `STEPS`: coarser than the grid of updates, so that sums of 
 **The bound, in whole numbers.** With a scale c, |k| ≤ c · STEPS. Of pairs, k has `PAIR_STEPS` to
 the unit and is scaled by √c, so that the squares of k add up to at most c · PAIR_STEPS², which is
 the Frobenius norm of k kᵀ: the norm of (diagonal, √2 · upper triangle).
+
+**Few whole numbers.** Where somebody checks numbers that nobody sees, there can be few of them:
+whole numbers up to a largest one, on a `Grid`. Cut to those, most of a long profile would be lost,
+and all of a quiet user's. So `cut_to` dithers: k_i = min(⌊s · y_i + u_i⌋, most), where y is the
+scaled profile, u_i is drawn from [0, 1) for each place, and s is the largest up to `_FILLED` with
+which the squares of k keep to the bound, which is the same as above, exactly. Below the largest
+number every k_i is s · y_i on average. s makes up for what does not fit: it is below 1 where steps
+are coarse (then a fair choice of a quiet user's items is told, one step each), and above 1 where
+numbers are held at the largest, so that the others have their part of the norm. The draws protect
+nothing: whatever they are, the bound holds.
 """
+
+# Kernels carry no types (numba infers them); their callers do.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -17,10 +30,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
+from numba import int64, njit, uint64
 from numpy.typing import NDArray
 
+from sottovoce.core.arrays import read_only
 from sottovoce.core.redacted import Redacted
 from sottovoce.errors import MessageError
+from sottovoce.rng import Keys, draw
 
 STEPS = 1 << 16
 """Steps to the unit of all that leaves: a sum of 16,000 contributions has room in 32 bits."""
@@ -28,6 +44,10 @@ PAIR_STEPS = 1 << 8
 """Steps to the unit of a profile whose pairs are sent: its products have `STEPS`."""
 _SPARE = 1.0 - 2.0**-40
 """Pays for the rounding of a profile's norm, so that an honest one is never above its bound."""
+_FILLED = 16.0
+"""Most by which a profile is scaled up where its largest numbers are held back."""
+_HALVINGS = 36
+"""Of the range in which that factor lies."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -153,13 +173,59 @@ class Grid:
 
 
 def cut_to(
-    profile: object, scale: NDArray[np.float64], name: str, grid: Grid, keys: NDArray[np.uint64]
+    profile: object, scale: NDArray[np.float64], name: str, grid: Grid, keys: Keys
 ) -> Contributions:
-    """`cut` to the whole numbers of a grid."""
+    """`cut` to the whole numbers of a grid, with draws from a key of each device. What is told is
+    a multiple of the grid's step."""
     made = cut(profile, scale, name)
-    unit = PAIR_STEPS if made.pairs else STEPS
-    steps = np.minimum(made.steps.astype(np.int64) * grid.unit // unit, grid.most) * grid.step
-    return replace(made, steps=steps.astype(np.int32))
+    if len(keys) != len(made):
+        raise MessageError(f"{len(keys)} keys are not one for each of {len(made)} devices")
+    levels, which = np.unique(scale, return_inverse=True)
+    bounds = [_bound(one, made.pairs, grid.unit) for one in levels.tolist()]
+    limit = np.array(bounds, dtype=np.int64)[which]
+    factor = (np.sqrt(scale) if made.pairs else scale) * float(grid.unit)
+    steps = np.zeros(len(made.place), dtype=np.int32)
+    _fill(
+        read_only(made.indptr, np.int64), read_only(made.place, np.int32),
+        read_only(profile.value, np.float64),  # type: ignore[attr-defined]  # which `cut` has seen
+        factor, limit, read_only(keys, keys.dtype), grid.most, steps,
+    )  # fmt: skip
+    return replace(made, steps=steps * np.int32(grid.step))
+
+
+def _bound(scale: float, pairs: bool, unit: int) -> int:
+    """What the squares of a device's whole numbers may add up to."""
+    exact = Fraction(scale) * unit**2
+    return int(exact if pairs else exact * Fraction(scale))
+
+
+@njit(nogil=True, error_model="numpy", cache=True)
+def _fill(indptr, place, value, factor, limit, keys, most, steps):
+    """steps = those of each device, by its own numbers and key alone."""
+    longest = 0
+    for row in range(len(indptr) - 1):
+        longest = max(longest, indptr[row + 1] - indptr[row])
+    wanted, dither = np.empty(longest), np.empty(longest)
+    for row in range(len(indptr) - 1):
+        begin, n = indptr[row], indptr[row + 1] - indptr[row]
+        for e in range(n):
+            wanted[e] = value[begin + e] * factor[row]
+            dither[e] = (draw(keys[row], place[begin + e]) >> uint64(11)) * 2.0**-53
+        low, high, mid = 0.0, _FILLED, _FILLED
+        for _ in range(_HALVINGS):
+            squares = int64(0)
+            for e in range(n):
+                k = min(int64(mid * wanted[e] + dither[e]), most)
+                squares += k * k
+            if squares <= limit[row]:
+                low = mid
+            else:
+                high = mid
+            if low == high:
+                break
+            mid = 0.5 * (low + high)
+        for e in range(n):
+            steps[begin + e] = min(int64(low * wanted[e] + dither[e]), most)
 
 
 def _longer(steps: NDArray[np.int32], scale: float, pairs: bool) -> bool:

@@ -462,6 +462,11 @@ class CheckedSum(Link):
             return Form(places, _FEW_WEIGHTS, _FEW_UNIT**2, False)
         return Form(places, _PLACE_WEIGHTS, _PLACE_UNIT**2, False)
 
+    @property
+    def largest(self) -> float:
+        """Of a norm of 1, the most that a catalogue's entry can have."""
+        return sum(_PLACE_WEIGHTS) / _PLACE_UNIT
+
     def grid(self, form: Form) -> Grid:
         """To which whole numbers contributions are cut."""
         unit = math.isqrt(form.bound)

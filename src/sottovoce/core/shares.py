@@ -18,7 +18,9 @@ different things, what opens is noise.
 **Checks.** For every device opens Σ rⱼ(bⱼ² − bⱼ) + r(Σ x² + slack − bound), twice, for numbers r
 that are drawn after all devices have committed. It is 0 for whoever keeps to the rules, and for
 anybody else with a chance of p⁻². Since entries are sums of bits, nothing wraps around: Σ x² is
-below p.
+below p. Where a form limits loudness, a device tells in bits a number m, too, and how far below it
+every entry is; m Σ x has a bound then, in the same way: nobody can be loud about one item and add
+it to many others.
 
 Why this prime, and not 2⁶¹ − 1: half the bytes a bit, products by four times fewer multiplications
 of exact floats; two checks of 31 bits are as good as one of 61. Sums must stay below 2³⁰
@@ -36,7 +38,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, uint64
+from numba import njit, uint32, uint64
 from numpy.typing import NDArray
 
 from sottovoce.core.arrays import each, equal_spans
@@ -68,6 +70,8 @@ class Form:
     """What the squares of a vector's entries add up to at most."""
     pairs: bool
     """Whether all products of pairs are summed, or the entries themselves."""
+    loudness: int = 0
+    """What the largest entry times the sum of all is at most; 0 does not limit it."""
 
     def __post_init__(self) -> None:
         below = 0
@@ -75,9 +79,9 @@ class Form:
             if not 1 <= weight <= below + 1:
                 raise ConfigError("bits of an entry must reach every number up to the largest")
             below += weight
-        if not self.weights or self.places < 1 or self.bound < 1:
-            raise ConfigError("a shared vector needs places, bits and a bound")
-        if self.places * self.most**2 + (1 << self.slack) >= P:
+        if not self.weights or self.places < 0 or self.bound < 1 or self.loudness < 0:
+            raise ConfigError("a shared vector needs bits and a bound")
+        if self.places * self.most**2 + (1 << max(self.slack, self.loud_slack)) >= P:
             raise ConfigError(
                 f"the squares of {self.places:,} entries of up to {self.most} could wrap around in "
                 "the field of checked sums"
@@ -94,9 +98,22 @@ class Form:
         return self.bound.bit_length()
 
     @property
+    def loud_slack(self) -> int:
+        """The same of loudness."""
+        return self.loudness.bit_length()
+
+    @property
     def elements(self) -> int:
         """Numbers that are shared of each device."""
-        return self.places * len(self.weights) + self.slack
+        width = len(self.weights)
+        loud = (self.places + 1) * width + self.loud_slack if self.loudness else 0
+        return self.places * width + self.slack + loud
+
+    @property
+    def _checked(self) -> int:
+        """Numbers by which a device is checked: one for each bit, the norm, what is below the
+        largest entry, and loudness."""
+        return self.elements + 1 + (self.places + 1 if self.loudness else 0)
 
     @property
     def numbers(self) -> int:
@@ -113,32 +130,48 @@ class Form:
 
 
 def bits_of(form: Form, entries: NDArray[np.integer]) -> Elements:
-    """The bits of vectors, [devices, places]: of each place, then of the slack. Raises where a
-    vector is beyond the bounds."""
-    left = entries.astype(np.int64)
-    if left.ndim != 2 or left.shape[1] != form.places:
+    """The bits of vectors, [devices, places]: of each place, then of the slack; where loudness is
+    limited, of what each place is below the largest, of the largest, and of that slack. Raises
+    where a vector is beyond the bounds."""
+    whole = entries.astype(np.int64)
+    if whole.ndim != 2 or whole.shape[1] != form.places:
         raise MessageError(f"a shared vector has {form.places:,} places")
-    slack = form.bound - (left**2).sum(axis=1)
-    if left.size and (left.min() < 0 or left.max() > form.most or slack.min() < 0):
+    slack = form.bound - (whole**2).sum(axis=1)
+    largest = whole.max(axis=1, initial=0)
+    quiet = form.loudness - largest * whole.sum(axis=1) if form.loudness else slack
+    within = not whole.size or (whole.min() >= 0 and whole.max() <= form.most)
+    if not within or min(slack.min(initial=0), quiet.min(initial=0)) < 0:
         raise MessageError("a vector is beyond the bounds that are checked; nothing was shared")
-    found = np.zeros((len(left), form.elements), dtype=np.uint32)
-    bits = found[:, : form.places * len(form.weights)].reshape(len(left), form.places, -1)
-    for k in reversed(range(len(form.weights))):
-        on = left >= form.weights[k]
+    parts = [_weighed(form.weights, whole), _powers(slack, form.slack)]
+    if form.loudness:
+        parts.append(_weighed(form.weights, largest[:, None] - whole))
+        parts.append(_weighed(form.weights, largest[:, None]))
+        parts.append(_powers(quiet, form.loud_slack))
+    return np.hstack(parts)
+
+
+def _weighed(weights: tuple[int, ...], whole: NDArray[np.int64]) -> Elements:
+    """The bits of numbers by these weights, [rows, numbers · weights]."""
+    left, bits = whole.copy(), np.zeros((*whole.shape, len(weights)), dtype=np.uint32)
+    for k in reversed(range(len(weights))):
+        on = left >= weights[k]
         bits[:, :, k] = on
-        left -= on * form.weights[k]
-    found[:, -form.slack :] = slack[:, None] >> np.arange(form.slack) & 1
-    return found
+        left -= on * weights[k]
+    return bits.reshape(len(whole), -1)
+
+
+def _powers(whole: NDArray[np.int64], many: int) -> Elements:
+    """The bits of numbers by powers of two, [rows, many]."""
+    return (whole[:, None] >> np.arange(many) & 1).astype(np.uint32)
 
 
 def drawn(secret: bytes, many: int) -> Elements:
     """So many uniform numbers below p, from a secret of 32 bytes that serves once."""
     more = 0
     while True:
-        words = expand(secret, many + 8 + more, 32) & np.uint32(P)
-        good = words[words != P] if (words == P).any() else words
-        if len(good) >= many:
-            return np.ascontiguousarray(good[:many], dtype=np.uint32)
+        words = expand(secret, many + 8 + more, 32).astype(np.uint32, copy=False)
+        if _below(words) >= many:
+            return words[:many]
         more += many
 
 
@@ -169,20 +202,23 @@ def share(form: Form, number: int, secret: bytes, travelled: Elements | None) ->
         return mine
     if travelled is None or travelled.shape != mine.shape:
         raise MessageError(f"{form.elements:,} numbers travel of a device in this round")
-    return ((travelled.astype(np.int64) - mine) % P).astype(np.uint32)
+    _subtract(travelled, mine)
+    return mine
 
 
 def check_parts(
     form: Form, number: int, shares: Pair, challenge: bytes, threads: int = 1
 ) -> Elements:
     """Aggregator `number`'s part of what opens for each device, [devices, CHECKS], not blinded."""
-    r = np.stack([drawn(_derived(challenge, k), form.elements + 1) for k in range(CHECKS)])
+    r = np.stack([drawn(_derived(challenge, k), form._checked) for k in range(CHECKS)])
     found = np.zeros((shares.devices, CHECKS), dtype=np.uint32)
-    weights, bound = np.array(form.weights, np.uint64), form.bound if number == 0 else 0
+    shape = np.array([form.places, form.slack, form.loud_slack])
+    # Numbers that are known to all are in the first one's part.
+    limits = np.array([form.bound, form.loudness] if number == 0 else [0, 0], np.uint64)
+    weights = np.array(form.weights, np.uint64)
 
     def part(span: slice) -> None:
-        some = shares.first[span], shares.second[span]
-        _check(*some, weights, form.places, uint64(bound), r, found[span])
+        _check(shares.first[span], shares.second[span], weights, shape, limits, r, found[span])
 
     each(part, equal_spans(shares.devices, threads), threads)
     return found
@@ -278,10 +314,48 @@ def _reduced(a):
 
 
 @njit(nogil=True, cache=True)
-def _check(first, second, weights, places, bound, r, found):
+def _below(words):
+    """Leaves the lower 31 bits of each that is not p then, in their order; how many these are."""
+    at = 0
+    for k in range(len(words)):
+        word = words[k] & uint32(P)
+        words[at] = word
+        if word != uint32(P):
+            at += 1
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _subtract(whole, part):
+    """part = whole - part modulo p."""
+    for k in range(len(part)):
+        a, b = whole[k], part[k]
+        part[k] = a - b if a >= b else a + uint32(P) - b
+
+
+@njit(inline="always")
+def _number(shares, at, weights):
+    """The share of a number, from those of its bits."""
+    found = uint64(0)
+    for k in range(len(weights)):
+        found += weights[k] * uint64(shares[at + k])
+    return _reduced(found)
+
+
+@njit(inline="always")
+def _slack(shares, at, many):
+    found = uint64(0)
+    for k in range(many):
+        found += _reduced(uint64(shares[at + k]) << uint64(k))
+    return found
+
+
+@njit(nogil=True, cache=True)
+def _check(first, second, weights, shape, limits, r, found):
     p, width, n = uint64(P), len(weights), first.shape[1]
+    places, slack, loud = shape
     for u in range(len(first)):
-        one, other, norm = uint64(0), uint64(0), uint64(0)
+        one, other = uint64(0), uint64(0)
         for j in range(n):
             s, t = uint64(first[u, j]), uint64(second[u, j])
             # A part of b² − b: s² + 2st − s.
@@ -289,16 +363,33 @@ def _check(first, second, weights, places, bound, r, found):
             a, b = uint64(r[0, j]) * z, uint64(r[1, j]) * z
             one += (a & p) + (a >> uint64(31))
             other += (b & p) + (b >> uint64(31))
+        norm, sum_one, sum_other = uint64(0), uint64(0), uint64(0)
+        below = places * width + slack
+        top = below + places * width
+        m, m_other = uint64(0), uint64(0)
+        if loud:
+            m, m_other = _number(first[u], top, weights), _number(second[u], top, weights)
         for place in range(places):
-            x, y = uint64(0), uint64(0)
-            for k in range(width):
-                x += weights[k] * uint64(first[u, place * width + k])
-                y += weights[k] * uint64(second[u, place * width + k])
-            x, y = _reduced(x), _reduced(y)
+            x = _number(first[u], place * width, weights)
+            y = _number(second[u], place * width, weights)
             norm += _reduced(x * _reduced(x + uint64(2) * y))
-        for k in range(n - places * width):
-            slack = uint64(first[u, places * width + k])
-            norm += _reduced(slack << uint64(k))
-        norm = _reduced(_reduced(norm) + p - bound % p)
+            if loud:
+                sum_one += x
+                sum_other += y
+                rest = _number(first[u], below + place * width, weights)
+                z = _reduced(x + rest + p - m)
+                a, b = uint64(r[0, n + 1 + place]) * z, uint64(r[1, n + 1 + place]) * z
+                one += (a & p) + (a >> uint64(31))
+                other += (b & p) + (b >> uint64(31))
+        norm += _slack(first[u], places * width, slack)
+        norm = _reduced(_reduced(norm) + p - limits[0])
+        if loud:
+            sum_one, sum_other = _reduced(sum_one), _reduced(sum_other)
+            z = _reduced(m * _reduced(sum_one + sum_other)) + _reduced(m_other * sum_one)
+            z += _slack(first[u], top + width, loud)
+            z = _reduced(_reduced(z) + p - limits[1])
+            last = n + 1 + places
+            one += _reduced(uint64(r[0, last]) * z)
+            other += _reduced(uint64(r[1, last]) * z)
         found[u, 0] = _reduced(_reduced(one) + _reduced(uint64(r[0, n]) * norm))
         found[u, 1] = _reduced(_reduced(other) + _reduced(uint64(r[1, n]) * norm))

@@ -33,8 +33,8 @@ from sottovoce.core.running import Draws
 from sottovoce.engines.observers import MessageObserver, Moment, Observer
 from sottovoce.errors import ConfigError, Diverged, SpoiledSum, Stalled
 from sottovoce.parties.aggregator import (
-    AT_ONCE,
     Aggregator,
+    at_once,
     check_room,
     left_out,
     opened_sum,
@@ -429,8 +429,9 @@ class Simulation:
                     sums[:, 0] += step * noise
             whole = summed(view.round, sums, len(rows))
         else:
-            for start in range(0, len(rows), AT_ONCE):
-                told = self.devices.report_shared(view, rows[start : start + AT_ONCE])
+            many = at_once(form)
+            for start in range(0, len(rows), many):
+                told = self.devices.report_shared(view, rows[start : start + many])
                 names = [sha256(one.tobytes()).digest() for one in told[0].travelled]
                 for party, one, mine in zip(_AGGREGATORS, self.aggregators, told, strict=True):
                     self._tell(party, mine)

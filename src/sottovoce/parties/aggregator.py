@@ -49,13 +49,17 @@ from sottovoce.privacy.base import Release
 from sottovoce.privacy.central import Spans, noise_on
 from sottovoce.rng import Streams
 
-AT_ONCE = 256
-"""Devices whose shares are in memory together."""
+_ELEMENTS_AT_ONCE, _DEVICES_AT_ONCE = 1 << 23, 256
 FURTHEST = 40.0
 """Standard deviations of noise beyond which no number is taken for one."""
 
 Shares = Callable[[], Iterable[Pair]]
 """The shares of all devices of a round, some at a time, in the order of their set."""
+
+
+def at_once(form: Form) -> int:
+    """Devices whose shares are in memory together."""
+    return max(1, min(_DEVICES_AT_ONCE, _ELEMENTS_AT_ONCE // form.elements))
 
 
 def said_of(bound: bytes, sent: Sequence[bytes]) -> bytes:

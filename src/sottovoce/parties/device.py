@@ -222,12 +222,15 @@ class Devices(Redacted):
     ) -> tuple[SharedReports, ...]:
         """One round of these devices in shares: what each aggregator gets. `secrets` are three of
         each device; a simulation leaves them out."""
-        form, users = self._shared_form(view), self.cohort.users[rows]
+        link, users = self._link.checking, self.cohort.users[rows]
+        if link is None:
+            raise ConfigError("only a checked sum takes shares")
+        form = _shared(link, self._contributing()[0], view)
         made = self._contributions(view, rows)
         if secrets is None:
             roots = seeds_from(self._noise, users, view.round)
             secrets = [tuple(_share_secret(root, k) for k in range(AGGREGATORS)) for root in roots]
-        step = self._checking().grid(form).step
+        step = link.grid(form).step
         entries = np.zeros((len(rows), form.places), dtype=np.int64)
         of = np.repeat(np.arange(len(rows)), np.diff(made.indptr))
         entries[of, made.place] = made.steps // step
@@ -269,15 +272,16 @@ class Devices(Redacted):
         algorithm, release = self._contributing()
         self._admit(rows, view.round)
         profile = algorithm.device_profile(view, self._shown(), rows)
-        numbers = algorithm.report_shape(view)[0]
-        if self._link.checking is not None:
-            numbers = self._shared_form(view).elements
-        made = self.cut_profile(profile, view, rows)
+        who = self.cohort.users[rows], release.scale[rows]
+        made = cut_profile(algorithm, self._link, self.rng, profile, view, *who)
         if (made.numbers, 1) != algorithm.report_shape(view):
             raise MessageError(
                 f"{algorithm.config.name} gave a profile of another size than the round's; nothing "
                 "was sent"
             )
+        numbers = made.numbers
+        if self._link.checking is not None:
+            numbers = _shared(self._link.checking, algorithm, view).elements
         shares, batches = algorithm.shares, algorithm.batches
         epsilon = release.costs(view.round, self.cohort.sent, shares, batches)[rows]
         self._charge(rows, epsilon, mark_of(view.round, len(shares), batches))
@@ -293,30 +297,6 @@ class Devices(Redacted):
             )
         )
         return made
-
-    def cut_profile(
-        self, profile: object, view: ModelView, rows: NDArray[np.int64]
-    ) -> Contributions:
-        """What of these devices' profiles may leave: where sums are checked, in whole numbers that
-        can be. How those are rounded may depend on draws, what they add up to at most does not."""
-        algorithm, release = self._contributing()
-        scale, name = release.scale[rows], algorithm.config.name
-        if self._link.checking is None:
-            return cut(profile, scale, name)
-        grid = self._link.checking.grid(self._shared_form(view))
-        drawn = self.rng.child("fixed-point", view.round).words(self.cohort.users[rows], 1)
-        return cut_to(profile, scale, name, grid, drawn[:, 0])
-
-    def _shared_form(self, view: ModelView) -> Form:
-        algorithm = self._contributing()[0]
-        numbers = algorithm.report_shape(view)[0]
-        return self._checking().form(*algorithm.contribution(view.round, numbers))
-
-    def _checking(self) -> CheckedSum:
-        link = self._link.checking
-        if link is None:
-            raise ConfigError("only a checked sum takes shares")
-        return link
 
     def report_bits(self, view: ModelView, rows: NDArray[np.int64]) -> BitReports:
         """One round of these devices as k randomised reports each. Coordinates are drawn here, what
@@ -487,6 +467,30 @@ class Devices(Redacted):
         )
         sender = self.cohort.users[rows][row[starts]]
         return DeviceReports(round, sender, item[starts], sums), counts
+
+
+def cut_profile(
+    algorithm: Contributing,
+    link: Link,
+    rng: Streams,
+    profile: object,
+    view: ModelView,
+    users: NDArray[np.int64],
+    scale: NDArray[np.float64],
+) -> Contributions:
+    """What of these users' profiles may leave, given the scale of each: where sums are checked, in
+    whole numbers that can be. How those are rounded may depend on draws, what they add up to at
+    most does not."""
+    if link.checking is None:
+        return cut(profile, scale, algorithm.config.name)
+    grid = link.checking.grid(_shared(link.checking, algorithm, view))
+    keys = rng.child("fixed-point", view.round).keys(users)
+    return cut_to(profile, scale, algorithm.config.name, grid, keys)
+
+
+def _shared(link: CheckedSum, algorithm: Contributing, view: ModelView) -> Form:
+    """What devices share in this round."""
+    return link.form(*algorithm.contribution(view.round, algorithm.report_shape(view)[0]))
 
 
 def _share_secret(root: bytes, which: int) -> bytes:

@@ -42,6 +42,7 @@ from sottovoce.engines.transcripts import (
 )
 from sottovoce.errors import RunError, UsageError
 from sottovoce.experiment import Experiment, PreparedExperiment
+from sottovoce.parties.device import cut_profile
 from sottovoce.parties.shuffler import Shuffler
 from sottovoce.privacy.base import Release
 from sottovoce.privacy.reports import SEALED_BYTES
@@ -437,7 +438,9 @@ def _contributed(world: PreparedExperiment, kept: SeenMessages) -> Contributed:
             if round == 1 and algorithm.versioned:
                 shown = replace(shown, published=view.items)  # the first one that is published
             profile = algorithm.device_profile(view, shown, rows)
-            rounds.append(made.devices.cut_profile(profile, view, rows))
+            who = cohort.users[rows], terms.scale[rows]
+            rng, link = made.devices.rng, world.experiment.cross_device().link
+            rounds.append(cut_profile(algorithm, link, rng, profile, view, *who))
     return Contributed(tuple(rounds), terms.epsilons[rows])
 
 

@@ -164,8 +164,9 @@ class GramConfig(AlgorithmSettings):
 
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
         checking = None if link is None else link.checking
-        more = 1.0 if checking is None else checking.more_noise
-        return Gram(self, more * release.sigma, release.parts)
+        if checking is None:
+            return Gram(self, release.sigma, release.parts)
+        return Gram(self, checking.more_noise * release.sigma, counted=checking.largest**2)
 
     def check_terms(self) -> None:
         if self.factorised or self.pairs_from:
@@ -224,6 +225,8 @@ class Gram(Contributing):
     """Of the noise of a period that sums have, for a contribution of norm 1."""
     parts: int = 0
     """Of which it is made up, where devices add it."""
+    counted: float = COUNTED
+    """The square of what the count has of round 0's norm; less where entries are capped."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -350,8 +353,8 @@ class Gram(Contributing):
         if self.batches > 1:
             return self._fold_batch(items, memory, aggregate.round, sums)
         if self.stage(aggregate.round) == 0:
-            q = sums[:-1] / math.sqrt(1.0 - COUNTED)
-            count = max(0.0, float(sums[-1]) / math.sqrt(COUNTED))
+            q = sums[:-1] / math.sqrt(1.0 - self.counted)
+            count = max(0.0, float(sums[-1]) / math.sqrt(self.counted))
             items[:, Q], memory[0, 0] = q, count
             if self._has_pairs:
                 size = self._head_size(count, self.sigma, len(q))
@@ -372,15 +375,15 @@ class Gram(Contributing):
         if kept.period != self.period(round):
             kept = RunningSums.empty(self.period(round), len(items))
         if self.stage(round) == 0:
-            kept.q += sums[:-1] / math.sqrt(1.0 - COUNTED)
-            kept.count += float(sums[-1]) / math.sqrt(COUNTED)
+            kept.q += sums[:-1] / math.sqrt(1.0 - self.counted)
+            kept.count += float(sums[-1]) / math.sqrt(self.counted)
             kept.done += 1
             items[:, Q] = kept.q
             if self._has_pairs:
                 noise = self.sigma * deviation(kept.done)
                 preferred = kept.q.copy()
                 # What leaves the head is lost: not for a difference that may be noise.
-                preferred[kept.age > 0] += noise / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+                preferred[kept.age > 0] += noise / math.sqrt(self.shares[0] * (1.0 - self.counted))
                 batches = max(1, self.batch(round) + 1 - self.config.pairs_from)
                 sigma = self.sigma * deviation(batches, 1)
                 size = self._head_size(max(kept.count, 0.0), sigma, len(items))
@@ -445,7 +448,7 @@ class Gram(Contributing):
                 return quality.told(self._hits(view.items, cohort.published, history, held), held)
         weights = self._sent_weights(history)
         if self.stage(view.round) == 0:
-            return _with_count(history, _unit(history.indptr, weights))
+            return _with_count(history, _unit(history.indptr, weights), self.counted)
         place = np.full(history.n_items, -1, dtype=np.int32)
         head = _head(view.items)
         place[head] = np.arange(len(head), dtype=np.int32)
@@ -507,7 +510,7 @@ class Gram(Contributing):
         return FactorScorer(vectors, scaled, np.ascontiguousarray(items[:, Q]))
 
     def popularity(self, items: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
-        noise = self.sigma / math.sqrt(self.shares[0] * (1.0 - COUNTED))
+        noise = self.sigma / math.sqrt(self.shares[0] * (1.0 - self.counted))
         noise *= self.config.deviation(self.batches)
         return items[:, Q].astype(np.float64), noise
 
@@ -557,11 +560,11 @@ def _unit(indptr: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np
     return unit
 
 
-def _with_count(history: Interactions, unit: NDArray[np.float64]) -> Profile:
+def _with_count(history: Interactions, unit: NDArray[np.float64], counted: float) -> Profile:
     """Her items, and behind all of them that she is there."""
     n, last = history.n_users, history.indptr[1:]
     place = np.insert(history.items, last, np.int32(history.n_items)).astype(np.int32)
-    value = np.insert(math.sqrt(1.0 - COUNTED) * unit, last, math.sqrt(COUNTED))
+    value = np.insert(math.sqrt(1.0 - counted) * unit, last, math.sqrt(counted))
     indptr = history.indptr + np.arange(n + 1)
     counts = history.counts.astype(np.int32)
     return Profile(indptr, place, value, history.n_items + 1, False, counts)
