@@ -22,10 +22,10 @@ from sottovoce.core.recommender import default_threads
 from sottovoce.core.shares import NUMBER_BYTES, Elements, Form, Pair
 from sottovoce.errors import ConfigError, MessageError, ServiceError
 from sottovoce.parties.aggregator import (
-    AT_ONCE,
     Aggregating,
     Shares,
     agreed,
+    at_once,
     coin_of,
     pair_of,
     said_of,
@@ -60,8 +60,6 @@ from sottovoce.wire.terms import Terms
 
 PART_BYTES = 32 << 20
 """Of submissions that come together, unless one is larger."""
-_SHARES_BYTES = 64 << 20
-"""Of shares that are in memory together, unless those of one device are more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +96,9 @@ def shares_in(
     """An aggregator's shares of submissions that were found to be good. `read` gets how many are
     wanted at a time. The server needs no more than records, since its shares follow from its
     secrets."""
-    many = max(1, min(AT_ONCE, _SHARES_BYTES // (2 * NUMBER_BYTES * form.elements)))
 
     def some() -> Iterable[Pair]:
-        for part in read(many):
+        for part in read(at_once(form)):
             secrets = [open_secrets(record, number, key, bound) for record, _ in part]
             if any(one is None for one in secrets):
                 raise ServiceError("secrets do not open that did before; look at the keys")
@@ -194,7 +191,7 @@ class Answering:
             raise Refused("other_terms", "the question is about other terms than ours")
         if about.round < self._answers.last.round:
             raise Refused("late", f"round {about.round} is over", status=409)
-        if not 0 < about.numbers <= self._terms.most_numbers:
+        if about.numbers > self._terms.most_numbers:
             raise Refused("malformed", "no sum of these terms has so many numbers")
         try:
             form = self._rules.form(about.round, about.numbers)
