@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from checked_world import checked_folders
 
@@ -15,6 +16,8 @@ from sottovoce.core.links import CheckedSum
 from sottovoce.errors import KeyTrouble
 from sottovoce.services.server.checked_rounds import CheckedCoordinator
 from sottovoce.services.server.shuffled_rounds import coordinator_of
+from sottovoce.stores import server as records
+from sottovoce.stores import sums
 from sottovoce.stores.aggregator_folder import AggregatorIntroduction, create_aggregator
 from sottovoce.stores.server_folder import open_folder
 
@@ -99,6 +102,19 @@ def test_from_keys_to_a_federation_and_back(place, made):
     assert isinstance(coordinator, CheckedCoordinator)
     for secret in ("aggregator.key", "aggregator-coins.secret", "aggregator-1.token"):
         assert (made.keys / secret).stat().st_mode & 0o077 == 0
+
+
+def test_status_says_for_whom_a_round_waits_and_how_many_were_left_out(place, made, capsys):
+    with contextlib.closing(made.database()) as store, store.writing() as at:
+        records.set_fact(at, "waits", "round 1 waits for aggregator 2: nobody answers")
+        records.open_round(at, 0, 0, 9, np.arange(9, dtype=np.uint32))
+        ended = {"missing": records.packed(np.zeros(0, np.uint32)), "outcome": "goal"}
+        records.move_round(at, 0, 0, "open", "closed", **ended, seconds=2.0)
+        sums.leave_out(at, 0, 0, {3: "out_of_range", 5: "out_of_range", 7: "bad_shares"})
+    assert call(["serve", "status", str(place / "town")]) == 0
+    said = capsys.readouterr().out
+    assert "Waits: round 1 waits for aggregator 2: nobody answers" in said
+    assert "left out: bad_shares 1, out_of_range 2" in said
 
 
 def test_an_introduction_is_for_one_of_the_two(place, made, capsys):

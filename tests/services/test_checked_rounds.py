@@ -267,7 +267,9 @@ def test_garbage_of_all_kinds_at_once(make):
 @pytest.mark.parametrize("victim", [1, 2, "server"])
 @pytest.mark.parametrize("when", ["/v1/shares", "/v1/coins", "/v1/checks", "/v1/parts"])
 def test_whoever_is_killed_between_phases_says_the_same(world, victim, when):
-    expected = world.model_after(world.honest(*range(DEVICES)), DEVICES)
+    """Also where a device was found to be beyond the bounds before."""
+    expected = world.model_after(world.honest(*HONEST), len(HONEST))
+    world.send(BAD, world.body(BAD, np.ones(world.form.elements, np.uint32)))
     left = [when]
 
     class Killed(BaseException):
@@ -290,6 +292,7 @@ def test_whoever_is_killed_between_phases_says_the_same(world, victim, when):
     world.time += 1000.0
     assert {"goal", "deadline"} & set(world.step())
     assert np.array_equal(world.view().items, expected)
+    assert world.out() == {BAD: "out_of_range"}
     assert not left
 
 
@@ -417,6 +420,7 @@ def test_other_coins_for_one_aggregator_open_noise(world):
 
     world.change = change
     assert "nobody passes the checks" in given_up(world)
+    assert world.out() == {}, "nobody is accused"
     assert [app.answering.told for app in world.apps.values()] == [0, 0]
 
 

@@ -22,6 +22,8 @@ from sottovoce.stores.database import (
 
 WAITING_BYTES, LEAST_WAITING = 16 << 20, 16
 """Of messages that wait to be added up: so many bytes, or so many messages if they are long."""
+_REMEMBERED = 1000
+"""Rounds of which it is remembered who was left out."""
 _AT_ONCE = 16
 """Messages that are read together where all of them are looked at."""
 
@@ -191,9 +193,10 @@ def seeds(link: sa.Connection, round: int, attempt: int) -> dict[int, bytes]:
 
 
 def forget(link: sa.Connection, round: int) -> None:
-    """All that is kept of this round and of those before."""
+    """All that is kept of this round and of those before, but for who was left out."""
     for table in (unsummed, sums, summed_seeds):
         link.execute(table.delete().where(table.c.round <= round))
+    link.execute(left_out.delete().where(left_out.c.round <= round - _REMEMBERED))
 
 
 def take_over(link: sa.Connection, round: int, attempt: int) -> None:

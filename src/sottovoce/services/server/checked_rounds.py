@@ -180,16 +180,16 @@ class CheckedCoordinator(SumCoordinator):
             with leader.writing() as link:
                 sums.leave_out(link, *place, {named[names[at]]: LOST for at in lost})
         out = self._left_out(asked, names, coins, ordered)
-        if out.any():
-            with leader.writing() as link:
-                gone = [named[name] for name, one in zip(names, out, strict=True) if one]
-                sums.leave_out(link, *place, dict.fromkeys(gone, OUT_OF_RANGE))
-        many = int((~out).sum())
-        if out.all():
+        if out.all():  # that is nobody's fault but an aggregator's
             raise WrongSum(
                 "nobody passes the checks: an aggregator has told wrong parts of them, or another "
                 "set was shown to it"
             )
+        gone = [named[name] for name, one in zip(names, out, strict=True) if one]
+        if gone:
+            with leader.writing() as link:
+                sums.leave_out(link, *place, dict.fromkeys(gone, OUT_OF_RANGE))
+        many = len(names) - len(gone)
         if many < self._least:
             raise self._too_few(many)
         opened = self._sum(asked, names, coins, ordered, ~out)

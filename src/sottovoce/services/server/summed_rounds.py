@@ -191,7 +191,7 @@ class SumCoordinator(Coordinator, ABC):
                 self._goes_on(leader)
             except (Unreachable, KeyTrouble) as error:
                 raise self._waits(leader, now, error) from None
-            except SumRefused as error:
+            except (SumRefused, WrongSum) as error:
                 self._later()
                 raise ServiceError(f"round {now.round}: {error}") from None
 
