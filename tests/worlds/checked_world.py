@@ -48,9 +48,9 @@ NOISE = {number: bytes([number]) * 32 for number in range(3)}
 NAMED = {"urls": ("https://one", "https://two"), "authorities": ("one", "two")}
 
 
-def checked_folders(path, items=ITEMS, config=None, **link):
+def checked_folders(path, items=ITEMS, config=None, server="keys", **link):
     """Two folders of aggregators, and the server's key folder, with the terms that name them."""
-    keys = [init_first(path / "keys", noise_key=NOISE[0])]
+    keys = [init_first(path / server, noise_key=NOISE[0])]
     keys += [init_aggregator(path / f"a{n}", noise_key=NOISE[n]) for n in (1, 2)]
     way = CheckedSum(**{"min_devices": LEAST, **NAMED, **link}, keys=tuple(keys))
     config = config or GramConfig(popularity_share=0.3, least_head=6, most_head=6)
