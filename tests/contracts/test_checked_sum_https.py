@@ -5,6 +5,7 @@ device that does not keep to the bounds is left out by real services, and named.
 import asyncio
 import contextlib
 import secrets
+import time
 from copy import deepcopy
 from dataclasses import replace
 
@@ -289,6 +290,27 @@ def test_64_devices_some_lost_and_aggregators_killed_before_every_question(tmp_p
     )  # fmt: skip
     assert trial.killed[1] >= 8
     assert len(table.user) == 56 + 48
+
+
+@pytest.mark.slow
+def test_a_round_waits_for_an_aggregator_that_is_away_and_goes_on(tmp_path):
+    made, world = parties()
+    trial = HttpsTrial(world, tmp_path / "services", 2)
+    with trial.running():
+        trial.aggregators[2].kill()
+        trial.operator().raise_target(1)
+        until = time.monotonic() + 60
+        while not (said := trial.operator().status())["waits"]:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert said["waits"].startswith("round 0 waits for aggregator 2: ")
+        assert (said["round"], said["state"]) == (0, "closing")
+        trial.start_aggregator(2)
+        trial.advance(1, nobody)
+        fold(made, range(12))
+        assert trial.operator().status()["waits"] == ""
+        items = trial.operator().model(1, trial.world.terms).items
+    assert np.array_equal(items, made.server.items)
 
 
 @pytest.mark.slow
