@@ -104,6 +104,19 @@ def test_from_keys_to_a_federation_and_back(place, made):
         assert (made.keys / secret).stat().st_mode & 0o077 == 0
 
 
+def test_an_introduction_makes_a_folder_that_of_the_federation(place, made, capsys):
+    told("serve", "introduce", place / "town", "--out", place / "town.json")
+    start = ["serve", "aggregator", str(place / "one")]
+    capsys.readouterr()
+    assert call([*start, "--introduction", str(place / "town-1.json")]) == 0
+    said = capsys.readouterr().err
+    assert "holds aggregator 1 of the federation" in said
+    assert "at least 5 devices, one in a round" in said
+    assert call(start) == 0
+    again = refused(capsys, *start, "--introduction", place / "town-1.json")
+    assert "holds an aggregator already" in again
+
+
 def test_status_says_for_whom_a_round_waits_and_how_many_were_left_out(place, made, capsys):
     with contextlib.closing(made.database()) as store, store.writing() as at:
         records.set_fact(at, "waits", "round 1 waits for aggregator 2: nobody answers")
