@@ -77,6 +77,32 @@ def test_without_noise_it_is_ease_on_the_head():
     assert scored(fitted, x, N)[unseen] == pytest.approx((x @ b)[unseen], abs=1e-8)
 
 
+def test_no_column_is_longer_than_popularity_supports():
+    """And those that are not stay as they are."""
+    x = profiles()
+    sums, q = triangle(noisy(x.T @ x, 0.5)), x.sum(axis=0)
+
+    def lengths(fitted):
+        table = fitted.factors @ fitted.factors.T * (fitted.scales * POPULARITY / N)
+        np.fill_diagonal(table, 0.0)
+        return np.linalg.norm(table, axis=0)
+
+    free = model.fit_pairs(sums, 0.5, N, TIMED, H)
+    root = np.sqrt(q / N)
+    support = float(np.median(lengths(free) / root))
+    held = model.fit_pairs(sums, 0.5, N, TIMED, H, q, support)
+    over = lengths(free) > support * root
+    assert 0 < over.sum() < H
+    assert lengths(held)[over] == pytest.approx(support * root[over])
+    assert np.array_equal(held.scales[~over], free.scales[~over])
+    assert np.array_equal(held.factors, free.factors)
+    for unlimited in (0.0, 1e6):
+        same = model.fit_pairs(sums, 0.5, N, TIMED, H, q, unlimited)
+        assert np.array_equal(same.scales, free.scales)
+    silent = model.fit_pairs(sums, 0.5, N, TIMED, H, -q, support)
+    assert not silent.scales.any()
+
+
 def test_it_falls_back_without_signal_and_only_then():
     empty = np.zeros((H, H))
     found = [

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from sottovoce.algorithms.base import Cohort
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.attacks.poisoning import exposure
-from sottovoce.attacks.stuffing import CAP, Stuffing, pair_norm, stuffed_model
+from sottovoce.attacks.stuffing import CAP, Stuffing, knowing, pair_norm, stuffed_model
 from sottovoce.core.consent import Choice, Consent
 from sottovoce.core.contributions import STEPS, cut
 from sottovoce.core.interactions import Interactions
-from sottovoce.core.links import SecureSum
+from sottovoce.core.links import CheckedSum, SecureSum
 from sottovoce.core.messages import ModelView
 from sottovoce.core.one_bit import noise_root
 from sottovoce.data.shaped import ShapeConfig, generate_shaped
@@ -22,7 +22,7 @@ from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import Streams
 from sottovoce.runs.federation import Federation, noise_spans
 
-WAYS = ["pairs", "capped", "profiles", "fans"]
+WAYS = ["pairs", "capped", "profiles", "checked", "fans"]
 TRAIN = generate_shaped(ShapeConfig(1200, 120, 24_000, 5, 1.0, 4, seed=3), threads=1)
 CONFIG = GramConfig(least_head=60, most_head=60, embedding_size=40, recency=False)
 RELEASE, RNG = OwnEpsilon(8.0), Streams.from_seed(2)
@@ -58,12 +58,41 @@ def test_nobody_sends_more_than_the_norm_allows(allows, size, partners, seed):
 def test_profiles_are_products_of_one_vector(partners, seed):
     draw = np.random.default_rng(seed)
     order = tuple(draw.permutation(40).tolist())
-    for allows in ("profiles", "fans"):
-        stuffing = Stuffing(order[3], order, allows, partners)
-        table = table_of(stuffing.second(np.arange(40)), 40)
-        sizes = np.sort(np.abs(np.linalg.eigvalsh(table)))
-        assert sizes[-1] == pytest.approx(1.0, abs=40 / STEPS)
-        assert sizes[-2] < 40 / STEPS
+    for allows in ("profiles", "fans", "checked"):
+        for demotes in (False, True) if allows != "profiles" else (False,):
+            stuffing = Stuffing(order[3], order, allows, partners, demotes=demotes)
+            table = table_of(stuffing.second(np.arange(40)), 40)
+            sizes = np.sort(np.abs(np.linalg.eigvalsh(table)))
+            assert sizes[-2] < 40 / STEPS
+            assert demotes == (not table[order[3]].any())
+            if allows != "checked":
+                assert sizes[-1] == pytest.approx(1.0, abs=40 / STEPS)
+
+
+@given(st.integers(2, 300), st.integers(1, 400), st.booleans(), st.booleans(),
+       st.integers(0, 2**32 - 1))  # fmt: skip
+def test_checked_ones_pass_the_checks_and_use_up_what_these_allow(
+    size, partners, demotes, weighted, seed
+):
+    draw = np.random.default_rng(seed)
+    order, link = tuple(draw.permutation(size).tolist()), CheckedSum()
+    weights = tuple(draw.exponential(size=size).tolist()) if weighted else ()
+    stuffing = Stuffing(order[0], order, "checked", partners, weights=weights, demotes=demotes)
+    form = link.form(size, True)
+    k = np.sqrt(stuffing.second(np.arange(size))[:size]).astype(np.int64)
+    assert k.max() <= form.most
+    assert (k**2).sum() <= form.bound
+    assert k.max() * k.sum() <= form.loudness
+    assert k[order[0]] == (0 if demotes else form.most)
+    if not weighted:  # one step more for all partners would be too much
+        more = np.where(k > 0, np.minimum(k + 1, form.most), k)
+        passes = (more**2).sum() <= form.bound and more.max() * more.sum() <= form.loudness
+        assert not passes or np.array_equal(more, k)
+    places = link.form(max(size, 100) + 1, False)
+    first = stuffing.first(max(size, 100) + 1) // link.grid(places).step
+    assert first.max() == places.most
+    assert (first**2).sum() <= places.bound
+    assert (first[order[0]] > 0) != demotes
 
 
 def test_fans_send_what_devices_with_such_items_send():
@@ -89,17 +118,21 @@ def cohort():
     return Cohort(users, TRAIN, consent, np.zeros((len(users), 40), np.float32))
 
 
-def model(stuffing, devices):
-    algorithm = CONFIG.build_under(RELEASE, None, 1)
+def model(stuffing, devices, link=None):
+    algorithm = CONFIG.build_under(RELEASE, link, 1)
     spans, key = noise_spans(algorithm, RELEASE), noise_root(RNG.child("masker").root)
-    return stuffed_model(algorithm, cohort(), np.ones(TRAIN.n_users), spans, key, stuffing, devices)
+    return stuffed_model(
+        algorithm, cohort(), np.ones(TRAIN.n_users), spans, key, stuffing, devices, link=link,
+        rng=RNG,
+    )  # fmt: skip
 
 
-def reached(stuffing, devices):
-    algorithm, mine = CONFIG.build_under(RELEASE, None, 1), cohort()
-    items = model(stuffing, devices)
+def reached(stuffing, devices, link=None):
+    algorithm, mine = CONFIG.build_under(RELEASE, link, 1), cohort()
+    items = model(stuffing, devices, link)
     algorithm.device_fit(ModelView(2, items), mine, RNG)
-    return exposure(algorithm.device_scorer(mine.vectors, items), TRAIN, TARGET, (10,))["ER@10"]
+    scorer = algorithm.device_scorer(mine.vectors, items)
+    return exposure(scorer, TRAIN, stuffing.target, (10,))["ER@10"]
 
 
 def test_without_malicious_devices_the_model_is_that_of_the_federation():
@@ -107,6 +140,42 @@ def test_without_malicious_devices_the_model_is_that_of_the_federation():
     made = Federation.build(CONFIG, TRAIN, consent, RELEASE, RNG, link=SecureSum(20))
     made.run()
     assert np.array_equal(model(Stuffing(TARGET, POPULAR), 0), made.server.items)
+
+
+def test_over_a_checked_sum_it_is_nearly_that_of_the_federation():
+    """Noise is drawn on another grid."""
+    consent = Consent.uniform(np.arange(TRAIN.n_users), Choice(epsilon=8.0))
+    made = Federation.build(CONFIG, TRAIN, consent, RELEASE, RNG, link=CheckedSum(20))
+    made.run()
+    ours, theirs = (
+        model(Stuffing(TARGET, POPULAR), 0, CheckedSum(20))[:, 0],
+        made.server.items[:, 0],
+    )
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.95
+
+
+def test_one_device_owns_a_sum_that_checks_nothing_and_not_one_that_does():
+    assert reached(Stuffing(TARGET, POPULAR, "anything", 40), 1) > 0.9
+    loved = POPULAR[0]
+    before = reached(Stuffing(loved, POPULAR), 0)
+    assert before > 0.3
+    assert reached(Stuffing(loved, POPULAR, "anything", 40, demotes=True), 1) == 0.0
+    link = CheckedSum(20)
+    assert reached(Stuffing(TARGET, POPULAR, "checked", 15), 1, link) == 0.0
+    clean = reached(Stuffing(loved, POPULAR), 0, link)
+    demoted = reached(Stuffing(loved, POPULAR, "checked", 15, demotes=True), 1, link)
+    assert demoted == pytest.approx(clean, abs=0.02)
+
+
+def test_who_knows_a_model_weighs_partners_by_it():
+    algorithm = CONFIG.build_under(RELEASE, None, 1)
+    weights = knowing(algorithm, model(Stuffing(TARGET, POPULAR), 0), TRAIN.n_users)
+    assert len(weights) == TRAIN.n_items
+    assert 2 <= np.count_nonzero(weights) <= 60
+    stuffing = Stuffing(POPULAR[50], POPULAR, "checked", weights=weights)
+    told = np.diag(table_of(stuffing.second(np.arange(120)), 120))
+    others = np.delete(told, POPULAR[50])
+    assert not others[np.delete(np.array(weights), POPULAR[50]) <= 0].any()
 
 
 def test_a_norm_alone_lets_an_item_be_pushed_and_shape_and_cap_hold_it_back():
@@ -117,6 +186,10 @@ def test_a_norm_alone_lets_an_item_be_pushed_and_shape_and_cap_hold_it_back():
     assert pushed["capped"] < 0.05  # it does not come into the head
     assert pushed["fans"] < 0.5 * pushed["pairs"]
     assert pushed["profiles"] <= pushed["pairs"]
+    checked = [
+        reached(Stuffing(TARGET, POPULAR, "checked", n), many, CheckedSum(20)) for n in (5, 15, 40)
+    ]
+    assert max(checked) < 0.5 * pushed["profiles"]
 
 
 def test_nonsense_is_refused():
@@ -124,3 +197,5 @@ def test_nonsense_is_refused():
         Stuffing(1, (2,), partners=0)
     with pytest.raises(ConfigError, match="a cap lies"):
         Stuffing(1, (2,), cap=0.0)
+    with pytest.raises(ConfigError, match="who demotes"):
+        Stuffing(1, (2,), "capped", demotes=True)

@@ -119,6 +119,7 @@ def test_a_profile_that_is_none_is_refused(kind, words):
 # --- few whole numbers ----------------------------------------------------------------------------
 
 LINEAR, PAIRS = Grid(STEPS // 64, 15, 64), Grid(1, 57, PAIR_STEPS)
+QUIET = Grid(1, 57, PAIR_STEPS, 78_643)
 seeds = st.integers(0, 2**63 - 1)
 
 
@@ -180,6 +181,23 @@ def test_on_a_grid_items_are_told_on_average_as_they_weigh(pairs, scale):
     bound = grid.unit**2 * (scale if pairs else scale**2)
     squares = (k.astype(float) ** 2).sum(axis=1)
     assert squares.min() > bound - 2 * k.max() - 2  # nearly all of the norm is used
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=300), scales, seeds)
+def test_on_a_grid_that_limits_loudness_nobody_is_louder(row, scale, seed):
+    if sum(row) < 1e-3:
+        return
+    told = profile(row, size=300)
+    made = cut_to(told, np.array([scale]), "x", QUIET, keys_of(1, seed)).steps.astype(np.int64)
+    free = cut_to(told, np.array([scale]), "x", PAIRS, keys_of(1, seed)).steps.astype(np.int64)
+    assert made.max() * made.sum() <= QUIET.loudness
+    assert sum(int(k) ** 2 for k in made) <= Fraction(scale) * PAIR_STEPS**2
+    if free.max() * free.sum() <= QUIET.loudness:
+        assert np.array_equal(made, free)
+    else:  # what is held back goes to the others
+        assert made.sum() >= free.sum() * 0.9
+        assert made.max() < free.max()
 
 
 def test_on_a_grid_what_the_largest_are_kept_from_the_others_get():

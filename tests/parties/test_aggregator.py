@@ -216,5 +216,5 @@ def test_more_devices_than_the_field_has_room_for_are_refused():
     assert form.most_devices(5e5) > 300_000
     check_room(form, 5e5, 300_000)
     with pytest.raises(ConfigError, match="has room for"):
-        check_room(form, 5e5, 400_000)
+        check_room(form, 5e5, 500_000)
     assert LINK.form(40_000, False).most_devices(1e4) > 10**7

@@ -19,6 +19,10 @@ number every k_i is s · y_i on average. s makes up for what does not fit: it is
 are coarse (then a fair choice of a quiet user's items is told, one step each), and above 1 where
 numbers are held at the largest, so that the others have their part of the norm. The draws protect
 nothing: whatever they are, the bound holds.
+
+**Loudness** is the largest number times the sum of all. It is 1, in units of the norm, where all
+items weigh alike, and large where one is loud among many quiet ones, which is how somebody who
+pushes it would have it. Where a grid limits it, the largest number is lowered until it keeps to it.
 """
 
 # Kernels carry no types (numba infers them); their callers do.
@@ -170,6 +174,8 @@ class Grid:
     most: int
     unit: int
     """Of them to a norm of 1."""
+    loudness: int = 0
+    """What the largest of them times the sum of all is at most; 0 does not limit it."""
 
 
 def cut_to(
@@ -188,7 +194,7 @@ def cut_to(
     _fill(
         read_only(made.indptr, np.int64), read_only(made.place, np.int32),
         read_only(profile.value, np.float64),  # type: ignore[attr-defined]  # which `cut` has seen
-        factor, limit, read_only(keys, keys.dtype), grid.most, steps,
+        factor, limit, read_only(keys, keys.dtype), grid.most, grid.loudness, steps,
     )  # fmt: skip
     return replace(made, steps=steps * np.int32(grid.step))
 
@@ -200,7 +206,7 @@ def _bound(scale: float, pairs: bool, unit: int) -> int:
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def _fill(indptr, place, value, factor, limit, keys, most, steps):
+def _fill(indptr, place, value, factor, limit, keys, most, loudness, steps):
     """steps = those of each device, by its own numbers and key alone."""
     longest = 0
     for row in range(len(indptr) - 1):
@@ -211,21 +217,40 @@ def _fill(indptr, place, value, factor, limit, keys, most, steps):
         for e in range(n):
             wanted[e] = value[begin + e] * factor[row]
             dither[e] = (draw(keys[row], place[begin + e]) >> uint64(11)) * 2.0**-53
-        low, high, mid = 0.0, _FILLED, _FILLED
-        for _ in range(_HALVINGS):
-            squares = int64(0)
+        # What keeps to loudness, and what does not: the largest number lies between.
+        quiet, loud, top = int64(0), int64(most) + 1, int64(most)
+        while quiet + 1 < loud:
+            scaled = _filled(wanted, dither, n, limit[row], top)
+            largest, total = int64(0), int64(0)
             for e in range(n):
-                k = min(int64(mid * wanted[e] + dither[e]), most)
-                squares += k * k
-            if squares <= limit[row]:
-                low = mid
+                k = min(int64(scaled * wanted[e] + dither[e]), top)
+                largest, total = max(largest, k), total + k
+            if loudness > 0 and largest * total > loudness:
+                loud = top
             else:
-                high = mid
-            if low == high:
-                break
-            mid = 0.5 * (low + high)
+                quiet = top
+                for e in range(n):
+                    steps[begin + e] = min(int64(scaled * wanted[e] + dither[e]), top)
+            top = (quiet + loud) // 2
+
+
+@njit
+def _filled(wanted, dither, n, limit, top):
+    """The largest factor with which numbers up to `top` keep to the limit of their squares."""
+    low, high, mid = 0.0, _FILLED, _FILLED
+    for _ in range(_HALVINGS):
+        squares = int64(0)
         for e in range(n):
-            steps[begin + e] = min(int64(low * wanted[e] + dither[e]), most)
+            k = min(int64(mid * wanted[e] + dither[e]), top)
+            squares += k * k
+        if squares <= limit:
+            low = mid
+        else:
+            high = mid
+        if low == high:
+            break
+        mid = 0.5 * (low + high)
+    return low
 
 
 def _longer(steps: NDArray[np.int32], scale: float, pairs: bool) -> bool:

@@ -383,8 +383,11 @@ NOISE_BY = MappingProxyType(
         ),
     }
 )
-_PAIR_WEIGHTS, _PAIR_BOUND = (1, 2, 4, 8, 16, 26), PAIR_STEPS**2
-"""Entries up to 57 of 256 steps: no pair is above .05 of the norm."""
+_PAIR_WEIGHTS, _PAIR_BOUND = (1, 2, 4, 8, 16, 19), PAIR_STEPS**2
+"""Entries up to 50 of 256 steps: no pair is above .04 of the norm."""
+_PAIR_LOUDNESS = 12 * _PAIR_BOUND // 10
+"""Honest devices hardly notice it; one loud item beside many quiet ones is what it rules out. See
+"Stuffing" in docs/privacy.md for what all three hold back, and what they cost."""
 _PLACE_WEIGHTS, _PLACE_UNIT = (1, 2, 4, 8), 64
 """Entries up to 15 of 64 steps: a catalogue is long, and every bit costs 4 bytes."""
 _FEW, _FEW_WEIGHTS, _FEW_UNIT = 64, tuple(1 << k for k in range(12)), 1 << 12
@@ -457,7 +460,7 @@ class CheckedSum(Link):
     def form(self, places: int, pairs: bool) -> Form:
         """What devices share of a contribution, and what is checked of it."""
         if pairs:
-            return Form(places, _PAIR_WEIGHTS, _PAIR_BOUND, True)
+            return Form(places, _PAIR_WEIGHTS, _PAIR_BOUND, True, _PAIR_LOUDNESS)
         if places <= _FEW:
             return Form(places, _FEW_WEIGHTS, _FEW_UNIT**2, False)
         return Form(places, _PLACE_WEIGHTS, _PLACE_UNIT**2, False)
@@ -470,7 +473,8 @@ class CheckedSum(Link):
     def grid(self, form: Form) -> Grid:
         """To which whole numbers contributions are cut."""
         unit = math.isqrt(form.bound)
-        return Grid(1 if form.pairs else STEPS // unit, form.most, unit)
+        step = 1 if form.pairs else STEPS // unit
+        return Grid(step, form.most, unit, form.loudness)
 
     def noise_of(self, aggregator: int) -> float:
         """Which part of the noise's standard deviation an aggregator adds."""

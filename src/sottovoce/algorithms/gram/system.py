@@ -102,6 +102,10 @@ class GramConfig(AlgorithmSettings):
     earlier ones added (`core.running`), which pays at the end and costs at the beginning."""
     model_bits: int = 8
     """Of each number that is published (`model.rounded`); 32: as it is."""
+    support: float = 0.0
+    """What pairs may say of an item at most, as a multiple of the root of its popularity for each
+    user, so that few devices cannot push it by few pairs. 0: by the link, `model.SUPPORT` over
+    checked sums, and no limit elsewhere, where nothing keeps a device from owning the sum."""
 
     def __post_init__(self) -> None:
         require_whole("embedding_size", self.embedding_size, 1, 4096)
@@ -116,6 +120,7 @@ class GramConfig(AlgorithmSettings):
         if self.noise not in ("independent", "factorised"):
             raise ConfigError(f"noise is independent or factorised, not {self.noise!r}")
         require_whole("model_bits", self.model_bits, 2, 32)
+        require_number("support", self.support, 0.0, 1e6, above=False)
 
     @property
     def width(self) -> int:
@@ -165,8 +170,13 @@ class GramConfig(AlgorithmSettings):
     def build_under(self, release: Any, link: Link | None, triples: int) -> Gram:
         checking = None if link is None else link.checking
         if checking is None:
-            return Gram(self, release.sigma, release.parts)
-        return Gram(self, checking.more_noise * release.sigma, counted=checking.largest**2)
+            return Gram(self, release.sigma, release.parts, support=self.support)
+        return Gram(
+            self,
+            checking.more_noise * release.sigma,
+            counted=checking.largest**2,
+            support=self.support or model.SUPPORT,
+        )
 
     def check_terms(self) -> None:
         if self.factorised or self.pairs_from:
@@ -227,6 +237,8 @@ class Gram(Contributing):
     """Of which it is made up, where devices add it."""
     counted: float = COUNTED
     """The square of what the count has of round 0's norm; less where entries are capped."""
+    support: float = 0.0
+    """What pairs may say of an item (`GramConfig.support`); 0: there is no limit."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -409,7 +421,10 @@ class Gram(Contributing):
     ) -> None:
         """Put the model of the head's pairs into the table."""
         head = _head(items)
-        fitted = model.fit_pairs(sums, noise, count, self._rules, self.config.embedding_size)
+        fitted = model.fit_pairs(
+            sums, noise, count, self._rules, self.config.embedding_size,
+            items[head, Q].astype(np.float64), self.support,
+        )  # fmt: skip
         items[:, SCALE:] = 0.0
         if fitted is not None:
             factors, scale = fitted
