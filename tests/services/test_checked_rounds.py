@@ -160,8 +160,9 @@ def test_all_pairs_are_checked_too(world):
     bits = world.bits()
     bits[4] = 2
     world.send(BAD, world.body(BAD, bits))
-    long = np.ones(form.elements, np.uint32)
-    world.send(BAD - 1, world.body(BAD - 1, long))
+    loud = world.bits()
+    loud[-form.loud_slack - 1] ^= 1  # of what it says to be its largest entry
+    world.send(BAD - 1, world.body(BAD - 1, loud))
     world.finish()
     assert np.array_equal(world.view().items, expected)
     assert world.out(1) == {BAD - 1: "out_of_range", BAD: "out_of_range"}

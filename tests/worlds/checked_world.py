@@ -20,7 +20,7 @@ from sottovoce.parties.secure_sum import summed
 from sottovoce.parties.server import Server
 from sottovoce.privacy.own_epsilon import OwnEpsilon
 from sottovoce.rng import streams_of
-from sottovoce.services.aggregator import AggregatorApplication, AggregatorLimits, Answering
+from sottovoce.services.aggregator import AggregatorApplication, AggregatorLimits, Opening
 from sottovoce.services.kit.application import Hosting
 from sottovoce.services.server.checked_rounds import CheckedCoordinator
 from sottovoce.services.server.checks import most_summed
@@ -71,7 +71,7 @@ class AggregatorApp(InProcess):
     async def make(self):
         hosting = Hosting(operator_token(self.folder.keys), self.tally, AggregatorLimits())
         self.shares = self.folder.shares()
-        self.answering = Answering(self.folder, self.shares)
+        self.answering = Opening(self.folder, self.shares)
         introduced = self.folder.introduction
         return AggregatorApplication(hosting, self.answering, introduced.token)
 
@@ -207,7 +207,7 @@ class CheckedWorld:
         """An honest device's."""
         form = self.form
         found = self.rng.integers(0, form.most + 1, form.places)
-        while (found.astype(np.int64) ** 2).sum() > form.bound:
+        while (found**2).sum() > form.bound or found.max() * found.sum() > (form.loudness or P):
             found[self.rng.integers(form.places)] = 0
         return found
 

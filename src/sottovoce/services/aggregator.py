@@ -110,7 +110,7 @@ def shares_in(
     return some
 
 
-class Answering:
+class Opening:
     """The rules of an aggregator over what is in its folder."""
 
     def __init__(self, folder: AggregatorFolder, shares: SharesFile, threads: int = 1) -> None:
@@ -123,7 +123,7 @@ class Answering:
         """Parts of sums, since the start."""
 
     def __repr__(self) -> str:
-        return f"<Answering for {self._terms.federation}, redacted>"
+        return f"<Opening for {self._terms.federation}, redacted>"
 
     @property
     def round(self) -> int:
@@ -233,9 +233,7 @@ def _place(bound: bytes) -> bytes:
 class AggregatorApplication(HttpApplication[AggregatorLimits]):
     name, prefix = "the aggregator", "aggregator_"
 
-    def __init__(
-        self, hosting: Hosting[AggregatorLimits], answering: Answering, server: str
-    ) -> None:
+    def __init__(self, hosting: Hosting[AggregatorLimits], answering: Opening, server: str) -> None:
         """`server` is the token of the federation's server."""
         super().__init__(hosting)
         self._answering, self._server_token = answering, server
@@ -300,7 +298,7 @@ class AggregatorService(Service[AggregatorFolder, AggregatorLimits]):
         folder = start.folder
         start.stack.enter_context(folder.locked())
         shares = start.keep(folder.shares())
-        answering = Answering(folder, shares, self.threads or default_threads())
+        answering = Opening(folder, shares, self.threads or default_threads())
         server = folder.introduction.token
         return Parts(
             lambda: AggregatorApplication(start.hosting, answering, server),
