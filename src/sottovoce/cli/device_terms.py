@@ -201,7 +201,7 @@ def _changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, 
 
 if TYPE_CHECKING:
     from sottovoce.algorithms.base import AlgorithmSettings
-    from sottovoce.core.links import SecureSum
+    from sottovoce.core.links import CheckedSum, SecureSum
     from sottovoce.privacy.own_epsilon import OwnEpsilon
     from sottovoce.wire.terms import Terms
 
@@ -221,6 +221,8 @@ def who_reads(terms: Terms, *, gateway: bool = False) -> list[str]:
         told = _reports(terms)
     elif terms.release.contributing is not None and terms.secure_sum is not None:
         told = _contributions(terms.release.contributing, terms.secure_sum, gateway=gateway)
+    elif terms.release.contributing is not None and terms.link.checking is not None:
+        told = _checked(terms.release.contributing, terms.link.checking)
     elif terms.secure_sum is not None:
         told = [*filters, *_summed(terms.secure_sum)]
     elif gateway:
@@ -325,6 +327,35 @@ def _contributions(release: OwnEpsilon, link: SecureSum, *, gateway: bool) -> li
         *told,
         "This holds while whoever runs the server and whoever runs the proxy do not put together "
         "what they have: together they read your contribution.",
+    ]
+
+
+def _checked(release: OwnEpsilon, link: CheckedSum) -> list[str]:
+    """gram, over a checked sum."""
+    from sottovoce.core.links import NOISE_BY
+
+    where = listed([f"at {one_line(url)}" for url in link.urls])
+    told = [
+        "What leaves: one contribution in each stage of a period, as long as your ε permits and no "
+        "longer, divided into three shares. Three organisations have two of the shares each: "
+        f"whoever runs the server, and whoever runs the aggregators{f' {where}' * bool(where)}. No "
+        "one of them alone can read anything of it. Any two of them together read everything.",
+        "What they check without seeing it: that every number of a contribution, and all of it "
+        "together, keeps to the bounds. They learn whether it does, and leave out who does not. "
+        f"What is opened is one sum over at least {link.min_devices:,} devices, with noise. All "
+        "three see that your device takes part in a round.",
+        "What everybody can tell of you from all that is published in a period is bounded by the ε "
+        f"that you choose, at most {release.epsilon:g}, but for a chance of {release.delta:g}. "
+        "Nobody learns which ε that is.",
+        NOISE_BY[link.noise_by],
+    ]
+    if release.period_days:
+        told.append(f"Between two periods your device waits {release.period_days:,} days.")
+    return [
+        *told,
+        "This holds while no two of the three organisations put together what they have, and while "
+        "the others in the sum are people: a server that makes up all other devices can read "
+        "yours, but for the noise.",
     ]
 
 

@@ -13,6 +13,9 @@ import typer
 from sottovoce.cli import output
 from sottovoce.cli.making import make_federation
 from sottovoce.cli.options import (
+    AggregatorCas,
+    AggregatorKeys,
+    AggregatorUrls,
     CatalogueFile,
     ExperimentFile,
     HostNames,
@@ -23,6 +26,7 @@ from sottovoce.cli.options import (
     Settings,
     says,
     served,
+    three_aggregators,
     through_proxy,
 )
 from sottovoce.errors import UsageError
@@ -64,6 +68,9 @@ def server(
     proxy: ProxyUrl = None,
     proxy_ca: ProxyCa = None,
     proxy_key: ProxyKey = None,
+    aggregators: AggregatorUrls = None,
+    aggregator_cas: AggregatorCas = None,
+    aggregator_keys: AggregatorKeys = None,
     spare: Annotated[
         int,
         typer.Option(
@@ -88,7 +95,9 @@ def server(
 
     The first start makes DIR from an experiment file, in which algorithm.triples is a number where
     the algorithm is FPL; later starts need DIR only. FMF-LDP needs --proxy and --proxy-ca, too; a
-    secure sum also --proxy-key, from `sottovoce serve helper --init`.
+    secure sum also --proxy-key, from `sottovoce serve helper --init`. A checked sum needs
+    --aggregator, --aggregator-ca and --aggregator-key, twice each, from two organisations that run
+    `sottovoce serve aggregator --init`; this server is the third aggregator.
     Everything that was acknowledged survives a crash, and the next start goes on where the last one
     was. DIR/server.json says where a running server listens. Logs are JSON lines on standard error.
     SIGTERM and Ctrl-C stop it; SIGHUP takes up a renewed certificate.
@@ -106,18 +115,20 @@ def server(
     from sottovoce.services.server.process import ServerService
 
     through = through_proxy(proxy, proxy_ca, proxy_key)
+    others = three_aggregators(aggregators, aggregator_cas, aggregator_keys)
     if experiment is not None:
         made = make_federation(
             *(folder, experiment, settings or [], catalogue, names or [], rounds, through),
             proxy_key,
+            aggregators=others,
             spare=spare,
         )
         words = f"{folder} holds the federation {made.plan.terms.federation}"
         output.note(f"{words}, {made.plan.terms.n_items:,} items")
-    elif catalogue is not None or settings or names or through or spare:
+    elif catalogue is not None or settings or names or through or others or spare:
         raise UsageError(
-            "--catalogue, --spare, --set, --name and --proxy go with --experiment, at the first "
-            "start"
+            "--catalogue, --spare, --set, --name, --proxy and --aggregator go with --experiment, "
+            "at the first start"
         )
     return ServerService(database, rounds, skip_to_round)
 
@@ -184,7 +195,9 @@ def introduce(
 
     It says where the server is, how it is known and how it knows the shuffler; or, to the helper of
     a secure sum (`sottovoce serve helper`), what the terms are and how it knows the server. It is a
-    secret: hand it over in confidence. The federation's terms must name one of the two.
+    secret: hand it over in confidence. The federation's terms must name one of the two. Where sums
+    are checked, each of the two other aggregators (`sottovoce serve aggregator`) gets a file of its
+    own, whose name ends in its number.
 
     \b
     Example:
@@ -200,10 +213,25 @@ def introduce(
         write_helper_introduction(out, helper_introduction(found))
         told = f"The introduction of the helper is {out}; it is a secret"
         return {"server": None, "file": out}, [told]
+    if found.plan.checked:
+        from sottovoce.stores.aggregator_folder import OTHERS, aggregator_introduction
+
+        files = [out.with_stem(f"{out.stem}-{number}") for number in OTHERS]
+        for number, file in zip(OTHERS, files, strict=True):
+            aggregator_introduction(found.plan.terms, found.keys, number).write(file)
+        return {"server": None, "files": files}, [
+            f"The introduction of aggregator {number}, for {url}, is {file}; it is a secret"
+            for number, url, file in zip(OTHERS, _urls(found), files, strict=True)
+        ]
     address = _address(found, server)
     write_introduction(out, folders.introduction(found, address))
     told = f"The introduction of the shuffler to {address} is {out}; it is a secret"
     return {"server": address, "file": out}, [told]
+
+
+def _urls(folder: ServerFolder) -> tuple[str, ...]:
+    link = folder.plan.terms.link.checking
+    return () if link is None else link.urls
 
 
 @says
@@ -239,6 +267,8 @@ def status(
         lines.append(f"Shut out: {', '.join(map(str, content['shut_out']))}")
     for number, why in content.get("shut_out_why", {}).items():
         lines.append(f"  {number}: {why}")
+    if content.get("waits"):
+        lines.append(f"Waits: {content['waits']}")
     lines += _search_words(content.get("search", {}))
     lines += _version_words(content)
     lines.append(f"Refused: {output.words(content['refused'])}")
@@ -250,6 +280,8 @@ def status(
             ended += f" of {past['asked']} reported; missing: {silent}{more}"
         else:
             ended += " devices in batches"
+        if past.get("left_out"):
+            ended += f"; left out: {output.words(past['left_out'])}"
         lines.append(f"  round {past['round']}.{past['attempt']}: {ended}")
     return content, lines
 

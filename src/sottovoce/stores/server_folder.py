@@ -344,6 +344,10 @@ def create_folder(
         ReportKeys(path / "keys").create()
     if plan.summed and not (path / "keys" / PROXY_TOKEN).exists():
         init_proxy_token(path / "keys")
+    if plan.checked:
+        from sottovoce.stores.aggregator_folder import first_rules
+
+        first_rules(terms, path / "keys")  # raises where the terms name another key than ours
     _write(path / "catalogue.json", {"items": [list(item) for item in catalogue]})
     _write(path / "state.json", {"kept_in": "nowhere"})
     _write(

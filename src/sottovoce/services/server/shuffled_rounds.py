@@ -346,6 +346,10 @@ def coordinator_of(plan: Plan, clock: Clock, keys: Path) -> Coordinator:
 
         helper = HelperClient(plan.terms.secure_sum, proxy_token(keys), mask_sum_bytes(plan.terms))
         return SummedCoordinator(plan, clock, helper.ask)
+    if plan.terms.link.checking is not None:
+        from sottovoce.services.server.checked_rounds import CheckedCoordinator
+
+        return CheckedCoordinator.of(plan, clock, keys)
     return Coordinator(plan, clock)
 
 
