@@ -4,7 +4,8 @@
 its own, which devices learn from the terms), `accounts.secret` (from which keys of accounts are
 made), `terms.json` (the terms that the server published when the proxy first asked: others are not
 followed), `proxy.db` (accounts and held reports), `proxy.json` (address and process of a running
-proxy).
+proxy). Of a shuffler behind another one also `seal.key` and `seal.pub`, to which devices seal the
+layer that it takes off; the public one goes into the terms.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from sottovoce.errors import KeyTrouble, MessageError, ServiceError, UsageError
 from sottovoce.stores.keys import (
     SERVER_KEY,
     init_keys,
+    read_private_key,
     read_secret,
     replace_file,
     write_new_files,
@@ -32,10 +36,12 @@ from sottovoce.stores.server_folder import (
     write_introduction,
 )
 from sottovoce.stores.shuffler import ShufflerStore
+from sottovoce.wire.sealing import public_of
 from sottovoce.wire.terms import Terms
 
 INTRODUCTION, SECRET, TERMS = "introduction.json", "accounts.secret", "terms.json"
 DATABASE = "proxy.db"
+SEAL_KEY, PUBLIC_KEY = "seal.key", "seal.pub"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,6 +70,24 @@ class ShufflerFolder(ServiceFolder):
             raise KeyTrouble(f"{self.path / SECRET} is no secret; put the right file back")
         return secret
 
+    def seal_key(self) -> bytes:
+        """Opens the layer that is for this shuffler."""
+        return read_private_key(self.path / SEAL_KEY)
+
+    def require_place(self, terms: Terms) -> None:
+        """Raises where the terms have somebody else at this shuffler's place in the chain."""
+        link, hop = terms.link.mixing, self.introduction.hop
+        if link is None or hop >= link.shufflers:
+            raise ServiceError(
+                f"the terms of the federation {terms.federation} have no shuffler number {hop + 1}"
+            )
+        if hop and link.chain[hop - 1].public() != public_of(self.seal_key()):
+            raise KeyTrouble(
+                f"the terms of the federation {terms.federation} name another key for shuffler "
+                f"number {hop + 1} than {self.path / PUBLIC_KEY}: nothing that devices seal could "
+                "be opened here; put the right key back"
+            )
+
     def terms(self) -> Terms | None:
         """The terms that this proxy follows; None where it has never reached the server."""
         place = self.path / TERMS
@@ -82,6 +106,21 @@ class ShufflerFolder(ServiceFolder):
         replace_file(self.path / TERMS, content.encode())
 
 
+def init_shuffler(path: Path, hosts: Sequence[str] = ()) -> str:
+    """Make the keys of a shuffler behind another one, for its owner alone; its public key, which
+    goes into the terms."""
+    if (path / SEAL_KEY).exists():
+        raise UsageError(f"{path} has the keys of a shuffler already; they are not overwritten")
+    private_folder(path)
+    if not (path / "keys" / SERVER_KEY).exists():
+        init_keys(path / "keys", hosts)
+    key = X25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw().hex()
+    sealed = key.private_bytes_raw().hex()
+    write_new_files(path, {PUBLIC_KEY: public.encode() + b"\n", SEAL_KEY: sealed.encode() + b"\n"})
+    return public
+
+
 def create_shuffler_folder(
     path: Path, introduction: Introduction, hosts: Sequence[str] = ()
 ) -> ShufflerFolder:
@@ -89,6 +128,11 @@ def create_shuffler_folder(
     the terms of the federation may name them."""
     if (path / INTRODUCTION).exists():
         raise UsageError(f"{path} holds a proxy already; start it without --introduction")
+    if introduction.hop and not (path / SEAL_KEY).exists():
+        raise UsageError(
+            f"{path} has no {SEAL_KEY}, whose public key the terms of the federation name; make it "
+            f"first, with `sottovoce serve shuffler {path} --init`"
+        )
     private_folder(path)
     if not (path / "keys" / SERVER_KEY).exists():
         init_keys(path / "keys", hosts)
