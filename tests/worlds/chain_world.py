@@ -10,7 +10,7 @@ from proxy_world import Link, ProxyProcess
 from server_world import Client, ServerProcess
 from test_proxy_with_server import enrol, submit
 
-from sottovoce.core.links import Hop, Proxied
+from sottovoce.core.links import Proxied
 from sottovoce.engines.processes import free_port
 from sottovoce.stores.keys import authority_pem, init_keys
 from sottovoce.stores.server_folder import introduction
@@ -31,8 +31,7 @@ def chain_link(path, shufflers, ports=None):
     hops = []
     for hop in range(1, shufflers):
         place = path / f"shuffler-{hop + 1}"
-        key = init_shuffler(place)
-        hops.append(Hop(urls[hop], authority_pem(place / "keys"), key))
+        hops.append(init_shuffler(place, urls[hop]))
     return Proxied(urls[0], authority_pem(path / "shuffler-1" / "keys"), tuple(hops)), ports
 
 

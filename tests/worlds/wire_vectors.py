@@ -116,6 +116,16 @@ def sealed_reports(values):
     return b"".join(hpke(int(value).to_bytes(4, "little"), public, info) for value in values)
 
 
+def layered_reports(values):
+    """Sealed to the server and then to the second shuffler of a chain."""
+    inner, size = sealed_reports(values), sealing.SEALED_BYTES
+    place = (5).to_bytes(4, "little") + b"\1" + hashlib.sha256(THERE.public).digest() + b"\1"
+    info = b"sottovoce layer\0town\0" + place + hashlib.sha256(HERE.public).digest() + bytes(32)
+    return b"".join(
+        hpke(inner[at : at + size], HERE.public, info) for at in range(0, len(inner), size)
+    )
+
+
 def sealed_seed(terms):
     bound, device = masked.binding(terms, 5, 1, bytes(32)), SIGNER.public_key().public_bytes_raw()
     found = hpke(bytes(range(32)), THERE.public, b"sottovoce mask seed\0" + bound + device)
@@ -200,6 +210,15 @@ def opened(body):
     return {"reports": found.tolist(), "refused": bad}
 
 
+def one_layer_off(body):
+    info = sealing.layer_info(
+        HERE.public, federation="town", round=5, tier=1, hop=1, key=sealing.key_id(THERE.public),
+        terms=bytes(32),
+    )  # fmt: skip
+    inner, bad = sealing.open_records(body, 100, HERE.private_bytes(), info)
+    return {"records": inner.hex(), "refused": bad, "inside": opened(inner)}
+
+
 def interactions_of(body):
     receiver, size = session()[1], SEALED_BYTES
     return [plain(receiver.open(body[at : at + size])) for at in range(0, len(body), size)]
@@ -222,6 +241,7 @@ READERS = {
     "sum of masks": lambda b: plain(masked.decode_mask_sum(b, summed_terms())),
     "sum of masks of 40 bits": lambda b: plain(masked.decode_mask_sum(b, SHORT)),
     "sealed reports": opened,
+    "layered reports": one_layer_off,
     "submission": submission_of,
     "part of a batch": lambda b: plain(shuffled.decode_part(b)),
     "pass": lambda b: plain(Pass.decode(b)),
@@ -294,6 +314,9 @@ def _federation():
     sealed = sealed_reports([8, 13])
     yield "sealed reports", sealed, [sealed[:-1]]
     yield "sealed reports", sealed[:52] + bytes(52), []
+    layered = layered_reports([8, 13])
+    yield "layered reports", layered, [layered[:-1], sealed]
+    yield "layered reports", layered[:100] + bytes(100), []
     name, key = shuffled.terms_name(made_terms()), sealing.key_id(THERE.public)
     submitted = shuffled.encode_submission(NONCE, bytes(32), 5, 1, key, sealed, terms=name)
     yield "submission", submitted, [b"SVP1" + submitted[4:], submitted[:-1], submitted + sealed]
@@ -362,6 +385,7 @@ GIVENS = {
         "federation": "town", **PLACE, "attempt": 1, "tier": 1, "tiers": 2, "reports": 2,
         "model before": "round 4, 40 rows of two ones", "model name": bytes(32).hex(),
         "account key": bytes(32).hex(), "sealed to": "there", "signed by": "signer",
+        "second shuffler": "here", "name of its terms": bytes(32).hex(),
     },
     "silos": {
         "federation": "town", "user": 7, "her key": "here", "data owner": 3,

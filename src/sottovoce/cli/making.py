@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +29,14 @@ def make_federation(
     proxy: tuple[str, Path] | None = None,
     proxy_key: Path | None = None,
     *,
+    chain: Sequence[Path] = (),
     gateways: bool = False,
     spare: int = 0,
 ) -> ServerFolder:
     """The folder of a new federation, from an experiment file; `proxy` is the address of its proxy
     and the file with the proxy's authority, `proxy_key` the file with its public key, for a secure
-    sum. `gateways`: it will run on Flower. `spare`: places for items that are yet to come."""
+    sum; `chain` are the files of the shufflers behind the first one. `gateways`: it will run on
+    Flower. `spare`: places for items that are yet to come."""
     import secrets
 
     from sottovoce.experiment import Experiment, find_experiment
@@ -62,7 +66,7 @@ def make_federation(
     built = algorithm.build_under(release, chosen, algorithm.draws)
     most = _MOST_DEVICES if size == "all" else size
     fitting = fitted(built, release, chosen, algorithm.draws, most)
-    link = _link(fitting, proxy, proxy_key)
+    link = _chained(_link(fitting, proxy, proxy_key), chain)
     terms = Terms.of(federation, len(items), algorithm, algorithm.draws, release, link)
     return create_folder(
         folder,
@@ -105,15 +109,34 @@ def _link(link: Link, proxy: tuple[str, Path] | None, key: Path | None) -> Link:
     return link.at(**found)
 
 
-def _require_proxy(url: str, authority: str) -> None:
+def _chained(link: Link, files: Sequence[Path]) -> Link:
+    """The same with the further shufflers of a real federation."""
+    from sottovoce.stores.shuffler_folder import read_hop
+
+    if link.mixing is None:
+        if files:
+            raise ConfigError("--then is for randomised reports, which pass shufflers, like fmf's")
+        return link
+    hops = tuple(read_hop(file) for file in files) or link.mixing.chain
+    for hop in hops:
+        if not (hop.url and hop.authority and hop.key):
+            raise ConfigError(
+                f"link.chain has {len(hops)} further shuffler(s): say who they are with --then "
+                "FILE for each, the hop.json of `sottovoce serve shuffler --init`"
+            )
+        _require_proxy(hop.url, hop.authority, "--then")
+    return replace(link.mixing, chain=hops)
+
+
+def _require_proxy(url: str, authority: str, option: str = "--proxy") -> None:
     """Raises where nobody could reach a proxy there."""
     from sottovoce.engines.client import loopback
     from sottovoce.stores.server_folder import require_address
 
-    require_address(url, "--proxy")
+    require_address(url, option)
     if url.startswith("http:") and not loopback(url):
         raise UsageError(
-            f"--proxy must be an https:// address, not {url}: without TLS devices would send "
+            f"{option} must be an https:// address, not {url}: without TLS devices would send "
             "to nobody, and the terms of a federation do not change"
         )
     _require_authority(authority)

@@ -28,7 +28,8 @@ LEAST_SIGMA, MOST_SIGMA = 32.0, 2.0**41
 MOST_GROUPS = 64
 MOST_SHUFFLERS = 16
 """In a chain."""
-HOP_KEY_BYTES = 32
+HOP_KEY_BYTES, LAYER_BYTES = 32, 48
+"""Of a shuffler's key, and of what a seal to it adds to a report."""
 HOP = "hop"
 """In a sight table, every shuffler but the first one."""
 SEALED_SEED_BYTES = 176
@@ -96,6 +97,11 @@ class Link(Component, ABC):
     ) -> NDArray[np.int64]:
         """Of each device's message: so many rows of the model's `numbers`."""
         return rows * row_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """That a randomised report has more on this way than its seal to the server."""
+        return 0
 
     def check(self, algorithm: Any, release: Any) -> None:
         """Raises where this link cannot carry what these components make together."""
@@ -248,6 +254,10 @@ class Proxied(Link):
     @property
     def shufflers(self) -> int:
         return 1 + len(self.chain)
+
+    @property
+    def layer_bytes(self) -> int:
+        return LAYER_BYTES * len(self.chain)
 
     def table(self) -> dict[str, Any]:
         """What was agreed to before there were chains says nothing of one."""

@@ -201,12 +201,23 @@ class ShufflerRules:
         return waited >= self.hold_seconds or bool(self.goal and devices >= self.goal[tier])
 
 
-class Shuffler:
-    """A shuffler in memory, for one whole round at a time."""
+Seeds = Callable[[int, int, int], bytes]
+"""By round, tier and place in the chain: from which seed a shuffler mixes."""
 
-    def __init__(self, minimum: Sequence[int], reports: int) -> None:
+
+def fresh_seeds(round: int, tier: int, hop: int) -> bytes:
+    return new_seed()
+
+
+class Shuffler:
+    """A shuffler in memory, or a chain of them, for one whole round at a time."""
+
+    def __init__(self, minimum: Sequence[int], reports: int, shufflers: int = 1) -> None:
         self._rules = ShufflerRules(reports, tuple(minimum), hold_seconds=0.0)
         self._last = -1
+        self.shufflers = shufflers
+        """Each mixes what the one before it hands over."""
+        self.seeds: Seeds = fresh_seeds
         self.held: Counter[int] = Counter()
         """Devices per tier whose reports were held back and dropped, over all rounds."""
 
@@ -235,7 +246,9 @@ class Shuffler:
                 continue
             everyone = devices == len(bits)
             sent = bits.reports if everyone else bits.reports[bits.tier == tier]
-            mixed = shuffled(sent.ravel(), new_seed(), threads=threads)
+            mixed = sent.ravel()
+            for hop in range(self.shufflers):
+                mixed = shuffled(mixed, self.seeds(bits.round, tier, hop), threads=threads)
             batches.append(Batch(bits.round, tier, devices, mixed))
         return batches
 

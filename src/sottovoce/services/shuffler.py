@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sottovoce.core.links import LAYER_BYTES
 from sottovoce.services.kit.answers import (
     Receive,
     Scope,
@@ -39,7 +40,6 @@ from sottovoce.stores.shuffler import Decision, ShufflerStore
 from sottovoce.stores.shuffler_folder import ShufflerFolder, open_shuffler_folder
 from sottovoce.wire.frames import PROTOCOL
 from sottovoce.wire.refusals import Reason, Refused, read_or_refuse
-from sottovoce.wire.sealing import LAYER_BYTES
 from sottovoce.wire.shuffled import (
     ACCOUNT_BYTES,
     ACCOUNT_KEY_BYTES,

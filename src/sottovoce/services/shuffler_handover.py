@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any
 
+from sottovoce.core.links import LAYER_BYTES
 from sottovoce.engines.client import Busy, ServiceClient, loopback
 from sottovoce.errors import (
     ConfigError,
@@ -31,7 +32,7 @@ from sottovoce.services.kit.pacing import Pace
 from sottovoce.stores.shuffler import Held, ShufflerPosition, ShufflerStore
 from sottovoce.stores.shuffler_folder import ShufflerFolder
 from sottovoce.wire.descriptor import Descriptor
-from sottovoce.wire.sealing import LAYER_BYTES, SEALED_BYTES, key_id
+from sottovoce.wire.sealing import SEALED_BYTES, key_id
 from sottovoce.wire.shuffled import (
     PART_BYTES,
     BatchPart,

@@ -21,13 +21,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from numpy.typing import NDArray
 
+from sottovoce.core.links import LAYER_BYTES
 from sottovoce.errors import KeyTrouble, MessageError
 
 REPORT_BYTES = 4
-LAYER_BYTES = 32 + 16
-"""That a seal adds: an ephemeral key and a tag."""
 SEALED_BYTES = LAYER_BYTES + REPORT_BYTES
-"""Of one report that is sealed to the server alone."""
+"""Of one report that is sealed to the server alone: an ephemeral key, the report, and the tag."""
 KEY_BYTES, KEY_ID_BYTES = 32, 32
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.links import Proxied
+from sottovoce.core.links import LAYER_BYTES, Proxied
 from sottovoce.errors import MessageError
 from sottovoce.wire.frames import BATCH_PART, SUBMISSION
 from sottovoce.wire.sealing import (
-    LAYER_BYTES,
     SEALED_BYTES,
     key_id,
     layer_info,

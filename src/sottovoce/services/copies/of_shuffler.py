@@ -13,8 +13,8 @@ from sottovoce.stores.server_folder import read_introduction
 from sottovoce.stores.shuffler import ShufflerStore, copy_accounts
 from sottovoce.stores.shuffler_folder import (
     DATABASE,
+    HOP_FILE,
     INTRODUCTION,
-    PUBLIC_KEY,
     SEAL_KEY,
     SECRET,
     TERMS,
@@ -78,7 +78,7 @@ SHUFFLER = FolderKind(
     mark=SECRET,
     whose=_whose,
     settle=_settle,
-    files=("keys", SECRET, INTRODUCTION, TERMS, SEAL_KEY, PUBLIC_KEY),
+    files=("keys", SECRET, INTRODUCTION, TERMS, SEAL_KEY, HOP_FILE),
     keys=("keys", SECRET, INTRODUCTION, SEAL_KEY),
     databases=(DATABASE,),
     copy=_copy,

@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
-from sottovoce.wire.sealing import KEY_BYTES, LAYER_BYTES, open_records
+from sottovoce.core.links import LAYER_BYTES
+from sottovoce.wire.sealing import KEY_BYTES, open_records
 
 WORTH_IT = 50_000
 """Reports from which on workers are started; fewer are opened here before those would be up."""
