@@ -2,11 +2,12 @@
 in this process."""
 
 import contextlib
+import http.client
 import time
 
 import numpy as np
 from collector_world import FACTORS, ITEMS, K, folded, proxied_folder, proxied_terms, some_reports
-from proxy_world import Link, ProxyProcess
+from proxy_world import RUN, Link, ProxyProcess
 from server_world import Client, ServerProcess
 from test_proxy_with_server import enrol, submit
 
@@ -19,6 +20,12 @@ from sottovoce.wire.sealing import key_id
 from sottovoce.wire.shuffled import encode_submission, record_bytes, seal_for, terms_name
 from sottovoce.wire.versions import decode_model
 
+FEW_AT_A_TIME = RUN.replace(
+    "options = json.loads",
+    "from sottovoce.services import shuffler_handover\nshuffler_handover.PER_PART = 7\n"
+    "options = json.loads",
+)
+"""A shuffler's process whose batches come in several parts."""
 USERS = 8
 TIER_OF = [0, 0, 0, 1, 1, 1, 1, 1]
 
@@ -59,7 +66,9 @@ class Chain:
 
     def start_shuffler(self, hop):
         options = {"goal": self.goal, "hold_seconds": 60.0} if hop == 0 else {}
-        self.shufflers[hop] = ProxyProcess(self.folders[hop], port=self.ports[hop], **options)
+        self.shufflers[hop] = ProxyProcess(
+            self.folders[hop], port=self.ports[hop], program=FEW_AT_A_TIME, **options
+        )
 
     def start_server(self):
         self.server = ServerProcess(self.folder.path, port=self.server_port)
@@ -103,13 +112,24 @@ class Chain:
             size=record_bytes(self.link, 0),
         )  # fmt: skip
 
+    def send(self, payload):
+        """Until it is answered, whoever is killed meanwhile."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                got = submit(self.first, payload)
+                assert got.status == 204 or got.error == "replay", got.body
+                return
+            self.first.close()
+            time.sleep(0.02)
+        raise AssertionError("no answer")
+
     def play(self, round, between=lambda number: None):
         """Every device sends; `between` is called after each."""
         public = self.open_key(round)
         reports = some_reports(self.users, round).reshape(self.users, K)
         for number in range(self.users):
-            payload = self.payload(number, round, reports[number], public)
-            assert submit(self.first, payload).status == 204
+            self.send(self.payload(number, round, reports[number], public))
             between(number)
         tiers = np.array(self.tier_of)
         self.sent.append({t: reports[tiers == t].ravel() for t in np.unique(tiers).tolist()})
