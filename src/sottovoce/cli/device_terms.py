@@ -166,8 +166,8 @@ def _flat(terms: Terms) -> dict[str, Any]:
 
 def _short(value: Any) -> Any:
     """A setting on one line."""
-    if isinstance(value, str) and "-----BEGIN" in value:
-        return f"certificate {hashlib.sha256(value.encode()).hexdigest()[:32]}"
+    if isinstance(value, str):
+        return _fingerprint(value)
     if isinstance(value, list | tuple):
         return "; ".join(
             ", ".join(f"{k} {_few(v)}" for k, v in one.items())
@@ -181,9 +181,16 @@ def _short(value: Any) -> Any:
 def _few(value: Any) -> str:
     """The first of many classes, or of their shares."""
     if not isinstance(value, list | tuple):
-        return str(value)
+        return _fingerprint(str(value))
     more = " | …" if len(value) > _MOST_CLASSES else ""
     return f"({' | '.join(map(str, value[:_MOST_CLASSES]))}{more})"
+
+
+def _fingerprint(text: str) -> str:
+    """In the place of a certificate; any other text as it is."""
+    if "-----BEGIN" not in text:
+        return text
+    return f"certificate {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _changes(before: Terms | None, after: Terms | None) -> list[tuple[str, Any, Any]]:
