@@ -25,8 +25,9 @@ assumes
 
 **With a chain of m shufflers** of which j work with the server, the figure is that with a proxy as
 long as j < m, and that without one if j = m (`holding`). One honest shuffler is enough, wherever it
-stands: it gets whole batches and sends each on as a whole, in an order that it alone knows, and no
-layer that it takes off is known to anybody else. What dishonest ones, or the server, still can do:
+stands: it gets whole batches and sends each on as a whole, in an order that it alone knows, and
+nobody else can take its layer off; its key must stay secret, also later. What dishonest ones, or
+the server, still can do:
 
 - *make devices up.* The first shuffler and the server can fill a batch with reports of their own.
   `users` counts the honest ones alone, which no minimum can check;
