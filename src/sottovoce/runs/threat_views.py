@@ -24,7 +24,7 @@ from sottovoce.attacks.pairs import drawn_positives
 from sottovoce.attacks.suite.a05_linkage import Mixed
 from sottovoce.attacks.suite.a12_known_others import Contributed
 from sottovoce.attacks.suite.a12_shadows import Again
-from sottovoce.attacks.suite.a13_draws import TOLD_ROUNDS, told_words
+from sottovoce.attacks.suite.a13_draws import TOLD_DEVICES, TOLD_ROUNDS, told_words
 from sottovoce.attacks.views import Truth, View
 from sottovoce.core.contributions import cut
 from sottovoce.core.interactions import Interactions
@@ -270,8 +270,7 @@ def _of_devices(
     if world.experiment.draws == "secret":
         updates = _senders(kept, "server") if plan.triples else {}
         told, own["told senders"] = told_words(federation.devices.rng, own.get("bits", ()), updates)
-        for party in {"server", "coalition"} & set(views):
-            views[party] = replace(views[party], told=told)
+        views["server"] = replace(views["server"], told=told)
     looked = f"{look.describe(plan.rounds)}: {source}"
     return _threat(world, views, _truth(world, vectors, own), {"looked at": looked}, notes)
 
@@ -370,14 +369,17 @@ def _enact(
     own: dict[str, Any] = {"vectors": private.vectors}
     if private.bits:
         own["bits"] = private.bits
-        own["mixed"] = mixed_by_members(private.bits[:TOLD_ROUNDS], seeds)
+        own["mixed"], own["mixed owners"] = mixed_by_members(private.bits[:TOLD_ROUNDS], seeds)
     return own
 
 
-def mixed_by_members(sent: Sequence[BitReports], seeds: SeedsOf) -> tuple[Mixed, ...]:
+def mixed_by_members(
+    sent: Sequence[BitReports], seeds: SeedsOf
+) -> tuple[tuple[Mixed, ...], tuple[NDArray[np.int64], ...]]:
     """What the server and all shufflers of a chain but one know of these rounds' batches, for each
-    choice of the honest one and for none. Nothing where there is one shuffler."""
-    found = []
+    choice of the honest one and for none; and whose report stands at each place of each. Nothing
+    where there is one shuffler."""
+    found, owners = [], []
     for bits in sent:
         for tier in np.unique(bits.tier).tolist():
             mixing = seeds.get((bits.round, tier), [])
@@ -385,14 +387,17 @@ def mixed_by_members(sent: Sequence[BitReports], seeds: SeedsOf) -> tuple[Mixed,
                 continue
             mine, k = bits.tier == tier, bits.reports.shape[1]
             values, senders = bits.reports[mine].ravel(), np.repeat(bits.sender[mine], k)
-            order = np.arange(len(values), dtype=np.uint32)
+            given = order = np.arange(len(values), dtype=np.uint32)
             whole = Batch(bits.round, tier, int(mine.sum()), values)
-            found.append(Mixed(-1, whole, senders))
-            for hop, seed in enumerate(mixing):
-                given, order = order, shuffled(order, seed)
+            firsts = order[::k][:TOLD_DEVICES]
+            for hop in range(-1, len(mixing)):
+                if hop >= 0:
+                    given, order = order, shuffled(order, mixing[hop])
                 handed_on = replace(whole, reports=values[order])
-                found.append(Mixed(hop, handed_on, senders[given]))
-    return tuple(found)
+                told = np.argsort(order)[firsts].tolist()
+                found.append(Mixed(hop, handed_on, senders[given], tuple(told)))
+                owners.append(senders[order])
+    return tuple(found), tuple(owners)
 
 
 def _go_on(federation: Federation, plan: Schedule, threads: int, tell: Report) -> None:

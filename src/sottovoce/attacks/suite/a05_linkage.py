@@ -100,15 +100,21 @@ def _judge_content(pool: Pool, truth: Truth) -> Result:
 
 
 def _linked(
-    name: str, batches: Sequence[Batch], truth: Truth, score: Any, party: Party = "server"
+    name: str,
+    batches: Sequence[Batch],
+    truth: Truth,
+    score: Any,
+    party: Party = "server",
+    owners: Sequence[Ints] = (),
 ) -> Result:
-    """`truth.own["bits"]`: the `BitReports` of the run, open, as devices sent them."""
+    """`truth.own["bits"]`: the `BitReports` of the run, open, as devices sent them. `owners` says
+    whose report stands at each place, where that is known."""
     sent = truth.own.get("bits")
     if not sent:
         return _result(name, _LINK, 0.5, (0.0, 1.0), 0.5, 0, _NO_RECORD, party)
     draw, scores, same = _RNG.child(name).generator(), [], []
     for number, batch in enumerate(batches):
-        owner = _owners(batch, sent, draw)
+        owner = owners[number] if len(owners) else _owners(batch, sent, draw)
         by_owner = np.argsort(owner, kind="stable")
         per = len(owner) // max(1, batch.devices)
         if per < 2:
@@ -171,6 +177,8 @@ class Mixed(NamedTuple):
     senders: NDArray[np.int64]
     """Who sent what stood at each place when the honest one got it. (Of the first shuffler nobody
     else knows it; the attacker is told, as if he had watched its line.)"""
+    told: tuple[int, ...] = ()
+    """Places of one report of some devices, which the attacker is told (A13)."""
 
 
 def _members_need(view: View) -> str:
@@ -179,19 +187,24 @@ def _members_need(view: View) -> str:
 
 def _judge_members(mixed: Sequence[Mixed], truth: Truth) -> Result:
     """Two reports are said to be of one device if the same device's stood at their places before
-    the honest shuffler mixed them; else the nearer they are."""
+    the honest shuffler mixed them; else the nearer they are. `truth.own["mixed owners"]` says whose
+    they are, also of equal ones: seals tell them apart."""
+    owners = truth.own["mixed owners"]
 
-    def linked(some: Sequence[Mixed]) -> Result:
+    def linked(which: Sequence[int]) -> Result:
         def score(number: int, one: Ints, other: Ints) -> Floats:
-            senders = some[number].senders
+            senders = mixed[which[number]].senders
             near = np.abs(one - other) / len(senders)
             return np.asarray((senders[one] == senders[other]) - near, dtype=np.float64)
 
-        batches = [one.batch for one in some]
-        return _linked("linkage by members", batches, truth, score, "coalition")
+        batches, whose = [mixed[n].batch for n in which], [owners[n] for n in which]
+        return _linked("linkage by members", batches, truth, score, "coalition", whose)
 
-    found = linked([one for one in mixed if one.honest >= 0])
-    each = {k: linked([one for one in mixed if one.honest == k]) for k in chain_places(mixed)}
+    found = linked([n for n, one in enumerate(mixed) if one.honest >= 0])
+    each = {
+        k: linked([n for n, one in enumerate(mixed) if one.honest == k])
+        for k in chain_places(mixed)
+    }
     told = [f"if number {k + 1} is honest {one.value:.3f}" for k, one in each.items() if k >= 0]
     return replace(
         found, detail=f"{', '.join(told)}; if all of them work with the server {each[-1].value:.3f}"

@@ -8,14 +8,14 @@ the words that give a coordinate among n there are 2**64 / n; whoever tries them
 whose next draws are in the same batch, too. Against ChaCha20 there is nothing to try.
 
 The attacker is told one word of each device that he goes for, which is what such a search would
-give him; from it he computes the other draws, and looks for them.
+give him; from it he computes the other draws, and looks for them. In a chain of shufflers all but
+one of them help him, and he is told where one report of each device stands.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,17 +23,8 @@ from numba import njit, prange, uint64
 from numpy.typing import NDArray
 
 from sottovoce.attacks.pairs import FPL
-from sottovoce.attacks.suite.a05_linkage import chain_places
-from sottovoce.attacks.views import (
-    ATTACKS,
-    Attack,
-    Party,
-    Remedy,
-    Result,
-    Truth,
-    View,
-    clustered,
-)
+from sottovoce.attacks.suite.a05_linkage import Mixed, chain_places
+from sottovoce.attacks.views import ATTACKS, Attack, Remedy, Result, Truth, View, clustered
 from sottovoce.core.messages import Batch, BitReports, DeviceReports
 from sottovoce.core.one_bit import coordinates, scaled
 from sottovoce.rng import GAMMA, LOW32, Streams, mix, mix_array, words_of
@@ -241,16 +232,7 @@ def _group(view: View) -> list[Group]:
 def _judge_reports(groups: list[Group], truth: Truth) -> Result:
     """`truth.own["told senders"]` says whose each told word is, `own["bits"]` what all sent."""
     sent = {b.round: b for b in truth.own["bits"]}
-    return _result("reports by draws", _LINK, *_hits(groups, truth, sent), groups[0].places)
-
-
-def _hits(
-    groups: list[Group], truth: Truth, sent: Mapping[int, BitReports]
-) -> tuple[list[float], list[float], list[float]]:
-    """Of each group: how many claims are right, how many there are, the chance of each."""
-    hits: list[float] = []
-    counts: list[float] = []
-    chance: list[float] = []
+    hits, counts, chance = [], [], []
     for group, sender in zip(groups, truth.own["told senders"], strict=True):
         bits = sent[group.told.round]
         members = bits.tier == group.told.tier
@@ -261,56 +243,53 @@ def _hits(
         hits.append(float(np.sum(right)))
         counts.append(len(right))
         chance.append((len(mine) - 1) / (len(everyone) - 1))
-    return hits, counts, chance
+    return _result("reports by draws", _LINK, hits, counts, chance, groups[0].places)
 
 
 # --- the same for a chain of shufflers of which one is honest ------------------------------------
 
 
 def _members_need(view: View) -> str:
-    if not view.own.get("mixed"):
-        return "There is one shuffler, and no chain of them."
-    return _told(view, Batch)
+    return "" if view.own.get("mixed") else "There is one shuffler, and no chain of them."
 
 
-def _group_by_members(view: View) -> dict[int, list[Group]]:
-    """By who is honest (-1: nobody), for each told word the reports that one device had at the
-    places of the batch where its coordinate and the others of that device stand."""
-    algorithm = view.algorithm.build(view.release.epsilons)
-    places, random = algorithm.coordinates(view.n_items), _RNG.child("members").generator()
-    size = view.algorithm.embedding_size
-    found: dict[int, list[Group]] = {}
-    for honest in chain_places(view.own["mixed"]):
-        known = {(m.batch.round, m.batch.tier): m for m in view.own["mixed"] if m.honest == honest}
-        found[honest] = groups = []
-        for told in view.told:
-            seen = next(s for s in view.rounds if s.round == told.round)
-            items = view.final if seen.published is None else seen.published.items
-            mixed = known[told.round, told.tier]
-            there = coordinates(mixed.batch.reports)
-            words = np.array([told.word], dtype=np.uint64)
-            drawn = coordinates_of(words, places, size, algorithm.sampling(items)[1])[0]
-            at = np.flatnonzero(there == drawn)
-            # Real devices draw otherwise: then any place is as good as another.
-            place = int(random.choice(at)) if len(at) else int(random.integers(len(there)))
-            mine = np.flatnonzero(mixed.senders == mixed.senders[place])
-            groups.append(Group(told, places, there[mine[mine != place]]))
-    return found
+def _group_by_members(view: View) -> list[tuple[Mixed, list[Ints]]]:
+    """Of each batch, for each report that the attacker is told of, the places of those that go with
+    it: where the device whose report stood at its place had its others before."""
+    return [
+        (mixed, [_others(mixed.senders == mixed.senders[place], place) for place in mixed.told])
+        for mixed in view.own["mixed"]
+    ]
 
 
-def _judge_members(found: dict[int, list[Group]], truth: Truth) -> Result:
-    sent = {b.round: b for b in truth.own["bits"]}
-    counted = {k: _hits(groups, truth, sent) for k, groups in found.items()}
-    told = []
-    for honest, (hits, counts, _) in counted.items():
-        whose = "all of them work with the server"
-        whose = f"number {honest + 1} is honest" if honest >= 0 else whose
-        told.append(f"if {whose} {sum(hits) / max(1, sum(counts)):.4f}")
-    pooled = [counted[k] for k in counted if k >= 0]
-    hits, counts, chance = ([v for one in pooled for v in one[column]] for column in range(3))
-    places = found[-1][0].places
-    made = _result("reports by members", _LINK, hits, counts, chance, places, "coalition")
-    return replace(made, detail="; ".join([*told[1:], told[0]]))
+def _others(same: NDArray[np.bool_], place: int) -> Ints:
+    found = np.flatnonzero(same)
+    return np.asarray(found[found != place])
+
+
+def _judge_members(found: list[tuple[Mixed, list[Ints]]], truth: Truth) -> Result:
+    """`truth.own["mixed owners"]` says whose report stands at each place of each batch."""
+    hits: dict[int, list[float]] = {}
+    counts: dict[int, list[int]] = {}
+    chance: list[float] = []
+    for (mixed, claims), owner in zip(found, truth.own["mixed owners"], strict=True):
+        for place, claim in zip(mixed.told, claims, strict=True):
+            right = owner[claim] == owner[place]
+            hits.setdefault(mixed.honest, []).append(float(right.sum()))
+            counts.setdefault(mixed.honest, []).append(len(claim))
+            chance.append(len(claim) / (len(owner) - 1))
+    words = {k: f"if number {k + 1} is honest" for k in chain_places([m for m, _ in found])}
+    words[-1] = "if all of them work with the server"
+    told = [f"{words[k]} {sum(hits[k]) / sum(counts[k]):.4g}" for k in sorted(words) if k >= 0]
+    told.append(f"{words[-1]} {sum(hits[-1]) / sum(counts[-1]):.4g}")
+    pooled, many = ([v for k in words if k >= 0 for v in one[k]] for one in (hits, counts))
+    value, base = sum(pooled) / sum(many), float(np.mean(chance))
+    interval = clustered(np.array(pooled), np.array(many))
+    return Result(
+        "A13", "reports by members", "coalition", _LINK, "precision", value, interval, base,
+        claims=int(sum(many)),
+        detail=f"for an attacker who was told one report of each device; {'; '.join(told)}",
+    )  # fmt: skip
 
 
 # --- updates -------------------------------------------------------------------------------------
@@ -365,13 +344,7 @@ def _judge_updates(named: list[DrawClaims], truth: Truth) -> Result:
 
 
 def _result(
-    name: str,
-    promise: str,
-    hits: list[float],
-    counts: Sequence[float],
-    chance: list[float],
-    places: int,
-    party: Party = "server",
+    name: str, promise: str, hits: list[float], counts: list[int], chance: list[float], places: int
 ) -> Result:
     hours = 2.0**64 / places / WORDS_PER_SECOND / 3600
     detail = (
@@ -381,7 +354,7 @@ def _result(
     interval = clustered(np.array(hits), np.array(counts))
     value, base = sum(hits) / max(1, sum(counts)), float(np.mean(chance))
     return Result(
-        "A13", name, party, promise, "precision", value, interval, base, claims=int(sum(counts)),
+        "A13", name, "server", promise, "precision", value, interval, base, claims=sum(counts),
         detail=detail,
     )  # fmt: skip
 
@@ -402,7 +375,8 @@ MEMBERS = ATTACKS.add(
         "reports by members", "coalition", _LINK, _group_by_members, _judge_members, "A13",
         against=frozenset({"fmf"}), releases=frozenset({"k-reports"}),
         elsewhere="Only devices of FMF-LDP send randomised reports.",
-        needs=_members_need, remedy=_SECRET,
+        needs=_members_need,
+        remedy=Remedy(words="a chain of shufflers of which one at least is honest"),
     ),
 )  # fmt: skip
 DEVICES = ATTACKS.add(
