@@ -4,6 +4,7 @@ the running processes, and what a device owner reads; bad input in one sentence.
 import contextlib
 import io
 import json
+import shutil
 
 import pytest
 
@@ -14,6 +15,8 @@ from sottovoce.engines.processes import Child, free_port, sottovoce_command, wai
 from sottovoce.errors import ConfigError, KeyTrouble, UsageError
 from sottovoce.stores.server_folder import read_introduction
 from sottovoce.stores.shuffler_folder import create_shuffler_folder, open_shuffler_folder, read_hop
+from sottovoce.wire.refusals import Refused
+from sottovoce.wire.shuffled import BatchPart
 
 EXPERIMENT = """
 seed = 3
@@ -178,3 +181,21 @@ def test_a_device_owner_reads_who_the_shufflers_are_and_what_holds(place):
     assert "bounded by the plain sum: 20 a round by tier" in said
     assert "BEGIN" not in said
     assert f"link.chain = url {urls[0]}, authority certificate " in said
+
+
+def test_a_backup_of_a_later_shuffler_has_its_key(place):
+    make(place, "second")
+    told("serve", "introduce", place / "town", "--hop", "2", "--out", place / "2.json",
+         "--server", "https://example.org")  # fmt: skip
+    before = create_shuffler_folder(place / "second", read_introduction(place / "2.json"))
+    key = before.seal_key()
+    told("serve", "backup", place / "second", place / "copy")
+    shutil.rmtree(place / "second")
+    told("serve", "restore", place / "copy", place / "second", "--next-round", "7")
+    after = open_shuffler_folder(place / "second")
+    assert after.seal_key() == key
+    assert after.introduction == before.introduction
+    with contextlib.closing(after.store()) as store:
+        part = BatchPart(6, 0, bytes(32), 3, 0, 1, bytes(16), bytes(100), 100)
+        with pytest.raises(Refused, match="round 6 is over"):
+            store.take(part, 1, 60)

@@ -32,7 +32,7 @@ READING = (
 _PARTIES = {
     "server": "the server",
     "proxy": "the proxy",
-    "coalition": "the server and all shufflers but one",
+    "coalition": "a coalition of the server and all shufflers but one",
     "orchestrator": "the orchestrator",
     "owner": "a data owner",
     "network": "whoever watches the network",
