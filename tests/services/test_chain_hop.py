@@ -13,59 +13,28 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fake_server import Reply
+from hop_world import ACCEPTS, BEFORE, SIZE, layered, parts, random_records, second_of
 from hypothesis import HealthCheck, given, settings
-from proxy_world import FEDERATION, TOKEN, App, Server, proxy_terms
+from proxy_world import FEDERATION, TOKEN, App, Server
 from test_proxy_service import count, kept, opened, wait_for
 
-from sottovoce.core.links import LAYER_BYTES, Proxied
 from sottovoce.errors import KeyTrouble, UsageError
 from sottovoce.services import shuffler_handover as handover
 from sottovoce.stores.keys import operator_token
 from sottovoce.stores.shuffler import ShufflerPosition, ShufflerStore
-from sottovoce.stores.shuffler_folder import SEAL_KEY, create_shuffler_folder, init_shuffler
+from sottovoce.stores.shuffler_folder import SEAL_KEY, create_shuffler_folder
 from sottovoce.wire.refusals import Refused
 from sottovoce.wire.sealing import SEALED_BYTES, layer_info, seal_layer
-from sottovoce.wire.shuffled import BatchPart, encode_part, hop_info
+from sottovoce.wire.shuffled import BatchPart, encode_part
 
-K, SIZE = 4, SEALED_BYTES + LAYER_BYTES
-ACCEPTS = "cd" * 32
-BEFORE = {"authorization": f"Bearer {ACCEPTS}"}
+K = 4
 
 
 @pytest.fixture
 def world(tmp_path):
     """A server, and the folder of the second of two shufflers; tests play the first one."""
-    hop = init_shuffler(tmp_path / "second", "https://127.0.0.1:2")
-    link = Proxied("https://127.0.0.1:1", "PEM", (hop,))
-    with Server(terms=replace(proxy_terms(), link=link)) as server:
-        told = replace(server.introduction(), hop=1, accepts=ACCEPTS)
-        yield server, create_shuffler_folder(tmp_path / "second", told)
-
-
-def layered(server, inner, tier=0, **changes):
-    """Records as the first shuffler has them; `inner` is what was sealed to the server."""
-    public = server.terms.link.chain[0].public()
-    place = {"round": server.round, "tier": tier, **changes}
-    info = hop_info(server.terms, server.key, 1, **place)
-    return seal_layer(b"".join(inner), SEALED_BYTES, public, info)
-
-
-def random_records(number):
-    """Nobody can tell them from sealed ones."""
-    return [secrets.token_bytes(SEALED_BYTES) for _ in range(number)]
-
-
-def parts(server, sealed, devices, *, many=1, tier=0, mark=None, **changes):
-    total, mark = len(sealed) // SIZE, mark or secrets.token_bytes(16)
-    cuts = [SIZE * (total * n // many) for n in range(many + 1)]
-    return [
-        BatchPart(**{
-            "round": server.round, "tier": tier, "key": server.key, "devices": devices, "part": n,
-            "parts": many, "mark": mark, "body": sealed[cuts[n] : cuts[n + 1]], "size": SIZE,
-            **changes,
-        })
-        for n in range(many)
-    ]  # fmt: skip
+    with second_of(tmp_path) as made:
+        yield made
 
 
 def post(app, part, headers=BEFORE):

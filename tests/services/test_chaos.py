@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import orchestrator_world
@@ -21,16 +20,15 @@ import pytest
 import secure_sum_world
 from chaos_world import Forked, Mishaps, Nursery
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hop_world import BEFORE, layered, parts, random_records, second_of
 from proxy_world import PATIENT, App, Link, proxied, proxy_terms
-from proxy_world import Server as FakeFederation
 from server_world import USERS, Client, Fleet, new_folder, simulated
-from test_chain_hop import ACCEPTS, BEFORE, layered, parts, random_records
 from test_owner_process import Phone
 from test_proxy_service import devices, wait_for
 
 from sottovoce.algorithms.gram.system import GramConfig
 from sottovoce.core.contributions import STEPS
-from sottovoce.core.links import Proxied, SecureSum
+from sottovoce.core.links import SecureSum
 from sottovoce.core.masking import masked
 from sottovoce.core.messages import MaskedReports, MaskSeeds
 from sottovoce.core.one_bit import noise_root
@@ -44,7 +42,6 @@ from sottovoce.stores import server as records
 from sottovoce.stores.orchestrator import OrchestratorStore
 from sottovoce.stores.orchestrator_folder import invite
 from sottovoce.stores.server_folder import create_folder
-from sottovoce.stores.shuffler_folder import create_shuffler_folder, init_shuffler
 from sottovoce.wire.masked import seal_masked
 from sottovoce.wire.shuffled import encode_part
 from sottovoce.wire.signing import seal
@@ -290,12 +287,7 @@ def _submit(senders, post):
 def test_shuffler_behind_another_one(tmp_path, kills):
     """Of each batch that it has acknowledged every report goes on, once, without its layer."""
     devices_of, many = 30, 6
-    hop = init_shuffler(tmp_path / "second", "https://127.0.0.1:2")
-    link = Proxied("https://127.0.0.1:1", "PEM", (hop,))
-    terms = replace(proxy_terms(minimum=(devices_of, 2)), link=link)
-    with FakeFederation(terms=terms) as server:
-        told = replace(server.introduction(), hop=1, accepts=ACCEPTS)
-        folder = create_shuffler_folder(tmp_path / "second", told)
+    with second_of(tmp_path, minimum=(devices_of, 2)) as (server, folder):
         with Nursery("proxy", tmp_path) as nursery:
             options = {"limits": PATIENT}
             here = Mishaps(
