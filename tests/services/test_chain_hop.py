@@ -187,6 +187,23 @@ def test_a_tier_has_one_batch_in_a_round(world):
         assert (got.status, got.error) == (410, "late")
 
 
+def test_what_was_not_complete_when_its_round_ended_is_late_and_not_taken_for_there(world):
+    """The shuffler before must not believe that it was handed over."""
+    server, folder = world
+    with App(folder) as app:
+        opened(app)
+        sealed = layered(server, random_records(5 * K))
+        begun = parts(server, sealed, 5, many=2)
+        assert post(app, begun[0]).status == 204
+        server.move(1)
+        opened(app, 1)
+        for part in begun:
+            got = post(app, part)
+            assert (got.status, got.error) == (410, "late")
+        assert kept(folder, "SELECT * FROM outcomes") == [("dropped", 0, 5)]
+        assert not server.seen
+
+
 def test_devices_send_to_the_first_shuffler_and_batches_come_to_the_others(world, tmp_path):
     _, folder = world
     with App(folder) as app:

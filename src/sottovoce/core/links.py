@@ -195,6 +195,7 @@ class Hop:
             self.public()
 
     def public(self) -> bytes:
+        """Its key. Raises where it is none."""
         try:
             found = bytes.fromhex(self.key)
         except ValueError:
@@ -253,6 +254,7 @@ class Proxied(Link):
 
     @property
     def shufflers(self) -> int:
+        """How many there are, the first one among them."""
         return 1 + len(self.chain)
 
     @property

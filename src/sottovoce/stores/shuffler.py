@@ -100,6 +100,10 @@ class Arrival:
     kept: int = 0
     """Records of these that opened, each once."""
 
+    @property
+    def whole(self) -> bool:
+        return self.stored == self.parts
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Held:
@@ -290,7 +294,8 @@ class ShufflerStore:
             now, where = self.position, (part.round, part.tier)
             held = self._held.get(where)
             if held is not None and held.state != "arriving":
-                if held.arrival is not None and held.arrival.source == part.mark:
+                came = held.arrival
+                if came is not None and came.whole and came.source == part.mark:
                     raise Refused("replay", "this batch is here already")
                 if part.round == now.round:
                     raise Refused("second_submission", "another batch of this tier is here already")
@@ -316,15 +321,15 @@ class ShufflerStore:
             ):
                 raise Refused("replay", "this part is here already")
             stored, records = arrival.stored + 1, arrival.records + part.reports
-            whole = stored == part.parts
-            if records > most or (whole and records < least):
+            arrival = replace(arrival, stored=stored, records=records)
+            if records > most or (arrival.whole and records < least):
                 raise Refused(
                     "malformed", f"a batch of {part.devices:,} devices has another size than this"
                 )
-            self._note(held, replace(arrival, stored=stored, records=records))
-            if whole:
+            self._note(held, arrival)
+            if arrival.whole:
                 self._set_state(held, "whole")
-            return whole
+            return arrival.whole
 
     def parts(self, held: Held) -> Iterator[bytes]:
         """The parts of a whole batch as they came, by number, one at a time."""
