@@ -21,7 +21,7 @@ from server_world import ITEMS, SEED, quick_rules
 from sottovoce.algorithms.fcf.system import FCFConfig
 from sottovoce.core.messages import Batch, SummedReports
 from sottovoce.errors import ConfigError, KeyTrouble, ServiceError
-from sottovoce.parties import duplicates
+from sottovoce.parties import shuffler as duplicates
 from sottovoce.parties.server import Server
 from sottovoce.privacy.mechanisms import Everything
 from sottovoce.rng import Streams

@@ -25,8 +25,7 @@ from sottovoce.errors import (
     SottovoceError,
     Unreachable,
 )
-from sottovoce.parties.duplicates import once
-from sottovoce.parties.shuffler import ShufflerRules, in_parts
+from sottovoce.parties.shuffler import ShufflerRules, in_parts, once
 from sottovoce.services.kit.openers import Openers
 from sottovoce.services.kit.pacing import Pace
 from sottovoce.stores.shuffler import Held, ShufflerPosition, ShufflerStore

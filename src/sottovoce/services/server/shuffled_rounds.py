@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from sottovoce.core.messages import Batch, BitCounts
 from sottovoce.errors import ConfigError, Diverged, ServiceError
-from sottovoce.parties.duplicates import once
 from sottovoce.parties.server import Server
+from sottovoce.parties.shuffler import once
 from sottovoce.privacy.reports import KReports
 from sottovoce.services.kit.answers import (
     Receive,
